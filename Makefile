@@ -1,0 +1,79 @@
+# One verb per thing one does here.  Needs Python 3.11 or newer with pip, and make; everything else is put into .venv.
+#
+#   ARGS   passed on:    make demo ARGS="--seed 7"      make test ARGS="tests/core -k slot"
+#   BENCH  which ones:   make -s bench BENCH=core,handover > figures.json
+#   PYTHON which Python: make setup PYTHON=python3.13
+
+SHELL    := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+VENV     ?= .venv
+EXTRAS   ?= daemon,demo,dev
+ARGS     ?=
+BENCH    ?=
+
+BIN      := $(VENV)/bin
+STAMP    := $(VENV)/.up-to-date
+PROJECTS := $(patsubst %/pyproject.toml,%,$(wildcard backends/*/pyproject.toml plugins/*/pyproject.toml))
+EDITABLE  = -e ".[$(EXTRAS)]" $(foreach project,$(PROJECTS),-e ./$(project))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test check bench fmt constraints clean
+
+help: ## list these verbs
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv with everything needed; nothing to do when it is up to date
+
+# All of it goes to stderr: the stdout of `make -s bench` is one JSON object, on a fresh checkout too.
+$(STAMP): pyproject.toml constraints.txt $(PROJECTS:%=%/pyproject.toml)
+	@{ python=; \
+	for candidate in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do \
+	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$candidate; break; fi; \
+	done; \
+	[ -n "$$python" ] || { echo "rollmuxd needs Python 3.11 or newer, and found none; name one: make setup PYTHON=/path/to/python3"; exit 1; }; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	    echo "setup: creating $(VENV) with $$($$python --version)"; \
+	    if ! $$python -m venv --clear $(VENV) >/dev/null 2>&1; then \
+	        $$python -m venv --clear --without-pip $(VENV); \
+	        $$python -m pip --python $(BIN)/python install pip; \
+	    fi; \
+	fi; \
+	echo "setup: installing rollmuxd[$(EXTRAS)] $(PROJECTS) (a minute or so, the first time)"; \
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(EDITABLE) | sed '/^Requirement already satisfied/d'; \
+	echo "setup: done"; \
+	} >&2
+	@touch $@
+
+demo: $(STAMP) ## co-execute a few real RL loops on a mock cluster, then print what it saved
+	@$(BIN)/rollmuxd demo $(ARGS)
+
+test: $(STAMP) ## run the tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## lint, formatting, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP) ## measure; progress on stderr, one JSON object on stdout (BENCH=core,handover picks)
+	@$(BIN)/python tests/bench/run.py $(if $(BENCH),--only "$(BENCH)") $(ARGS)
+
+fmt: $(STAMP) ## format, and fix what can be fixed safely
+	$(BIN)/ruff check --fix-only --exit-zero .
+	$(BIN)/ruff format .
+
+# Names and versions only: a list with addresses in it would tie everybody to one registry.
+constraints: ## resolve all dependencies anew in a fresh environment, and write constraints.txt
+	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
+	$${PYTHON:-python3} -m venv "$$fresh/venv"; \
+	"$$fresh/venv/bin/python" -m pip install -e ".[$(EXTRAS),fast]" $(foreach project,$(PROJECTS),-e ./$(project)); \
+	{ echo "# Versions that are known to work together; written by \`make constraints\`."; \
+	  "$$fresh/venv/bin/python" -m pip list --format=freeze --exclude-editable | grep -v -E '^(pip|setuptools|wheel)=='; \
+	} > "$$fresh/constraints.txt"; \
+	mv "$$fresh/constraints.txt" constraints.txt
+
+clean: ## remove .venv, caches and build products
+	rm -rf $(VENV) build dist .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,51 @@
+"""The numbers the core needs; files and environment are the daemon's."""
+
+from msgspec import Struct, field
+
+from rollmuxd.core.model import Millis
+
+
+class DriverTraits(Struct, frozen=True):
+    """What a residency driver says of itself."""
+
+    #: telling an order twice does it once
+    idempotent: bool = False
+    #: it can say what became of an order
+    probes: bool = False
+
+
+class Config(Struct, frozen=True):
+    """The numbers the core needs, with DESIGN's defaults."""
+
+    #: a session without a heartbeat for this long is lost
+    lease_ms: Millis = 60_000
+    #: a request that no call attends keeps its place for this long
+    reattach_ms: Millis = 120_000
+    #: a visit whose job is idle beyond its planned gap is awaited this much longer
+    grace_ms: Millis = 5_000
+    #: how long GPUs may take to come clear before their node is quarantined
+    clear_limit_ms: Millis = 120_000
+    #: GPUs that should come clear are looked at after this, then after twice as long each time
+    observe_after_ms: Millis = 500
+    #: and never less often than this
+    observe_at_least_ms: Millis = 30_000
+    #: used memory above the agreed left-overs that still counts as clear
+    clear_tolerance_mb: int = 300
+    #: iterations after which a probed job is judged
+    probe_iterations: int = 3
+    #: a waiting job gains one level of priority each time this passes
+    aging_ms: Millis = 3_600_000
+    #: a job that has waited this long is not overtaken any more on the pools it wants
+    bounded_wait_ms: Millis = 6 * 3_600_000
+    #: share of a rollout's work after which its tail may be asked to shrink (RollMux: 0.8)
+    tail_from: float = 0.8
+    #: observations of a phase's time that are kept
+    times_kept: int = 64
+    #: limits against one client filling the daemon
+    max_jobs: int = 10_000
+    max_requests_waiting: int = 20_000
+    #: pools of which every job of a group uses all nodes (RollMux: the training pool)
+    whole_pools: tuple[str, ...] = ("train",)
+    #: ended jobs that are still shown; older ones live in the journal only
+    ended_kept: int = 1_000
+    drivers: dict[str, DriverTraits] = field(default_factory=dict)

@@ -1,0 +1,68 @@
+"""How the core says no.
+
+    Rejected                 the input is refused, nothing has changed
+      UnknownThing           404  no such job, slot, session, node
+      Conflict               409  the thing is not in a status that allows it
+        StaleFence           409  somebody else holds the slot by now
+        RunAlive             409  another process runs this job
+      Impossible             422  it can never be met, and why
+      TooMany                429  a limit is reached
+    BrokenInvariant          our bug: the process stops; the journal, which has not seen it, is whole
+"""
+
+
+class Rejected(Exception):
+    """The input is refused; nothing has changed."""
+
+    status_hint = 409
+
+
+class UnknownThing(Rejected):
+    """There is no such thing (any more)."""
+
+    status_hint = 404
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f"there is no {kind} {name!r}")
+        self.kind, self.name = kind, name
+
+
+class Conflict(Rejected):
+    """A thing was asked to do what its status does not allow."""
+
+    status_hint = 409
+
+
+class StaleFence(Conflict):
+    """The fence is not the slot's: its holder is another by now, or the slot has ended."""
+
+    def __init__(self, slot: str, status: str, why: str) -> None:
+        super().__init__(f"slot {slot} is not yours any more: it is {status}{f' ({why})' if why else ''}")
+        self.slot, self.status, self.why = slot, status, why
+
+
+class RunAlive(Conflict):
+    """A process of the job's present run is alive."""
+
+    def __init__(self, name: str, run: int, pid: int, host: str) -> None:
+        super().__init__(
+            f"run {run} of job {name!r} is alive: pid {pid} on {host or 'an unnamed host'}; "
+            "end it, or register with replace to take its place"
+        )
+        self.name, self.run, self.pid, self.host = name, run, pid, host
+
+
+class Impossible(Rejected):
+    """What is asked can never be met, and what is short."""
+
+    status_hint = 422
+
+
+class TooMany(Rejected):
+    """A limit is reached."""
+
+    status_hint = 429
+
+
+class BrokenInvariant(Exception):
+    """A promise of the core does not hold: a bug of ours, never the caller's."""

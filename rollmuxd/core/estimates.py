@@ -1,0 +1,49 @@
+"""What a phase takes: what was planned, else what was observed.
+
+A phase is exclusive, so its time in a slot *is* its solo time, shared or not: measuring asks nobody to leave.
+"""
+
+from rollmuxd.core.model import Job, Millis, PhaseSpec, PhaseTimes
+
+#: observations after which a mean is used for planning
+ENOUGH = 3
+
+
+def mean_ms(times: PhaseTimes) -> Millis | None:
+    """Mean of the recent observations, or None without any."""
+    if not times.recent_ms:
+        return None
+    return sum(times.recent_ms) // len(times.recent_ms)
+
+
+def quantile_ms(times: PhaseTimes, share: float) -> Millis | None:
+    """The observation below which this share of the recent ones lies, or None without any."""
+    if not times.recent_ms:
+        return None
+    ordered = sorted(times.recent_ms)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def phase_ms(job: Job, phase: PhaseSpec) -> Millis | None:
+    """The phase's time for planning; None while it is neither stated nor measured."""
+    if phase.planned_ms is not None:
+        return phase.planned_ms
+    times = job.times.get(phase.name)
+    return mean_ms(times) if times is not None and times.count >= ENOUGH else None
+
+
+def likely_ms(job: Job, phase: PhaseSpec) -> Millis | None:
+    """The best guess of the phase's time, for people: observed if ever, else planned."""
+    times = job.times.get(phase.name)
+    return (mean_ms(times) if times is not None else None) or phase.planned_ms
+
+
+def solo_ms(job: Job) -> Millis | None:
+    """One iteration alone: all phases and own gaps; None while a phase's time is not known."""
+    total = 0
+    for phase in job.spec.phases:
+        took = phase_ms(job, phase)
+        if took is None:
+            return None
+        total += took + phase.gap_ms
+    return total

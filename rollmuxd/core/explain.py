@@ -1,0 +1,212 @@
+"""Why a job or a slot waits, in data and in sentences that name numbers. Reads the state, changes nothing."""
+
+from typing import TYPE_CHECKING
+
+from rollmuxd.core.decision import Reason
+from rollmuxd.core.estimates import likely_ms
+from rollmuxd.core.model import (
+    Group,
+    Job,
+    JobId,
+    JobStatus,
+    Millis,
+    Node,
+    NodeStatus,
+    Slot,
+    SlotId,
+    SlotStatus,
+    StateStatus,
+)
+from rollmuxd.core.policy import Refusal
+from rollmuxd.core.rotation import find_phase
+
+if TYPE_CHECKING:
+    from rollmuxd.core.scheduler import Scheduler
+
+
+class Explainer:
+    """Answers for people, from the scheduler's state."""
+
+    def __init__(self, scheduler: "Scheduler") -> None:
+        self._scheduler = scheduler
+
+    # ---- jobs ------------------------------------------------------------------------------------------------------
+
+    def why_job_waits(self, job: JobId, now: Millis) -> Refusal:
+        """Why a job has no placement, and what would let it in."""
+        state = self._scheduler.state
+        known = state.job(job)
+        if known.status is not JobStatus.WAITING:
+            return Refusal(())
+        if known.pins:
+            nodes = sorted({name for names in known.pins.values() for name in names})
+            text = f"GPUs of its run before are not seen clear yet ({', '.join(nodes)})"
+            return Refusal((Reason("old_run", text, {"nodes": nodes}),))
+        unseen = [node.id for node in state.nodes.values() if node.status is NodeStatus.UNKNOWN]
+        refusal = self._scheduler.policy.why_not(state, known)
+        if unseen:
+            text = f"{len(unseen)} of {len(state.nodes)} nodes have not been seen yet"
+            return Refusal((Reason("unseen", text, {"nodes": unseen[:20]}), *refusal.reasons), refusal.would_start_with)
+        return refusal
+
+    def explain(self, job: JobId, now: Millis) -> tuple[tuple[Reason, ...], tuple[str, ...]]:
+        """Reasons as data, and the whole story in sentences."""
+        state = self._scheduler.state
+        known = state.job(job)
+        name = known.spec.name
+        if known.status is JobStatus.WAITING:
+            refusal = self.why_job_waits(job, now)
+            position = self._scheduler.job_position(job, now)
+            waited = (now - known.registered_at) // 1000
+            sentences = [f"Job {name} has waited {waited} s for a placement, at position {position}."]
+            sentences += [_sentence(reason.text) for reason in refusal.reasons]
+            sentences += [f"It would start now with {wish}." for wish in refusal.would_start_with]
+            return refusal.reasons, tuple(sentences)
+        sentences = [f"Job {name} is {known.status}{f': {known.reason}' if known.reason else ''}."]
+        if known.group is not None:
+            sentences += self._seat(known)
+        reasons: tuple[Reason, ...] = ()
+        if known.queued is not None:
+            reasons = self.why_slot_waits(known.queued, now)
+            phase = state.slots[known.queued].phase
+            sentences.append(f"It waits for {phase}: {'; '.join(reason.text for reason in reasons)}.")
+        elif known.slot is not None:
+            slot = state.slots[known.slot]
+            sentences.append(f"Its {slot.phase} slot {slot.id} is {slot.status} on {', '.join(slot.gpus)}.")
+        return reasons, tuple(sentences)
+
+    def _seat(self, job: Job) -> list[str]:
+        """Where it sits and why."""
+        state = self._scheduler.state
+        group = state.groups[job.group or ""]
+        others = [state.jobs[name].spec.name for name in group.jobs if name != job.id]
+        nodes = "; ".join(f"{pool}: {', '.join(names)}" for pool, names in job.pins.items())
+        company = f"with {', '.join(others)}" if others else "alone"
+        sentences = [f"It sits in group {group.id} {company}, on {nodes} (admitted by {job.admission})."]
+        period = self._scheduler.group_period_ms(group.id)
+        if period is None:
+            sentences.append("The group's period is not planned yet: a member's times are still being measured.")
+        elif job.spec.slo is not None and job.promised:
+            sentences.append(f"The group turns once in {period / 1000:.1f} s; its bound is {job.spec.slo:g} x solo.")
+        else:
+            sentences.append(f"The group turns once in {period / 1000:.1f} s; it is promised nothing (best effort).")
+        slowdown, credit = self._scheduler.slowdown(job.id), self._scheduler.credit_ms(job.id)
+        if slowdown is not None:
+            ahead = "" if credit is None else f", {abs(credit) / 1000:.1f} s {'ahead of' if credit >= 0 else 'behind'} its bound"
+            sentences.append(f"Over {job.progress.finished} iterations its slowdown is {slowdown:.2f}{ahead}.")
+        return sentences
+
+    # ---- slots -----------------------------------------------------------------------------------------------------
+
+    def why_slot_waits(self, slot: SlotId, now: Millis) -> tuple[Reason, ...]:
+        """Everything that stands between a request and its grant."""
+        state = self._scheduler.state
+        known = state.slot(slot)
+        job = state.jobs[known.job]
+        if known.status is SlotStatus.LOADING:
+            return (Reason("loading", "its state is being loaded"),)
+        if known.status is not SlotStatus.QUEUED:
+            return ()
+        if job.status is JobStatus.WAITING:
+            refusal = self.why_job_waits(job.id, now)
+            return (Reason("no_placement", "its job has no placement yet"), *refusal.reasons)
+        if job.status is JobStatus.PAUSED:
+            return (Reason("paused", f"its job is {job.reason}"),)
+        group = state.groups.get(job.group or "")
+        if group is None:
+            return (Reason("no_placement", "its job has no placement"),)
+        reasons = []
+        if slot in self._scheduler.soft.detached:
+            reasons.append(Reason("detached", "no call of this request is open"))
+        reasons += self._visits_before(group, job, known)
+        for name in self._scheduler.rotation.nodes_of(state, group, job.id, known.phase):
+            reasons += self._node_in_the_way(state.nodes[name], job)
+        return tuple(reasons) or (Reason("next", "it is next"),)
+
+    def _visits_before(self, group: Group, job: Job, slot: Slot) -> list[Reason]:
+        state, rotation = self._scheduler.state, self._scheduler.rotation
+        index = rotation.visit_of(state, group, job.id, slot.phase)
+        if index is None:
+            return []
+        names = [f"{state.jobs[v.job].spec.name} ({v.phase})" for v in rotation.before(state, group, index)]
+        if not names:
+            return []
+        return [Reason("turn", f"{len(names)} visits come first: {', '.join(names)}", {"before": names})]
+
+    def _node_in_the_way(self, node: Node, job: Job) -> list[Reason]:
+        state = self._scheduler.state
+        if node.status is not NodeStatus.UP:
+            text = f"node {node.id} is {node.status}{f' ({node.reason})' if node.reason else ''}"
+            return [Reason("node", text, {"node": node.id, "status": str(node.status)})]
+        for gpu, it in node.gpus.items():
+            if it.holder is not None:
+                return [self._held(gpu, state.slots[it.holder])]
+        for key in node.states:
+            kept = state.states[key]
+            if kept.job != job.id and kept.status in (StateStatus.LOADED, StateStatus.PARKING):
+                name = state.jobs[kept.job].spec.name
+                return [Reason("parking", f"the state of {name} is {kept.status} on {node.id}", {"node": node.id})]
+        for gpu, it in node.gpus.items():
+            if it.stain is not None and it.stain != job.id:
+                name = state.jobs[it.stain].spec.name
+                return [Reason("unclear", f"{gpu} has not been seen clear of {name}", {"gpu": gpu, "job": it.stain})]
+        return []
+
+    def _held(self, gpu: str, slot: Slot) -> Reason:
+        state = self._scheduler.state
+        holder = state.jobs[slot.job]
+        data = {"gpu": gpu, "slot": slot.id, "job": holder.id}
+        if slot.status is SlotStatus.RECLAIMING:
+            session = state.sessions.get(slot.session)
+            pid = session.pid if session is not None else 0
+            what = "lost" if holder.status is JobStatus.LOST else str(holder.status)
+            text = f"{gpu} is held by {what} job {holder.spec.name}, pid {pid}, until it was seen clear"
+            return Reason("held_by_lost", text, {**data, "pid": pid})
+        return Reason("held", f"{gpu} is held by {holder.spec.name} ({slot.phase}, {slot.status})", data)
+
+    def slot_position(self, slot: SlotId) -> int:
+        """How many visits come before it on its nodes; 0: it is next."""
+        state, rotation = self._scheduler.state, self._scheduler.rotation
+        known = state.slot(slot)
+        job = state.jobs[known.job]
+        group = state.groups.get(job.group or "")
+        if group is None:
+            return len(state.waiting)
+        index = rotation.visit_of(state, group, job.id, known.phase)
+        return 0 if index is None else sum(1 for _ in rotation.before(state, group, index))
+
+    def expected_wait_ms(self, slot: SlotId, now: Millis) -> Millis | None:
+        """The times of the visits before it, less what has run already; None where a time is not known."""
+        state, rotation = self._scheduler.state, self._scheduler.rotation
+        known = state.slot(slot)
+        job = state.jobs[known.job]
+        group = state.groups.get(job.group or "")
+        index = None if group is None else rotation.visit_of(state, group, job.id, known.phase)
+        if group is None or index is None:
+            return None
+        total = 0
+        for visit in rotation.before(state, group, index):
+            phase = find_phase(state, visit.job, visit.phase)
+            took = None if phase is None else likely_ms(state.jobs[visit.job], phase)
+            if took is None:
+                return None
+            total += took
+        running = {
+            gpu.holder
+            for node in rotation.nodes_of(state, group, job.id, known.phase)
+            for gpu in state.nodes[node].gpus.values()
+            if gpu.holder is not None
+        }
+        left = 0
+        for holder in sorted(running):
+            held = state.slots[holder]
+            phase = find_phase(state, held.job, held.phase)
+            took = None if phase is None else likely_ms(state.jobs[held.job], phase)
+            if took is None:
+                return None
+            left = max(left, took - (now - (held.granted_at if held.granted_at is not None else now)))
+        return total + left
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."

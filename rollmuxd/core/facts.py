@@ -1,0 +1,543 @@
+"""What has happened: the one thing that changes the state, and the one thing the journal keeps.
+
+A fact is past tense and holds every number that was decided, so that replaying it needs no policy and no clock.
+The journal of last year must still decode: give new fields a default, never rename a class, never reuse a name.
+"""
+
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from rollmuxd.core.inputs import HostSpec, NodeSpec
+from rollmuxd.core.model import (
+    Fence,
+    GpuId,
+    GroupId,
+    HostId,
+    JobId,
+    JobSpec,
+    JobStatus,
+    Millis,
+    NodeId,
+    OrderId,
+    OrderKind,
+    PoolName,
+    SessionId,
+    SlotId,
+    StateStatus,
+)
+
+
+class Fact(Struct, frozen=True, omit_defaults=True, tag_field="fact"):
+    """Something that happened at a time."""
+
+    at: Millis
+
+
+# ---- the daemon and what it reaches ---------------------------------------------------------------------------------
+
+
+class DaemonStarted(Fact, frozen=True, tag="daemon_started"):
+    """Every lease is renewed in full, every node is unknown until it was seen."""
+
+    incarnation: int
+
+
+class LoopStalled(Fact, frozen=True, tag="loop_stalled"):
+    """The loop was late by more than a quarter lease; every lease is renewed in full."""
+
+    late_ms: int
+
+
+class HostAdded(Fact, frozen=True, tag="host_added"):
+    """A host came into the configuration, or changed there."""
+
+    host: HostSpec
+
+
+class HostRemoved(Fact, frozen=True, tag="host_removed"):
+    """A host left the configuration."""
+
+    host: HostId
+
+
+class HostBooted(Fact, frozen=True, tag="host_booted"):
+    """The host's boot id is another than before: nothing of before is left on its GPUs."""
+
+    host: HostId
+    boot_id: str
+
+
+class NodeAdded(Fact, frozen=True, tag="node_added"):
+    """A node came into the configuration, or changed there while nobody used it."""
+
+    node: NodeSpec
+
+
+class NodeRemoved(Fact, frozen=True, tag="node_removed"):
+    """A node left the configuration while nobody used it."""
+
+    node: NodeId
+
+
+class NodeUp(Fact, frozen=True, tag="node_up"):
+    """Seen, and free of strangers."""
+
+    node: NodeId
+
+
+class NodeOccupied(Fact, frozen=True, tag="node_occupied"):
+    """A process of no job uses its GPUs. Not an error: it comes back by itself when clear."""
+
+    node: NodeId
+    reason: str
+
+
+class NodeUnseen(Fact, frozen=True, tag="node_unseen"):
+    """What is on the node has to be looked at anew."""
+
+    node: NodeId
+
+
+class NodeLost(Fact, frozen=True, tag="node_lost"):
+    """Its host cannot be reached."""
+
+    node: NodeId
+    reason: str
+
+
+class NodeQuarantined(Fact, frozen=True, tag="node_quarantined"):
+    """It does not come clear. The way out: it is seen clear after all, or an operator declares it."""
+
+    node: NodeId
+    reason: str
+
+
+class NodeDraining(Fact, frozen=True, tag="node_draining"):
+    """Nothing new is started on it."""
+
+    node: NodeId
+    by: str
+
+
+class NodeDrained(Fact, frozen=True, tag="node_drained"):
+    """Its slots have ended and its GPUs are clear."""
+
+    node: NodeId
+
+
+class NodeUndrained(Fact, frozen=True, tag="node_undrained"):
+    """It may be used again."""
+
+    node: NodeId
+    by: str
+
+
+class GpusCleared(Fact, frozen=True, tag="gpus_cleared"):
+    """A backend has seen these GPUs clear (or an operator declared it): they may be given on."""
+
+    node: NodeId
+    gpus: tuple[GpuId, ...]
+    by: str = ""
+    reason: str = ""
+
+
+class GpusUnclear(Fact, frozen=True, tag="gpus_unclear"):
+    """GPUs that should be clear are not; from now on the time is taken until the node is quarantined."""
+
+    node: NodeId
+    reason: str
+
+
+# ---- jobs and sessions ---------------------------------------------------------------------------------------------
+
+
+class JobRegistered(Fact, frozen=True, tag="job_registered"):
+    """A job, or a new run of it, waits for a placement."""
+
+    job: JobId
+    owner: str
+    user: str
+    run: int
+    spec: JobSpec
+    idempotency_key: str = ""
+
+
+class PlannedVisit(Struct, frozen=True, array_like=True):
+    """A place in a wheel, as it was planned."""
+
+    job: JobId
+    phase: str
+    once: bool = False
+
+
+class JobPlaced(Fact, frozen=True, tag="job_placed"):
+    """The job has its nodes and its visits. ``wheel`` is the whole group's, in order."""
+
+    job: JobId
+    group: GroupId
+    pins: dict[PoolName, tuple[NodeId, ...]]
+    wheel: tuple[PlannedVisit, ...]
+    status: JobStatus
+    admission: str
+    promised: bool = False
+    period_ms: Millis | None = None
+    cost_per_hour: float = 0.0
+
+
+class JobPromised(Fact, frozen=True, tag="job_promised"):
+    """A probed job has been measured; from now on its SLO is kept, or it is best effort."""
+
+    job: JobId
+    promised: bool
+    period_ms: Millis | None = None
+
+
+class PlacementEnded(Fact, frozen=True, tag="placement_ended"):
+    """Nothing of the job is left on its nodes; those that nobody uses leave the group."""
+
+    job: JobId
+    reason: str = ""
+
+
+class JobUnplaced(Fact, frozen=True, tag="job_unplaced"):
+    """The job must wait for another placement."""
+
+    job: JobId
+    reason: str
+
+
+class JobPaused(Fact, frozen=True, tag="job_paused"):
+    """It gets no new slot until it is resumed."""
+
+    job: JobId
+    by: str
+
+
+class JobResumed(Fact, frozen=True, tag="job_resumed"):
+    """It goes on where it was."""
+
+    job: JobId
+    by: str
+
+
+class JobQuarantined(Fact, frozen=True, tag="job_quarantined"):
+    """Its state could not be moved. The way out: an operator or its owner reinstates it."""
+
+    job: JobId
+    reason: str
+
+
+class JobReinstated(Fact, frozen=True, tag="job_reinstated"):
+    """It waits for a placement again."""
+
+    job: JobId
+    by: str
+
+
+class JobLost(Fact, frozen=True, tag="job_lost"):
+    """Its session is lost. Its states are unknown until they were seen."""
+
+    job: JobId
+    reason: str
+
+
+class JobEnded(Fact, frozen=True, tag="job_ended"):
+    """Over, by its own word, an operator's, or because nothing of a lost job is left."""
+
+    job: JobId
+    reason: str
+    by: str = ""
+
+
+class SessionOpened(Fact, frozen=True, tag="session_opened"):
+    """A client process of a run is there."""
+
+    session: SessionId
+    job: JobId
+    run: int
+    pid: int = 0
+    host: str = ""
+    started: str = ""
+
+
+class SessionFenced(Fact, frozen=True, tag="session_fenced"):
+    """A newer session of the same run took its place."""
+
+    session: SessionId
+    by: SessionId
+
+
+class SessionLost(Fact, frozen=True, tag="session_lost"):
+    """No heartbeat came for one lease time."""
+
+    session: SessionId
+
+
+class SessionClosed(Fact, frozen=True, tag="session_closed"):
+    """The process left in good order."""
+
+    session: SessionId
+
+
+# ---- slots -----------------------------------------------------------------------------------------------------------
+
+
+class SlotQueued(Fact, frozen=True, tag="slot_queued"):
+    """A job asked for its turn."""
+
+    slot: SlotId
+    job: JobId
+    run: int
+    session: SessionId
+    phase: str
+    request_id: str
+    side: bool = False
+    #: it begins the job's next iteration
+    iteration: bool = False
+
+
+class SlotWithdrawn(Fact, frozen=True, tag="slot_withdrawn"):
+    """The request will never be granted."""
+
+    slot: SlotId
+    reason: str
+
+
+class VisitAdded(Fact, frozen=True, tag="visit_added"):
+    """A side phase takes a place at the end of the wheel's turn, once."""
+
+    group: GroupId
+    job: JobId
+    phase: str
+
+
+class VisitSkipped(Fact, frozen=True, tag="visit_skipped"):
+    """The wheel passed a visit whose job is away, or has gone past it."""
+
+    group: GroupId
+    visit: int
+    job: JobId
+    phase: str
+
+
+class SlotClaimed(Fact, frozen=True, tag="slot_claimed"):
+    """The slot holds its GPUs, and its visit is passed; what is parked of it is being loaded."""
+
+    slot: SlotId
+    gpus: tuple[GpuId, ...]
+    visit: int
+
+
+class SlotGranted(Fact, frozen=True, tag="slot_granted"):
+    """The GPUs are the job's, its state is loaded. The lease begins."""
+
+    slot: SlotId
+    fence: Fence
+
+
+class SlotTakenOver(Fact, frozen=True, tag="slot_taken_over"):
+    """A newer session of the run holds the slot now, under a newer fence."""
+
+    slot: SlotId
+    session: SessionId
+    fence: Fence | None = None
+
+
+class SlotShrunk(Fact, frozen=True, tag="slot_shrunk"):
+    """The slot's tail goes on on fewer GPUs; the others may be given on once seen clear."""
+
+    slot: SlotId
+    kept: tuple[GpuId, ...]
+
+
+class SlotGrown(Fact, frozen=True, tag="slot_grown"):
+    """The slot has all its GPUs again."""
+
+    slot: SlotId
+    gpus: tuple[GpuId, ...]
+
+
+class SlotReleased(Fact, frozen=True, tag="slot_released"):
+    """The phase is over."""
+
+    slot: SlotId
+    measured: dict[str, float] = {}
+
+
+class NextAnswered(Fact, frozen=True, tag="next_answered"):
+    """What became of the ``next`` that a release carried, so that a repeat gets the same answer."""
+
+    slot: SlotId
+    next_slot: SlotId | None = None
+    refused: str = ""
+
+
+class SlotFaulted(Fact, frozen=True, tag="slot_faulted"):
+    """The state could not be loaded."""
+
+    slot: SlotId
+    reason: str
+
+
+class SlotLost(Fact, frozen=True, tag="slot_lost"):
+    """The holder's session is lost."""
+
+    slot: SlotId
+    reason: str
+
+
+class SlotRevoked(Fact, frozen=True, tag="slot_revoked"):
+    """The slot was ended by somebody else."""
+
+    slot: SlotId
+    by: str
+    reason: str
+
+
+class SlotReclaiming(Fact, frozen=True, tag="slot_reclaiming"):
+    """Its GPUs stay held until they were seen clear."""
+
+    slot: SlotId
+
+
+class SlotOver(Fact, frozen=True, tag="slot_over"):
+    """It holds nothing any more."""
+
+    slot: SlotId
+
+
+# ---- states and orders -----------------------------------------------------------------------------------------------
+
+
+class OrderIssued(Fact, frozen=True, tag="order_issued"):
+    """A residency driver is told to load, park or discard a state."""
+
+    order: OrderId
+    kind: OrderKind
+    job: JobId
+    run: int
+    pool: PoolName
+    node: NodeId
+    driver: str
+    slot: SlotId | None = None
+
+
+class OrderEnded(Fact, frozen=True, tag="order_ended"):
+    """The driver did it."""
+
+    order: OrderId
+
+
+class OrderFaulted(Fact, frozen=True, tag="order_faulted"):
+    """The driver did not do it; where the state is has to be seen."""
+
+    order: OrderId
+    error: str
+
+
+class OrderContactLost(Fact, frozen=True, tag="order_contact_lost"):
+    """Nobody knows whether it was done."""
+
+    order: OrderId
+    error: str
+
+
+class StateUnknown(Fact, frozen=True, tag="state_unknown"):
+    """Where the state is has to be seen."""
+
+    job: JobId
+    pool: PoolName
+    node: NodeId
+
+
+class StateSeen(Fact, frozen=True, tag="state_seen"):
+    """Where the state is, as far as a backend could see."""
+
+    job: JobId
+    pool: PoolName
+    node: NodeId
+    status: StateStatus
+
+
+AnyFact: TypeAlias = (
+    DaemonStarted
+    | LoopStalled
+    | HostAdded
+    | HostRemoved
+    | HostBooted
+    | NodeAdded
+    | NodeRemoved
+    | NodeUp
+    | NodeOccupied
+    | NodeUnseen
+    | NodeLost
+    | NodeQuarantined
+    | NodeDraining
+    | NodeDrained
+    | NodeUndrained
+    | GpusCleared
+    | GpusUnclear
+    | JobRegistered
+    | JobPlaced
+    | JobPromised
+    | PlacementEnded
+    | JobUnplaced
+    | JobPaused
+    | JobResumed
+    | JobQuarantined
+    | JobReinstated
+    | JobLost
+    | JobEnded
+    | SessionOpened
+    | SessionFenced
+    | SessionLost
+    | SessionClosed
+    | SlotQueued
+    | SlotWithdrawn
+    | VisitAdded
+    | VisitSkipped
+    | SlotClaimed
+    | SlotGranted
+    | SlotTakenOver
+    | SlotShrunk
+    | SlotGrown
+    | SlotReleased
+    | NextAnswered
+    | SlotFaulted
+    | SlotLost
+    | SlotRevoked
+    | SlotReclaiming
+    | SlotOver
+    | OrderIssued
+    | OrderEnded
+    | OrderFaulted
+    | OrderContactLost
+    | StateUnknown
+    | StateSeen
+)
+
+_DECODER: msgspec.json.Decoder[AnyFact] = msgspec.json.Decoder(AnyFact)
+_ENCODER = msgspec.json.Encoder()
+
+
+def encode(fact: Fact) -> bytes:
+    """One fact as the JSON that the journal keeps and ``/v1/facts`` shows."""
+    return _ENCODER.encode(fact)
+
+
+def decode(body: bytes | str) -> AnyFact:
+    """The fact of one journal row.
+
+    Raises:
+        msgspec.DecodeError: not JSON (a torn or damaged row).
+        msgspec.ValidationError: JSON, but no fact that this version knows.
+    """
+    return _DECODER.decode(body)
+
+
+def name(fact: Fact) -> str:
+    """The fact's name in the journal: ``slot_granted``."""
+    tag: Any = type(fact).__struct_config__.tag
+    return str(tag)

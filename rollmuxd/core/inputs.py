@@ -1,0 +1,277 @@
+"""What comes in: what clients and operators ask, and what backends report.
+
+An input is decided upon by :meth:`Scheduler.handle <rollmuxd.core.scheduler.Scheduler.handle>`, which answers with
+facts and effects or raises a :class:`~rollmuxd.core.errors.Rejected`. Inputs are not journalled: a new policy could
+otherwise rewrite at a restart who holds the GPUs.
+"""
+
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from rollmuxd.core.model import Fence, GpuId, HostId, JobId, JobSpec, NodeId, OrderId, SessionId, SlotId
+
+# ---- what clients and operators ask ------------------------------------------------------------------------------
+
+
+class RegisterJob(Struct, frozen=True):
+    """Register a job, or a new run of it. The same idempotency key is the same run and changes nothing."""
+
+    owner: str
+    user: str
+    spec: JobSpec
+    idempotency_key: str = ""
+    #: end a run whose session is still alive
+    replace: bool = False
+
+
+class EndJob(Struct, frozen=True):
+    """End a job and free all it held."""
+
+    job: JobId
+    by: str
+    reason: str = ""
+
+
+class PauseJob(Struct, frozen=True):
+    """Let the job's running slot end, then keep it waiting."""
+
+    job: JobId
+    by: str
+
+
+class ResumeJob(Struct, frozen=True):
+    """Let a paused job go on."""
+
+    job: JobId
+    by: str
+
+
+class ReinstateJob(Struct, frozen=True):
+    """Take a quarantined job back into the queue of waiting jobs."""
+
+    job: JobId
+    by: str
+
+
+class OpenSession(Struct, frozen=True):
+    """A client process of a run says that it is there. It fences an older one of the same run."""
+
+    job: JobId
+    idempotency_key: str = ""
+    pid: int = 0
+    host: str = ""
+    started: str = ""
+
+
+class CloseSession(Struct, frozen=True):
+    """A client process leaves in good order, its job stays."""
+
+    session: SessionId
+
+
+class Heartbeat(Struct, frozen=True):
+    """A client process lives; it may say how far its slot's work is."""
+
+    session: SessionId
+    slot: SlotId | None = None
+    done: int = 0
+    total: int = 0
+
+
+class RequestSlot(Struct, frozen=True):
+    """A job asks for its turn. The same request id is the same slot and changes nothing."""
+
+    job: JobId
+    session: SessionId
+    phase: str
+    request_id: str
+
+
+class DetachSlot(Struct, frozen=True):
+    """No call of this request is open any more; it keeps its place for the re-attach time."""
+
+    slot: SlotId
+
+
+class WithdrawSlot(Struct, frozen=True):
+    """The request is taken back."""
+
+    slot: SlotId
+
+
+class GpuSight(Struct, frozen=True):
+    """What a backend saw on one GPU."""
+
+    gpu: GpuId
+    used_mb: int
+    #: processes on it, for people to read: "pid 4711 python"
+    processes: tuple[str, ...] = ()
+
+
+class NextRequest(Struct, frozen=True):
+    """The request that a release carries along."""
+
+    phase: str
+    request_id: str
+
+
+class ReleaseSlot(Struct, frozen=True):
+    """The phase is over. ``seen`` is what the backend saw on the slot's GPUs just before, where it was asked."""
+
+    slot: SlotId
+    fence: Fence
+    seen: tuple[GpuSight, ...] = ()
+    next: NextRequest | None = None
+    #: figures that the workload measured (tokens, reward, ...), kept with the fact
+    measured: dict[str, float] = {}
+
+
+class ShrinkSlot(Struct, frozen=True):
+    """The job gave GPUs of its running slot back and keeps these."""
+
+    slot: SlotId
+    fence: Fence
+    keep: tuple[GpuId, ...]
+    seen: tuple[GpuSight, ...] = ()
+
+
+class RevokeSlot(Struct, frozen=True):
+    """An operator ends a slot now; its GPUs are given on when they were seen clear."""
+
+    slot: SlotId
+    by: str
+    reason: str = ""
+
+
+class DrainNode(Struct, frozen=True):
+    """Nothing new on this node; it is drained when its slots have ended and its GPUs are clear."""
+
+    node: NodeId
+    by: str
+    #: end the jobs that are pinned to it
+    evict: bool = False
+
+
+class UndrainNode(Struct, frozen=True):
+    """The node may be used again."""
+
+    node: NodeId
+    by: str
+
+
+class DeclareClear(Struct, frozen=True):
+    """An operator declares that nothing of any job is left on the node's GPUs. Audited."""
+
+    node: NodeId
+    by: str
+    reason: str = ""
+
+
+# ---- what backends report ----------------------------------------------------------------------------------------
+
+
+class NodeSpec(Struct, frozen=True):
+    """A node as the configuration and the backend's inventory give it."""
+
+    id: NodeId
+    host: HostId
+    gpus: tuple[GpuId, ...]
+    pools: tuple[str, ...]
+    gpu_type: str = ""
+    gpu_mb: int = 0
+    price_per_gpu_hour: float = 0.0
+
+
+class HostSpec(Struct, frozen=True):
+    """A host as the configuration gives it."""
+
+    id: HostId
+    backend: str
+    ram_mb: int
+
+
+class Start(Struct, frozen=True):
+    """The daemon starts: what it is configured to reach. Every node is unknown until seen."""
+
+    hosts: tuple[HostSpec, ...]
+    nodes: tuple[NodeSpec, ...]
+    incarnation: int = 1
+
+
+class HostSeen(Struct, frozen=True):
+    """A backend looked at a host."""
+
+    host: HostId
+    gpus: tuple[GpuSight, ...]
+    boot_id: str = ""
+
+
+class HostUnreachable(Struct, frozen=True):
+    """A backend could not reach a host. Unknown is never free: what was held there stays held."""
+
+    host: HostId
+    reason: str
+
+
+class OrderDone(Struct, frozen=True):
+    """The driver did it. ``seen`` is what the backend saw on the GPUs afterwards."""
+
+    order: OrderId
+    seen: tuple[GpuSight, ...] = ()
+
+
+class OrderFailed(Struct, frozen=True):
+    """The driver says that it did not do it."""
+
+    order: OrderId
+    error: str
+
+
+class OrderLostContact(Struct, frozen=True):
+    """Nobody knows whether it was done: the time limit passed or the connection broke."""
+
+    order: OrderId
+    error: str
+
+
+# ---- the clock -----------------------------------------------------------------------------------------------------
+
+
+class Tick(Struct, frozen=True):
+    """Time has passed."""
+
+
+class Stalled(Struct, frozen=True):
+    """The daemon's loop was late: clients could not renew their leases, so every lease is renewed in full."""
+
+    late_ms: int
+
+
+Input: TypeAlias = (
+    RegisterJob
+    | EndJob
+    | PauseJob
+    | ResumeJob
+    | ReinstateJob
+    | OpenSession
+    | CloseSession
+    | Heartbeat
+    | RequestSlot
+    | DetachSlot
+    | WithdrawSlot
+    | ReleaseSlot
+    | ShrinkSlot
+    | RevokeSlot
+    | DrainNode
+    | UndrainNode
+    | DeclareClear
+    | Start
+    | HostSeen
+    | HostUnreachable
+    | OrderDone
+    | OrderFailed
+    | OrderLostContact
+    | Tick
+    | Stalled
+)

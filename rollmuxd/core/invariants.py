@@ -1,0 +1,118 @@
+"""Sentences that are true of every state, checked on every simulated and tested run.
+
+Each is written down from the promise it defends (DESIGN section 12), not from the code that keeps it.
+"""
+
+from collections.abc import Callable, Iterator
+
+from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.model import JobStatus, SlotStatus, StateStatus
+from rollmuxd.core.state import State
+
+_HOLDING = ("loading", "running", "tail", "released", "reclaiming", "faulted", "lost", "revoked")
+
+
+def a_gpu_is_held_by_one_slot_and_both_say_so(state: State) -> Iterator[str]:
+    """The slot lists the GPU, and the GPU names the slot."""
+    holders: dict[str, str] = {}
+    for slot in state.slots.values():
+        if slot.status in _HOLDING:
+            for gpu in slot.gpus:
+                if gpu in holders:
+                    yield f"{gpu} is held by {holders[gpu]} and {slot.id}"
+                holders[gpu] = slot.id
+    for node in state.nodes.values():
+        for name, gpu in node.gpus.items():
+            if gpu.holder != holders.get(name):
+                yield f"{name} names {gpu.holder} as its holder, and {holders.get(name)} lists it"
+
+
+def a_held_gpu_has_only_bytes_of_its_holders_job(state: State) -> Iterator[str]:
+    """Nobody was put on a GPU that another job's bytes may be on."""
+    for node in state.nodes.values():
+        for name, gpu in node.gpus.items():
+            if gpu.holder is not None and gpu.stain not in (None, state.slots[gpu.holder].job):
+                yield f"{name} is held by {gpu.holder} and may have bytes of {gpu.stain}"
+
+
+def a_running_slot_has_its_states_loaded(state: State) -> Iterator[str]:
+    """A grant is answered when the state is there."""
+    for slot in state.slots.values():
+        if slot.status != SlotStatus.RUNNING:
+            continue
+        job = state.jobs[slot.job]
+        phase = next((p for p in (*job.spec.phases, *job.spec.side) if p.name == slot.phase), None)
+        for key in job.states if phase is not None else ():
+            kept = state.states[key]
+            if phase is not None and kept.pool in phase.pools and kept.status != StateStatus.LOADED:
+                yield f"slot {slot.id} runs, and {key} is {kept.status}"
+
+
+def a_job_has_at_most_one_slot_that_holds_and_one_that_waits(state: State) -> Iterator[str]:
+    """LOADING to TAIL: one; QUEUED: one."""
+    holds: dict[str, int] = {}
+    waits: dict[str, int] = {}
+    for slot in state.slots.values():
+        if slot.status in ("loading", "running", "tail"):
+            holds[slot.job] = holds.get(slot.job, 0) + 1
+        if slot.status == "queued":
+            waits[slot.job] = waits.get(slot.job, 0) + 1
+    for job in state.jobs:
+        if holds.get(job, 0) > 1 or waits.get(job, 0) > 1:
+            yield f"job {job} has {holds.get(job, 0)} slots that hold and {waits.get(job, 0)} that wait"
+
+
+def parked_ram_fits_every_host(state: State) -> Iterator[str]:
+    """What is reserved is what the placements need, and no more than the budget."""
+    needed = dict.fromkeys(state.hosts, 0)
+    for kept in state.states.values():
+        needed[state.nodes[kept.node].host] += kept.spec.ram_mb
+    for host in state.hosts.values():
+        if host.reserved_mb != needed[host.id]:
+            yield f"host {host.id} has {host.reserved_mb} MB reserved, and its states need {needed[host.id]} MB"
+        if host.reserved_mb > host.ram_mb and host.nodes:
+            yield f"host {host.id} has {host.reserved_mb} MB of {host.ram_mb} MB reserved"
+
+
+def a_node_is_in_the_group_of_the_jobs_pinned_to_it(state: State) -> Iterator[str]:
+    """And in no other."""
+    for node in state.nodes.values():
+        groups = {state.jobs[job].group for job in node.pinned}
+        if groups != ({node.group} if node.group is not None else set()):
+            yield f"node {node.id} is in {node.group}, and its jobs are in {sorted(map(str, groups))}"
+
+
+def a_lost_or_ended_job_waits_for_nothing_and_runs_nothing(state: State) -> Iterator[str]:
+    """Its requests went with it."""
+    for job in state.jobs.values():
+        if job.status in (JobStatus.LOST, JobStatus.ENDED) and (job.queued is not None or job.slot is not None):
+            yield f"job {job.id} is {job.status} and has {job.queued or job.slot}"
+
+
+def a_granted_slot_has_a_fence_of_its_own(state: State) -> Iterator[str]:
+    """No fence is given twice."""
+    seen: dict[tuple[int, int], str] = {}
+    for slot in state.slots.values():
+        if slot.fence is not None:
+            if slot.fence in seen:
+                yield f"slots {seen[slot.fence]} and {slot.id} have the fence {slot.fence}"
+            seen[slot.fence] = slot.id
+
+
+ALL: tuple[Callable[[State], Iterator[str]], ...] = (
+    a_gpu_is_held_by_one_slot_and_both_say_so,
+    a_held_gpu_has_only_bytes_of_its_holders_job,
+    a_running_slot_has_its_states_loaded,
+    a_job_has_at_most_one_slot_that_holds_and_one_that_waits,
+    parked_ram_fits_every_host,
+    a_node_is_in_the_group_of_the_jobs_pinned_to_it,
+    a_lost_or_ended_job_waits_for_nothing_and_runs_nothing,
+    a_granted_slot_has_a_fence_of_its_own,
+)
+
+
+def check(state: State) -> None:
+    """Raise BrokenInvariant with the name of the first sentence that is not true."""
+    for sentence in ALL:
+        for breach in sentence(state):
+            raise BrokenInvariant(f"{sentence.__name__}: {breach}")

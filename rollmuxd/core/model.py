@@ -1,0 +1,420 @@
+"""The nouns: what a job asks for (specs, frozen) and what the scheduler remembers of it (records, mutable).
+
+Records are written by :meth:`State.apply <rollmuxd.core.state.State.apply>` only. Times are integer milliseconds, sizes
+integer megabytes (1 GB = 1000 MB). Collections whose order matters are dicts and tuples, never sets: a set of
+strings has another order in each process, and two runs of one seed must give the same bytes.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+from msgspec import Struct, field
+
+Millis: TypeAlias = int
+HostId: TypeAlias = str
+NodeId: TypeAlias = str  #: printed ``host1/gpu0-3``
+GpuId: TypeAlias = str  #: printed ``host1/gpu0``
+PoolName: TypeAlias = str
+JobId: TypeAlias = str
+SessionId: TypeAlias = str
+SlotId: TypeAlias = str
+GroupId: TypeAlias = str
+OrderId: TypeAlias = str
+
+
+class Fence(NamedTuple):
+    """A fencing number: it only grows. A restore from a backup starts a new incarnation."""
+
+    incarnation: int
+    number: int
+
+
+# ---- what a job asks for ---------------------------------------------------------------------------------------
+
+
+class OnLoss(StrEnum):
+    """What follows when a job's session is lost."""
+
+    KILL = "kill"
+    HOLD = "hold"
+    RELAUNCH = "relaunch"
+
+
+class Park(StrEnum):
+    """When a job's state leaves the GPUs after a release."""
+
+    LAZY = "lazy"
+    AT_RELEASE = "at_release"
+
+
+class IfUnmet(StrEnum):
+    """What becomes of a probed job whose SLO turns out not to be certifiable."""
+
+    BEST_EFFORT = "best_effort"
+    WAIT = "wait"
+    END = "end"
+
+
+class Movable(StrEnum):
+    """Whether a job may be moved to other nodes (used from part 4 on)."""
+
+    NO = "no"
+    WARM = "warm"
+    RELAUNCH = "relaunch"
+
+
+class PhaseSpec(Struct, frozen=True, omit_defaults=True):
+    """One phase of the job's cycle, or a side phase."""
+
+    name: str
+    pools: tuple[PoolName, ...]
+    #: how long the phase is planned to run in its slot; None: not known yet, measure it
+    planned_ms: Millis | None = None
+    #: the job's own time between the end of the phase before and its request for this one
+    gap_ms: Millis = 0
+    #: the fewest GPUs it can start, or end its tail, on; 0: it needs them all
+    min_gpus: int = 0
+
+
+class Want(Struct, frozen=True, omit_defaults=True):
+    """How much of a pool a job wants: whole nodes, or at least so many GPUs, or nodes by name."""
+
+    pool: PoolName
+    nodes: int = 1
+    gpus: int = 0
+    named: tuple[NodeId, ...] = ()
+
+
+class StateSpec(Struct, frozen=True, omit_defaults=True):
+    """What a job keeps on the GPUs of a pool, and what parking it costs."""
+
+    pool: PoolName
+    #: on each GPU of the node, while loaded
+    gpu_mb: int = 0
+    #: on each GPU of the node, while parked (what an engine cannot give back)
+    leftover_mb: int = 0
+    #: of each node's host, reserved for as long as the job is placed there
+    ram_mb: int = 0
+    #: the residency driver that moves it
+    driver: str = "channel"
+    #: planned times of a warm start and of parking, charged in the plan when the group is shared
+    load_ms: Millis = 0
+    park_ms: Millis = 0
+
+
+class JobSpec(Struct, frozen=True, omit_defaults=True):
+    """Everything a registration says about a job."""
+
+    name: str
+    #: the cycle, in order
+    phases: tuple[PhaseSpec, ...]
+    wants: tuple[Want, ...]
+    #: side phases; ``init`` is exclusive on its GPUs and comes once, before the first cycle phase
+    side: tuple[PhaseSpec, ...] = ()
+    states: tuple[StateSpec, ...] = ()
+    #: bound on mean iteration / solo iteration; None: best effort
+    slo: float | None = None
+    priority: int = 0
+    on_loss: OnLoss = OnLoss.HOLD
+    movable: Movable = Movable.NO
+    park: Park = Park.LAZY
+    if_unmet: IfUnmet = IfUnmet.BEST_EFFORT
+    #: one node may serve several of the job's pools
+    colocate: bool = False
+    #: processes of the workload that dial the channel
+    ranks: int = 1
+
+
+# ---- statuses ----------------------------------------------------------------------------------------------------
+
+
+class JobStatus(StrEnum):
+    """Where a run of a job is in its life."""
+
+    WAITING = "waiting"
+    PROBING = "probing"
+    ADMITTED = "admitted"
+    MOVING = "moving"
+    PAUSED = "paused"
+    QUARANTINED = "quarantined"
+    LOST = "lost"
+    ENDED = "ended"
+
+
+class SessionStatus(StrEnum):
+    """Whether a client process is taken to be there."""
+
+    ALIVE = "alive"
+    FENCED = "fenced"
+    LOST = "lost"
+    CLOSED = "closed"
+
+
+class SlotStatus(StrEnum):
+    """Where a slot is in its life."""
+
+    QUEUED = "queued"
+    WITHDRAWN = "withdrawn"
+    LOADING = "loading"
+    RUNNING = "running"
+    TAIL = "tail"
+    RELEASED = "released"
+    FAULTED = "faulted"
+    LOST = "lost"
+    REVOKED = "revoked"
+    RECLAIMING = "reclaiming"
+    OVER = "over"
+
+
+class StateStatus(StrEnum):
+    """Where a job's state is, on one node."""
+
+    GONE = "gone"
+    LOADING = "loading"
+    LOADED = "loaded"
+    PARKING = "parking"
+    PARKED = "parked"
+    DISCARDING = "discarding"
+    UNKNOWN = "unknown"
+
+
+class NodeStatus(StrEnum):
+    """What is known of a node."""
+
+    UNKNOWN = "unknown"
+    UP = "up"
+    OCCUPIED = "occupied"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    QUARANTINED = "quarantined"
+    LOST = "lost"
+
+
+class OrderStatus(StrEnum):
+    """What is known of an effect that a backend was told."""
+
+    ISSUED = "issued"
+    DONE = "done"
+    FAILED = "failed"
+    LOST_CONTACT = "lost_contact"
+
+
+class OrderKind(StrEnum):
+    """What a residency driver is told to do with a state."""
+
+    LOAD = "load"
+    PARK = "park"
+    DISCARD = "discard"
+
+
+# ---- what the scheduler remembers --------------------------------------------------------------------------------
+
+
+class Host(Struct):
+    """A machine that a backend reaches."""
+
+    id: HostId
+    backend: str
+    #: budget for parked states
+    ram_mb: int
+    #: changes when the machine was restarted: proof that nothing of before is left on its GPUs
+    boot_id: str = ""
+    nodes: list[NodeId] = field(default_factory=list)
+    #: of ``ram_mb``, for the states of the jobs that are placed here
+    reserved_mb: int = 0
+
+
+class Gpu(Struct):
+    """One GPU. It can be claimed when nobody holds it and no stranger's bytes may be on it."""
+
+    #: the slot that holds it
+    holder: SlotId | None = None
+    #: the job whose bytes may still be on it, until a backend has seen it clear
+    stain: JobId | None = None
+
+
+class Node(Struct):
+    """A set of GPUs of one host that is always shared as a unit."""
+
+    id: NodeId
+    host: HostId
+    gpus: dict[GpuId, Gpu]
+    pools: tuple[PoolName, ...]
+    gpu_type: str = ""
+    gpu_mb: int = 0
+    price_per_gpu_hour: float = 0.0
+    status: NodeStatus = NodeStatus.UNKNOWN
+    reason: str = ""
+    #: an operator wants it empty; survives the node being lost meanwhile
+    drain: bool = False
+    group: GroupId | None = None
+    #: jobs whose placement it is part of
+    pinned: list[JobId] = field(default_factory=list)
+    #: keys of the states that may be on it
+    states: list[str] = field(default_factory=list)
+    #: since when it is asked, without success, to come clear; None: it is not
+    unclear_since: Millis | None = None
+
+
+class Visit(Struct):
+    """A place for one (job, phase) in a wheel. ``turn`` counts how often it was passed, served or skipped."""
+
+    job: JobId
+    phase: str
+    turn: int = 0
+    #: a side phase's visit: leaves the wheel when it was passed
+    once: bool = False
+
+
+class Group(Struct):
+    """A co-execution group: jobs, the nodes they share, and the wheel that orders them."""
+
+    id: GroupId
+    jobs: list[JobId] = field(default_factory=list)
+    nodes: list[NodeId] = field(default_factory=list)
+    wheel: list[Visit] = field(default_factory=list)
+    #: grows whenever jobs, nodes or wheel change; what is derived from them is cached under it
+    version: int = 0
+
+
+class Session(Struct):
+    """One client process of a run."""
+
+    id: SessionId
+    job: JobId
+    run: int
+    opened_at: Millis
+    pid: int = 0
+    host: str = ""
+    #: the process's own start time, which tells it from a later process with its pid
+    started: str = ""
+    status: SessionStatus = SessionStatus.ALIVE
+
+
+class Slot(Struct):
+    """One stay of one job's phase on its pinned GPUs."""
+
+    id: SlotId
+    job: JobId
+    run: int
+    session: SessionId
+    phase: str
+    request_id: str
+    queued_at: Millis
+    status: SlotStatus = SlotStatus.QUEUED
+    #: the GPUs it holds now
+    gpus: tuple[GpuId, ...] = ()
+    fence: Fence | None = None
+    side: bool = False
+    claimed_at: Millis | None = None
+    granted_at: Millis | None = None
+    ended_at: Millis | None = None
+    reason: str = ""
+    #: its holder gave it back (and nobody took it away)
+    released: bool = False
+    #: slot or refusal of the ``next`` that its release carried: a repeat gets the same answer
+    next_slot: SlotId | None = None
+    next_refused: str = ""
+
+
+class JobState(Struct):
+    """A job's state for one pool on one node."""
+
+    job: JobId
+    pool: PoolName
+    node: NodeId
+    #: as it was when the job was placed: a later run may declare another
+    spec: StateSpec
+    status: StateStatus = StateStatus.GONE
+    #: the order that moves it now
+    order: OrderId | None = None
+    #: it has been on this node before: the next load is a warm start
+    warm: bool = False
+
+
+class Order(Struct):
+    """An effect that a residency driver was told, tracked until its result."""
+
+    id: OrderId
+    kind: OrderKind
+    job: JobId
+    run: int
+    pool: PoolName
+    node: NodeId
+    driver: str
+    issued_at: Millis
+    slot: SlotId | None = None
+    status: OrderStatus = OrderStatus.ISSUED
+    error: str = ""
+
+
+class PhaseTimes(Struct):
+    """The last observed times of one phase in its slot (which are its solo times: a phase is exclusive)."""
+
+    recent_ms: list[Millis] = field(default_factory=list)
+    count: int = 0
+    total_ms: Millis = 0
+
+
+class Progress(Struct):
+    """The job's iterations so far, in the run at hand: the two sides of its slowdown."""
+
+    finished: int = 0
+    #: sums over the finished iterations
+    solo_ms: Millis = 0
+    elapsed_ms: Millis = 0
+    #: of the iteration at hand
+    iteration_from: Millis | None = None
+    iteration_solo_ms: Millis = 0
+    #: time since ``iteration_from`` that is not held against the scheduler (pauses)
+    iteration_excused_ms: Millis = 0
+    #: end of the job's last slot: what follows until its next request is its own gap
+    idle_from: Millis | None = None
+    #: warm, cold starts and parks
+    loads_warm: int = 0
+    loads_cold: int = 0
+    parks: int = 0
+
+
+class Job(Struct):
+    """One RL post-training experiment; each registration of it is a run."""
+
+    id: JobId
+    owner: str
+    user: str
+    spec: JobSpec
+    registered_at: Millis
+    run: int = 1
+    idempotency_key: str = ""
+    status: JobStatus = JobStatus.WAITING
+    #: where a paused job returns to
+    resume_to: JobStatus = JobStatus.WAITING
+    paused_at: Millis | None = None
+    reason: str = ""
+    session: SessionId | None = None
+    group: GroupId | None = None
+    #: pinned nodes per pool; empty while the job has no placement
+    pins: dict[PoolName, tuple[NodeId, ...]] = field(default_factory=dict)
+    #: where it sat before: tried first when it is placed again
+    last_pins: dict[PoolName, tuple[NodeId, ...]] = field(default_factory=dict)
+    #: keys of its states
+    states: list[str] = field(default_factory=list)
+    #: its slot between LOADING and TAIL, and its QUEUED one: at most one of each
+    slot: SlotId | None = None
+    queued: SlotId | None = None
+    #: slots that have ended but still hold GPUs
+    closing: list[SlotId] = field(default_factory=list)
+    #: whether it was admitted with a promise (its SLO is certified)
+    promised: bool = False
+    #: the planned period of its group when it was placed
+    planned_period_ms: Millis | None = None
+    admission: str = ""
+    placed_at: Millis | None = None
+    ended_at: Millis | None = None
+    progress: Progress = field(default_factory=Progress)
+    times: dict[str, PhaseTimes] = field(default_factory=dict)
+
+    @property
+    def live(self) -> bool:
+        """Whether the run can still come to something."""
+        return self.status is not JobStatus.LOST and self.status is not JobStatus.ENDED

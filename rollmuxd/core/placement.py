@@ -1,0 +1,578 @@
+"""RollMux's placement (paper, Algorithm 1): pack, else scale the rollout pool, else a group of one's own.
+
+For a job and every group in turn: put it on nodes that the group has (*direct packing*, price 0), or on further
+rollout nodes beside the group's training nodes (*rollout scaling*); or give it nodes of its own (*isolated*). Kept is
+what every member's promise, every host's RAM and every GPU's memory allow; taken is the strictly least price, and a
+tie keeps an existing group. What the paper leaves open and we had to choose:
+
+- A pool in ``whole_pools`` (``train``) is used whole by every job of a group; the others by subsets of the job's width.
+- With a fixed inventory nothing is bought: scaling and isolation take free nodes, and a job that fits nowhere waits.
+- A job without an SLO starts on free nodes where there are any, since no bound says how far it may be slowed.
+- A job whose times are not known joins no group that has promised anything.
+- Pruning (skip a saturated group) is a switch; off, only the promises themselves reject (research 6.5, note b).
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, islice
+from math import ceil
+
+from msgspec import Struct
+
+from rollmuxd.core.decision import Reason
+from rollmuxd.core.estimates import phase_ms, solo_ms
+from rollmuxd.core.facts import PlannedVisit
+from rollmuxd.core.model import (
+    Group,
+    GroupId,
+    HostId,
+    Job,
+    JobId,
+    JobStatus,
+    Millis,
+    Node,
+    NodeId,
+    NodeStatus,
+    PhaseSpec,
+    PoolName,
+    StateSpec,
+    Want,
+)
+from rollmuxd.core.policy import Placed, Refusal, Verdict
+from rollmuxd.core.state import State
+from rollmuxd.core.wheel import Leg, certified, closed_form_is_exact, lower_bound_ms, period_ms
+
+#: subsets of a group's rollout nodes that are tried for one job, at most
+SUBSETS_TRIED = 64
+#: groups whose refusals are told, at most
+GROUPS_TOLD = 8
+
+
+class Summary(Struct, frozen=True):
+    """What of a group matters for placement, derived once per version of the group."""
+
+    version: int
+    legs: tuple[Leg, ...]
+    #: load per node and turn
+    load: dict[NodeId, Millis]
+    #: the longest job alone (T_cycle)
+    longest_ms: Millis
+    #: the least promise among the members, and whose it is; None: nobody was promised anything
+    limit_ms: Millis | None
+    limit_job: JobId | None
+    #: a member's times are not known yet
+    unknown: bool
+    #: the lower bound is the period
+    exact: bool
+    #: nodes by the pool that members use them for
+    used_for: dict[PoolName, tuple[NodeId, ...]]
+
+
+class Candidate(Struct, frozen=True):
+    """A placement that has not been tried yet."""
+
+    group: Group | None
+    pins: dict[PoolName, tuple[NodeId, ...]]
+    admission: str
+    price: float
+
+
+class Miss(Struct, frozen=True):
+    """Why a candidate does not do."""
+
+    reason: Reason
+    #: the SLO with which the job itself would be content here; 0: it is not the job's own SLO that is in the way
+    own_slo: float = 0.0
+
+
+class RollMux:
+    """The paper's policy.
+
+    Args:
+        prune: skip groups that are saturated (T_load >= T_cycle), as Algorithm 1 does; the published artifact and we,
+            by default, do not: it costs 3 to 26 % and only saves time.
+        max_group: jobs in a group at most (the paper's residency cap, 2 to 5).
+        whole_pools: pools that every job of a group uses whole.
+    """
+
+    name = "rollmux"
+
+    def __init__(
+        self, *, prune: bool = False, max_group: int = 5, whole_pools: Sequence[PoolName] = ("train",)
+    ) -> None:
+        if max_group < 1:
+            raise ValueError(f"max_group is {max_group}, and a group has at least one job")
+        self.prune, self.max_group, self.whole_pools = prune, max_group, tuple(whole_pools)
+        self._summaries: dict[GroupId, Summary] = {}
+
+    # ---- the protocol ----------------------------------------------------------------------------------------------
+
+    def place(self, state: State, job: Job) -> Placed | None:
+        """Algorithm 1 over the state's inventory; see the module's head for what it leaves open."""
+        if job.spec.slo is None:
+            alone = next(self._isolated(state, job), None)
+            if alone is not None:
+                return self._placed(state, job, alone)
+        best: Candidate | None = None
+        shape = _Shape(job, self.whole_pools)
+        for group in state.groups.values():
+            if not self._worth_trying(state, shape, group):
+                continue
+            for candidate in self._in_group(state, job, group):
+                if best is not None and candidate.price >= best.price:
+                    break  # candidates come in the order of their price
+                if self._miss(state, shape, candidate) is None:
+                    best = candidate
+                    break
+            if best is not None and best.price == 0:
+                return self._placed(state, job, best)  # nothing is cheaper, and a tie keeps the first
+        for candidate in self._isolated(state, job):
+            if best is None or candidate.price < best.price:
+                best = candidate
+        return None if best is None else self._placed(state, job, best)
+
+    def why_not(self, state: State, job: Job) -> Refusal:
+        """One reason for each group (the first few), and one for a group of the job's own."""
+        reasons: list[Reason] = []
+        suggestions: dict[str, None] = {}
+        shape = _Shape(job, self.whole_pools)
+        for group in islice(state.groups.values(), GROUPS_TOLD):
+            miss = self._why_not_group(state, shape, group)
+            reasons.append(miss.reason)
+            if miss.own_slo:
+                suggestions[f"slo={ceil(miss.own_slo * 100) / 100:g}"] = None
+        for want in job.spec.wants:
+            free = [node for node in state.nodes.values() if want.pool in node.pools and _free(node)]
+            if len(free) < want.nodes or sum(len(node.gpus) for node in free) < want.gpus:
+                needed = f"{want.gpus} GPUs" if want.gpus else f"{want.nodes} nodes"
+                text = f"pool {want.pool} has {len(free)} free nodes, and a group of its own needs {needed} there"
+                reasons.append(Reason("no_free_nodes", text, {"pool": want.pool, "free": len(free)}))
+                if not want.gpus:
+                    suggestions[f"{want.nodes - len(free)} more free {want.pool} node(s)"] = None
+        if not reasons:
+            text = "the free nodes' hosts have not the RAM for its parked states, or the nodes overlap"
+            reasons.append(Reason("no_ram", text))
+        return Refusal(tuple(reasons), tuple(suggestions))
+
+    def judge(self, state: State, job: Job) -> Verdict:
+        """Whether the group as it stands keeps every promise, this job's included."""
+        solo = solo_ms(job)
+        if job.group is None or solo is None:
+            return Verdict(promised=False, period_ms=None)
+        summary = self._summary(state, state.groups[job.group], fresh=True)
+        if summary.unknown:
+            return Verdict(promised=False, period_ms=None)
+        period = period_ms(summary.legs)
+        promised = job.spec.slo is not None and period <= int(job.spec.slo * solo)
+        return Verdict(promised=promised, period_ms=period)
+
+    def period_ms(self, state: State, group: GroupId) -> Millis | None:
+        """By closed form where it is exact, else by the recurrence."""
+        summary = self._summary(state, state.groups[group], fresh=True)
+        return None if summary.unknown else period_ms(summary.legs)
+
+    # ---- candidates --------------------------------------------------------------------------------------------------
+
+    def _worth_trying(self, state: State, shape: "_Shape", group: Group) -> bool:
+        """What can be said of a group at once, before any placement in it is looked at."""
+        if len(group.jobs) >= self.max_group:
+            return False
+        summary = self._summary(state, group)
+        if shape.solo_ms is None:
+            return summary.limit_ms is None
+        if summary.unknown:
+            return shape.limit_ms is None
+        if self.prune and max(summary.load.values()) >= summary.longest_ms:
+            return False
+        if shape.limit_ms is not None and summary.longest_ms > shape.limit_ms:
+            return False
+        return summary.limit_ms is None or shape.solo_ms <= summary.limit_ms
+
+    def _in_group(self, state: State, job: Job, group: Group) -> Iterator[Candidate]:
+        """Direct packing, then rollout scaling, in the order of their price."""
+        used_for = self._summary(state, group).used_for
+        if any(want.named for want in job.spec.wants):
+            named = _named_nodes(state, job, group)
+            if named is not None and all(
+                set(named[pool]) == set(used_for.get(pool, ())) for pool in named if pool in self.whole_pools
+            ):
+                yield Candidate(group, named, "packing", _price(state, named))
+            return
+        whole: dict[PoolName, tuple[NodeId, ...]] = {}
+        for want in job.spec.wants:
+            if want.pool in self.whole_pools:
+                nodes = used_for.get(want.pool, ())
+                if not _enough(state, want, nodes):
+                    return
+                whole[want.pool] = nodes
+        parts = [want for want in job.spec.wants if want.pool not in self.whole_pools]
+        if job.spec.colocate and whole:
+            yield from self._colocated(state, job, group, whole, parts)
+            return
+        taken = {node for nodes in whole.values() for node in nodes}
+        for pins in _subsets(state, parts, used_for, taken):
+            yield Candidate(group, {**whole, **pins}, "packing", 0.0)
+        if parts:
+            more = _free_nodes(state, job, parts, taken)
+            if more is not None:
+                yield Candidate(group, {**whole, **more}, "scaling", _price(state, more))
+
+    def _colocated(
+        self, state: State, job: Job, group: Group, whole: dict[PoolName, tuple[NodeId, ...]], parts: list[Want]
+    ) -> Iterator[Candidate]:
+        """A job whose pools share nodes takes its parts out of the whole pool's nodes."""
+        nodes = next(iter(whole.values()))
+        if all(
+            _enough(state, want, nodes) and all(want.pool in state.nodes[name].pools for name in nodes)
+            for want in parts
+        ):
+            yield Candidate(group, {**whole, **{want.pool: nodes for want in parts}}, "packing", 0.0)
+
+    def _isolated(self, state: State, job: Job) -> Iterator[Candidate]:
+        """Free nodes of its own, those it sat on before first, then the cheapest; at most one candidate."""
+        named = any(want.named for want in job.spec.wants)
+        pins = _named_nodes(state, job) if named else _free_nodes(state, job, list(job.spec.wants), set())
+        if pins is None:
+            return
+        candidate = Candidate(None, pins, "isolated", _price(state, pins))
+        if self._miss_ram(state, job, candidate) is None and self._miss_memory(state, job, candidate) is None:
+            yield candidate
+
+    # ---- does it do? -------------------------------------------------------------------------------------------------
+
+    def _miss(self, state: State, shape: "_Shape", candidate: Candidate) -> Miss | None:
+        """None if every member's promise, every host's RAM and every GPU's memory allow it."""
+        return (
+            self._miss_slo(state, shape, candidate)
+            or self._miss_ram(state, shape.job, candidate)
+            or self._miss_memory(state, shape.job, candidate)
+        )
+
+    def _miss_slo(self, state: State, shape: "_Shape", candidate: Candidate) -> Miss | None:
+        """SLO_k x T_solo(k) for every promised member and for the job, against the period with the job."""
+        if candidate.group is None or shape.solo_ms is None:
+            return None
+        summary = self._summary(state, candidate.group)
+        limits = [limit for limit in (summary.limit_ms, shape.limit_ms) if limit is not None]
+        if not limits or summary.unknown:
+            return None
+        limit = min(limits)
+        legs = shape.legs(state, candidate.pins)
+        bound = max(summary.longest_ms, shape.shared_ms)
+        added: dict[NodeId, Millis] = {}
+        for leg in legs:
+            for node in leg.nodes:
+                added[node] = added.get(node, 0) + leg.busy_ms
+        for node, more in added.items():
+            bound = max(bound, summary.load.get(node, 0) + more)
+        if bound <= limit:
+            wheel = (*summary.legs, *legs)
+            if (summary.exact and _joins_exactly(summary, legs)) or certified(wheel, limit):
+                return None
+            bound = period_ms(wheel)
+        return _slo_miss(state, shape, summary, candidate.group, bound)
+
+    def _miss_ram(self, state: State, job: Job, candidate: Candidate) -> Miss | None:
+        """Residency (paper, constraint 1): the parked states of all jobs on a host fit its RAM budget."""
+        need: dict[HostId, int] = {}
+        for pool, nodes in candidate.pins.items():
+            ram = sum(spec.ram_mb for spec in job.spec.states if spec.pool == pool)
+            for name in nodes:
+                host = state.nodes[name].host
+                need[host] = need.get(host, 0) + ram
+        for host, more in need.items():
+            known = state.hosts[host]
+            if known.reserved_mb + more > known.ram_mb:
+                free = known.ram_mb - known.reserved_mb
+                text = f"host {host} has {_gb(free)} GB of its {_gb(known.ram_mb)} GB for parked states left"
+                data = {"host": host, "free_gb": free / 1000, "need_gb": more / 1000}
+                return Miss(Reason("ram", f"{text}, and it needs {_gb(more)} GB", data))
+        return None
+
+    def _miss_memory(self, state: State, job: Job, candidate: Candidate) -> Miss | None:
+        """On each GPU, the largest state has to fit beside what the parked ones leave there."""
+        for pool, nodes in candidate.pins.items():
+            mine = [spec for spec in job.spec.states if spec.pool == pool]
+            for name in nodes:
+                node = state.nodes[name]
+                if not node.gpu_mb or not mine:
+                    continue
+                there = [*mine, *_states_on(state, node)]
+                left = sum(spec.leftover_mb for spec in there)
+                need = left + max(spec.gpu_mb - spec.leftover_mb for spec in there)
+                if need > node.gpu_mb:
+                    text = f"a GPU of {name} has {_gb(node.gpu_mb)} GB, and {_gb(need)} GB would be needed there"
+                    return Miss(Reason("gpu_memory", text, {"node": name, "need_gb": need / 1000}))
+        return None
+
+    def _why_not_group(self, state: State, shape: "_Shape", group: Group) -> Miss:
+        """The reason against the best placement in a group."""
+        names = ", ".join(state.jobs[name].spec.name for name in group.jobs)
+        if len(group.jobs) >= self.max_group:
+            return Miss(Reason("group_full", f"group {group.id} ({names}) has its {self.max_group} jobs"))
+        miss: Miss | None = None
+        for candidate in self._in_group(state, shape.job, group):
+            miss = self._miss(state, shape, candidate) or miss
+        summary = self._summary(state, group)
+        if shape.solo_ms is None and summary.limit_ms is not None:
+            text = f"group {group.id} ({names}) has promises to keep, and this job's times are not known yet"
+            return Miss(Reason("times_unknown", text, {"group": group.id}))
+        if shape.limit_ms is not None and summary.unknown:
+            text = f"group {group.id} ({names}) has a member whose times are not known yet"
+            return Miss(Reason("member_unknown", text, {"group": group.id}))
+        if miss is not None:
+            return miss
+        if self.prune and summary.load and max(summary.load.values()) >= summary.longest_ms:
+            return Miss(Reason("saturated", f"group {group.id} ({names}) is saturated", {"group": group.id}))
+        text = f"group {group.id} ({names}) has not the nodes it wants, or they are not up"
+        return Miss(Reason("nodes", text, {"group": group.id}))
+
+    # ---- the answer --------------------------------------------------------------------------------------------------
+
+    def _placed(self, state: State, job: Job, candidate: Candidate) -> Placed:
+        group = candidate.group
+        shape = _Shape(job, self.whole_pools)
+        legs = shape.legs(state, candidate.pins) if shape.solo_ms is not None else ()
+        before: tuple[PlannedVisit, ...] = ()
+        unknown = shape.solo_ms is None
+        if group is not None:
+            before = tuple(PlannedVisit(visit.job, visit.phase, visit.once) for visit in group.wheel)
+            summary = self._summary(state, group)
+            legs, unknown = (*summary.legs, *legs), unknown or summary.unknown
+        return Placed(
+            group=None if group is None else group.id,
+            pins=candidate.pins,
+            wheel=(*before, *(PlannedVisit(job.id, phase.name) for phase in job.spec.phases)),
+            admission=candidate.admission,
+            status=JobStatus.PROBING if shape.solo_ms is None else JobStatus.ADMITTED,
+            promised=job.spec.slo is not None and shape.solo_ms is not None,
+            period_ms=None if unknown else period_ms(legs),
+            cost_per_hour=candidate.price,
+        )
+
+    def _summary(self, state: State, group: Group, *, fresh: bool = False) -> Summary:
+        """The group's summary; ``fresh`` looks at observed times again, which no version tells of."""
+        known = self._summaries.get(group.id)
+        if known is not None and known.version == group.version and not fresh:
+            return known
+        made = _summarise(state, group, self.whole_pools)
+        self._summaries[group.id] = made
+        if len(self._summaries) > 2 * len(state.groups) + 16:  # groups that are gone
+            self._summaries = {name: kept for name, kept in self._summaries.items() if name in state.groups}
+        return made
+
+
+class _Shape:
+    """A job as placement sees it."""
+
+    def __init__(self, job: Job, whole_pools: tuple[PoolName, ...]) -> None:
+        self.job, self.whole_pools = job, whole_pools
+        self.named = any(want.named for want in job.spec.wants)
+        self.solo_ms = solo_ms(job)
+        slo = job.spec.slo
+        self.limit_ms = None if slo is None or self.solo_ms is None else int(slo * self.solo_ms)
+        moves = sum(spec.load_ms + spec.park_ms for spec in job.spec.states)
+        self.shared_ms = 0 if self.solo_ms is None else self.solo_ms + moves
+
+    def legs(self, state: State, pins: dict[PoolName, tuple[NodeId, ...]]) -> tuple[Leg, ...]:
+        """The job's legs in a shared group on these nodes."""
+        return tuple(_leg(self.job, phase, pins, self.whole_pools) for phase in self.job.spec.phases)
+
+
+def _leg(
+    job: Job, phase: PhaseSpec, pins: dict[PoolName, tuple[NodeId, ...]], whole_pools: tuple[PoolName, ...]
+) -> Leg:
+    """A phase on its nodes. On a whole pool wider than its own want it is shorter by as much (data parallel)."""
+    busy = phase_ms(job, phase) or 0
+    if len(phase.pools) == 1 and phase.pools[0] in whole_pools:
+        want = next((want for want in job.spec.wants if want.pool == phase.pools[0]), None)
+        there = len(pins.get(phase.pools[0], ()))
+        if want is not None and not want.gpus and there > want.nodes:
+            busy = busy * want.nodes // there
+    moves = sum(spec.load_ms + spec.park_ms for spec in job.spec.states if spec.pool in phase.pools)
+    nodes = tuple(dict.fromkeys(node for pool in phase.pools for node in pins.get(pool, ())))
+    return Leg(job=job.id, nodes=nodes, busy_ms=busy + moves, gap_ms=phase.gap_ms)
+
+
+def _summarise(state: State, group: Group, whole_pools: tuple[PoolName, ...]) -> Summary:
+    legs: list[Leg] = []
+    load: dict[NodeId, Millis] = dict.fromkeys(group.nodes, 0)
+    used: dict[PoolName, dict[NodeId, None]] = {}
+    limit: Millis | None = None
+    limit_job, unknown, longest = None, False, 0
+    for name in group.jobs:
+        job = state.jobs[name]
+        for pool, nodes in job.pins.items():
+            used.setdefault(pool, {}).update(dict.fromkeys(nodes))
+        shape = _Shape(job, whole_pools)
+        if shape.solo_ms is None:
+            unknown = True
+            continue
+        mine = shape.legs(state, job.pins)
+        legs.extend(mine)
+        longest = max(longest, sum(leg.busy_ms + leg.gap_ms for leg in mine))
+        for leg in mine:
+            for node in leg.nodes:
+                load[node] = load.get(node, 0) + leg.busy_ms
+        if job.promised and shape.limit_ms is not None and (limit is None or shape.limit_ms < limit):
+            limit, limit_job = shape.limit_ms, job.id
+    return Summary(
+        version=group.version,
+        legs=tuple(legs),
+        load=load,
+        longest_ms=longest,
+        limit_ms=limit,
+        limit_job=limit_job,
+        unknown=unknown,
+        exact=bool(legs) and closed_form_is_exact(legs),
+        used_for={pool: tuple(nodes) for pool, nodes in used.items()},
+    )
+
+
+def _joins_exactly(summary: Summary, legs: tuple[Leg, ...]) -> bool:
+    """Whether the closed form stays exact with these legs in the group."""
+    return (
+        len(legs) == 2
+        and len(legs[0].nodes) == 1
+        and legs[1].nodes == summary.legs[1].nodes
+        and legs[0].nodes[0] not in legs[1].nodes
+    )
+
+
+def _slo_miss(state: State, shape: _Shape, summary: Summary, group: Group, period: Millis) -> Miss:
+    own = shape.limit_ms
+    if own is not None and own < period and (summary.limit_ms is None or period <= summary.limit_ms):
+        assert_solo = shape.solo_ms or 1
+        text = f"in group {group.id} its iteration would take {_s(period)} s, and its SLO allows {_s(own)} s"
+        data = {"group": group.id, "period_s": period / 1000, "limit_s": own / 1000, "job": shape.job.id}
+        return Miss(Reason("own_slo", text, data), own_slo=period / assert_solo)
+    limit, whose = summary.limit_ms or 0, state.jobs[summary.limit_job or shape.job.id]
+    text = (
+        f"in group {group.id} everybody's iteration would take {_s(period)} s, "
+        f"and job {whose.spec.name} is promised {_s(limit)} s"
+    )
+    data = {"group": group.id, "period_s": period / 1000, "limit_s": limit / 1000, "job": whose.id}
+    return Miss(Reason("member_slo", text, data))
+
+
+def _states_on(state: State, node: Node) -> list[StateSpec]:
+    """What the jobs placed on a node keep there."""
+    return [
+        spec
+        for name in node.pinned
+        for spec in state.jobs[name].spec.states
+        if node.id in state.jobs[name].pins.get(spec.pool, ())
+    ]
+
+
+def _usable(node: Node) -> bool:
+    return node.status is NodeStatus.UP and not node.drain
+
+
+def _free(node: Node) -> bool:
+    return node.group is None and _usable(node)
+
+
+def _enough(state: State, want: Want, nodes: Sequence[NodeId]) -> bool:
+    """Whether the nodes are up and as many (nodes or GPUs) as wanted."""
+    if not nodes or not all(_usable(state.nodes[name]) for name in nodes):
+        return False
+    if want.gpus:
+        return sum(len(state.nodes[name].gpus) for name in nodes) >= want.gpus
+    return len(nodes) >= want.nodes
+
+
+def _subsets(
+    state: State, parts: list[Want], used_for: dict[PoolName, tuple[NodeId, ...]], taken: set[NodeId]
+) -> Iterator[dict[PoolName, tuple[NodeId, ...]]]:
+    """Ways to put the wanted parts on nodes that the group uses for those pools, in a stable order."""
+    if not parts:
+        yield {}
+        return
+    first, rest = parts[0], parts[1:]
+    here = [name for name in used_for.get(first.pool, ()) if name not in taken and _usable(state.nodes[name])]
+    for chosen in islice(_choices(state, first, here), SUBSETS_TRIED):
+        for others in _subsets(state, rest, used_for, taken | set(chosen)):
+            yield {first.pool: chosen, **others}
+
+
+def _choices(state: State, want: Want, nodes: list[NodeId]) -> Iterator[tuple[NodeId, ...]]:
+    if not want.gpus:
+        yield from combinations(nodes, want.nodes)
+        return
+    for width in range(1, len(nodes) + 1):
+        fits = [
+            chosen
+            for chosen in islice(combinations(nodes, width), SUBSETS_TRIED)
+            if sum(len(state.nodes[name].gpus) for name in chosen) >= want.gpus
+        ]
+        if fits:
+            yield from fits
+            return
+
+
+def _free_nodes(
+    state: State, job: Job, wants: list[Want], taken: set[NodeId]
+) -> dict[PoolName, tuple[NodeId, ...]] | None:
+    """Free nodes for the wanted pools, or None. The pool with the fewest free nodes chooses first."""
+    before = {name for nodes in job.last_pins.values() for name in nodes}
+    free: dict[PoolName, list[Node]] = {want.pool: [] for want in wants}
+    for node in state.nodes.values():
+        if _free(node) and node.id not in taken:
+            for pool in node.pools:
+                if pool in free:
+                    free[pool].append(node)
+    pins: dict[PoolName, tuple[NodeId, ...]] = {}
+    used: set[NodeId] = set()
+    ram_left = {host.id: host.ram_mb - host.reserved_mb for host in state.hosts.values()}
+    for want in sorted(wants, key=lambda want: len(free[want.pool])):
+        ram = sum(spec.ram_mb for spec in job.spec.states if spec.pool == want.pool)
+        if job.spec.colocate and pins:
+            chosen = next(iter(pins.values()))
+            if not all(want.pool in state.nodes[name].pools for name in chosen):
+                return None
+            pins[want.pool] = chosen
+            continue
+        ordered = sorted(free[want.pool], key=lambda node: (node.id not in before, _node_price(node)))
+        names: list[NodeId] = []
+        gpus = 0
+        for node in ordered:
+            if node.id in used or ram_left[node.host] < ram:
+                continue
+            names.append(node.id)
+            gpus += len(node.gpus)
+            ram_left[node.host] -= ram
+            if gpus >= want.gpus if want.gpus else len(names) == want.nodes:
+                break
+        else:
+            return None
+        used.update(names)
+        pins[want.pool] = tuple(names)
+    return {want.pool: pins[want.pool] for want in wants}
+
+
+def _named_nodes(state: State, job: Job, group: Group | None = None) -> dict[PoolName, tuple[NodeId, ...]] | None:
+    """The nodes that the job named, if they are up, and free or in the group (at least one of them there)."""
+    pins = {want.pool: want.named for want in job.spec.wants}
+    nodes = [state.nodes.get(name) for names in pins.values() for name in names]
+    if not all(pins.values()) or not all(node is not None and _usable(node) for node in nodes):
+        return None
+    groups = {node.group for node in nodes if node is not None and node.group is not None}
+    return pins if groups == ({group.id} if group is not None else set()) else None
+
+
+def _node_price(node: Node) -> float:
+    return node.price_per_gpu_hour * len(node.gpus)
+
+
+def _price(state: State, pins: dict[PoolName, tuple[NodeId, ...]]) -> float:
+    """Per hour, of the nodes among the pins that nobody uses yet."""
+    names = dict.fromkeys(name for nodes in pins.values() for name in nodes)
+    return sum(_node_price(state.nodes[name]) for name in names if state.nodes[name].group is None)
+
+
+def _s(ms: Millis) -> str:
+    return f"{ms / 1000:.1f}"
+
+
+def _gb(mb: int) -> str:
+    return f"{mb / 1000:.1f}"

@@ -1,0 +1,69 @@
+"""Which jobs share which nodes: the protocol that every policy answers to, and its vocabulary.
+
+A policy is pure: it reads the state and answers; it never writes, and asked twice it answers the same. It may keep
+what it has derived from the state, under the versions that the state carries. The same object serves the daemon and
+the simulator, so what was scored is what will run.
+"""
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from rollmuxd.core.decision import Reason
+from rollmuxd.core.facts import PlannedVisit
+from rollmuxd.core.model import GroupId, Job, JobStatus, Millis, NodeId, PoolName
+from rollmuxd.core.state import State
+
+
+class Placed(Struct, frozen=True):
+    """Where a job goes."""
+
+    #: None: a new group
+    group: GroupId | None
+    pins: dict[PoolName, tuple[NodeId, ...]]
+    #: the group's whole wheel, in order, the job's visits included
+    wheel: tuple[PlannedVisit, ...]
+    #: how: ``packing`` (nodes the group has), ``scaling`` (more rollout nodes), ``isolated`` (a new group)
+    admission: str
+    status: JobStatus
+    #: whether the job's SLO is certified
+    promised: bool
+    period_ms: Millis | None
+    #: price of the nodes that nobody used before, per hour
+    cost_per_hour: float
+
+
+class Refusal(Struct, frozen=True):
+    """Why a job has to wait, and what would let it in now."""
+
+    reasons: tuple[Reason, ...]
+    would_start_with: tuple[str, ...] = ()
+
+
+class Verdict(Struct, frozen=True):
+    """What is found of a probed job once its times are known."""
+
+    promised: bool
+    period_ms: Millis | None
+
+
+class Policy(Protocol):
+    """Decides between groups. Rotation within a group follows the wheel that it planned."""
+
+    name: str
+
+    def place(self, state: State, job: Job) -> Placed | None:
+        """Where the job goes now; None: nowhere. Every member's promise must hold with it."""
+        ...
+
+    def why_not(self, state: State, job: Job) -> Refusal:
+        """Why :meth:`place` found nothing. May take its time: it is asked for people."""
+        ...
+
+    def judge(self, state: State, job: Job) -> Verdict:
+        """Whether a placed job's SLO, and every other member's, holds with the times that are known by now."""
+        ...
+
+    def period_ms(self, state: State, group: GroupId) -> Millis | None:
+        """The planned period of a group; None while a member's times are not known."""
+        ...

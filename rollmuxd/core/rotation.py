@@ -1,0 +1,112 @@
+"""Whose turn it is on each node: the order within a group, derived from its wheel.
+
+A visit's place in time is ``(turn, index)``: how often it was passed, and where it stands in the wheel. A node's
+order is the wheel's projection on it, so its **head** is the visit on it with the least place. A visit is served when
+it is the head of all its nodes. This cannot deadlock: the group's least visit of all is the head of every node that
+it claims, and it is either asked for (its nodes drain toward it), or its job is busy with an earlier phase (which
+ends), or it is skipped.
+"""
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from rollmuxd.core.model import Group, GroupId, JobId, NodeId, PhaseSpec, Visit
+from rollmuxd.core.state import State
+
+
+class Projection(Struct):
+    """A group's wheel, by node. Derived, and valid for one version of the group."""
+
+    version: int
+    #: per node, the wheel indices of the visits that claim it
+    on: dict[NodeId, tuple[int, ...]]
+    #: nodes of each (job, phase)
+    nodes: dict[tuple[JobId, str], tuple[NodeId, ...]]
+    #: wheel indices of each (job, phase)
+    visits: dict[tuple[JobId, str], tuple[int, ...]]
+
+
+class Rotation:
+    """Answers about the order within groups. It keeps projections, nothing else."""
+
+    def __init__(self) -> None:
+        self._known: dict[GroupId, Projection] = {}
+
+    def projection(self, state: State, group: Group) -> Projection:
+        """The group's wheel, by node."""
+        known = self._known.get(group.id)
+        if known is not None and known.version == group.version:
+            return known
+        made = _project(state, group)
+        self._known[group.id] = made
+        if len(self._known) > 2 * len(state.groups) + 16:  # groups that are gone
+            self._known = {name: kept for name, kept in self._known.items() if name in state.groups}
+        return made
+
+    def visit_of(self, state: State, group: Group, job: JobId, phase: str) -> int | None:
+        """The wheel index of the job's next visit for this phase."""
+        indices = self.projection(state, group).visits.get((job, phase))
+        if not indices:
+            return None
+        wheel = group.wheel
+        return indices[0] if len(indices) == 1 else min(indices, key=lambda index: (wheel[index].turn, index))
+
+    def nodes_of(self, state: State, group: Group, job: JobId, phase: str) -> tuple[NodeId, ...]:
+        """The nodes that a phase claims, all at once."""
+        return self.projection(state, group).nodes.get((job, phase), ())
+
+    def head(self, state: State, group: Group, node: NodeId) -> int | None:
+        """The wheel index of the visit that is next on a node."""
+        wheel = group.wheel
+        head = None
+        least = -1
+        for index in self.projection(state, group).on.get(node, ()):
+            turn = wheel[index].turn
+            if head is None or turn < least:  # indices ascend, so of equal turns the first stays
+                head, least = index, turn
+        return head
+
+    def before(self, state: State, group: Group, index: int) -> Iterator[Visit]:
+        """Visits that come before this one on any of its nodes, once each per turn that is due."""
+        visit = group.wheel[index]
+        mine = (visit.turn, index)
+        projection = self.projection(state, group)
+        seen: set[int] = set()
+        for node in projection.nodes.get((visit.job, visit.phase), ()):
+            for other in projection.on[node]:
+                if other not in seen and (group.wheel[other].turn, other) < mine:
+                    seen.add(other)
+                    yield group.wheel[other]
+
+
+def find_phase(state: State, job: JobId, name: str) -> PhaseSpec | None:
+    """The job's cycle or side phase of that name."""
+    spec = state.jobs[job].spec
+    for phase in spec.phases:
+        if phase.name == name:
+            return phase
+    for phase in spec.side:
+        if phase.name == name:
+            return phase
+    return None
+
+
+def _project(state: State, group: Group) -> Projection:
+    on: dict[NodeId, list[int]] = {}
+    nodes: dict[tuple[JobId, str], tuple[NodeId, ...]] = {}
+    visits: dict[tuple[JobId, str], list[int]] = {}
+    for index, visit in enumerate(group.wheel):
+        key = (visit.job, visit.phase)
+        if key not in nodes:
+            phase = find_phase(state, visit.job, visit.phase)
+            nodes[key] = () if phase is None else state.phase_nodes(state.jobs[visit.job], phase)
+        visits.setdefault(key, []).append(index)
+        for node in nodes[key]:
+            on.setdefault(node, []).append(index)
+    return Projection(
+        version=group.version,
+        on={node: tuple(indices) for node, indices in on.items()},
+        nodes=nodes,
+        visits={key: tuple(indices) for key, indices in visits.items()},
+    )

@@ -1,0 +1,141 @@
+"""What is not journalled: lease deadlines, attachment, progress, and when to look again.
+
+It starts anew with the daemon, and is no part of replay equality. Whatever comes of it (a session lost, a request
+withdrawn) is a fact. Deadlines lie in a heap of hints: a hint that comes up early is put back at its true time, so
+that renewing a lease costs one store into a dict.
+"""
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from rollmuxd.core.config import Config
+from rollmuxd.core.model import HostId, Millis, SessionId, SessionStatus, SlotId, SlotStatus
+from rollmuxd.core.state import State
+
+
+class Soft:
+    """Deadlines and what they are derived from."""
+
+    def __init__(self) -> None:
+        #: when each living session was heard of last
+        self.seen: dict[SessionId, Millis] = {}
+        #: requests that no call attends, and until when they keep their place
+        self.detached: dict[SlotId, Millis] = {}
+        #: how far running slots are: done, total
+        self.progress: dict[SlotId, tuple[int, int]] = {}
+        #: requests that are queued
+        self.waiting = 0
+        #: hosts that are to be looked at again, and when
+        self._looks: dict[HostId, Millis] = {}
+        #: after how long the time after that
+        self._pause: dict[HostId, Millis] = {}
+        self._heap: list[tuple[Millis, str, str]] = []
+        self._planned: dict[tuple[str, str], Millis] = {}
+
+    # ---- sessions and requests -----------------------------------------------------------------------------------
+
+    def see(self, session: SessionId, now: Millis, lease_ms: Millis) -> None:
+        """A session is there; its lease begins or is renewed."""
+        if session not in self.seen:
+            self.at(now + lease_ms, "lease", session)
+        self.seen[session] = now
+
+    def forget_session(self, session: SessionId) -> None:
+        """It has ended."""
+        self.seen.pop(session, None)
+
+    def detach(self, slot: SlotId, until: Millis) -> None:
+        """Nobody attends the request."""
+        self.detached[slot] = until
+        self.at(until, "detach", slot)
+
+    def attach(self, slot: SlotId) -> bool:
+        """Somebody attends it again; tells whether it was detached."""
+        return self.detached.pop(slot, None) is not None
+
+    def forget_slot(self, slot: SlotId) -> None:
+        """The request or slot has ended."""
+        self.detached.pop(slot, None)
+        self.progress.pop(slot, None)
+
+    def renew_all(self, now: Millis) -> None:
+        """Renew every lease in full."""
+        for session in self.seen:
+            self.seen[session] = now
+
+    def restart(self, state: State, now: Millis, config: Config) -> None:
+        """The daemon has started: leases in full, every request detached until it is asked for again."""
+        self.seen.clear()
+        for session in state.sessions.values():
+            if session.status is SessionStatus.ALIVE:
+                self.see(session.id, now, config.lease_ms)
+        self.waiting = 0
+        for slot in state.slots.values():
+            if slot.status is SlotStatus.QUEUED:
+                self.waiting += 1
+                self.detach(slot.id, now + config.reattach_ms)
+
+    # ---- looking again -----------------------------------------------------------------------------------------------
+
+    def look_now(self, host: HostId, now: Millis, config: Config) -> bool:
+        """Something on a host should come clear. True: look at once; a look that is planned soon anyway will do."""
+        soon = self._looks.get(host)
+        self._pause[host] = config.observe_after_ms
+        if soon is not None and soon <= now + config.observe_after_ms:
+            return False
+        self._plan_look(host, now + config.observe_after_ms)
+        return True
+
+    def look_later(self, host: HostId, now: Millis, config: Config) -> None:
+        """It is not clear yet: look again, each time after twice as long."""
+        if host in self._looks:
+            return
+        pause = self._pause.get(host, config.observe_after_ms)
+        self._pause[host] = min(2 * pause, config.observe_at_least_ms)
+        self._plan_look(host, now + pause)
+
+    def _plan_look(self, host: HostId, at: Millis) -> None:
+        self._looks[host] = at
+        self.at(at, "look", host)
+
+    def observed(self, host: HostId) -> None:
+        """The host was looked at; what is still to come clear there plans the next look."""
+        self._looks.pop(host, None)
+
+    # ---- deadlines -----------------------------------------------------------------------------------------------------
+
+    def at(self, due: Millis, kind: str, key: str) -> None:
+        """Something is to be looked after at that time. Said twice, the earlier holds."""
+        planned = self._planned.get((kind, key))
+        if planned is None or due < planned:
+            self._planned[kind, key] = due
+            heappush(self._heap, (due, kind, key))
+
+    def next_due(self) -> Millis | None:
+        """When the earliest hint comes up."""
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now: Millis, config: Config) -> Iterator[tuple[str, str]]:
+        """What is truly due by now; a hint that came early is put back at its true time."""
+        while self._heap and self._heap[0][0] <= now:
+            at, kind, key = heappop(self._heap)
+            if self._planned.get((kind, key)) != at:
+                continue  # overtaken by an earlier hint
+            del self._planned[kind, key]
+            true = self._true_time(kind, key, at, config)
+            if true is None:
+                continue
+            if true > now:
+                self.at(true, kind, key)
+                continue
+            yield kind, key
+
+    def _true_time(self, kind: str, key: str, at: Millis, config: Config) -> Millis | None:
+        if kind == "lease":
+            seen = self.seen.get(key)
+            return None if seen is None else seen + config.lease_ms
+        if kind == "detach":
+            return self.detached.get(key)
+        if kind == "look":
+            return self._looks.get(key)
+        return at

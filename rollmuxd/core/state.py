@@ -1,0 +1,730 @@
+"""The core's whole memory, and the one place that writes it: ``apply``, fact by fact.
+
+``apply`` holds no policy: every number that was decided is in the fact. It is the same code live, in replay and in
+the simulator, so replaying a journal gives the very state that the live scheduler had. What is not here (lease
+deadlines, attachment, progress) is soft: it lives in the scheduler, is not journalled, and starts anew with it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct, field
+
+from rollmuxd.core import facts as f
+from rollmuxd.core import lifecycle
+from rollmuxd.core.errors import BrokenInvariant, UnknownThing
+from rollmuxd.core.lifecycle import next_state_status, next_status
+from rollmuxd.core.model import (
+    Gpu,
+    Group,
+    GroupId,
+    Host,
+    HostId,
+    Job,
+    JobId,
+    JobState,
+    JobStatus,
+    Millis,
+    Node,
+    NodeId,
+    NodeStatus,
+    Order,
+    OrderId,
+    OrderKind,
+    OrderStatus,
+    PhaseSpec,
+    PhaseTimes,
+    PoolName,
+    Progress,
+    Session,
+    SessionId,
+    SessionStatus,
+    Slot,
+    SlotId,
+    SlotStatus,
+    StateSpec,
+    StateStatus,
+    Visit,
+)
+
+#: ended slots of a job that are remembered, so that a repeated call gets the answer it got before
+SLOTS_REMEMBERED = 4
+#: ended jobs that are remembered; older ones are in the journal only
+JOBS_REMEMBERED = 1_000
+#: observations of a phase's time that are kept
+TIMES_KEPT = 64
+
+
+def state_key(job: JobId, pool: PoolName, node: NodeId) -> str:
+    """The key of a job's state for a pool on a node."""
+    return f"{job}|{pool}|{node}"
+
+
+class State(Struct):
+    """Everything that a restart must find again. Serialisable as it is (snapshots)."""
+
+    incarnation: int = 1
+    #: time of the last fact
+    at: Millis = 0
+    hosts: dict[HostId, Host] = field(default_factory=dict)
+    nodes: dict[NodeId, Node] = field(default_factory=dict)
+    jobs: dict[JobId, Job] = field(default_factory=dict)
+    sessions: dict[SessionId, Session] = field(default_factory=dict)
+    #: open slots, and each job's last few ended ones
+    slots: dict[SlotId, Slot] = field(default_factory=dict)
+    groups: dict[GroupId, Group] = field(default_factory=dict)
+    states: dict[str, JobState] = field(default_factory=dict)
+    #: orders without a final result
+    orders: dict[OrderId, Order] = field(default_factory=dict)
+    #: "owner/name" -> job
+    names: dict[str, JobId] = field(default_factory=dict)
+    #: jobs in status WAITING, longest first
+    waiting: dict[JobId, None] = field(default_factory=dict)
+    slots_of: dict[JobId, list[SlotId]] = field(default_factory=dict)
+    ended: list[JobId] = field(default_factory=list)
+    #: how many ids of each kind were minted, and the last fence
+    minted: dict[str, int] = field(default_factory=dict)
+    fence_number: int = 0
+
+    def apply(self, fact: f.Fact) -> None:
+        """Let one thing have happened.
+
+        Raises:
+            BrokenInvariant: the life-cycle tables do not know it; the state is then not to be used any more.
+        """
+        if fact.at < self.at:
+            raise BrokenInvariant(f"time went back from {self.at} to {fact.at} ({f.name(fact)})")
+        self.at = fact.at
+        _APPLY[type(fact)](self, fact)
+
+    # ---- questions ---------------------------------------------------------------------------------------------
+
+    def next_id(self, prefix: str) -> str:
+        """The id that the next fact of this kind will use: ``s17``."""
+        return f"{prefix}{self.minted.get(prefix, 0) + 1}"
+
+    def job(self, job: JobId) -> Job:
+        """The job, or UnknownThing."""
+        found = self.jobs.get(job)
+        if found is None:
+            raise UnknownThing("job", job)
+        return found
+
+    def slot(self, slot: SlotId) -> Slot:
+        """The slot, or UnknownThing."""
+        found = self.slots.get(slot)
+        if found is None:
+            raise UnknownThing("slot", slot)
+        return found
+
+    def node(self, node: NodeId) -> Node:
+        """The node, or UnknownThing."""
+        found = self.nodes.get(node)
+        if found is None:
+            raise UnknownThing("node", node)
+        return found
+
+    def job_named(self, owner: str, name: str) -> Job | None:
+        """The owner's job of that name."""
+        found = self.names.get(f"{owner}/{name}")
+        return None if found is None else self.jobs[found]
+
+    def phase_nodes(self, job: Job, phase: PhaseSpec) -> tuple[NodeId, ...]:
+        """The pinned nodes that a phase claims, each once, in the order of its pools."""
+        return tuple(dict.fromkeys(node for pool in phase.pools for node in job.pins.get(pool, ())))
+
+    def left_over_mb(self, node: Node) -> int:
+        """What parked states may leave on each GPU of a node."""
+        total = 0
+        for key in node.states:
+            kept = self.states[key]
+            if kept.status not in (StateStatus.GONE, StateStatus.LOADED):
+                total += kept.spec.leftover_mb
+        return total
+
+    # ---- writing (by facts only) ---------------------------------------------------------------------------------
+
+    def _mint(self, prefix: str) -> None:
+        self.minted[prefix] = self.minted.get(prefix, 0) + 1
+
+    def _daemon_started(self, fact: f.DaemonStarted) -> None:
+        self.incarnation = max(self.incarnation, fact.incarnation)
+        for node in self.nodes.values():
+            if node.status is NodeStatus.UP or node.status is NodeStatus.OCCUPIED:
+                node.status = NodeStatus.UNKNOWN
+
+    def _nothing(self, fact: f.Fact) -> None:
+        """The fact is for people and other readers of the journal."""
+
+    def _host_added(self, fact: f.HostAdded) -> None:
+        known = self.hosts.get(fact.host.id)
+        if known is None:
+            self.hosts[fact.host.id] = Host(id=fact.host.id, backend=fact.host.backend, ram_mb=fact.host.ram_mb)
+        else:
+            known.backend, known.ram_mb = fact.host.backend, fact.host.ram_mb
+
+    def _host_removed(self, fact: f.HostRemoved) -> None:
+        del self.hosts[fact.host]
+
+    def _host_booted(self, fact: f.HostBooted) -> None:
+        self.hosts[fact.host].boot_id = fact.boot_id
+
+    def _node_added(self, fact: f.NodeAdded) -> None:
+        spec = fact.node
+        host = self.hosts[spec.host]
+        if spec.id not in host.nodes:
+            host.nodes.append(spec.id)
+        self.nodes[spec.id] = Node(
+            id=spec.id,
+            host=spec.host,
+            gpus={gpu: Gpu() for gpu in spec.gpus},
+            pools=spec.pools,
+            gpu_type=spec.gpu_type,
+            gpu_mb=spec.gpu_mb,
+            price_per_gpu_hour=spec.price_per_gpu_hour,
+        )
+
+    def _node_removed(self, fact: f.NodeRemoved) -> None:
+        node = self.nodes.pop(fact.node)
+        self.hosts[node.host].nodes.remove(node.id)
+
+    def _node_moved(self, fact: Any) -> None:
+        """A node's status, for the facts that say nothing else."""
+        node = self.nodes[fact.node]
+        node.status = next_status(lifecycle.NODE, node.status, fact, f"node {node.id}")
+        node.reason = getattr(fact, "reason", "")
+        if isinstance(fact, f.NodeDraining):
+            node.drain, node.reason = True, f"drained by {fact.by}"
+        elif isinstance(fact, f.NodeUndrained):
+            node.drain = False
+
+    def _gpus_cleared(self, fact: f.GpusCleared) -> None:
+        node = self.nodes[fact.node]
+        for gpu in fact.gpus:
+            node.gpus[gpu].stain = None
+        if all(gpu.stain is None for gpu in node.gpus.values()):
+            node.unclear_since = None
+
+    def _gpus_unclear(self, fact: f.GpusUnclear) -> None:
+        node = self.nodes[fact.node]
+        node.unclear_since, node.reason = fact.at, fact.reason
+
+    def _job_registered(self, fact: f.JobRegistered) -> None:
+        job = self.jobs.get(fact.job)
+        if job is None:
+            self._mint("j")
+            job = Job(
+                id=fact.job, owner=fact.owner, user=fact.user, spec=fact.spec, registered_at=fact.at, run=fact.run
+            )
+            self.jobs[fact.job] = job
+            self.slots_of[fact.job] = []
+            self.names[f"{fact.owner}/{fact.spec.name}"] = fact.job
+        else:
+            job.status = next_status(lifecycle.JOB, job.status, fact, f"job {job.id}")
+            job.user, job.spec, job.run, job.registered_at = fact.user, fact.spec, fact.run, fact.at
+            job.progress, job.reason, job.session = Progress(), "", None
+            job.promised, job.admission, job.planned_period_ms, job.ended_at = False, "", None, None
+            if job.id in self.ended:
+                self.ended.remove(job.id)
+        job.idempotency_key = fact.idempotency_key
+        self.waiting[job.id] = None
+
+    def _set_job(self, job: Job, fact: f.Fact, to: JobStatus | None = None) -> None:
+        job.status = next_status(lifecycle.JOB, job.status, fact, f"job {job.id}", to)
+        if job.status is JobStatus.WAITING:
+            self.waiting[job.id] = None
+        else:
+            self.waiting.pop(job.id, None)
+
+    def _job_placed(self, fact: f.JobPlaced) -> None:
+        job = self.jobs[fact.job]
+        self._set_job(job, fact, fact.status)
+        group = self.groups.get(fact.group)
+        if group is None:
+            self._mint("g")
+            group = self.groups[fact.group] = Group(id=fact.group)
+        group.jobs.append(job.id)
+        group.wheel = _merged(group.wheel, fact.wheel)
+        group.version += 1
+        job.group, job.pins, job.placed_at, job.admission = group.id, fact.pins, fact.at, fact.admission
+        job.promised, job.planned_period_ms = fact.promised, fact.period_ms
+        for pool, nodes in fact.pins.items():
+            for name in nodes:
+                node = self.nodes[name]
+                node.group = group.id
+                if name not in group.nodes:
+                    group.nodes.append(name)
+                if job.id not in node.pinned:
+                    node.pinned.append(job.id)
+                spec = _state_spec(job, pool)
+                if spec is not None:
+                    key = state_key(job.id, pool, name)
+                    self.states[key] = JobState(job=job.id, pool=pool, node=name, spec=spec)
+                    node.states.append(key)
+                    job.states.append(key)
+                    self.hosts[node.host].reserved_mb += spec.ram_mb
+
+    def _placement_ended(self, fact: f.PlacementEnded) -> None:
+        job = self.jobs[fact.job]
+        self._leave_wheel(job)
+        for key in job.states:
+            kept = self.states.pop(key)
+            node = self.nodes[kept.node]
+            node.states.remove(key)
+            self.hosts[node.host].reserved_mb -= kept.spec.ram_mb
+        for name in dict.fromkeys(name for nodes in job.pins.values() for name in nodes):
+            node = self.nodes[name]
+            node.pinned.remove(job.id)
+            if not node.pinned and node.group is not None:
+                self.groups[node.group].nodes.remove(name)
+                node.group = None
+        group = self.groups[job.group] if job.group else None
+        if group is not None:
+            group.jobs.remove(job.id)
+            group.version += 1
+            if not group.jobs:
+                del self.groups[group.id]
+        job.last_pins, job.pins, job.states, job.group, job.placed_at = job.pins, {}, [], None, None
+
+    def _leave_wheel(self, job: Job) -> None:
+        group = self.groups.get(job.group) if job.group else None
+        if group is not None and any(visit.job == job.id for visit in group.wheel):
+            group.wheel = [visit for visit in group.wheel if visit.job != job.id]
+            group.version += 1
+
+    def _job_unplaced(self, fact: f.JobUnplaced) -> None:
+        job = self.jobs[fact.job]
+        if job.status is JobStatus.PAUSED:
+            job.resume_to = JobStatus.WAITING
+        else:
+            self._set_job(job, fact)
+        job.reason, job.promised = fact.reason, False
+        self._leave_wheel(job)
+
+    def _job_promised(self, fact: f.JobPromised) -> None:
+        job = self.jobs[fact.job]
+        self._set_job(job, fact)
+        job.promised, job.planned_period_ms = fact.promised, fact.period_ms
+
+    def _job_paused(self, fact: f.JobPaused) -> None:
+        job = self.jobs[fact.job]
+        job.resume_to = job.status
+        self._set_job(job, fact)
+        job.reason = f"paused by {fact.by}"
+        job.paused_at = fact.at if job.slot is None else None
+
+    def _job_resumed(self, fact: f.JobResumed) -> None:
+        job = self.jobs[fact.job]
+        self._set_job(job, fact, job.resume_to)
+        job.reason = ""
+        if job.paused_at is not None:
+            job.progress.iteration_excused_ms += fact.at - job.paused_at
+            if job.progress.idle_from is not None:
+                job.progress.idle_from = fact.at
+        job.paused_at = None
+
+    def _job_quarantined(self, fact: f.JobQuarantined) -> None:
+        job = self.jobs[fact.job]
+        self._set_job(job, fact)
+        job.reason = fact.reason
+        self._leave_wheel(job)
+
+    def _job_reinstated(self, fact: f.JobReinstated) -> None:
+        job = self.jobs[fact.job]
+        self._set_job(job, fact)
+        job.reason = ""
+
+    def _job_lost(self, fact: f.JobLost) -> None:
+        job = self.jobs[fact.job]
+        self._set_job(job, fact)
+        job.reason = fact.reason
+        self._leave_wheel(job)
+
+    def _job_ended(self, fact: f.JobEnded) -> None:
+        job = self.jobs[fact.job]
+        self._set_job(job, fact)
+        job.reason, job.ended_at = fact.reason, fact.at
+        self._leave_wheel(job)
+        self.ended.append(job.id)
+        self._forget_old_jobs()
+
+    def _forget_old_jobs(self) -> None:
+        """Ended jobs beyond the limit go, unless something of them is still on a node."""
+        for name in self.ended[: max(0, len(self.ended) - JOBS_REMEMBERED)]:
+            job = self.jobs[name]
+            if job.pins or job.closing:
+                continue
+            self.ended.remove(name)
+            for slot in self.slots_of.pop(name):
+                del self.slots[slot]
+            for session in [s.id for s in self.sessions.values() if s.job == name]:
+                del self.sessions[session]
+            del self.names[f"{job.owner}/{job.spec.name}"]
+            del self.jobs[name]
+
+    def _session_opened(self, fact: f.SessionOpened) -> None:
+        self._mint("e")
+        self.sessions[fact.session] = Session(
+            id=fact.session,
+            job=fact.job,
+            run=fact.run,
+            opened_at=fact.at,
+            pid=fact.pid,
+            host=fact.host,
+            started=fact.started,
+        )
+        job = self.jobs[fact.job]
+        before = job.session
+        job.session = fact.session
+        # an older session is remembered for as long as it is the one before: its calls get a good refusal
+        for old in [s.id for s in self.sessions.values() if s.job == job.id and s.id not in (before, fact.session)]:
+            del self.sessions[old]
+
+    def _session_over(self, fact: Any) -> None:
+        ends = {
+            f.SessionFenced: SessionStatus.FENCED,
+            f.SessionLost: SessionStatus.LOST,
+            f.SessionClosed: SessionStatus.CLOSED,
+        }
+        self.sessions[fact.session].status = ends[type(fact)]
+
+    def _slot_queued(self, fact: f.SlotQueued) -> None:
+        self._mint("s")
+        job = self.jobs[fact.job]
+        self.slots[fact.slot] = Slot(
+            id=fact.slot,
+            job=fact.job,
+            run=fact.run,
+            session=fact.session,
+            phase=fact.phase,
+            request_id=fact.request_id,
+            queued_at=fact.at,
+            side=fact.side,
+        )
+        self.slots_of[job.id].append(fact.slot)
+        job.queued = fact.slot
+        _count_request(job, fact)
+
+    def _slot_withdrawn(self, fact: f.SlotWithdrawn) -> None:
+        slot = self.slots[fact.slot]
+        slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+        slot.reason, slot.ended_at = fact.reason, fact.at
+        job = self.jobs[slot.job]
+        job.queued = None
+        if slot.side:
+            self._drop_once(job, slot.phase)
+        self._forget_old_slots(job.id)
+
+    def _drop_once(self, job: Job, phase: str) -> None:
+        group = self.groups.get(job.group) if job.group else None
+        if group is None:
+            return
+        group.wheel = [v for v in group.wheel if not (v.once and v.job == job.id and v.phase == phase)]
+        group.version += 1
+
+    def _forget_old_slots(self, job: JobId) -> None:
+        mine = self.slots_of[job]
+        if len(mine) <= SLOTS_REMEMBERED:
+            return
+        over = [s for s in mine if self.slots[s].status in (SlotStatus.OVER, SlotStatus.WITHDRAWN)]
+        for slot in over[: len(mine) - SLOTS_REMEMBERED]:
+            mine.remove(slot)
+            del self.slots[slot]
+
+    def _visit_added(self, fact: f.VisitAdded) -> None:
+        group = self.groups[fact.group]
+        turn = min((visit.turn for visit in group.wheel), default=0)
+        group.wheel.append(Visit(job=fact.job, phase=fact.phase, turn=turn, once=True))
+        group.version += 1
+
+    def _visit_skipped(self, fact: f.VisitSkipped) -> None:
+        self._pass_visit(self.groups[fact.group], fact.visit)
+
+    def _pass_visit(self, group: Group, index: int) -> None:
+        visit = group.wheel[index]
+        if visit.once:
+            del group.wheel[index]
+            group.version += 1
+        else:
+            visit.turn += 1
+
+    def _slot_claimed(self, fact: f.SlotClaimed) -> None:
+        slot = self.slots[fact.slot]
+        slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+        slot.gpus, slot.claimed_at = fact.gpus, fact.at
+        job = self.jobs[slot.job]
+        job.queued, job.slot = None, slot.id
+        group = self.groups[job.group or ""]
+        for name in group.nodes:
+            gpus = self.nodes[name].gpus
+            for gpu in fact.gpus:
+                mine = gpus.get(gpu)
+                if mine is not None:
+                    if mine.holder is not None:
+                        raise BrokenInvariant(f"{gpu} is held by slot {mine.holder}, and slot {slot.id} claims it")
+                    mine.holder, mine.stain = slot.id, job.id
+        self._pass_visit(group, fact.visit)
+
+    def _slot_granted(self, fact: f.SlotGranted) -> None:
+        slot = self.slots[fact.slot]
+        slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+        slot.fence, slot.granted_at = fact.fence, fact.at
+        self.fence_number = fact.fence.number
+
+    def _slot_taken_over(self, fact: f.SlotTakenOver) -> None:
+        slot = self.slots[fact.slot]
+        slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+        slot.session = fact.session
+        if fact.fence is not None:
+            slot.fence, self.fence_number = fact.fence, fact.fence.number
+
+    def _slot_shrunk(self, fact: f.SlotShrunk) -> None:
+        slot = self.slots[fact.slot]
+        slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+        self._unhold(slot, keep=fact.kept)
+        slot.gpus = fact.kept
+
+    def _slot_grown(self, fact: f.SlotGrown) -> None:
+        slot = self.slots[fact.slot]
+        slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+        slot.gpus = fact.gpus
+
+    def _unhold(self, slot: Slot, keep: tuple[str, ...] = ()) -> None:
+        for pins in self.jobs[slot.job].pins.values():
+            for name in pins:
+                for gpu, it in self.nodes[name].gpus.items():
+                    if it.holder == slot.id and gpu not in keep:
+                        it.holder = None
+
+    def _slot_released(self, fact: f.SlotReleased) -> None:
+        slot = self.slots[fact.slot]
+        slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+        slot.ended_at, slot.released = fact.at, True
+        job = self.jobs[slot.job]
+        job.slot = None
+        job.closing.append(slot.id)
+        _count_release(job, slot, fact.at)
+
+    def _next_answered(self, fact: f.NextAnswered) -> None:
+        slot = self.slots[fact.slot]
+        slot.next_slot, slot.next_refused = fact.next_slot, fact.refused
+
+    def _slot_taken_away(self, fact: Any) -> None:
+        """FAULTED, LOST or REVOKED."""
+        slot = self.slots[fact.slot]
+        slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+        slot.reason, slot.ended_at = fact.reason, fact.at
+        job = self.jobs[slot.job]
+        job.slot = None
+        job.closing.append(slot.id)
+        job.progress.idle_from = fact.at
+
+    def _slot_reclaiming(self, fact: f.SlotReclaiming) -> None:
+        slot = self.slots[fact.slot]
+        slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+
+    def _slot_over(self, fact: f.SlotOver) -> None:
+        slot = self.slots[fact.slot]
+        slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+        self._unhold(slot)
+        job = self.jobs[slot.job]
+        job.closing.remove(slot.id)
+        self._forget_old_slots(job.id)
+
+    def _order_issued(self, fact: f.OrderIssued) -> None:
+        self._mint("o")
+        key = state_key(fact.job, fact.pool, fact.node)
+        kept = self.states[key]
+        kept.status = next_state_status(kept.status, fact, fact.kind, f"state {key}")
+        kept.order = fact.order
+        self.orders[fact.order] = Order(
+            id=fact.order,
+            kind=fact.kind,
+            job=fact.job,
+            run=fact.run,
+            pool=fact.pool,
+            node=fact.node,
+            driver=fact.driver,
+            issued_at=fact.at,
+            slot=fact.slot,
+        )
+
+    def _order_ended(self, fact: f.OrderEnded) -> None:
+        order = self.orders.pop(fact.order)
+        next_status(lifecycle.ORDER, order.status, fact, f"order {order.id}")
+        kept = self._ordered(order)
+        if kept is None:
+            return
+        kept.order = None
+        if kept.status is StateStatus.UNKNOWN:  # a late word about a lost order: StateSeen says what it means
+            return
+        kept.status = next_state_status(kept.status, fact, order.kind, f"state {order.pool} of {order.job}")
+        progress = self.jobs[order.job].progress
+        if order.kind is OrderKind.LOAD:
+            if kept.warm:
+                progress.loads_warm += 1
+            else:
+                progress.loads_cold += 1
+            kept.warm = True
+        elif order.kind is OrderKind.PARK:
+            progress.parks += 1
+        else:
+            kept.warm = False
+
+    def _order_faulted(self, fact: f.OrderFaulted) -> None:
+        order = self.orders.pop(fact.order)
+        next_status(lifecycle.ORDER, order.status, fact, f"order {order.id}")
+        kept = self._ordered(order)
+        if kept is not None:
+            kept.order = None
+            kept.status = next_state_status(kept.status, fact, None, f"state {order.pool} of {order.job}")
+
+    def _order_contact_lost(self, fact: f.OrderContactLost) -> None:
+        order = self.orders[fact.order]
+        order.status = next_status(lifecycle.ORDER, order.status, fact, f"order {order.id}")
+        order.error = fact.error
+        kept = self._ordered(order)
+        if kept is not None:
+            kept.status = next_state_status(kept.status, fact, None, f"state {order.pool} of {order.job}")
+
+    def _ordered(self, order: Order) -> JobState | None:
+        """The state that an order moves; None when it has left the books meanwhile."""
+        kept = self.states.get(state_key(order.job, order.pool, order.node))
+        return kept if kept is not None and kept.order == order.id else None
+
+    def _state_unknown(self, fact: f.StateUnknown) -> None:
+        key = state_key(fact.job, fact.pool, fact.node)
+        kept = self.states[key]
+        kept.status = next_state_status(kept.status, fact, None, f"state {key}")
+
+    def _state_seen(self, fact: f.StateSeen) -> None:
+        key = state_key(fact.job, fact.pool, fact.node)
+        kept = self.states[key]
+        kept.status = next_state_status(kept.status, fact, None, f"state {key}", fact.status)
+        if kept.order is not None:  # nothing is left to be learnt of its order
+            self.orders.pop(kept.order, None)
+            kept.order = None
+        if fact.status is StateStatus.GONE:
+            kept.warm = False
+
+
+def _merged(old: list[Visit], planned: tuple[f.PlannedVisit, ...]) -> list[Visit]:
+    """The planned wheel, in which visits that were there before keep their turn and new ones join this turn."""
+    turns: dict[tuple[JobId, str], list[int]] = {}
+    for visit in old:
+        turns.setdefault((visit.job, visit.phase), []).append(visit.turn)
+    joins = min((visit.turn for visit in old), default=0)
+    wheel = []
+    for plan in planned:
+        known = turns.get((plan.job, plan.phase))
+        wheel.append(Visit(job=plan.job, phase=plan.phase, turn=known.pop(0) if known else joins, once=plan.once))
+    return wheel
+
+
+def _count_request(job: Job, fact: f.SlotQueued) -> None:
+    """Book the job's own gap, and the iteration that this request may end.
+
+    Slowdown (DESIGN section 6): solo is the running times plus own gaps; elapsed leaves out pauses, side phases, and
+    what of the own gaps goes beyond the plan. A gap beyond the plan is left out of both sides.
+    """
+    progress = job.progress
+    if progress.idle_from is not None and not fact.side:
+        gap = fact.at - progress.idle_from
+        planned = next((phase.gap_ms for phase in job.spec.phases if phase.name == fact.phase), 0)
+        progress.iteration_solo_ms += min(gap, planned)
+        progress.iteration_excused_ms += max(0, gap - planned)
+    progress.idle_from = None
+    if not fact.iteration:
+        return
+    if progress.iteration_from is not None:
+        progress.finished += 1
+        progress.solo_ms += progress.iteration_solo_ms
+        progress.elapsed_ms += fact.at - progress.iteration_from - progress.iteration_excused_ms
+    progress.iteration_from = fact.at
+    progress.iteration_solo_ms = progress.iteration_excused_ms = 0
+
+
+def _count_release(job: Job, slot: Slot, at: Millis) -> None:
+    """Book the time that a phase ran in its slot: its solo time, shared or not."""
+    ran = at - (slot.granted_at if slot.granted_at is not None else at)
+    progress = job.progress
+    progress.idle_from = at
+    if job.status is JobStatus.PAUSED:
+        job.paused_at = at
+    if slot.side:
+        progress.iteration_excused_ms += at - slot.queued_at
+        return
+    progress.iteration_solo_ms += ran
+    times = job.times.get(slot.phase)
+    if times is None:
+        times = job.times[slot.phase] = PhaseTimes()
+    times.count += 1
+    times.total_ms += ran
+    times.recent_ms.append(ran)
+    if len(times.recent_ms) > TIMES_KEPT:
+        del times.recent_ms[0]
+
+
+def _state_spec(job: Job, pool: PoolName) -> StateSpec | None:
+    for spec in job.spec.states:
+        if spec.pool == pool:
+            return spec
+    return None
+
+
+_APPLY: dict[type[f.Fact], Callable[[State, Any], None]] = {
+    f.DaemonStarted: State._daemon_started,
+    f.LoopStalled: State._nothing,
+    f.HostAdded: State._host_added,
+    f.HostRemoved: State._host_removed,
+    f.HostBooted: State._host_booted,
+    f.NodeAdded: State._node_added,
+    f.NodeRemoved: State._node_removed,
+    f.NodeUp: State._node_moved,
+    f.NodeOccupied: State._node_moved,
+    f.NodeUnseen: State._node_moved,
+    f.NodeLost: State._node_moved,
+    f.NodeQuarantined: State._node_moved,
+    f.NodeDraining: State._node_moved,
+    f.NodeDrained: State._node_moved,
+    f.NodeUndrained: State._node_moved,
+    f.GpusCleared: State._gpus_cleared,
+    f.GpusUnclear: State._gpus_unclear,
+    f.JobRegistered: State._job_registered,
+    f.JobPlaced: State._job_placed,
+    f.JobPromised: State._job_promised,
+    f.PlacementEnded: State._placement_ended,
+    f.JobUnplaced: State._job_unplaced,
+    f.JobPaused: State._job_paused,
+    f.JobResumed: State._job_resumed,
+    f.JobQuarantined: State._job_quarantined,
+    f.JobReinstated: State._job_reinstated,
+    f.JobLost: State._job_lost,
+    f.JobEnded: State._job_ended,
+    f.SessionOpened: State._session_opened,
+    f.SessionFenced: State._session_over,
+    f.SessionLost: State._session_over,
+    f.SessionClosed: State._session_over,
+    f.SlotQueued: State._slot_queued,
+    f.SlotWithdrawn: State._slot_withdrawn,
+    f.VisitAdded: State._visit_added,
+    f.VisitSkipped: State._visit_skipped,
+    f.SlotClaimed: State._slot_claimed,
+    f.SlotGranted: State._slot_granted,
+    f.SlotTakenOver: State._slot_taken_over,
+    f.SlotShrunk: State._slot_shrunk,
+    f.SlotGrown: State._slot_grown,
+    f.SlotReleased: State._slot_released,
+    f.NextAnswered: State._next_answered,
+    f.SlotFaulted: State._slot_taken_away,
+    f.SlotLost: State._slot_taken_away,
+    f.SlotRevoked: State._slot_taken_away,
+    f.SlotReclaiming: State._slot_reclaiming,
+    f.SlotOver: State._slot_over,
+    f.OrderIssued: State._order_issued,
+    f.OrderEnded: State._order_ended,
+    f.OrderFaulted: State._order_faulted,
+    f.OrderContactLost: State._order_contact_lost,
+    f.StateUnknown: State._state_unknown,
+    f.StateSeen: State._state_seen,
+}

@@ -1,0 +1,39 @@
+"""What the author of a backend, residency driver or policy imports; everything else of ours may change.
+
+A **backend** knows how to *reach* a host. A **residency driver** knows how to *move* one job's state there, and uses
+whatever backend reaches the host. A **policy** decides which jobs share which nodes. Each is found by an entry point
+(``rollmuxd.backends``, ``rollmuxd.residency``, ``rollmuxd.policies``), and each has a suite in
+:mod:`rollmuxd.spi.contract` that it must pass. Ours have no privileges over a stranger's.
+"""
+
+from rollmuxd.core.config import DriverTraits
+from rollmuxd.core.inputs import GpuSight
+from rollmuxd.core.model import GpuId, HostId, NodeId, OrderKind, StateSpec
+from rollmuxd.spi.backend import Backend, GpuInfo, HostConfig, Inventory, Sight
+from rollmuxd.spi.errors import ContactLost, NotDone, NotInstalled, PluginError
+from rollmuxd.spi.residency import Channel, ChannelCommand, Probed, RankResult, Residency, StateOrder
+
+__all__ = [
+    "Backend",
+    "Channel",
+    "ChannelCommand",
+    "ContactLost",
+    "DriverTraits",
+    "GpuId",
+    "GpuInfo",
+    "GpuSight",
+    "HostConfig",
+    "HostId",
+    "Inventory",
+    "NodeId",
+    "NotDone",
+    "NotInstalled",
+    "OrderKind",
+    "PluginError",
+    "Probed",
+    "RankResult",
+    "Residency",
+    "Sight",
+    "StateOrder",
+    "StateSpec",
+]

@@ -1,0 +1,537 @@
+"""What a backend and a residency driver must do, as tests: subclass, say how yours is made, run pytest.
+
+    class TestMine(BackendContract):
+        host = "box"
+        async def make(self):
+            return await MyBackend.open([HostConfig(id="box", gpus=("box/gpu0", "box/gpu1"))], {})
+
+The tests' names are the sentences of the contract. Those about things that only you can bring about (a host that goes
+away, a process that is yours to end) are skipped until you say how, by overriding the method that the reason names.
+
+Needs pytest with pytest-asyncio, and anyio. Not imported by :mod:`rollmuxd.spi`, which stays free of them.
+"""
+
+import contextlib
+import itertools
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import anyio
+import anyio.lowlevel
+import pytest
+from msgspec import Struct
+
+from rollmuxd.core.model import GpuId, HostId, OrderKind, StateSpec
+from rollmuxd.spi.backend import Backend, Sight
+from rollmuxd.spi.errors import ContactLost, NotDone, PluginError
+from rollmuxd.spi.residency import Residency, StateOrder
+
+#: A call is cancelled after so many turns of the loop, one test of it each ...
+_TURNS = range(12)
+#: ... and after so many seconds, for calls that wait for something outside.
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
+
+
+class BackendContract:
+    """What every backend must do. Override ``host`` and :meth:`make`; and what else you can bring about."""
+
+    #: a host that the backend is made for, and that is there
+    host: ClassVar[HostId] = "host1"
+    #: seconds after which a call on a healthy host, or a cancelled one, counts as hung
+    patience_s: ClassVar[float] = 20.0
+
+    # ---- what you give ------------------------------------------------------------------------------------------
+
+    async def make(self) -> Backend:
+        """An opened backend for at least ``host``."""
+        raise NotImplementedError("say how the backend is made: async def make(self)")
+
+    async def make_unreachable(self) -> Backend:
+        """A backend opened for ``host`` that was away before, and still is."""
+        pytest.skip("make_unreachable is not given")
+
+    async def take_away(self, backend: Backend) -> None:
+        """Make ``host`` unreachable."""
+        pytest.skip("take_away is not given")
+
+    async def bring_back(self, backend: Backend) -> None:
+        """Make ``host`` reachable again."""
+        pytest.skip("bring_back is not given")
+
+    async def occupy(self, backend: Backend) -> tuple[GpuId, int]:
+        """Put some memory to use on a GPU of ``host``; which GPU, and how many MB at least."""
+        pytest.skip("occupy is not given")
+
+    async def start_process(self, backend: Backend) -> tuple[int, str]:
+        """Start a process on ``host`` that is the backend's to end; its pid and start time."""
+        pytest.skip("start_process is not given")
+
+    async def is_running(self, backend: Backend, pid: int) -> bool:
+        """Whether that process still runs."""
+        pytest.skip("is_running is not given")
+
+    async def open_with(self, options: Mapping[str, Any]) -> Backend:
+        """A backend for ``host`` with these in ``[hosts.options]``, besides what it needs."""
+        pytest.skip("open_with is not given")
+
+    # ---- the contract -------------------------------------------------------------------------------------------
+
+    @pytest.mark.asyncio
+    async def test_it_sees_every_gpu_of_the_host_exactly_once(self) -> None:
+        backend = await self.make()
+        await self._see(backend)
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_used_memory_is_never_negative_nor_more_than_the_gpu_has(self) -> None:
+        backend = await self.make()
+        memory = {info.gpu: info.memory_mb for info in (await backend.inventory(self.host)).gpus}
+        for seen in (await backend.observe(self.host)).gpus:
+            assert 0 <= seen.used_mb <= memory[seen.gpu], f"{seen} on a GPU of {memory[seen.gpu]} MB"
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_asked_twice_it_has_the_same_gpus_and_the_same_boot_id(self) -> None:
+        backend = await self.make()
+        first, second = await self._see(backend), await self._see(backend)
+        assert first.boot_id == second.boot_id, "the boot id changed, and the machine was not restarted"
+        assert [gpu.gpu for gpu in first.gpus] == [gpu.gpu for gpu in second.gpus]
+        assert await backend.inventory(self.host) == await backend.inventory(self.host)
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_it_may_be_called_concurrently(self) -> None:
+        backend = await self.make()
+        sights: list[Sight] = []
+
+        async def look() -> None:
+            sights.append(await self._see(backend))
+
+        with anyio.fail_after(self.patience_s):
+            async with anyio.create_task_group() as group:
+                for _ in range(8):
+                    group.start_soon(look)
+        assert len({sight.boot_id for sight in sights}) == 1
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_a_call_cancelled_at_any_await_ends_and_leaves_it_usable(self) -> None:
+        backend = await self.make()
+        for moment in _moments():
+            with anyio.fail_after(self.patience_s):
+                finished = await _cancelled(lambda: backend.observe(self.host), moment)
+                await self._see(backend)
+            if finished:
+                break
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_it_looks_each_time_and_never_gives_a_cached_answer(self) -> None:
+        backend = await self.make()
+        before = {seen.gpu: seen.used_mb for seen in (await self._see(backend)).gpus}
+        gpu, mb = await self.occupy(backend)
+        after = {seen.gpu: seen.used_mb for seen in (await self._see(backend)).gpus}
+        assert after[gpu] >= before[gpu] + mb, (
+            f"{gpu} had {before[gpu]} MB, {mb} came, and it is seen with {after[gpu]}"
+        )
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_opening_it_needs_no_host_to_be_there(self) -> None:
+        backend = await self.make_unreachable()
+        await self._is_lost(backend, self.host)
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_a_host_that_is_away_is_contact_lost_and_never_an_empty_answer(self) -> None:
+        backend = await self.make()
+        await self._see(backend)
+        await self.take_away(backend)
+        await self._is_lost(backend, self.host)
+        await self._is_lost(backend, self.host)
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_a_host_that_comes_back_is_seen_again(self) -> None:
+        backend = await self.make()
+        await self.take_away(backend)
+        await self._is_lost(backend, self.host)
+        await self.bring_back(backend)
+        await self._see(backend)
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_a_host_it_was_not_opened_for_is_contact_lost(self) -> None:
+        backend = await self.make()
+        await self._is_lost(backend, "no-such-host-anywhere")
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_it_never_ends_a_process_whose_start_time_is_another(self) -> None:
+        backend = await self.make()
+        # This process: if it is ended after all, that will be noticed.
+        assert not await backend.kill(self.host, os.getpid(), "started at another time")
+        assert not await backend.kill(self.host, os.getpid(), "")
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_it_never_ends_a_process_group_or_init(self) -> None:
+        backend = await self.make()
+        for pid in (0, 1):
+            assert not await backend.kill(self.host, pid, "")
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_it_ends_its_own_process_with_the_right_start_time_only(self) -> None:
+        backend = await self.make()
+        pid, started = await self.start_process(backend)
+        assert not await backend.kill(self.host, pid, f"{started}0")
+        assert await self.is_running(backend, pid), "a process was ended that could have been another's"
+        assert await backend.kill(self.host, pid, started)
+        with anyio.fail_after(self.patience_s):
+            while await self.is_running(backend, pid):  # noqa: ASYNC110  # a process's end has no event for everybody
+                await anyio.sleep(0.005)
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_an_option_that_it_does_not_know_is_refused_by_host_and_name(self) -> None:
+        with pytest.raises(ValueError, match="no_such_option") as refused:
+            await self.open_with({"no_such_option": 1})
+        assert self.host in str(refused.value), f"the error does not name the host {self.host}: {refused.value}"
+
+    @pytest.mark.asyncio
+    async def test_it_may_be_closed_twice_and_before_anything_was_asked(self) -> None:
+        backend = await self.make()
+        await backend.close()
+        await backend.close()
+
+    # ---- how it is checked --------------------------------------------------------------------------------------
+
+    async def _see(self, backend: Backend) -> Sight:
+        """A sight that holds to the contract."""
+        with anyio.fail_after(self.patience_s):
+            inventory = await backend.inventory(self.host)
+            sight = await backend.observe(self.host)
+        seen = sorted(gpu.gpu for gpu in sight.gpus)
+        there = sorted(info.gpu for info in inventory.gpus)
+        assert there, f"host {self.host} has no GPUs; the contract needs one that has"
+        assert len(set(there)) == len(there), f"the inventory has a GPU twice: {there}"
+        assert seen == there, f"observed were {seen}, and the host has {there}"
+        assert all(gpu.startswith(f"{self.host}/") for gpu in there), f"a GPU is named host/gpuN, and these are {there}"
+        assert sight.boot_id, "a sight needs a boot id"
+        return sight
+
+    async def _is_lost(self, backend: Backend, host: HostId) -> None:
+        for call in (backend.observe, backend.inventory):
+            with anyio.fail_after(self.patience_s), pytest.raises(ContactLost):
+                await call(host)
+
+
+class Rig(Struct):
+    """A residency driver with a host to move states on."""
+
+    residency: Residency
+    #: reaches the host, and sees what the driver does
+    backend: Backend
+    host: HostId
+    #: GPUs of the host that nobody else uses; with two or more, two jobs are moved at a time
+    gpus: tuple[GpuId, ...]
+    #: what is moved: it must fit onto each of the GPUs, and (twice) into host RAM
+    state: StateSpec
+    ranks: int = 1
+    #: the workload's process, where the driver needs it
+    pid: int = 0
+    started: str = ""
+
+
+class ResidencyContract:
+    """What every residency driver must do. Override :meth:`make`; and what else you can bring about."""
+
+    #: seconds after which an order counts as hung
+    patience_s: ClassVar[float] = 20.0
+    #: used memory above what was agreed that still counts as clear
+    tolerance_mb: ClassVar[int] = 300
+    #: whether the rig's backend sees what the driver moves (turn off only where nothing real is moved)
+    sees_memory: ClassVar[bool] = True
+
+    # ---- what you give ------------------------------------------------------------------------------------------
+
+    async def make(self) -> Rig:
+        """A rig with nothing loaded, its workload running."""
+        raise NotImplementedError("say how the driver is made: async def make(self)")
+
+    async def take_away(self, rig: Rig) -> None:
+        """Make the host, or the workload, unreachable."""
+        pytest.skip("take_away is not given")
+
+    async def open_with(self, options: Mapping[str, Any]) -> Residency:
+        """The driver, opened with these options."""
+        pytest.skip("open_with is not given")
+
+    # ---- the contract -------------------------------------------------------------------------------------------
+
+    @pytest.mark.asyncio
+    async def test_load_park_load_and_each_time_the_memory_follows(self) -> None:
+        rig = await self.make()
+        for warm in (False, True, True):
+            await self._tell(rig, self.order(rig, OrderKind.LOAD, warm=warm))
+            await self._is_loaded(rig)
+            await self._tell(rig, self.order(rig, OrderKind.PARK))
+            await self._is_clear(rig)
+        await self._end(rig)
+
+    @pytest.mark.asyncio
+    async def test_discard_frees_what_is_loaded(self) -> None:
+        rig = await self.make()
+        await self._tell(rig, self.order(rig, OrderKind.LOAD))
+        await self._tell(rig, self.order(rig, OrderKind.DISCARD))
+        await self._is_clear(rig, leftover_mb=0)
+        await self._end(rig)
+
+    @pytest.mark.asyncio
+    async def test_discard_frees_what_is_parked_and_its_left_overs(self) -> None:
+        rig = await self.make()
+        await self._tell(rig, self.order(rig, OrderKind.LOAD))
+        await self._tell(rig, self.order(rig, OrderKind.PARK))
+        await self._tell(rig, self.order(rig, OrderKind.DISCARD))
+        await self._is_clear(rig, leftover_mb=0)
+        await self._end(rig)
+
+    @pytest.mark.asyncio
+    async def test_discard_of_nothing_is_done_and_so_is_a_second_one(self) -> None:
+        rig = await self.make()
+        await self._tell(rig, self.order(rig, OrderKind.DISCARD))
+        await self._tell(rig, self.order(rig, OrderKind.DISCARD))
+        await self._is_clear(rig, leftover_mb=0)
+        await self._end(rig)
+
+    @pytest.mark.asyncio
+    async def test_after_a_discard_it_can_be_loaded_anew(self) -> None:
+        rig = await self.make()
+        for _ in range(2):
+            await self._tell(rig, self.order(rig, OrderKind.LOAD))
+            await self._is_loaded(rig)
+            await self._tell(rig, self.order(rig, OrderKind.DISCARD))
+        await self._end(rig)
+
+    @pytest.mark.asyncio
+    async def test_park_before_anything_was_loaded_puts_nothing_onto_the_gpus(self) -> None:
+        rig = await self.make()
+        with contextlib.suppress(NotDone, ContactLost):  # both are honest
+            await self._tell(rig, self.order(rig, OrderKind.PARK))
+        await self._is_clear(rig)
+        await self._end(rig)
+
+    @pytest.mark.asyncio
+    async def test_an_order_told_twice_is_done_once(self) -> None:
+        rig = await self.make()
+        if not rig.residency.traits.idempotent:
+            pytest.skip("the driver does not say that it is idempotent")
+        for kind in (OrderKind.LOAD, OrderKind.PARK, OrderKind.LOAD, OrderKind.DISCARD):
+            order = self.order(rig, kind)
+            await self._tell(rig, order)
+            once = await self._used(rig)
+            await self._tell(rig, order)
+            assert await self._used(rig) == once, f"{kind} told twice moved memory twice"
+        await self._end(rig)
+
+    @pytest.mark.asyncio
+    async def test_two_jobs_are_moved_at_the_same_time(self) -> None:
+        rig = await self.make()
+        if len(rig.gpus) < 2:
+            pytest.skip("the rig has one GPU only")
+
+        async def go(job: str, gpu: GpuId) -> None:
+            for kind in (OrderKind.LOAD, OrderKind.PARK, OrderKind.LOAD, OrderKind.PARK, OrderKind.DISCARD):
+                await self._tell(rig, self.order(rig, kind, job=job, gpus=(gpu,)))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(go, "a", rig.gpus[0])
+            group.start_soon(go, "b", rig.gpus[1])
+        await self._is_clear(rig, leftover_mb=0)
+        await self._end(rig)
+
+    @pytest.mark.asyncio
+    async def test_an_order_cancelled_at_any_await_ends_and_the_state_is_not_out_of_reach(self) -> None:
+        """Afterwards the daemon tells it again (idempotent), or has the state discarded."""
+        rig = await self.make()
+        for moment in _moments():
+            loaded = await self._cut_short(rig, self.order(rig, OrderKind.LOAD), moment)
+            if rig.residency.traits.idempotent:
+                await self._is_loaded(rig)
+                parked = await self._cut_short(rig, self.order(rig, OrderKind.PARK), moment)
+                await self._is_clear(rig)
+            else:
+                parked = True
+            await self._tell(rig, self.order(rig, OrderKind.DISCARD))
+            await self._is_clear(rig, leftover_mb=0)
+            if loaded and parked:
+                break
+        await self._end(rig)
+
+    @pytest.mark.asyncio
+    async def test_a_probe_after_each_order_never_contradicts_what_was_answered(self) -> None:
+        rig = await self.make()
+        self._needs_probes(rig)
+        for kind in (OrderKind.LOAD, OrderKind.PARK, OrderKind.LOAD, OrderKind.DISCARD):
+            order = self.order(rig, kind)
+            await self._tell(rig, order)
+            probed = await rig.residency.probe(order)
+            assert probed.done or not probed.known, f"{kind} was done, and the probe says it was not: {probed.error}"
+        await self._end(rig)
+
+    @pytest.mark.asyncio
+    async def test_a_probe_of_an_order_that_was_never_told_does_not_say_done(self) -> None:
+        rig = await self.make()
+        self._needs_probes(rig)
+        for kind in OrderKind:
+            assert not (await rig.residency.probe(self.order(rig, kind))).done
+        await self._tell(rig, self.order(rig, OrderKind.LOAD))
+        assert not (await rig.residency.probe(self.order(rig, OrderKind.PARK))).done
+        await self._tell(rig, self.order(rig, OrderKind.DISCARD))
+        await self._end(rig)
+
+    @pytest.mark.asyncio
+    async def test_a_probe_of_an_order_cut_short_does_not_say_done_of_what_is_not(self) -> None:
+        rig = await self.make()
+        self._needs_probes(rig)
+        await self._tell(rig, self.order(rig, OrderKind.LOAD))
+        for moment in _moments():
+            order = self.order(rig, OrderKind.PARK)
+            if await _cancelled(lambda order=order: rig.residency.park(order), moment):  # type: ignore[misc]
+                break
+            if (await rig.residency.probe(order)).done:
+                await self._is_clear(rig)
+        await self._tell(rig, self.order(rig, OrderKind.DISCARD))
+        await self._end(rig)
+
+    @pytest.mark.asyncio
+    async def test_with_the_host_away_no_order_is_said_to_be_done(self) -> None:
+        rig = await self.make()
+        await self._tell(rig, self.order(rig, OrderKind.LOAD))
+        await self.take_away(rig)
+        for kind in (OrderKind.PARK, OrderKind.DISCARD):
+            try:
+                await self._tell(rig, self.order(rig, kind))
+            except (ContactLost, NotDone, TimeoutError):
+                continue
+            pytest.fail(f"{kind} is said to be done on a host that is away")
+
+    @pytest.mark.asyncio
+    async def test_an_option_that_it_does_not_know_is_refused_by_name(self) -> None:
+        with pytest.raises(ValueError, match="no_such_option"):
+            await self.open_with({"no_such_option": 1})
+
+    @pytest.mark.asyncio
+    async def test_it_may_be_closed_twice_and_states_stay_where_they_are(self) -> None:
+        rig = await self.make()
+        await self._tell(rig, self.order(rig, OrderKind.LOAD))
+        await rig.residency.close()
+        await rig.residency.close()
+        await self._is_loaded(rig)
+        await rig.backend.close()
+
+    # ---- how it is checked --------------------------------------------------------------------------------------
+
+    _ids: ClassVar[Iterator[int]] = itertools.count(1)
+
+    def order(
+        self,
+        rig: Rig,
+        kind: OrderKind,
+        *,
+        job: str = "a",
+        gpus: tuple[GpuId, ...] | None = None,
+        warm: bool = False,
+    ) -> StateOrder:
+        """A new order, as the daemon would make it."""
+        on = rig.gpus if gpus is None else gpus
+        return StateOrder(
+            order=f"o{next(self._ids)}",
+            kind=kind,
+            job=f"j-{job}",
+            run=1,
+            owner="contract",
+            name=job,
+            pool=rig.state.pool,
+            node="+".join(on),
+            host=rig.host,
+            gpus=on,
+            state=rig.state,
+            ranks=rig.ranks,
+            warm=warm,
+            pid=rig.pid,
+            started=rig.started,
+            backend=rig.backend,
+        )
+
+    async def _tell(self, rig: Rig, order: StateOrder) -> None:
+        with anyio.fail_after(self.patience_s):
+            match order.kind:
+                case OrderKind.LOAD:
+                    await rig.residency.load(order)
+                case OrderKind.PARK:
+                    await rig.residency.park(order)
+                case OrderKind.DISCARD:
+                    await rig.residency.discard(order)
+
+    async def _cut_short(self, rig: Rig, order: StateOrder, moment: float) -> bool:
+        """Cancel an order, then tell it again where that may be done. Whether it was done before it was cancelled."""
+        with anyio.fail_after(self.patience_s):
+            finished = await _cancelled(lambda: self._tell(rig, order), moment)
+        if rig.residency.traits.idempotent:
+            await self._tell(rig, order)
+        return finished
+
+    async def _used(self, rig: Rig) -> dict[GpuId, int]:
+        sight = await rig.backend.observe(rig.host)
+        return {seen.gpu: seen.used_mb for seen in sight.gpus if seen.gpu in rig.gpus}
+
+    async def _is_loaded(self, rig: Rig) -> None:
+        if self.sees_memory:
+            for gpu, mb in (await self._used(rig)).items():
+                assert mb >= rig.state.gpu_mb - self.tolerance_mb, (
+                    f"{gpu} should have {rig.state.gpu_mb} MB, and has {mb}"
+                )
+
+    async def _is_clear(self, rig: Rig, leftover_mb: int | None = None) -> None:
+        agreed = rig.state.leftover_mb if leftover_mb is None else leftover_mb
+        for gpu, mb in (await self._used(rig)).items():
+            assert mb <= agreed + self.tolerance_mb, f"{gpu} should be clear but for {agreed} MB, and has {mb}"
+
+    def _needs_probes(self, rig: Rig) -> None:
+        if not rig.residency.traits.probes:
+            pytest.skip("the driver does not say that it can be probed")
+
+    async def _end(self, rig: Rig) -> None:
+        await rig.residency.close()
+        await rig.backend.close()
+
+
+def _moments() -> Iterator[float]:
+    """When a call is cancelled: after 0, 1, 2, ... turns of the loop (negative numbers), then after some seconds."""
+    yield from (float(-turns) for turns in _TURNS)
+    yield from _SECONDS
+
+
+async def _cancelled(call: Callable[[], Awaitable[object]], moment: float) -> bool:
+    """Start a call and cancel it at a moment. Whether it had come to an end before that."""
+    ended = anyio.Event()
+
+    async def run() -> None:
+        with contextlib.suppress(PluginError):  # an end like any other
+            await call()
+        ended.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        if moment <= 0:
+            for _ in range(round(-moment)):
+                await anyio.lowlevel.checkpoint()
+        else:
+            with anyio.move_on_after(moment):
+                await ended.wait()
+        if not ended.is_set():
+            group.cancel_scope.cancel()
+    return ended.is_set()

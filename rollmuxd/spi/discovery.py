@@ -1,0 +1,156 @@
+"""Finding plugins: from the name in a configuration to a class, by entry point.
+
+Nothing is registered anywhere in the centre: a package that declares an entry point is found once it is installed. A
+plugin is imported when it is asked for (or listed), never before, and one that cannot be imported is reported with
+its own error and hides none of the others.
+
+    PluginError
+      NotInstalled      no plugin of that name; says which are there, and how to get it
+      BrokenPlugin      it is installed and cannot be used: does not import, is no class, lacks a method, is there twice
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final, Literal, TypeAlias, cast
+
+from msgspec import Struct
+
+from rollmuxd.spi.backend import Backend
+from rollmuxd.spi.errors import NotInstalled, PluginError
+from rollmuxd.spi.residency import Residency
+
+Kind: TypeAlias = Literal["backend", "residency", "policy"]
+
+GROUPS: Final[Mapping[Kind, str]] = {
+    "backend": "rollmuxd.backends",
+    "residency": "rollmuxd.residency",
+    "policy": "rollmuxd.policies",
+}
+
+#: How projects of each kind are named: what one would have to install.
+_PROJECTS: Final[Mapping[Kind, str]] = {
+    "backend": "rollmuxd-backend-{}",
+    "residency": "rollmuxd-{}",
+    "policy": "rollmuxd-policy-{}",
+}
+
+_WORDS: Final[Mapping[Kind, str]] = {"backend": "backend", "residency": "residency driver", "policy": "policy"}
+
+#: What must be there before a class is handed out, so that a half-written plugin is found at start, not at first use.
+#: Of a policy nothing is demanded here: what it owes is checked where it is used.
+_NEEDED: Final[Mapping[Kind, tuple[str, ...]]] = {
+    "backend": ("open", "inventory", "observe", "kill", "close"),
+    "residency": ("traits", "open", "load", "park", "discard", "probe", "close"),
+    "policy": (),
+}
+
+
+class BrokenPlugin(PluginError):
+    """A plugin is installed and cannot be used; ``why`` says for what reason, ``__cause__`` has its own error."""
+
+    def __init__(self, kind: Kind, name: str, origin: str, why: str) -> None:
+        super().__init__(f'{_WORDS[kind]} "{name}" ({origin}) cannot be used: {why}')
+        self.kind, self.name, self.origin, self.why = kind, name, origin, why
+
+
+class Plugin(Struct, frozen=True):
+    """An entry point that was found: its class, or the error that keeps it from being used."""
+
+    kind: Kind
+    name: str
+    #: where it comes from, for people: ``rollmuxd-backend-mock 0.1.0``
+    origin: str
+    cls: type[Any] | None = None
+    error: BrokenPlugin | None = None
+
+    def use(self) -> type[Any]:
+        """The class. Raises BrokenPlugin when there is none."""
+        if self.error is not None:
+            raise self.error
+        assert self.cls is not None
+        return self.cls
+
+
+def names(kind: Kind) -> tuple[str, ...]:
+    """The names of all installed plugins of a kind, sorted, importing none of them."""
+    return tuple(sorted({point.name for point in entry_points(group=GROUPS[kind])}))
+
+
+def installed(kind: Kind) -> dict[str, Plugin]:
+    """All plugins of a kind by name, each imported, those that cannot be used with their error. Never raises."""
+    return {name: _import(kind, name, _points(kind, name)) for name in names(kind)}
+
+
+def find(kind: Kind, name: str) -> type[Any]:
+    """The class of one plugin.
+
+    Raises:
+        NotInstalled: there is none of that name.
+        BrokenPlugin: there is, and it cannot be used.
+    """
+    points = _points(kind, name)
+    if not points:
+        raise NotInstalled(_not_installed(kind, name, names(kind)))
+    return _import(kind, name, points).use()
+
+
+def find_backend(name: str) -> type[Backend]:
+    """The class that reaches hosts with ``backend = "<name>"``. Raises as :func:`find` does."""
+    return cast("type[Backend]", find("backend", name))
+
+
+def find_residency(name: str) -> type[Residency]:
+    """The class that moves states with ``driver = "<name>"``. Raises as :func:`find` does."""
+    return cast("type[Residency]", find("residency", name))
+
+
+def find_policy(name: str) -> type[Any]:
+    """The class of a policy. Raises as :func:`find` does."""
+    return find("policy", name)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant, if one is near enough."""
+    near = difflib.get_close_matches(name, tuple(known), n=1)
+    return near[0] if near else None
+
+
+def _points(kind: Kind, name: str) -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=GROUPS[kind], name=name))
+
+
+def _not_installed(kind: Kind, name: str, there: tuple[str, ...]) -> str:
+    meant = nearest(name, there)
+    guess = f' did you mean "{meant}"? else' if meant else ""
+    return (
+        f'{_WORDS[kind]} "{name}" is not installed (installed: {", ".join(there) or "none"});{guess} '
+        f"pip install {_PROJECTS[kind].format(name)}"
+    )
+
+
+def _import(kind: Kind, name: str, points: tuple[EntryPoint, ...]) -> Plugin:
+    """One plugin, imported; whatever goes wrong with it is its own error, since it may be anybody's code."""
+    origin = " and ".join(dict.fromkeys(_origin(point) for point in points))
+
+    def broken(why: str, cause: Exception | None = None) -> Plugin:
+        error = BrokenPlugin(kind, name, origin, why)
+        error.__cause__ = cause
+        return Plugin(kind, name, origin, error=error)
+
+    # The same thing found twice is a path listed twice; two different things of one name are a choice not ours to make.
+    if len({point.value for point in points}) > 1:
+        return broken("two packages claim this name; uninstall one of them")
+    try:
+        cls = points[0].load()
+    except Exception as error:
+        return broken(f"{points[0].value} does not import: {type(error).__name__}: {error}", error)
+    if not isinstance(cls, type):
+        return broken(f"{points[0].value} is {cls!r}, and an entry point must name a class")
+    if lacking := [member for member in _NEEDED[kind] if not hasattr(cls, member)]:
+        return broken(f"{points[0].value} lacks {', '.join(lacking)}")
+    return Plugin(kind, name, origin, cls=cls)
+
+
+def _origin(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value

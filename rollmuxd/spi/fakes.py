@@ -1,0 +1,278 @@
+"""Bad backends and drivers, to be put around good ones: what everybody who uses a plugin must survive.
+
+    backend   SlowBackend     answers late
+              SilentBackend   never answers
+              LyingBackend    shows every GPU clear, whatever is on it
+              CrashingBackend raises what no contract allows
+    driver    SlowResidency, SilentResidency, CrashingResidency likewise
+              LyingResidency  says that it parked or discarded, and frees nothing
+
+    channel   FakeChannel     a line whose ranks are functions of the test
+
+Backends and drivers wrap an opened plugin (``SlowBackend(inner)``) and pass on what they do not spoil; ``inner`` is
+there to be looked at. ``only`` names the methods that are spoilt, by default all but ``close``. Not imported by
+:mod:`rollmuxd.spi`, which stays free of anyio.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Self, TypeAlias
+
+import anyio
+
+from rollmuxd.core.config import DriverTraits
+from rollmuxd.core.inputs import GpuSight
+from rollmuxd.core.model import HostId, JobId, OrderId
+from rollmuxd.spi.backend import Backend, HostConfig, Inventory, Sight
+from rollmuxd.spi.residency import Channel, ChannelCommand, Probed, RankResult, Residency, StateOrder
+
+BACKEND_METHODS: Final = ("inventory", "observe", "kill")
+RESIDENCY_METHODS: Final = ("load", "park", "discard", "probe")
+
+
+class WrappedBackend:
+    """A backend that passes everything on; ``_before`` is where a fake comes in between."""
+
+    def __init__(self, inner: Backend, *, only: Sequence[str] = BACKEND_METHODS) -> None:
+        _check(only, BACKEND_METHODS)
+        self.inner = inner
+        self.only = tuple(only)
+        #: how often each method was called
+        self.calls: dict[str, int] = dict.fromkeys(BACKEND_METHODS, 0)
+
+    @classmethod
+    async def open(cls, hosts: Sequence[HostConfig], options: Mapping[str, Any]) -> Self:
+        """A fake has nothing of its own to open. Raises TypeError."""
+        raise TypeError(f"open the backend to be wrapped, then make {cls.__name__}(inner)")
+
+    async def inventory(self, host: HostId) -> Inventory:
+        """As inner."""
+        await self._meet("inventory")
+        return await self.inner.inventory(host)
+
+    async def observe(self, host: HostId) -> Sight:
+        """As inner."""
+        await self._meet("observe")
+        return await self.inner.observe(host)
+
+    async def kill(self, host: HostId, pid: int, started: str) -> bool:
+        """As inner."""
+        await self._meet("kill")
+        return await self.inner.kill(host, pid, started)
+
+    async def close(self) -> None:
+        """As inner."""
+        await self.inner.close()
+
+    async def _meet(self, method: str) -> None:
+        self.calls[method] += 1
+        if method in self.only:
+            await self._before(method)
+
+    async def _before(self, method: str) -> None:
+        pass
+
+
+class SlowBackend(WrappedBackend):
+    """Answers ``delay_s`` seconds late."""
+
+    def __init__(self, inner: Backend, delay_s: float, *, only: Sequence[str] = BACKEND_METHODS) -> None:
+        super().__init__(inner, only=only)
+        self.delay_s = delay_s
+
+    async def _before(self, method: str) -> None:
+        await anyio.sleep(self.delay_s)
+
+
+class SilentBackend(WrappedBackend):
+    """Never answers; can be cancelled."""
+
+    async def _before(self, method: str) -> None:
+        await anyio.sleep_forever()
+
+
+class CrashingBackend(WrappedBackend):
+    """Raises ``error``, which is nothing that the contract knows: a bug in somebody's backend."""
+
+    def __init__(
+        self, inner: Backend, error: Exception | None = None, *, only: Sequence[str] = BACKEND_METHODS
+    ) -> None:
+        super().__init__(inner, only=only)
+        self.error = error if error is not None else RuntimeError("this backend has a bug")
+
+    async def _before(self, method: str) -> None:
+        raise self.error
+
+
+class LyingBackend(WrappedBackend):
+    """Shows every GPU clear. Nothing can protect from it but a witness, which is what it is good for."""
+
+    async def observe(self, host: HostId) -> Sight:
+        """Every GPU, with nothing on it."""
+        sight = await super().observe(host)
+        return Sight(gpus=tuple(GpuSight(gpu=seen.gpu, used_mb=0) for seen in sight.gpus), boot_id=sight.boot_id)
+
+
+class WrappedResidency:
+    """A driver that passes everything on; ``_before`` is where a fake comes in between."""
+
+    def __init__(self, inner: Residency, *, only: Sequence[str] = RESIDENCY_METHODS) -> None:
+        _check(only, RESIDENCY_METHODS)
+        self.inner = inner
+        self.only = tuple(only)
+        self.traits: DriverTraits = inner.traits
+        #: the orders that came in, each with its method
+        self.told: list[tuple[str, StateOrder]] = []
+
+    @classmethod
+    async def open(cls, channel: Channel, options: Mapping[str, Any]) -> Self:
+        """A fake has nothing of its own to open. Raises TypeError."""
+        raise TypeError(f"open the driver to be wrapped, then make {cls.__name__}(inner)")
+
+    async def load(self, order: StateOrder) -> None:
+        """As inner."""
+        if await self._meet("load", order):
+            await self.inner.load(order)
+
+    async def park(self, order: StateOrder) -> None:
+        """As inner."""
+        if await self._meet("park", order):
+            await self.inner.park(order)
+
+    async def discard(self, order: StateOrder) -> None:
+        """As inner."""
+        if await self._meet("discard", order):
+            await self.inner.discard(order)
+
+    async def probe(self, order: StateOrder) -> Probed:
+        """As inner."""
+        await self._meet("probe", order)
+        return await self.inner.probe(order)
+
+    async def close(self) -> None:
+        """As inner."""
+        await self.inner.close()
+
+    async def _meet(self, method: str, order: StateOrder) -> bool:
+        self.told.append((method, order))
+        return await self._before(method) if method in self.only else True
+
+    async def _before(self, method: str) -> bool:
+        """Whether the call is to be passed on."""
+        return True
+
+
+class SlowResidency(WrappedResidency):
+    """Does it ``delay_s`` seconds late."""
+
+    def __init__(self, inner: Residency, delay_s: float, *, only: Sequence[str] = RESIDENCY_METHODS) -> None:
+        super().__init__(inner, only=only)
+        self.delay_s = delay_s
+
+    async def _before(self, method: str) -> bool:
+        await anyio.sleep(self.delay_s)
+        return True
+
+
+class SilentResidency(WrappedResidency):
+    """Never comes back; can be cancelled."""
+
+    async def _before(self, method: str) -> bool:
+        await anyio.sleep_forever()
+        raise AssertionError("forever is over")
+
+
+class CrashingResidency(WrappedResidency):
+    """Raises ``error``, which is nothing that the contract knows: a bug in somebody's driver."""
+
+    def __init__(
+        self, inner: Residency, error: Exception | None = None, *, only: Sequence[str] = RESIDENCY_METHODS
+    ) -> None:
+        super().__init__(inner, only=only)
+        self.error = error if error is not None else RuntimeError("this driver has a bug")
+
+    async def _before(self, method: str) -> bool:
+        raise self.error
+
+
+class LyingResidency(WrappedResidency):
+    """Says that it parked or discarded, and frees nothing: an offload call that answers 200."""
+
+    def __init__(self, inner: Residency, *, only: Sequence[str] = ("park", "discard")) -> None:
+        super().__init__(inner, only=only)
+
+    async def _before(self, method: str) -> bool:
+        return False
+
+
+#: What a rank does with a command. What it raises is its answer.
+Work: TypeAlias = Callable[[ChannelCommand], Awaitable[None]]
+
+
+class FakeChannel:
+    """A channel without HTTP, whose ranks are functions of the test: :meth:`dial`, :meth:`hang_up`.
+
+    Each rank does an order once and repeats its answer. Other than with real ranks, the work itself ends when ``tell``
+    is cancelled, and is then not remembered.
+    """
+
+    def __init__(self) -> None:
+        self._ranks: dict[JobId, dict[int, Work]] = {}
+        self._answers: dict[tuple[JobId, OrderId], dict[int, RankResult]] = {}
+        self._dialled = anyio.Event()
+        #: each command as often as it was told, with its job
+        self.told: list[tuple[JobId, ChannelCommand]] = []
+        #: each time that a rank really did something
+        self.worked: list[tuple[JobId, int, ChannelCommand]] = []
+
+    def dial(self, job: JobId, rank: int, work: Work | None = None) -> None:
+        """A rank dials in (again). Without ``work`` it does nothing and answers ok."""
+        self._ranks.setdefault(job, {})[rank] = work if work is not None else _nothing
+        self._dialled.set()
+        self._dialled = anyio.Event()
+
+    def hang_up(self, job: JobId, rank: int) -> None:
+        """A rank goes away."""
+        self._ranks.get(job, {}).pop(rank, None)
+
+    def forget(self) -> None:
+        """All answers are forgotten, as by a restart of the daemon."""
+        self._answers.clear()
+
+    def ranks(self, job: JobId) -> tuple[int, ...]:
+        """The ranks that are there."""
+        return tuple(sorted(self._ranks.get(job, {})))
+
+    async def tell(self, job: JobId, ranks: int, command: ChannelCommand) -> tuple[RankResult, ...]:
+        """Wait for all ranks to dial in, then for all of them to have answered."""
+        self.told.append((job, command))
+        while not set(range(ranks)) <= set(self.ranks(job)):
+            await self._dialled.wait()
+        answers = self._answers.setdefault((job, command.order), {})
+        async with anyio.create_task_group() as group:
+            for rank in range(ranks):
+                if rank not in answers:
+                    group.start_soon(self._work, job, rank, command, answers)
+        return tuple(answers[rank] for rank in range(ranks))
+
+    def last(self, job: JobId, order: OrderId) -> tuple[RankResult, ...] | None:
+        """What the ranks answered."""
+        answers = self._answers.get((job, order))
+        return tuple(answers[rank] for rank in sorted(answers)) if answers else None
+
+    async def _work(self, job: JobId, rank: int, command: ChannelCommand, answers: dict[int, RankResult]) -> None:
+        self.worked.append((job, rank, command))
+        try:
+            await self._ranks[job][rank](command)
+        except Exception as error:
+            answers[rank] = RankResult(rank=rank, ok=False, error=str(error) or type(error).__name__)
+        else:
+            answers[rank] = RankResult(rank=rank, ok=True)
+
+
+async def _nothing(command: ChannelCommand) -> None:
+    pass
+
+
+def _check(only: Sequence[str], known: Sequence[str]) -> None:
+    if unknown := [method for method in only if method not in known]:
+        raise ValueError(f"{', '.join(unknown)} cannot be spoilt; it is one of {', '.join(known)}")

@@ -1,0 +1,120 @@
+"""How to move one job's state: the Residency protocol, as a contract in prose.
+
+The daemon tells each order (load, park, discard of one job's state for one pool on one node) exactly once, unless
+the driver's traits say that telling it twice does it once. It never tells two orders for the same state at a time. A
+call that returns means *done*; it raises NotDone (for certain not done) or ContactLost (nobody knows). After a park
+or discard the daemon asks the host's backend what it sees, and believes only that: a driver that returns without
+having freed the GPUs is found out there. Calls are cancelled at their time limit, which counts as ContactLost.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, Self, runtime_checkable
+
+from msgspec import Struct
+
+from rollmuxd.core.config import DriverTraits
+from rollmuxd.core.model import GpuId, HostId, JobId, NodeId, OrderId, OrderKind, PoolName, StateSpec
+from rollmuxd.spi.backend import Backend
+
+
+class StateOrder(Struct, frozen=True):
+    """Everything a driver needs to know of an order."""
+
+    order: OrderId
+    kind: OrderKind
+    job: JobId
+    run: int
+    owner: str
+    name: str
+    pool: PoolName
+    node: NodeId
+    host: HostId
+    gpus: tuple[GpuId, ...]
+    state: StateSpec
+    #: processes of the workload that must all do it
+    ranks: int
+    #: this state has been on this node before
+    warm: bool
+    #: the job's session: its process, as far as it said
+    pid: int
+    started: str
+    #: reaches the host
+    backend: Backend
+
+
+class Probed(Struct, frozen=True):
+    """What became of an order: done, certainly not done (``error``), or still not known."""
+
+    known: bool
+    done: bool = False
+    error: str = ""
+
+
+class ChannelCommand(Struct, frozen=True):
+    """What the ranks of a workload are told."""
+
+    order: OrderId
+    kind: OrderKind
+    pool: PoolName
+    node: NodeId
+    gpus: tuple[GpuId, ...]
+    warm: bool
+
+
+class RankResult(Struct, frozen=True):
+    """What one rank says that it did."""
+
+    rank: int
+    ok: bool
+    error: str = ""
+    seconds: float = 0.0
+
+
+class Channel(Protocol):
+    """The daemon's end of the line that every rank of a workload dials in to (``/v1/channel``)."""
+
+    def ranks(self, job: JobId) -> tuple[int, ...]:
+        """The ranks of the job's present session that have dialled in and were heard of lately."""
+        ...
+
+    async def tell(self, job: JobId, ranks: int, command: ChannelCommand) -> tuple[RankResult, ...]:
+        """Tell all ranks, and wait until each has answered. Cancelling it takes the command back where it was not
+        yet fetched. Told twice with one order id, each rank does it once and answers what it answered before.
+        """
+        ...
+
+    def last(self, job: JobId, order: OrderId) -> tuple[RankResult, ...] | None:
+        """What the ranks answered to an earlier order, if it is still known."""
+        ...
+
+
+@runtime_checkable
+class Residency(Protocol):
+    """Moves the state of jobs that name this driver."""
+
+    traits: DriverTraits
+
+    @classmethod
+    async def open(cls, channel: Channel, options: Mapping[str, Any]) -> Self:
+        """Make the driver. Raises ValueError for an option it does not know."""
+        ...
+
+    async def load(self, order: StateOrder) -> None:
+        """Bring the state onto the GPUs (the first time: make room for it to be built)."""
+        ...
+
+    async def park(self, order: StateOrder) -> None:
+        """Bring the state to host RAM and free the GPUs, but for the agreed left-overs."""
+        ...
+
+    async def discard(self, order: StateOrder) -> None:
+        """Drop the state from GPUs and host RAM. Of a state that is not there: done."""
+        ...
+
+    async def probe(self, order: StateOrder) -> Probed:
+        """What became of an order that was told before. Only called where ``traits.probes``."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections; states stay where they are. May be called twice."""
+        ...

@@ -1,0 +1,395 @@
+"""Bodies that the daemon answers with."""
+
+from typing import Any
+
+from msgspec import Struct
+
+
+class Answer(Struct, frozen=True):
+    """Base of all answers; a reader ignores fields it does not know."""
+
+
+class Problem(Answer, frozen=True):
+    """``application/problem+json`` (RFC 9457)."""
+
+    title: str
+    status: int
+    detail: str
+    type: str = "about:blank"
+    request_id: str = ""
+    #: parts of the refusal for programs: ``{"slot": "s12", "status": "revoked"}``
+    data: dict[str, Any] = {}
+
+
+class Reason(Answer, frozen=True):
+    """Why something waits: a code for programs, its numbers, a sentence for people."""
+
+    code: str
+    text: str
+    data: dict[str, Any] = {}
+
+
+class Waiting(Answer, frozen=True):
+    """A job without a placement."""
+
+    reasons: list[Reason]
+    #: 1: the next to be tried
+    position: int
+    #: what would let it in: ``["slo=2.0"]``
+    would_start_with: list[str] = []
+
+
+class Estimate(Answer, frozen=True):
+    """What is known of a phase's time in its slot."""
+
+    planned_s: float | None
+    count: int
+    mean_s: float | None = None
+    p50_s: float | None = None
+    p95_s: float | None = None
+
+
+class JobView(Answer, frozen=True):
+    """One job."""
+
+    job: str
+    owner: str
+    user: str
+    name: str
+    run: int
+    status: str
+    registered_at: str
+    reason: str = ""
+    group: str | None = None
+    #: nodes by pool
+    pins: dict[str, list[str]] = {}
+    admission: str = ""
+    slo: float | None = None
+    promised: bool = False
+    priority: int = 0
+    iterations: int = 0
+    #: mean iteration / solo iteration; judged from the eighth iteration on
+    slowdown: float | None = None
+    credit_s: float | None = None
+    planned_slowdown: float | None = None
+    estimates: dict[str, Estimate] = {}
+    session: str | None = None
+    slot: str | None = None
+    phase: str | None = None
+    waiting: Waiting | None = None
+    loads_warm: int = 0
+    loads_cold: int = 0
+    parks: int = 0
+
+
+class SessionView(Answer, frozen=True):
+    """A session, and how often it must be renewed."""
+
+    session: str
+    job: str
+    run: int
+    lease_s: float
+    heartbeat_s: float
+
+
+class Directive(Answer, frozen=True):
+    """What the daemon asks of a running slot: ``shrink`` (to ``keep``), ``stop``; later ``grow``, ``move``."""
+
+    kind: str
+    slot: str | None = None
+    keep: list[str] = []
+    reason: str = ""
+
+
+class HeartbeatView(Answer, frozen=True):
+    """The lease is renewed."""
+
+    lease_s: float
+    directives: list[Directive] = []
+
+
+class SlotView(Answer, frozen=True):
+    """One slot. ``status`` is ``queued``, ``loading``, ``running``, ``tail``, ``released``, ..."""
+
+    slot: str
+    job: str
+    phase: str
+    status: str
+    request_id: str
+    #: told to its holder only
+    fence: str | None = None
+    gpus: list[str] = []
+    lease_s: float | None = None
+    #: how many visits come before it; 0: it is next
+    position: int | None = None
+    expected_wait_s: float | None = None
+    reason: str = ""
+    reasons: list[Reason] = []
+    queued_at: str = ""
+    granted_at: str | None = None
+    ended_at: str | None = None
+
+
+class ReleaseView(Answer, frozen=True):
+    """The release is done; ``next`` is what became of the request it carried."""
+
+    slot: str
+    status: str
+    next: SlotView | None = None
+    next_refused: str | None = None
+
+
+class GpuView(Answer, frozen=True):
+    """One GPU: ``holder`` holds it, ``stain`` is whose bytes may still be on it."""
+
+    gpu: str
+    holder: str | None
+    stain: str | None
+    used_gb: float | None = None
+
+
+class NodeView(Answer, frozen=True):
+    """One node."""
+
+    node: str
+    host: str
+    status: str
+    pools: list[str]
+    gpu_type: str
+    price_per_hour: float
+    gpus: list[GpuView]
+    reason: str = ""
+    group: str | None = None
+    states: dict[str, str] = {}
+
+
+class HostView(Answer, frozen=True):
+    """One host, and what of its RAM is reserved for parked states."""
+
+    host: str
+    backend: str
+    ram_gb: float
+    ram_reserved_gb: float
+    nodes: list[str]
+    reachable: bool
+
+
+class VisitView(Answer, frozen=True):
+    """A place in a wheel."""
+
+    job: str
+    name: str
+    phase: str
+    turn: int
+
+
+class GroupView(Answer, frozen=True):
+    """One co-execution group."""
+
+    group: str
+    jobs: list[str]
+    nodes: list[str]
+    wheel: list[VisitView]
+    period_s: float | None
+    cost_per_hour: float
+    reason: str = ""
+
+
+class PoolView(Answer, frozen=True):
+    """One pool."""
+
+    pool: str
+    nodes: list[str]
+    nodes_free: int
+    gpus: int
+    gpus_held: int
+
+
+class Page(Answer, frozen=True):
+    """A page of a list; ``next`` is the ``after`` of the following page."""
+
+    items: list[Any]
+    next: str | None = None
+
+
+class Explanation(Answer, frozen=True):
+    """Why a job waits, or where it sits and why: data and sentences."""
+
+    job: str
+    status: str
+    reasons: list[Reason]
+    sentences: list[str]
+    would_start_with: list[str] = []
+
+
+class FactsPage(Answer, frozen=True):
+    """Facts after a sequence number. Each carries ``seq``, ``fact`` and its own fields."""
+
+    facts: list[dict[str, Any]]
+    last: int
+
+
+class KeyView(Answer, frozen=True):
+    """An API key; ``secret`` is shown once, when it is made."""
+
+    key: str
+    owner: str
+    user: str
+    role: str
+    created_at: str
+    revoked: bool = False
+    secret: str | None = None
+
+
+class ChannelOrder(Answer, frozen=True):
+    """What a rank is told to do with its state of a pool: ``load``, ``park`` or ``discard``."""
+
+    order: str
+    kind: str
+    pool: str
+    node: str
+    gpus: list[str]
+    warm: bool = False
+
+
+class ChannelView(Answer, frozen=True):
+    """The next order for a rank, if one came in time."""
+
+    order: ChannelOrder | None = None
+
+
+# ---- pages: what the lists answer; ``next`` is the ``after`` of the page that follows -------------------------------
+
+
+class JobPage(Answer, frozen=True):
+    """A page of jobs."""
+
+    items: list[JobView]
+    next: str | None = None
+
+
+class SlotPage(Answer, frozen=True):
+    """A page of slots."""
+
+    items: list[SlotView]
+    next: str | None = None
+
+
+class NodePage(Answer, frozen=True):
+    """A page of nodes."""
+
+    items: list[NodeView]
+    next: str | None = None
+
+
+class HostPage(Answer, frozen=True):
+    """A page of hosts."""
+
+    items: list[HostView]
+    next: str | None = None
+
+
+class GroupPage(Answer, frozen=True):
+    """A page of groups."""
+
+    items: list[GroupView]
+    next: str | None = None
+
+
+class PoolPage(Answer, frozen=True):
+    """A page of pools."""
+
+    items: list[PoolView]
+    next: str | None = None
+
+
+class KeyPage(Answer, frozen=True):
+    """A page of API keys, without their secrets."""
+
+    items: list[KeyView]
+    next: str | None = None
+
+
+# ---- report ----------------------------------------------------------------------------------------------------------
+
+
+class WorkRow(Answer, frozen=True):
+    """What one job, or all jobs of one owner, used in a span of time. Hours of GPUs, and money where nodes have prices.
+
+    ``held`` is from the claim to the end of a slot, ``used`` from its grant to its release. ``allocated`` is its share
+    of the nodes it was placed on: a node's time divided equally among the jobs pinned to it. ``alone`` is the baseline:
+    the same finished iterations at their solo times, on the same nodes without sharing them.
+    """
+
+    name: str
+    owner: str
+    job: str | None = None
+    gpu_hours_held: float = 0.0
+    gpu_hours_used: float = 0.0
+    gpu_hours_allocated: float = 0.0
+    gpu_hours_alone: float = 0.0
+    cost_allocated: float = 0.0
+    cost_alone: float = 0.0
+    iterations: int = 0
+    #: elapsed / solo over the finished iterations
+    slowdown: float | None = None
+    loads_warm: int = 0
+    loads_cold: int = 0
+    parks: int = 0
+    #: time that loading and parking took
+    switch_hours: float = 0.0
+    #: waiting for a placement, and for the turn
+    wait_placement_hours: float = 0.0
+    wait_turn_hours: float = 0.0
+
+
+class PoolRow(Answer, frozen=True):
+    """What became of the GPU-hours of a pool: ``used + switching + idle + unallocated = capacity``.
+
+    A node that is in several pools has a row of its own (``rollout+train``), so that the rows add up to the inventory.
+    """
+
+    pool: str
+    gpus: int
+    gpu_hours_capacity: float
+    #: held by slots: running, and loading or being reclaimed
+    gpu_hours_held: float
+    gpu_hours_used: float
+    gpu_hours_switching: float
+    #: on nodes that jobs are placed on, between slots
+    gpu_hours_idle: float
+    #: on nodes that no job is placed on
+    gpu_hours_unallocated: float
+    #: used / capacity
+    utilisation: float | None
+    cost_capacity: float = 0.0
+
+
+class Saving(Answer, frozen=True):
+    """What sharing saved, and against what: a saving without its baseline means nothing."""
+
+    baseline: str
+    gpu_hours_alone: float
+    gpu_hours_allocated: float
+    #: negative: sharing cost more than it saved
+    gpu_hours_saved: float
+    cost_saved: float
+
+
+class ReportView(Answer, frozen=True):
+    """``GET /v1/report``. ``work`` has a row per job or per owner, as asked by ``by``; ``pools`` one per pool."""
+
+    since: str
+    until: str
+    by: str
+    work: list[WorkRow]
+    pools: list[PoolRow]
+    saving: Saving
+
+
+class Health(Answer, frozen=True):
+    """``/healthz`` and ``/readyz``."""
+
+    status: str
+    version: str = ""
+    reason: str = ""

@@ -1,0 +1,164 @@
+"""Bodies that clients send. An unknown field is refused by name."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+# ``(?!\n)``: in Python's regular expressions ``$`` also matches before a line feed at the end.
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$(?!\n)", description="letters, digits, . _ -")]
+#: ``incarnation.number``
+FenceText = Annotated[str, Meta(pattern=r"^[0-9]{1,18}\.[0-9]{1,18}$(?!\n)", description="incarnation.number")]
+Key = Annotated[str, Meta(max_length=200)]
+Seconds = Annotated[float, Meta(ge=0, le=10_000_000)]
+Gigabytes = Annotated[float, Meta(ge=0, le=1_000_000)]
+
+
+class Request(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of all bodies that clients send."""
+
+
+class PhaseBody(Request, frozen=True):
+    """A phase of the cycle, or a side phase."""
+
+    name: Name
+    #: pools whose pinned GPUs it needs, all at once
+    pools: Annotated[list[Name], Meta(min_length=1, max_length=8)]
+    #: planned time in its slot; leave out to have it measured
+    seconds: Seconds | None = None
+    #: the job's own time before it asks for this phase
+    gap_s: Seconds = 0
+    #: fewest GPUs it can start, or end its tail, on; 0: all of them
+    min_gpus: Annotated[int, Meta(ge=0, le=100_000)] = 0
+
+
+class WantBody(Request, frozen=True):
+    """How much of a pool: whole nodes, at least so many GPUs, or nodes by name."""
+
+    nodes: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    gpus: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    named: Annotated[list[Annotated[str, Meta(max_length=200)]], Meta(max_length=10_000)] = []
+
+
+class StateBody(Request, frozen=True):
+    """What the job keeps on GPUs of a pool."""
+
+    #: on each GPU while loaded, and while parked
+    gpu_gb: Gigabytes = 0
+    leftover_gb: Gigabytes = 0
+    #: of the host of each node
+    ram_gb: Gigabytes = 0
+    driver: Name = "channel"
+    load_s: Seconds = 0
+    park_s: Seconds = 0
+
+
+class RegisterBody(Request, frozen=True):
+    """``POST /v1/jobs``."""
+
+    name: Name
+    #: the cycle, in order
+    phases: Annotated[list[PhaseBody], Meta(min_length=1, max_length=16)]
+    #: by pool
+    wants: Annotated[dict[Name, WantBody], Meta(min_length=1, max_length=8)]
+    #: by pool
+    states: Annotated[dict[Name, StateBody], Meta(max_length=8)] = {}
+    side: Annotated[list[PhaseBody], Meta(max_length=8)] = []
+    slo: Annotated[float, Meta(ge=1.0, le=1000.0)] | None = None
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    on_loss: Literal["kill", "hold", "relaunch"] = "hold"
+    movable: Literal["no", "warm", "relaunch"] = "no"
+    #: default: lazy for one rank, at_release for several
+    park: Literal["lazy", "at_release"] | None = None
+    if_unmet: Literal["best_effort", "wait", "end"] = "best_effort"
+    colocate: bool = False
+    ranks: Annotated[int, Meta(ge=1, le=100_000)] = 1
+    idempotency_key: Key = ""
+    replace: bool = False
+
+
+class SessionBody(Request, frozen=True):
+    """``POST /v1/jobs/{job}/sessions``."""
+
+    idempotency_key: Key = ""
+    pid: Annotated[int, Meta(ge=0)] = 0
+    host: Annotated[str, Meta(max_length=255)] = ""
+    #: start time of the process, as its host's kernel gives it
+    started: Annotated[str, Meta(max_length=100)] = ""
+
+
+class HeartbeatBody(Request, frozen=True):
+    """``POST /v1/sessions/{session}/heartbeat``."""
+
+    slot: Annotated[str, Meta(max_length=100)] | None = None
+    done: Annotated[int, Meta(ge=0)] = 0
+    total: Annotated[int, Meta(ge=0)] = 0
+
+
+class SlotBody(Request, frozen=True):
+    """``POST /v1/jobs/{job}/slots``."""
+
+    phase: Name
+    request_id: Annotated[str, Meta(min_length=1, max_length=200)]
+    session: Annotated[str, Meta(min_length=1, max_length=100)]
+    #: block for up to this long
+    wait_s: Annotated[float, Meta(ge=0, le=300)] = 0
+
+
+class NextBody(Request, frozen=True):
+    """The request that a release carries along."""
+
+    phase: Name
+    request_id: Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+class ReleaseBody(Request, frozen=True):
+    """``POST /v1/slots/{slot}/release``."""
+
+    fence: FenceText
+    next: NextBody | None = None
+    measured: Annotated[dict[Name, float], Meta(max_length=32)] = {}
+
+
+class ShrinkBody(Request, frozen=True):
+    """``POST /v1/slots/{slot}/shrink``: the GPUs that the slot keeps."""
+
+    fence: FenceText
+    keep: Annotated[list[Annotated[str, Meta(max_length=200)]], Meta(min_length=1, max_length=100_000)]
+
+
+class ReasonBody(Request, frozen=True):
+    """Operator calls that may carry a reason (revoke, end, declare-clear)."""
+
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
+class DrainBody(Request, frozen=True):
+    """``POST /v1/nodes|hosts/{id}/drain``."""
+
+    evict: bool = False
+
+
+class KeyBody(Request, frozen=True):
+    """``POST /v1/keys``."""
+
+    owner: Name
+    user: Name
+    role: Literal["admin", "lead", "user", "viewer"] = "user"
+
+
+class RankBody(Request, frozen=True):
+    """``POST /v1/channel/{job}/ranks/{rank}``: a rank of the workload dials in."""
+
+    session: Annotated[str, Meta(min_length=1, max_length=100)]
+    ranks: Annotated[int, Meta(ge=1, le=100_000)] = 1
+
+
+class ResultBody(Request, frozen=True):
+    """``POST /v1/channel/{job}/results``: what a rank did. Repeated until it was acknowledged."""
+
+    session: Annotated[str, Meta(min_length=1, max_length=100)]
+    rank: Annotated[int, Meta(ge=0)]
+    order: Annotated[str, Meta(max_length=100)]
+    ok: bool
+    error: Annotated[str, Meta(max_length=10_000)] = ""
+    seconds: Seconds = 0
