@@ -47,3 +47,16 @@ def solo_ms(job: Job) -> Millis | None:
             return None
         total += took + phase.gap_ms
     return total
+
+
+def slowdown(job: Job) -> float | None:
+    """Mean iteration over solo iteration, of all finished iterations of the run; None before the first."""
+    progress = job.progress
+    return progress.elapsed_ms / progress.solo_ms if progress.solo_ms else None
+
+
+def credit_ms(job: Job) -> Millis | None:
+    """By how much the job is ahead of its bound: slo x realised solo time less elapsed time; None without an SLO."""
+    if job.spec.slo is None:
+        return None
+    return int(job.spec.slo * job.progress.solo_ms) - job.progress.elapsed_ms

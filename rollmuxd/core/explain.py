@@ -1,9 +1,9 @@
 """Why a job or a slot waits, in data and in sentences that name numbers. Reads the state, changes nothing."""
 
-from typing import TYPE_CHECKING
-
+from rollmuxd.core.admission import waiting_order
+from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.estimates import likely_ms
+from rollmuxd.core.estimates import credit_ms, likely_ms, slowdown
 from rollmuxd.core.model import (
     Group,
     Job,
@@ -20,21 +20,18 @@ from rollmuxd.core.model import (
 from rollmuxd.core.policy import Refusal
 from rollmuxd.core.rotation import find_phase
 
-if TYPE_CHECKING:
-    from rollmuxd.core.scheduler import Scheduler
-
 
 class Explainer:
     """Answers for people, from the scheduler's state."""
 
-    def __init__(self, scheduler: "Scheduler") -> None:
-        self._scheduler = scheduler
+    def __init__(self, cycle: Cycle) -> None:
+        self._c = cycle
 
     # ---- jobs ------------------------------------------------------------------------------------------------------
 
     def why_job_waits(self, job: JobId, now: Millis) -> Refusal:
         """Why a job has no placement, and what would let it in."""
-        state = self._scheduler.state
+        state = self._c.state
         known = state.job(job)
         if known.status is not JobStatus.WAITING:
             return Refusal(())
@@ -43,7 +40,7 @@ class Explainer:
             text = f"GPUs of its run before are not seen clear yet ({', '.join(nodes)})"
             return Refusal((Reason("old_run", text, {"nodes": nodes}),))
         unseen = [node.id for node in state.nodes.values() if node.status is NodeStatus.UNKNOWN]
-        refusal = self._scheduler.policy.why_not(state, known)
+        refusal = self._c.policy.why_not(state, known)
         if unseen:
             text = f"{len(unseen)} of {len(state.nodes)} nodes have not been seen yet"
             return Refusal((Reason("unseen", text, {"nodes": unseen[:20]}), *refusal.reasons), refusal.would_start_with)
@@ -51,12 +48,12 @@ class Explainer:
 
     def explain(self, job: JobId, now: Millis) -> tuple[tuple[Reason, ...], tuple[str, ...]]:
         """Reasons as data, and the whole story in sentences."""
-        state = self._scheduler.state
+        state = self._c.state
         known = state.job(job)
         name = known.spec.name
         if known.status is JobStatus.WAITING:
             refusal = self.why_job_waits(job, now)
-            position = self._scheduler.job_position(job, now)
+            position = waiting_order(self._c, now).index(job) + 1
             waited = (now - known.registered_at) // 1000
             sentences = [f"Job {name} has waited {waited} s for a placement, at position {position}."]
             sentences += [_sentence(reason.text) for reason in refusal.reasons]
@@ -77,30 +74,34 @@ class Explainer:
 
     def _seat(self, job: Job) -> list[str]:
         """Where it sits and why."""
-        state = self._scheduler.state
+        state = self._c.state
         group = state.groups[job.group or ""]
         others = [state.jobs[name].spec.name for name in group.jobs if name != job.id]
         nodes = "; ".join(f"{pool}: {', '.join(names)}" for pool, names in job.pins.items())
         company = f"with {', '.join(others)}" if others else "alone"
         sentences = [f"It sits in group {group.id} {company}, on {nodes} (admitted by {job.admission})."]
-        period = self._scheduler.group_period_ms(group.id)
+        period = self._c.policy.period_ms(state, group.id)
         if period is None:
             sentences.append("The group's period is not planned yet: a member's times are still being measured.")
         elif job.spec.slo is not None and job.promised:
             sentences.append(f"The group turns once in {period / 1000:.1f} s; its bound is {job.spec.slo:g} x solo.")
         else:
             sentences.append(f"The group turns once in {period / 1000:.1f} s; it is promised nothing (best effort).")
-        slowdown, credit = self._scheduler.slowdown(job.id), self._scheduler.credit_ms(job.id)
-        if slowdown is not None:
-            ahead = "" if credit is None else f", {abs(credit) / 1000:.1f} s {'ahead of' if credit >= 0 else 'behind'} its bound"
-            sentences.append(f"Over {job.progress.finished} iterations its slowdown is {slowdown:.2f}{ahead}.")
+        slower, credit = slowdown(job), credit_ms(job)
+        if slower is not None:
+            ahead = (
+                ""
+                if credit is None
+                else f", {abs(credit) / 1000:.1f} s {'ahead of' if credit >= 0 else 'behind'} its bound"
+            )
+            sentences.append(f"Over {job.progress.finished} iterations its slowdown is {slower:.2f}{ahead}.")
         return sentences
 
     # ---- slots -----------------------------------------------------------------------------------------------------
 
     def why_slot_waits(self, slot: SlotId, now: Millis) -> tuple[Reason, ...]:
         """Everything that stands between a request and its grant."""
-        state = self._scheduler.state
+        state = self._c.state
         known = state.slot(slot)
         job = state.jobs[known.job]
         if known.status is SlotStatus.LOADING:
@@ -116,15 +117,15 @@ class Explainer:
         if group is None:
             return (Reason("no_placement", "its job has no placement"),)
         reasons = []
-        if slot in self._scheduler.soft.detached:
+        if slot in self._c.soft.detached:
             reasons.append(Reason("detached", "no call of this request is open"))
         reasons += self._visits_before(group, job, known)
-        for name in self._scheduler.rotation.nodes_of(state, group, job.id, known.phase):
+        for name in self._c.rotation.nodes_of(state, group, job.id, known.phase):
             reasons += self._node_in_the_way(state.nodes[name], job)
         return tuple(reasons) or (Reason("next", "it is next"),)
 
     def _visits_before(self, group: Group, job: Job, slot: Slot) -> list[Reason]:
-        state, rotation = self._scheduler.state, self._scheduler.rotation
+        state, rotation = self._c.state, self._c.rotation
         index = rotation.visit_of(state, group, job.id, slot.phase)
         if index is None:
             return []
@@ -134,7 +135,7 @@ class Explainer:
         return [Reason("turn", f"{len(names)} visits come first: {', '.join(names)}", {"before": names})]
 
     def _node_in_the_way(self, node: Node, job: Job) -> list[Reason]:
-        state = self._scheduler.state
+        state = self._c.state
         if node.status is not NodeStatus.UP:
             text = f"node {node.id} is {node.status}{f' ({node.reason})' if node.reason else ''}"
             return [Reason("node", text, {"node": node.id, "status": str(node.status)})]
@@ -153,7 +154,7 @@ class Explainer:
         return []
 
     def _held(self, gpu: str, slot: Slot) -> Reason:
-        state = self._scheduler.state
+        state = self._c.state
         holder = state.jobs[slot.job]
         data = {"gpu": gpu, "slot": slot.id, "job": holder.id}
         if slot.status is SlotStatus.RECLAIMING:
@@ -166,7 +167,7 @@ class Explainer:
 
     def slot_position(self, slot: SlotId) -> int:
         """How many visits come before it on its nodes; 0: it is next."""
-        state, rotation = self._scheduler.state, self._scheduler.rotation
+        state, rotation = self._c.state, self._c.rotation
         known = state.slot(slot)
         job = state.jobs[known.job]
         group = state.groups.get(job.group or "")
@@ -177,7 +178,7 @@ class Explainer:
 
     def expected_wait_ms(self, slot: SlotId, now: Millis) -> Millis | None:
         """The times of the visits before it, less what has run already; None where a time is not known."""
-        state, rotation = self._scheduler.state, self._scheduler.rotation
+        state, rotation = self._c.state, self._c.rotation
         known = state.slot(slot)
         job = state.jobs[known.job]
         group = state.groups.get(job.group or "")

@@ -17,10 +17,10 @@ def a_gpu_is_held_by_one_slot_and_both_say_so(state: State) -> Iterator[str]:
     holders: dict[str, str] = {}
     for slot in state.slots.values():
         if slot.status in _HOLDING:
-            for gpu in slot.gpus:
-                if gpu in holders:
-                    yield f"{gpu} is held by {holders[gpu]} and {slot.id}"
-                holders[gpu] = slot.id
+            for name in slot.gpus:
+                if name in holders:
+                    yield f"{name} is held by {holders[name]} and {slot.id}"
+                holders[name] = slot.id
     for node in state.nodes.values():
         for name, gpu in node.gpus.items():
             if gpu.holder != holders.get(name):

@@ -13,7 +13,7 @@ tie keeps an existing group. What the paper leaves open and we had to choose:
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations, islice
+from itertools import chain, combinations, islice
 from math import ceil
 
 from msgspec import Struct
@@ -39,7 +39,7 @@ from rollmuxd.core.model import (
 )
 from rollmuxd.core.policy import Placed, Refusal, Verdict
 from rollmuxd.core.state import State
-from rollmuxd.core.wheel import Leg, certified, closed_form_is_exact, lower_bound_ms, period_ms
+from rollmuxd.core.wheel import Leg, certified, closed_form_is_exact, period_ms
 
 #: subsets of a group's rollout nodes that are tried for one job, at most
 SUBSETS_TRIED = 64
@@ -108,27 +108,24 @@ class RollMux:
 
     def place(self, state: State, job: Job) -> Placed | None:
         """Algorithm 1 over the state's inventory; see the module's head for what it leaves open."""
-        if job.spec.slo is None:
-            alone = next(self._isolated(state, job), None)
-            if alone is not None:
-                return self._placed(state, job, alone)
-        best: Candidate | None = None
         shape = _Shape(job, self.whole_pools)
-        for group in state.groups.values():
-            if not self._worth_trying(state, shape, group):
-                continue
-            for candidate in self._in_group(state, job, group):
-                if best is not None and candidate.price >= best.price:
-                    break  # candidates come in the order of their price
-                if self._miss(state, shape, candidate) is None:
-                    best = candidate
-                    break
-            if best is not None and best.price == 0:
-                return self._placed(state, job, best)  # nothing is cheaper, and a tie keeps the first
-        for candidate in self._isolated(state, job):
-            if best is None or candidate.price < best.price:
-                best = candidate
-        return None if best is None else self._placed(state, job, best)
+        if job.spec.slo is None:
+            alone = self._isolated(state, job)
+            if alone is not None:
+                return self._placed(state, shape, alone)
+        groups = [group for group in state.groups.values() if self._worth_trying(state, shape, group)]
+        best = self._first(state, shape, (c for group in groups for c in self._packings(state, job, group)))
+        if best is None:  # packing costs nothing, so a tie keeps the first; free nodes are looked for only now
+            more = _free_nodes(state, job, self._parts(job))
+            best = self._first(state, shape, (c for group in groups for c in self._scaling(state, job, group, more)))
+            alone = self._isolated(state, job)
+            if alone is not None and (best is None or alone.price < best.price):
+                best = alone
+        return None if best is None else self._placed(state, shape, best)
+
+    def _first(self, state: State, shape: "_Shape", candidates: Iterator[Candidate]) -> Candidate | None:
+        """The first that does. They come in the order of their price."""
+        return next((c for c in candidates if self._fits(state, shape, c)), None)
 
     def why_not(self, state: State, job: Job) -> Refusal:
         """One reason for each group (the first few), and one for a group of the job's own."""
@@ -187,8 +184,23 @@ class RollMux:
             return False
         return summary.limit_ms is None or shape.solo_ms <= summary.limit_ms
 
-    def _in_group(self, state: State, job: Job, group: Group) -> Iterator[Candidate]:
-        """Direct packing, then rollout scaling, in the order of their price."""
+    def _parts(self, job: Job) -> list[Want]:
+        """The wants of which a group need not be used whole: what rollout scaling buys more of."""
+        return [want for want in job.spec.wants if want.pool not in self.whole_pools]
+
+    def _whole(self, state: State, job: Job, group: Group) -> dict[PoolName, tuple[NodeId, ...]] | None:
+        """The group's nodes of the pools that it is used whole of; None where they are not enough, or not up."""
+        used_for = self._summary(state, group).used_for
+        whole: dict[PoolName, tuple[NodeId, ...]] = {}
+        for want in job.spec.wants:
+            if want.pool in self.whole_pools:
+                whole[want.pool] = used_for.get(want.pool, ())
+                if not _enough(state, want, whole[want.pool]):
+                    return None
+        return whole
+
+    def _packings(self, state: State, job: Job, group: Group) -> Iterator[Candidate]:
+        """Ways to put the job on nodes that the group has."""
         used_for = self._summary(state, group).used_for
         if any(want.named for want in job.spec.wants):
             named = _named_nodes(state, job, group)
@@ -197,29 +209,31 @@ class RollMux:
             ):
                 yield Candidate(group, named, "packing", _price(state, named))
             return
-        whole: dict[PoolName, tuple[NodeId, ...]] = {}
-        for want in job.spec.wants:
-            if want.pool in self.whole_pools:
-                nodes = used_for.get(want.pool, ())
-                if not _enough(state, want, nodes):
-                    return
-                whole[want.pool] = nodes
-        parts = [want for want in job.spec.wants if want.pool not in self.whole_pools]
+        whole = self._whole(state, job, group)
+        if whole is None:
+            return
         if job.spec.colocate and whole:
-            yield from self._colocated(state, job, group, whole, parts)
+            yield from self._colocated(state, job, group, whole)
             return
         taken = {node for nodes in whole.values() for node in nodes}
-        for pins in _subsets(state, parts, used_for, taken):
+        for pins in _subsets(state, self._parts(job), used_for, taken):
             yield Candidate(group, {**whole, **pins}, "packing", 0.0)
-        if parts:
-            more = _free_nodes(state, job, parts, taken)
-            if more is not None:
-                yield Candidate(group, {**whole, **more}, "scaling", _price(state, more))
+
+    def _scaling(
+        self, state: State, job: Job, group: Group, more: dict[PoolName, tuple[NodeId, ...]] | None
+    ) -> Iterator[Candidate]:
+        """Free rollout nodes beside the group's training nodes."""
+        if not more or job.spec.colocate or any(want.named for want in job.spec.wants):
+            return
+        whole = self._whole(state, job, group)
+        if whole:
+            yield Candidate(group, {**whole, **more}, "scaling", _price(state, more))
 
     def _colocated(
-        self, state: State, job: Job, group: Group, whole: dict[PoolName, tuple[NodeId, ...]], parts: list[Want]
+        self, state: State, job: Job, group: Group, whole: dict[PoolName, tuple[NodeId, ...]]
     ) -> Iterator[Candidate]:
         """A job whose pools share nodes takes its parts out of the whole pool's nodes."""
+        parts = self._parts(job)
         nodes = next(iter(whole.values()))
         if all(
             _enough(state, want, nodes) and all(want.pool in state.nodes[name].pools for name in nodes)
@@ -227,28 +241,39 @@ class RollMux:
         ):
             yield Candidate(group, {**whole, **{want.pool: nodes for want in parts}}, "packing", 0.0)
 
-    def _isolated(self, state: State, job: Job) -> Iterator[Candidate]:
-        """Free nodes of its own, those it sat on before first, then the cheapest; at most one candidate."""
+    def _isolated(self, state: State, job: Job) -> Candidate | None:
+        """Free nodes of its own, those it sat on before first, then the cheapest."""
         named = any(want.named for want in job.spec.wants)
-        pins = _named_nodes(state, job) if named else _free_nodes(state, job, list(job.spec.wants), set())
+        pins = _named_nodes(state, job) if named else _free_nodes(state, job, list(job.spec.wants))
         if pins is None:
-            return
+            return None
         candidate = Candidate(None, pins, "isolated", _price(state, pins))
-        if self._miss_ram(state, job, candidate) is None and self._miss_memory(state, job, candidate) is None:
-            yield candidate
+        if self._miss_ram(state, job, candidate) or self._miss_memory(state, job, candidate):
+            return None
+        return candidate
 
     # ---- does it do? -------------------------------------------------------------------------------------------------
 
     def _miss(self, state: State, shape: "_Shape", candidate: Candidate) -> Miss | None:
-        """None if every member's promise, every host's RAM and every GPU's memory allow it."""
+        """Why a candidate does not do, for people."""
+        period = self._too_slow_ms(state, shape, candidate)
+        if period is not None and candidate.group is not None:
+            return _slo_miss(state, shape, self._summary(state, candidate.group), candidate.group, period)
+        return self._miss_ram(state, shape.job, candidate) or self._miss_memory(state, shape.job, candidate)
+
+    def _fits(self, state: State, shape: "_Shape", candidate: Candidate) -> bool:
+        """Whether every member's promise, every host's RAM and every GPU's memory allow it."""
         return (
-            self._miss_slo(state, shape, candidate)
-            or self._miss_ram(state, shape.job, candidate)
-            or self._miss_memory(state, shape.job, candidate)
+            self._too_slow_ms(state, shape, candidate) is None
+            and self._miss_ram(state, shape.job, candidate) is None
+            and self._miss_memory(state, shape.job, candidate) is None
         )
 
-    def _miss_slo(self, state: State, shape: "_Shape", candidate: Candidate) -> Miss | None:
-        """SLO_k x T_solo(k) for every promised member and for the job, against the period with the job."""
+    def _too_slow_ms(self, state: State, shape: "_Shape", candidate: Candidate) -> Millis | None:
+        """The group's period with the job, if it is more than somebody's SLO x T_solo; None: it is not.
+
+        Most candidates fail by the load of one node, so that is looked at first.
+        """
         if candidate.group is None or shape.solo_ms is None:
             return None
         summary = self._summary(state, candidate.group)
@@ -256,20 +281,20 @@ class RollMux:
         if not limits or summary.unknown:
             return None
         limit = min(limits)
-        legs = shape.legs(state, candidate.pins)
         bound = max(summary.longest_ms, shape.shared_ms)
-        added: dict[NodeId, Millis] = {}
-        for leg in legs:
-            for node in leg.nodes:
-                added[node] = added.get(node, 0) + leg.busy_ms
-        for node, more in added.items():
-            bound = max(bound, summary.load.get(node, 0) + more)
-        if bound <= limit:
-            wheel = (*summary.legs, *legs)
-            if (summary.exact and _joins_exactly(summary, legs)) or certified(wheel, limit):
-                return None
-            bound = period_ms(wheel)
-        return _slo_miss(state, shape, summary, candidate.group, bound)
+        for phase, busy in shape.busy:
+            for pool in phase.pools:
+                nodes = candidate.pins[pool]
+                took = shape.scaled(phase, busy, len(nodes))
+                for node in nodes:
+                    bound = max(bound, summary.load.get(node, 0) + took)
+        if bound > limit:
+            return bound
+        legs = shape.legs(candidate.pins)
+        wheel = (*summary.legs, *legs)
+        if (summary.exact and _joins_exactly(summary, legs)) or certified(wheel, limit):
+            return None
+        return period_ms(wheel)
 
     def _miss_ram(self, state: State, job: Job, candidate: Candidate) -> Miss | None:
         """Residency (paper, constraint 1): the parked states of all jobs on a host fit its RAM budget."""
@@ -310,7 +335,9 @@ class RollMux:
         if len(group.jobs) >= self.max_group:
             return Miss(Reason("group_full", f"group {group.id} ({names}) has its {self.max_group} jobs"))
         miss: Miss | None = None
-        for candidate in self._in_group(state, shape.job, group):
+        more = _free_nodes(state, shape.job, self._parts(shape.job))
+        candidates = chain(self._packings(state, shape.job, group), self._scaling(state, shape.job, group, more))
+        for candidate in candidates:
             miss = self._miss(state, shape, candidate) or miss
         summary = self._summary(state, group)
         if shape.solo_ms is None and summary.limit_ms is not None:
@@ -328,10 +355,9 @@ class RollMux:
 
     # ---- the answer --------------------------------------------------------------------------------------------------
 
-    def _placed(self, state: State, job: Job, candidate: Candidate) -> Placed:
-        group = candidate.group
-        shape = _Shape(job, self.whole_pools)
-        legs = shape.legs(state, candidate.pins) if shape.solo_ms is not None else ()
+    def _placed(self, state: State, shape: "_Shape", candidate: Candidate) -> Placed:
+        group, job = candidate.group, shape.job
+        legs = shape.legs(candidate.pins) if shape.solo_ms is not None else ()
         before: tuple[PlannedVisit, ...] = ()
         unknown = shape.solo_ms is None
         if group is not None:
@@ -362,35 +388,35 @@ class RollMux:
 
 
 class _Shape:
-    """A job as placement sees it."""
+    """A job as placement sees it: its times, on however wide a pool it may come to sit."""
 
     def __init__(self, job: Job, whole_pools: tuple[PoolName, ...]) -> None:
-        self.job, self.whole_pools = job, whole_pools
+        self.job = job
         self.named = any(want.named for want in job.spec.wants)
         self.solo_ms = solo_ms(job)
         slo = job.spec.slo
         self.limit_ms = None if slo is None or self.solo_ms is None else int(slo * self.solo_ms)
-        moves = sum(spec.load_ms + spec.park_ms for spec in job.spec.states)
-        self.shared_ms = 0 if self.solo_ms is None else self.solo_ms + moves
+        #: each phase, and how long it keeps its nodes busy in a shared group: moving its states included
+        self.busy = [(phase, (phase_ms(job, phase) or 0, _moves_ms(job, phase))) for phase in job.spec.phases]
+        self.shared_ms = 0 if self.solo_ms is None else self.solo_ms + sum(moves for _, (_, moves) in self.busy)
+        self._whole = {want.pool: want.nodes for want in job.spec.wants if want.pool in whole_pools and not want.gpus}
 
-    def legs(self, state: State, pins: dict[PoolName, tuple[NodeId, ...]]) -> tuple[Leg, ...]:
+    def scaled(self, phase: PhaseSpec, busy: tuple[Millis, Millis], width: int) -> Millis:
+        """A phase on a whole pool that is wider than the job's own want is shorter by as much (data parallel)."""
+        own = self._whole.get(phase.pools[0], width) if len(phase.pools) == 1 else width
+        return busy[0] * own // width + busy[1] if width > own else busy[0] + busy[1]
+
+    def legs(self, pins: dict[PoolName, tuple[NodeId, ...]]) -> tuple[Leg, ...]:
         """The job's legs in a shared group on these nodes."""
-        return tuple(_leg(self.job, phase, pins, self.whole_pools) for phase in self.job.spec.phases)
+        made = []
+        for phase, busy in self.busy:
+            nodes = tuple(dict.fromkeys(node for pool in phase.pools for node in pins.get(pool, ())))
+            made.append(Leg(self.job.id, nodes, self.scaled(phase, busy, len(nodes)), phase.gap_ms))
+        return tuple(made)
 
 
-def _leg(
-    job: Job, phase: PhaseSpec, pins: dict[PoolName, tuple[NodeId, ...]], whole_pools: tuple[PoolName, ...]
-) -> Leg:
-    """A phase on its nodes. On a whole pool wider than its own want it is shorter by as much (data parallel)."""
-    busy = phase_ms(job, phase) or 0
-    if len(phase.pools) == 1 and phase.pools[0] in whole_pools:
-        want = next((want for want in job.spec.wants if want.pool == phase.pools[0]), None)
-        there = len(pins.get(phase.pools[0], ()))
-        if want is not None and not want.gpus and there > want.nodes:
-            busy = busy * want.nodes // there
-    moves = sum(spec.load_ms + spec.park_ms for spec in job.spec.states if spec.pool in phase.pools)
-    nodes = tuple(dict.fromkeys(node for pool in phase.pools for node in pins.get(pool, ())))
-    return Leg(job=job.id, nodes=nodes, busy_ms=busy + moves, gap_ms=phase.gap_ms)
+def _moves_ms(job: Job, phase: PhaseSpec) -> Millis:
+    return sum(spec.load_ms + spec.park_ms for spec in job.spec.states if spec.pool in phase.pools)
 
 
 def _summarise(state: State, group: Group, whole_pools: tuple[PoolName, ...]) -> Summary:
@@ -407,7 +433,7 @@ def _summarise(state: State, group: Group, whole_pools: tuple[PoolName, ...]) ->
         if shape.solo_ms is None:
             unknown = True
             continue
-        mine = shape.legs(state, job.pins)
+        mine = shape.legs(job.pins)
         legs.extend(mine)
         longest = max(longest, sum(leg.busy_ms + leg.gap_ms for leg in mine))
         for leg in mine:
@@ -441,10 +467,9 @@ def _joins_exactly(summary: Summary, legs: tuple[Leg, ...]) -> bool:
 def _slo_miss(state: State, shape: _Shape, summary: Summary, group: Group, period: Millis) -> Miss:
     own = shape.limit_ms
     if own is not None and own < period and (summary.limit_ms is None or period <= summary.limit_ms):
-        assert_solo = shape.solo_ms or 1
         text = f"in group {group.id} its iteration would take {_s(period)} s, and its SLO allows {_s(own)} s"
         data = {"group": group.id, "period_s": period / 1000, "limit_s": own / 1000, "job": shape.job.id}
-        return Miss(Reason("own_slo", text, data), own_slo=period / assert_solo)
+        return Miss(Reason("own_slo", text, data), own_slo=period / (shape.solo_ms or 1))
     limit, whose = summary.limit_ms or 0, state.jobs[summary.limit_job or shape.job.id]
     text = (
         f"in group {group.id} everybody's iteration would take {_s(period)} s, "
@@ -510,20 +535,18 @@ def _choices(state: State, want: Want, nodes: list[NodeId]) -> Iterator[tuple[No
             return
 
 
-def _free_nodes(
-    state: State, job: Job, wants: list[Want], taken: set[NodeId]
-) -> dict[PoolName, tuple[NodeId, ...]] | None:
+def _free_nodes(state: State, job: Job, wants: list[Want]) -> dict[PoolName, tuple[NodeId, ...]] | None:
     """Free nodes for the wanted pools, or None. The pool with the fewest free nodes chooses first."""
     before = {name for nodes in job.last_pins.values() for name in nodes}
     free: dict[PoolName, list[Node]] = {want.pool: [] for want in wants}
     for node in state.nodes.values():
-        if _free(node) and node.id not in taken:
+        if _free(node):
             for pool in node.pools:
                 if pool in free:
                     free[pool].append(node)
     pins: dict[PoolName, tuple[NodeId, ...]] = {}
     used: set[NodeId] = set()
-    ram_left = {host.id: host.ram_mb - host.reserved_mb for host in state.hosts.values()}
+    ram_taken: dict[HostId, int] = {}
     for want in sorted(wants, key=lambda want: len(free[want.pool])):
         ram = sum(spec.ram_mb for spec in job.spec.states if spec.pool == want.pool)
         if job.spec.colocate and pins:
@@ -536,11 +559,13 @@ def _free_nodes(
         names: list[NodeId] = []
         gpus = 0
         for node in ordered:
-            if node.id in used or ram_left[node.host] < ram:
+            host = state.hosts[node.host]
+            taken = ram_taken.get(node.host, 0)
+            if node.id in used or host.reserved_mb + taken + ram > host.ram_mb:
                 continue
             names.append(node.id)
             gpus += len(node.gpus)
-            ram_left[node.host] -= ram
+            ram_taken[node.host] = taken + ram
             if gpus >= want.gpus if want.gpus else len(names) == want.nodes:
                 break
         else:

@@ -78,7 +78,7 @@ class Soft:
     # ---- looking again -----------------------------------------------------------------------------------------------
 
     def look_now(self, host: HostId, now: Millis, config: Config) -> bool:
-        """Something on a host should come clear. True: look at once; a look that is planned soon anyway will do."""
+        """Something on a host should come clear. True: look at once; False: a look is planned soon anyway."""
         soon = self._looks.get(host)
         self._pause[host] = config.observe_after_ms
         if soon is not None and soon <= now + config.observe_after_ms:

@@ -31,7 +31,6 @@ from rollmuxd.core.model import (
     Order,
     OrderId,
     OrderKind,
-    OrderStatus,
     PhaseSpec,
     PhaseTimes,
     PoolName,
@@ -381,7 +380,7 @@ class State(Struct):
             del self.sessions[old]
 
     def _session_over(self, fact: Any) -> None:
-        ends = {
+        ends: dict[type[Any], SessionStatus] = {
             f.SessionFenced: SessionStatus.FENCED,
             f.SessionLost: SessionStatus.LOST,
             f.SessionClosed: SessionStatus.CLOSED,

@@ -8,9 +8,11 @@ Everything here is arithmetic on plain numbers; times are integer milliseconds.
 """
 
 from collections.abc import Mapping, Sequence
+
 from msgspec import Struct
 
 from rollmuxd.core.model import JobId, Millis, NodeId
+
 
 class Leg(Struct, frozen=True):
     """One phase of a job, as the plan sees it: what it claims and for how long."""
@@ -29,8 +31,7 @@ def turn(wheel: Sequence[Leg], jobs: dict[JobId, Millis], nodes: dict[NodeId, Mi
         start = jobs.get(leg.job, 0) + leg.gap_ms
         for node in leg.nodes:
             free = nodes.get(node, 0)
-            if free > start:
-                start = free
+            start = max(start, free)
         end = start + leg.busy_ms
         jobs[leg.job] = end
         for node in leg.nodes:

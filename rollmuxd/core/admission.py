@@ -1,0 +1,119 @@
+"""Who gets in: what a registration must be, and which waiting jobs fit now."""
+
+from rollmuxd.core import facts as f
+from rollmuxd.core.config import Config
+from rollmuxd.core.cycle import Cycle
+from rollmuxd.core.errors import Impossible
+from rollmuxd.core.model import Job, JobId, JobSpec, Millis
+from rollmuxd.core.state import State
+from rollmuxd.core.turns import dispatch, take_place
+
+
+def waiting_order(c: Cycle, now: Millis) -> list[JobId]:
+    """Waiting jobs, the next first: by priority raised with age, then by age."""
+    jobs, aging = c.state.jobs, c.config.aging_ms
+
+    def rank(name: JobId) -> tuple[int, Millis]:
+        job = jobs[name]
+        return -(job.spec.priority + (now - job.registered_at) // aging), job.registered_at
+
+    return sorted(c.state.waiting, key=rank)
+
+
+def admit(c: Cycle) -> None:
+    """Place every waiting job that fits. One that has waited too long is not overtaken on the pools it wants."""
+    if not c.state.waiting:
+        return
+    reserved: set[str] = set()
+    refused: set[object] = set()
+    for name in waiting_order(c, c.now):
+        job = c.state.jobs[name]
+        if job.pins:  # something of its run before is still there
+            continue
+        pools = {want.pool for want in job.spec.wants}
+        shape = _shape_of(job)
+        if shape in refused or pools & reserved:
+            continue
+        placed = c.policy.place(c.state, job)
+        if placed is None:
+            refused.add(shape)
+            if c.now - job.registered_at >= c.config.bounded_wait_ms:
+                reserved |= pools
+            continue
+        group = placed.group or c.state.next_id("g")
+        c.fact(
+            f.JobPlaced(
+                c.now,
+                job.id,
+                group,
+                placed.pins,
+                placed.wheel,
+                placed.status,
+                placed.admission,
+                placed.promised,
+                placed.period_ms,
+                placed.cost_per_hour,
+            )
+        )
+        if job.queued is not None:
+            slot = c.state.slots[job.queued]
+            take_place(c, job, slot.phase, side=slot.side)
+            dispatch(c, group)
+
+
+def _shape_of(job: Job) -> object:
+    """What placement looks at of a job, for not trying the like again in one round."""
+    spec = job.spec
+    times = tuple((name, kept.count and kept.total_ms // kept.count) for name, kept in job.times.items())
+    return (spec.phases, spec.wants, spec.states, spec.slo, spec.colocate, times, tuple(job.last_pins.items()))
+
+
+def check_spec(spec: JobSpec, state: State, config: Config) -> None:
+    """What could never be met is refused at once, and says what is short."""
+    wanted = [want.pool for want in spec.wants]
+    names = [phase.name for phase in (*spec.phases, *spec.side)]
+    if not spec.phases or len(set(names)) != len(names) or len(set(wanted)) != len(wanted):
+        raise Impossible("a job has at least one cycle phase, and names each phase and each pool once")
+    for phase in (*spec.phases, *spec.side):
+        for pool in phase.pools:
+            if pool not in wanted:
+                raise Impossible(
+                    f"phase {phase.name} uses pool {pool}, of which nothing is wanted ({', '.join(wanted)})"
+                )
+    for phase in spec.side:
+        if phase.name != "init":
+            raise Impossible(f"side phase {phase.name} is not to be had yet; only init is")
+    for kept in spec.states:
+        if kept.pool not in wanted:
+            raise Impossible(f"a state is declared for pool {kept.pool}, of which nothing is wanted")
+        if config.drivers and kept.driver not in config.drivers:
+            known = ", ".join(sorted(config.drivers))
+            raise Impossible(f"residency driver {kept.driver!r} is not installed (installed: {known})")
+    if spec.slo is not None and spec.slo < 1:
+        raise Impossible(f"slo is {spec.slo:g}: nobody is faster shared than alone, so it is at least 1")
+    _check_wants(spec, state)
+
+
+def _check_wants(spec: JobSpec, state: State) -> None:
+    for want in spec.wants:
+        there = [node for node in state.nodes.values() if want.pool in node.pools]
+        if not there:
+            pools = sorted({pool for node in state.nodes.values() for pool in node.pools})
+            raise Impossible(f"there is no pool {want.pool!r}; the pools are {', '.join(pools) or 'none'}")
+        gpus = sum(len(node.gpus) for node in there)
+        if want.gpus > gpus or want.nodes > len(there):
+            needed = f"{want.gpus} GPUs" if want.gpus else f"{want.nodes} nodes"
+            raise Impossible(f"pool {want.pool} has {len(there)} nodes with {gpus} GPUs, and {needed} are wanted")
+        for name in want.named:
+            if name not in state.nodes or want.pool not in state.nodes[name].pools:
+                raise Impossible(f"there is no node {name!r} in pool {want.pool}")
+        ram = sum(kept.ram_mb for kept in spec.states if kept.pool == want.pool)
+        most = max((state.hosts[node.host].ram_mb for node in there), default=0)
+        if ram > most:
+            raise Impossible(
+                f"its {want.pool} state parks {ram / 1000:g} GB on a host, and the largest budget is {most / 1000:g} GB"
+            )
+        for kept in spec.states:
+            if kept.pool == want.pool and all(node.gpu_mb and kept.gpu_mb > node.gpu_mb for node in there):
+                largest = max(node.gpu_mb for node in there)
+                raise Impossible(f"its {want.pool} state needs {kept.gpu_mb} MB of a GPU that has {largest} MB")

@@ -1,0 +1,52 @@
+"""One decision in the making: what the rooms of the core share while an input is handled."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from rollmuxd.core.config import Config, DriverTraits
+from rollmuxd.core.decision import Answer
+from rollmuxd.core.effects import Effect
+from rollmuxd.core.facts import Fact
+from rollmuxd.core.model import JobStatus, Millis, SlotStatus
+from rollmuxd.core.policy import Policy
+from rollmuxd.core.rotation import Rotation
+from rollmuxd.core.soft import Soft
+from rollmuxd.core.state import State
+
+#: the answer that tells nothing
+NOTHING: Final = Answer()
+#: slots that hold GPUs by their holder's right
+HOLDS: Final = (SlotStatus.LOADING, SlotStatus.RUNNING, SlotStatus.TAIL)
+#: jobs that have a placement and may be granted slots
+PLACED: Final = (JobStatus.PROBING, JobStatus.ADMITTED, JobStatus.MOVING)
+
+_NO_TRAITS: Final = DriverTraits()
+
+
+class Cycle:
+    """The state, what is derived from it, and the facts and effects of the decision at hand.
+
+    A fact is applied as it happens, so what follows in the same decision sees it.
+    """
+
+    def __init__(self, config: Config, policy: Policy, state: State) -> None:
+        self.config, self.policy, self.state = config, policy, state
+        self.rotation = Rotation()
+        self.soft = Soft()
+        self.now: Millis = state.at
+        self.facts: list[Fact] = []
+        self.effects: list[Effect] = []
+        self._traits: Mapping[str, DriverTraits] = config.drivers
+
+    def fact(self, fact: Fact) -> None:
+        """This has happened."""
+        self.state.apply(fact)
+        self.facts.append(fact)
+
+    def do(self, effect: Effect) -> None:
+        """This must be done, once the facts are durable."""
+        self.effects.append(effect)
+
+    def traits(self, driver: str) -> DriverTraits:
+        """What a residency driver says of itself; of one that says nothing, nothing is presumed."""
+        return self._traits.get(driver, _NO_TRAITS)

@@ -1,0 +1,258 @@
+"""Hosts and nodes: the configuration, what backends see there, draining."""
+
+from rollmuxd.core import effects as e
+from rollmuxd.core import facts as f
+from rollmuxd.core import inputs as i
+from rollmuxd.core.admission import admit
+from rollmuxd.core.cycle import NOTHING, Cycle
+from rollmuxd.core.decision import Answer
+from rollmuxd.core.errors import Conflict
+from rollmuxd.core.letting_go import (
+    clear_limit_mb,
+    drained_if_empty,
+    end_now,
+    end_reclaims,
+    resolve_unknown,
+    see_gpus,
+    settle,
+    watch,
+)
+from rollmuxd.core.model import HostId, Node, NodeId, NodeStatus, OrderKind, OrderStatus, SlotStatus, StateStatus
+from rollmuxd.core.orders import order_lost_contact
+from rollmuxd.core.turns import dispatch, issue, unheld_by
+
+
+def drain(c: Cycle, ask: i.DrainNode) -> Answer:
+    """Nothing new on the node; what is loaded parks; drained when its GPUs are clear."""
+    node = c.state.node(ask.node)
+    if node.status not in (NodeStatus.DRAINING, NodeStatus.DRAINED):
+        if node.status in (NodeStatus.QUARANTINED, NodeStatus.LOST):
+            raise Conflict(f"node {node.id} is {node.status} ({node.reason}): nothing is started on it anyway")
+        c.fact(f.NodeDraining(c.now, node.id, ask.by))
+    if ask.evict:
+        for name in list(node.pinned):
+            job = c.state.jobs[name]
+            if job.live:
+                end_now(c, job, reason=f"evicted from {node.id}", by=ask.by)
+    for key in list(node.states):
+        kept = c.state.states.get(key)
+        if kept is not None and kept.status is StateStatus.LOADED and unheld_by(c, node, kept.job):
+            issue(c, OrderKind.PARK, kept, None)
+    drained_if_empty(c, node)
+    watch(c, node)
+    admit(c)
+    return NOTHING
+
+
+def undrain(c: Cycle, ask: i.UndrainNode) -> Answer:
+    """The node may be used again, once it was looked at."""
+    node = c.state.node(ask.node)
+    if node.status in (NodeStatus.DRAINING, NodeStatus.DRAINED):
+        c.fact(f.NodeUndrained(c.now, node.id, ask.by))
+        admit(c)
+        dispatch(c, node.group)
+    elif node.drain:
+        raise Conflict(f"node {node.id} is {node.status} ({node.reason}); it can be undrained when it is back")
+    return NOTHING
+
+
+def declare_clear(c: Cycle, ask: i.DeclareClear) -> Answer:
+    """An operator takes it upon himself that nothing of any job is left on the node's GPUs."""
+    node = c.state.node(ask.node)
+    running = [gpu.holder for gpu in node.gpus.values() if gpu.holder is not None]
+    for name in running:
+        slot = c.state.slots[name]
+        if slot.status is not SlotStatus.RECLAIMING:
+            raise Conflict(f"slot {name} of job {slot.job} is {slot.status} on {node.id}; revoke it first")
+    c.fact(f.GpusCleared(c.now, node.id, tuple(node.gpus), ask.by, ask.reason or "declared clear"))
+    for key in list(node.states):
+        kept = c.state.states[key]
+        if kept.status not in (StateStatus.GONE, StateStatus.PARKED):  # on the word of who declares it
+            if kept.status is not StateStatus.UNKNOWN:
+                c.fact(f.StateUnknown(c.now, kept.job, kept.pool, kept.node))
+            c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
+    if node.status is NodeStatus.QUARANTINED:
+        c.fact(f.NodeUnseen(c.now, node.id))
+        c.do(e.Observe(node.host))
+    end_reclaims(c, node)
+    go_on(c, node)
+    return NOTHING
+
+
+def start(c: Cycle, given: i.Start) -> Answer:
+    """The daemon is there (again): every lease is renewed in full, every node has to be seen.
+
+    An open order is told again only if that does it once; else its driver is asked; else nobody knows.
+    """
+    c.fact(f.DaemonStarted(c.now, given.incarnation))
+    configure(c, given)
+    c.soft.restart(c.state, c.now, c.config)
+    for order in list(c.state.orders.values()):
+        traits = c.traits(order.driver)
+        if order.status is OrderStatus.ISSUED and traits.idempotent:
+            c.do(e.Perform(order.id, again=True))
+        elif traits.probes:
+            c.do(e.Probe(order.id))
+        elif order.status is OrderStatus.ISSUED:
+            order_lost_contact(c, i.OrderLostContact(order.id, "the daemon was restarted meanwhile"))
+    for host in c.state.hosts.values():
+        c.do(e.Observe(host.id))
+    for node in c.state.nodes.values():
+        if node.unclear_since is not None or any(gpu.stain for gpu in node.gpus.values()):
+            watch(c, node)
+    for job in list(c.state.jobs.values()):
+        settle(c, job)
+    return NOTHING
+
+
+def configure(c: Cycle, given: i.Start) -> None:
+    """Bring the inventory in line with the configuration; what is in use stays as it is, and drains."""
+    for host in given.hosts:
+        known = c.state.hosts.get(host.id)
+        if known is None or (known.backend, known.ram_mb) != (host.backend, host.ram_mb):
+            c.fact(f.HostAdded(c.now, host))
+    wanted = {node.id: node for node in given.nodes}
+    for name, node in list(c.state.nodes.items()):
+        used = bool(node.pinned) or any(gpu.holder or gpu.stain for gpu in node.gpus.values())
+        spec = wanted.get(name)
+        if spec is None and not used:
+            c.fact(f.NodeRemoved(c.now, name))
+        elif spec is None and node.status is NodeStatus.UNKNOWN:
+            c.fact(f.NodeDraining(c.now, name, "the configuration, which has it no more"))
+        elif spec is not None and not used and not _same_node(node, spec):
+            c.fact(f.NodeAdded(c.now, spec))
+    for name, spec in wanted.items():
+        if name not in c.state.nodes:
+            c.fact(f.NodeAdded(c.now, spec))
+    configured = {host.id for host in given.hosts}
+    for name in [host.id for host in c.state.hosts.values() if not host.nodes and host.id not in configured]:
+        c.fact(f.HostRemoved(c.now, name))
+
+
+def host_seen(c: Cycle, told: i.HostSeen) -> Answer:
+    """What is on a host's GPUs. What should be clear and is, is given on."""
+    host = c.state.hosts.get(told.host)
+    if host is None:
+        return NOTHING
+    if told.boot_id and told.boot_id != host.boot_id:
+        rebooted = bool(host.boot_id)
+        c.fact(f.HostBooted(c.now, host.id, told.boot_id))
+        if rebooted:
+            forget_contents(c, host.nodes)
+    sights = {sight.gpu: sight for sight in told.gpus}
+    for name in list(host.nodes):
+        node = c.state.nodes[name]
+        if all(gpu in sights for gpu in node.gpus):  # a GPU that was not reported was not seen
+            see_node(c, node, sights)
+    c.soft.observed(host.id)
+    for name in list(host.nodes):
+        if name in c.state.nodes:
+            watch(c, c.state.nodes[name])
+    return NOTHING
+
+
+def forget_contents(c: Cycle, nodes: list[NodeId]) -> None:
+    """Another boot id: whatever was in the host's memories is gone."""
+    for name in nodes:
+        for key in c.state.nodes[name].states:
+            kept = c.state.states[key]
+            if kept.status is not StateStatus.GONE:
+                if kept.status is not StateStatus.UNKNOWN:
+                    c.fact(f.StateUnknown(c.now, kept.job, kept.pool, kept.node))
+                c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
+
+
+def see_node(c: Cycle, node: Node, sights: dict[str, i.GpuSight]) -> None:
+    if node.status is NodeStatus.LOST:
+        c.fact(f.NodeUnseen(c.now, node.id))
+    before = len(c.facts)
+    see_gpus(c, tuple(sights[gpu] for gpu in node.gpus))
+    resolve_unknown(c, node)
+    limit = clear_limit_mb(c, node)
+    strangers = [
+        sights[name]
+        for name, gpu in node.gpus.items()
+        if gpu.holder is None and gpu.stain is None and sights[name].used_mb > limit
+    ]
+    if strangers and node.status in (NodeStatus.UNKNOWN, NodeStatus.UP):
+        who = strangers[0].processes[0] if strangers[0].processes else "an unknown process"
+        reason = f"{strangers[0].gpu} is used by {who} ({strangers[0].used_mb} MB)"
+        c.fact(f.NodeOccupied(c.now, node.id, reason))
+    elif not strangers and node.status in (NodeStatus.UNKNOWN, NodeStatus.OCCUPIED):
+        if node.drain:
+            c.fact(f.NodeDraining(c.now, node.id, "an operator, before it was seen again"))
+        else:
+            c.fact(f.NodeUp(c.now, node.id))
+    elif node.status is NodeStatus.QUARANTINED and all_clear(c, node, sights):
+        c.fact(f.NodeUnseen(c.now, node.id))
+        c.fact(f.NodeUp(c.now, node.id))
+    if len(c.facts) > before:
+        go_on(c, node)
+
+
+def all_clear(c: Cycle, node: Node, sights: dict[str, i.GpuSight]) -> bool:
+    limit = clear_limit_mb(c, node)
+    return all(sights[name].used_mb <= limit for name in node.gpus)
+
+
+def go_on(c: Cycle, node: Node) -> None:
+    """After anything was learnt of a node: let go, drain, admit and grant what it allows."""
+    for name in list(node.pinned):
+        settle(c, c.state.jobs[name])
+    drained_if_empty(c, node)
+    admit(c)
+    dispatch(c, node.group)
+
+
+def host_unreachable(c: Cycle, told: i.HostUnreachable) -> Answer:
+    """Nothing is known of its nodes any more; what was held there stays held."""
+    host = c.state.hosts.get(told.host)
+    if host is None:
+        return NOTHING
+    for name in host.nodes:
+        if c.state.nodes[name].status is not NodeStatus.LOST:
+            c.fact(f.NodeLost(c.now, name, told.reason))
+    c.soft.observed(host.id)
+    for name in host.nodes:
+        watch(c, c.state.nodes[name])
+    return NOTHING
+
+
+def look_again(c: Cycle, host: HostId) -> None:
+    c.do(e.Observe(host))
+    for order in c.state.orders.values():
+        lost = order.status is OrderStatus.LOST_CONTACT and c.traits(order.driver).probes
+        if lost and c.state.nodes[order.node].host == host:
+            c.do(e.Probe(order.id))
+
+
+def not_clear(c: Cycle, name: NodeId) -> None:
+    """GPUs did not come clear in time: their node is quarantined, everybody else goes on."""
+    node = c.state.nodes.get(name)
+    if node is None or node.unclear_since is None or node.status in (NodeStatus.QUARANTINED, NodeStatus.LOST):
+        return
+    due = node.unclear_since + c.config.clear_limit_ms
+    if c.now < due:
+        c.soft.at(due, "clear", name)
+    else:
+        seconds = c.config.clear_limit_ms // 1000
+        c.fact(f.NodeQuarantined(c.now, name, f"{node.reason}; not clear within {seconds} s"))
+        c.soft.look_later(node.host, c.now, c.config)
+
+
+def stalled(c: Cycle, given: i.Stalled) -> Answer:
+    """The loop was late: nobody could renew, so nobody is late."""
+    c.fact(f.LoopStalled(c.now, given.late_ms))
+    c.soft.renew_all(c.now)
+    return NOTHING
+
+
+def _same_node(node: Node, spec: i.NodeSpec) -> bool:
+    return (tuple(node.gpus), node.pools, node.gpu_type, node.gpu_mb, node.price_per_gpu_hour, node.host) == (
+        spec.gpus,
+        spec.pools,
+        spec.gpu_type,
+        spec.gpu_mb,
+        spec.price_per_gpu_hour,
+        spec.host,
+    )

@@ -1,0 +1,257 @@
+"""Letting go: ending slots, jobs and placements, and believing that GPUs are clear only when they were seen so."""
+
+from rollmuxd.core import effects as e
+from rollmuxd.core import facts as f
+from rollmuxd.core import inputs as i
+from rollmuxd.core.admission import admit
+from rollmuxd.core.cycle import PLACED, Cycle
+from rollmuxd.core.model import (
+    HostId,
+    Job,
+    JobId,
+    JobState,
+    JobStatus,
+    Node,
+    NodeId,
+    NodeStatus,
+    Order,
+    OrderKind,
+    SessionStatus,
+    Slot,
+    SlotStatus,
+    StateStatus,
+)
+from rollmuxd.core.rotation import find_phase
+from rollmuxd.core.turns import dispatch, issue, unheld_by
+
+
+def drop_requests(c: Cycle, job: Job, reason: str) -> None:
+    if job.queued is not None:
+        slot = job.queued
+        c.fact(f.SlotWithdrawn(c.now, slot, reason))
+        c.soft.forget_slot(slot)
+        c.soft.waiting -= 1
+
+
+def take_away(c: Cycle, slot: Slot, fact: f.SlotLost | f.SlotRevoked | f.SlotFaulted) -> None:
+    """The slot ends without its holder's word: its GPUs stay held until they were seen clear."""
+    c.fact(fact)
+    c.fact(f.SlotReclaiming(c.now, slot.id))
+    c.soft.forget_slot(slot.id)
+    look(c, c.state.jobs[slot.job])
+
+
+def park_own(c: Cycle, job: Job, slot: Slot) -> None:
+    """Have the states that a slot had loaded parked, so that its GPUs come clear."""
+    phase = find_phase(c.state, job.id, slot.phase)
+    for key in job.states:
+        kept = c.state.states[key]
+        if kept.status is StateStatus.LOADED and phase is not None and kept.pool in phase.pools:
+            issue(c, OrderKind.PARK, kept, slot.id)
+
+
+def finish_release(c: Cycle, slot: Slot) -> None:
+    """The slot is over once nothing that belongs to its release is still moving."""
+    if slot.status is SlotStatus.RELEASED and not any(
+        order.slot == slot.id and order.kind is OrderKind.PARK for order in open_orders(c, slot.job)
+    ):
+        c.fact(f.SlotOver(c.now, slot.id))
+
+
+def open_orders(c: Cycle, job: JobId) -> list[Order]:
+    states = c.state.states
+    orders = [c.state.orders.get(states[key].order or "") for key in c.state.jobs[job].states]
+    return [order for order in orders if order is not None]
+
+
+def end_now(c: Cycle, job: Job, *, reason: str, by: str) -> None:
+    group = job.group
+    drop_requests(c, job, f"job ended: {reason}")
+    if job.slot is not None:
+        take_away(c, c.state.slots[job.slot], f.SlotRevoked(c.now, job.slot, by, reason))
+    c.fact(f.JobEnded(c.now, job.id, reason, by))
+    session = c.state.sessions.get(job.session or "")
+    if session is not None and session.status is SessionStatus.ALIVE:
+        c.fact(f.SessionClosed(c.now, session.id))
+        c.soft.forget_session(session.id)
+    settle(c, job)
+    dispatch(c, group)
+
+
+def after_departure(c: Cycle, job: Job) -> None:
+    """Somebody else may fit now."""
+    if not job.pins:
+        admit(c)
+
+
+def quarantine(c: Cycle, job: Job, reason: str) -> None:
+    """Its state could not be moved: it leaves its group, everybody else goes on."""
+    if not job.live or job.status is JobStatus.QUARANTINED:
+        return
+    drop_requests(c, job, f"job quarantined: {reason}")
+    c.fact(f.JobQuarantined(c.now, job.id, reason))
+
+
+def settle(c: Cycle, job: Job) -> None:
+    """Clear away what a job that has left its placement still has there; end the placement when nothing is left."""
+    if job.status in PLACED or (job.status is JobStatus.PAUSED and job.resume_to in PLACED):
+        return
+    if not job.pins:
+        if job.status is JobStatus.LOST:
+            c.fact(f.JobEnded(c.now, job.id, job.reason))
+        return
+    if not nothing_left(c, job):
+        return
+    reason = f"{job.status}: {job.reason}" if job.reason else str(job.status)
+    freed = [name for nodes in job.pins.values() for name in nodes]
+    group = job.group
+    c.fact(f.PlacementEnded(c.now, job.id, reason))
+    if job.status is JobStatus.LOST:
+        c.fact(f.JobEnded(c.now, job.id, job.reason))
+    for name in dict.fromkeys(freed):
+        drained_if_empty(c, c.state.nodes[name])
+    dispatch(c, group)
+
+
+def nothing_left(c: Cycle, job: Job) -> bool:
+    """Whether no slot, state or byte of the job is on its nodes; what can be discarded is told to be."""
+    left = job.slot is not None or bool(job.closing)
+    for key in job.states:
+        kept = c.state.states[key]
+        if kept.status in (StateStatus.LOADED, StateStatus.PARKED) and job.slot is None:
+            issue(c, OrderKind.DISCARD, kept, None)
+        left = left or kept.status is not StateStatus.GONE
+    for node in nodes_of(c, job):
+        if any(gpu.stain == job.id for gpu in node.gpus.values()):
+            left = True
+    if left:
+        look(c, job)
+    return not left
+
+
+def nodes_of(c: Cycle, job: Job) -> list[Node]:
+    return [c.state.nodes[name] for name in dict.fromkeys(n for nodes in job.pins.values() for n in nodes)]
+
+
+def drained_if_empty(c: Cycle, node: Node) -> None:
+    if node.status is not NodeStatus.DRAINING:
+        return
+    for key in list(node.states):
+        kept = c.state.states.get(key)
+        if kept is not None and kept.status is StateStatus.LOADED and unheld_by(c, node, kept.job):
+            issue(c, OrderKind.PARK, kept, None)
+    if all(gpu.holder is None and gpu.stain is None for gpu in node.gpus.values()):
+        c.fact(f.NodeDrained(c.now, node.id))
+
+
+def see_gpus(c: Cycle, seen: tuple[i.GpuSight, ...]) -> None:
+    """GPUs that were seen clear, are held by nobody and have no state loaded may be given on."""
+    by_node: dict[NodeId, list[str]] = {}
+    for sight in seen:
+        node = node_with(c, sight.gpu)
+        if node is None or sight.used_mb > clear_limit_mb(c, node):
+            continue
+        gpu = node.gpus[sight.gpu]
+        if gpu.stain is None or may_still_fill(c, node, gpu.stain):
+            continue
+        if gpu.holder is None or c.state.slots[gpu.holder].status is SlotStatus.RECLAIMING:
+            by_node.setdefault(node.id, []).append(sight.gpu)
+    for name, gpus in by_node.items():
+        c.fact(f.GpusCleared(c.now, name, tuple(gpus)))
+        end_reclaims(c, c.state.nodes[name])
+
+
+def may_still_fill(c: Cycle, node: Node, job: JobId) -> bool:
+    """Whether a state of the job is, or is about to be, loaded there: then an empty GPU is no proof of anything."""
+    for key in node.states:
+        kept = c.state.states[key]
+        if kept.job != job or shrunk(c, kept):
+            continue
+        if kept.status in (StateStatus.LOADED, StateStatus.LOADING, StateStatus.PARKING):
+            return True
+        order = c.state.orders.get(kept.order or "")
+        session = c.state.sessions.get(c.state.jobs[job].session or "")
+        alive = session is not None and session.status is SessionStatus.ALIVE
+        if order is not None and order.kind is OrderKind.LOAD and alive:
+            return True  # no word of it, and the process lives: it may yet load
+    return False
+
+
+def shrunk(c: Cycle, kept: JobState) -> bool:
+    """Whether the state's slot runs on as a tail, so that the GPUs it gave back are to come clear one by one."""
+    slot = c.state.jobs[kept.job].slot
+    return slot is not None and c.state.slots[slot].status is SlotStatus.TAIL
+
+
+def node_with(c: Cycle, gpu: str) -> Node | None:
+    host, _, _ = gpu.rpartition("/")
+    known = c.state.hosts.get(host)
+    if known is not None:
+        for name in known.nodes:
+            node = c.state.nodes[name]
+            if gpu in node.gpus:
+                return node
+    return None
+
+
+def clear_limit_mb(c: Cycle, node: Node) -> int:
+    return c.state.left_over_mb(node) + c.config.clear_tolerance_mb
+
+
+def end_reclaims(c: Cycle, node: Node) -> None:
+    """A slot that was taken away is over when none of its GPUs may have bytes of it any more."""
+    for name in dict.fromkeys(gpu.holder for gpu in node.gpus.values() if gpu.holder is not None):
+        slot = c.state.slots[name]
+        if slot.status is SlotStatus.RECLAIMING and all(
+            gpu.stain is None
+            for there in nodes_of(c, c.state.jobs[slot.job])
+            for gpu in there.gpus.values()
+            if gpu.holder == name
+        ):
+            c.fact(f.SlotOver(c.now, name))
+
+
+def expect_clear(c: Cycle, node: Node, job: Job, reason: str) -> None:
+    """The job's bytes should be off the node's GPUs now: look again, for a limited time, where they are not."""
+    unclear = [
+        name
+        for name, gpu in node.gpus.items()
+        if gpu.stain == job.id and (gpu.holder is None or c.state.slots[gpu.holder].status is SlotStatus.RECLAIMING)
+    ]
+    if unclear:
+        if node.unclear_since is None:
+            c.fact(f.GpusUnclear(c.now, node.id, f"{', '.join(unclear)} not seen clear {reason}"))
+        watch(c, node)
+    resolve_unknown(c, node)
+
+
+def resolve_unknown(c: Cycle, node: Node) -> None:
+    """A state of which nobody knew is not on GPUs that were seen clear of its job: it has to be loaded anew."""
+    for key in list(node.states):
+        kept = c.state.states[key]
+        if kept.status is StateStatus.UNKNOWN and not any(gpu.stain == kept.job for gpu in node.gpus.values()):
+            c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
+
+
+def look(c: Cycle, job: Job) -> None:
+    """Look at the hosts of a job's nodes now, and again until they are clear."""
+    for host in dict.fromkeys(node.host for node in nodes_of(c, job)):
+        look_at(c, host)
+
+
+def look_at(c: Cycle, host: HostId) -> None:
+    if c.soft.look_now(host, c.now, c.config):
+        c.do(e.Observe(host))
+
+
+def watch(c: Cycle, node: Node) -> None:
+    """While something on the node should come clear, see to it that it is looked at again."""
+    waits_for_clear = any(
+        (gpu.stain is not None and gpu.holder is None and not may_still_fill(c, node, gpu.stain))
+        or (gpu.holder is not None and c.state.slots[gpu.holder].status is SlotStatus.RECLAIMING)
+        for gpu in node.gpus.values()
+    ) or any(c.state.states[key].status is StateStatus.UNKNOWN for key in node.states)
+    if waits_for_clear:
+        c.soft.look_later(node.host, c.now, c.config)
+        if node.unclear_since is not None and node.status is not NodeStatus.QUARANTINED:
+            c.soft.at(node.unclear_since + c.config.clear_limit_ms, "clear", node.id)

@@ -1,0 +1,220 @@
+"""Jobs and the client processes behind them: registering, ending, pausing; sessions, heartbeats, loss."""
+
+from rollmuxd.core import effects as e
+from rollmuxd.core import facts as f
+from rollmuxd.core import inputs as i
+from rollmuxd.core.admission import admit, check_spec
+from rollmuxd.core.cycle import HOLDS, NOTHING, PLACED, Cycle
+from rollmuxd.core.decision import Answer, Directive
+from rollmuxd.core.errors import Conflict, RunAlive, TooMany, UnknownThing
+from rollmuxd.core.letting_go import after_departure, drop_requests, end_now, look, settle, take_away
+from rollmuxd.core.model import Job, JobStatus, OnLoss, Session, SessionId, SessionStatus, Slot, SlotStatus, StateStatus
+from rollmuxd.core.rotation import find_phase
+from rollmuxd.core.turns import dispatch, next_fence
+
+
+def register(c: Cycle, ask: i.RegisterJob) -> Answer:
+    """A job, or a new run of it, waits for a placement; it starts when nothing of its run before is left."""
+    known = c.state.job_named(ask.owner, ask.spec.name)
+    if known is not None and known.live:
+        if ask.idempotency_key and ask.idempotency_key == known.idempotency_key:
+            return Answer(job=known.id, session=known.session, repeated=True)
+        refuse_if_alive(c, known, ask)
+    check_spec(ask.spec, c.state, c.config)
+    if known is None and len(c.state.jobs) - len(c.state.ended) >= c.config.max_jobs:
+        raise TooMany(f"{c.config.max_jobs} jobs are registered, which is the limit; end one, or raise max_jobs")
+    if known is not None and known.live:
+        end_now(c, known, reason="replaced by a new run", by=ask.user)
+    job = c.state.next_id("j") if known is None else known.id
+    run = 1 if known is None else known.run + 1
+    c.fact(f.JobRegistered(c.now, job, ask.owner, ask.user, run, ask.spec, ask.idempotency_key))
+    settle(c, c.state.jobs[job])
+    admit(c)
+    return Answer(job=job)
+
+
+def refuse_if_alive(c: Cycle, known: Job, ask: i.RegisterJob) -> None:
+    session = c.state.sessions.get(known.session or "")
+    alive = session is not None and session.status is SessionStatus.ALIVE
+    if alive and not ask.replace:
+        assert session is not None  # for the type checker: `alive` says so
+        raise RunAlive(known.spec.name, known.run, session.pid, session.host)
+
+
+def end(c: Cycle, ask: i.EndJob) -> Answer:
+    """End a job: its requests go, its slot is taken away, its states are discarded."""
+    job = c.state.job(ask.job)
+    if job.status is JobStatus.ENDED:
+        return Answer(job=job.id, repeated=True)
+    end_now(c, job, reason=ask.reason or "ended", by=ask.by)
+    after_departure(c, job)
+    return Answer(job=job.id)
+
+
+def pause(c: Cycle, ask: i.PauseJob) -> Answer:
+    """No new slot from the next phase boundary on; its visits are skipped meanwhile."""
+    job = c.state.job(ask.job)
+    if job.status is JobStatus.PAUSED:
+        return Answer(job=job.id, repeated=True)
+    if job.status not in (JobStatus.WAITING, *PLACED):
+        raise Conflict(f"job {job.spec.name} is {job.status}, and only a waiting or placed job can be paused")
+    c.fact(f.JobPaused(c.now, job.id, ask.by))
+    dispatch(c, job.group)
+    return Answer(job=job.id)
+
+
+def resume(c: Cycle, ask: i.ResumeJob) -> Answer:
+    """A paused job goes on where it was."""
+    job = c.state.job(ask.job)
+    if job.status in (JobStatus.WAITING, *PLACED):
+        return Answer(job=job.id, repeated=True)
+    if job.status is not JobStatus.PAUSED:
+        raise Conflict(f"job {job.spec.name} is {job.status}, and only a paused job can be resumed")
+    c.fact(f.JobResumed(c.now, job.id, ask.by))
+    admit(c)
+    dispatch(c, job.group)
+    return Answer(job=job.id)
+
+
+def reinstate(c: Cycle, ask: i.ReinstateJob) -> Answer:
+    """The way out of quarantine: it waits for a placement again."""
+    job = c.state.job(ask.job)
+    if job.status is not JobStatus.QUARANTINED:
+        raise Conflict(f"job {job.spec.name} is {job.status}, and only a quarantined job can be reinstated")
+    c.fact(f.JobReinstated(c.now, job.id, ask.by))
+    settle(c, job)
+    admit(c)
+    return Answer(job=job.id)
+
+
+def open_session(c: Cycle, ask: i.OpenSession) -> Answer:
+    """A client process is there. Of two sessions of one run the newer holds: it fences the older."""
+    job = c.state.job(ask.job)
+    if not job.live:
+        raise Conflict(f"job {job.spec.name} is {job.status} ({job.reason}); register it again for a new run")
+    if ask.idempotency_key != job.idempotency_key:
+        raise Conflict(f"run {job.run} of job {job.spec.name} was registered by another process")
+    old = c.state.sessions.get(job.session or "")
+    new = c.state.next_id("e")
+    if old is not None and old.status is SessionStatus.ALIVE:
+        if (old.pid, old.host, old.started) == (ask.pid, ask.host, ask.started) and ask.started:
+            c.soft.see(old.id, c.now, c.config.lease_ms)
+            return Answer(job=job.id, session=old.id, repeated=True)
+        c.fact(f.SessionFenced(c.now, old.id, new))
+        c.soft.forget_session(old.id)
+    c.fact(f.SessionOpened(c.now, new, job.id, job.run, ask.pid, ask.host, ask.started))
+    c.soft.see(new, c.now, c.config.lease_ms)
+    for name in (job.slot, job.queued):
+        if name is not None:
+            slot = c.state.slots[name]
+            fence = None if slot.fence is None else next_fence(c)
+            c.fact(f.SlotTakenOver(c.now, slot.id, new, fence))
+    return Answer(job=job.id, session=new)
+
+
+def close_session(c: Cycle, ask: i.CloseSession) -> Answer:
+    """The process leaves in good order and its job stays. A slot that it holds is taken away."""
+    session = session_known(c, ask.session)
+    if session.status is not SessionStatus.ALIVE:
+        return Answer(session=session.id, repeated=True)
+    job = c.state.jobs[session.job]
+    c.fact(f.SessionClosed(c.now, session.id))
+    c.soft.forget_session(session.id)
+    drop_requests(c, job, "its session was closed")
+    if job.slot is not None:
+        by = f"session {session.id}"
+        take_away(c, c.state.slots[job.slot], f.SlotRevoked(c.now, job.slot, by, "session closed"))
+    dispatch(c, job.group)
+    return Answer(session=session.id)
+
+
+def session_known(c: Cycle, session: SessionId) -> Session:
+    found = c.state.sessions.get(session)
+    if found is None:
+        raise UnknownThing("session", session)
+    return found
+
+
+def live_session(c: Cycle, session: SessionId) -> Session:
+    found = session_known(c, session)
+    if found.status is not SessionStatus.ALIVE:
+        job = c.state.jobs[found.job]
+        raise Conflict(f"session {session} is {found.status}; job {job.spec.name} is {job.status}")
+    return found
+
+
+def heartbeat(c: Cycle, ask: i.Heartbeat) -> Answer:
+    """The lease is renewed; no fact comes of it. A tail may be asked to shrink, where somebody can use the part."""
+    session = c.state.sessions.get(ask.session)
+    if session is None or session.status is not SessionStatus.ALIVE:
+        session = live_session(c, ask.session)
+    c.soft.seen[ask.session] = c.now
+    if ask.slot is None:
+        return NOTHING
+    slot = c.state.slots.get(ask.slot)
+    if slot is None or slot.session != session.id:
+        return Answer(directives=(Directive("stop", ask.slot, reason="the slot is not yours any more"),))
+    if slot.status not in HOLDS:
+        return Answer(directives=(Directive("stop", slot.id, reason=slot.reason or f"the slot is {slot.status}"),))
+    c.soft.progress[slot.id] = (ask.done, ask.total)
+    keep = shrink_wish(c, slot, ask)
+    return Answer(directives=(Directive("shrink", slot.id, keep),)) if keep else NOTHING
+
+
+def shrink_wish(c: Cycle, slot: Slot, ask: i.Heartbeat) -> tuple[str, ...]:
+    """The GPUs that a tail should keep; () while it should keep all.
+
+    Never asked when nobody can use the part: the next visit on its nodes must have been asked for, by a phase
+    that starts on as many GPUs as would come free.
+    """
+    if slot.status is not SlotStatus.RUNNING or not ask.total or ask.done < c.config.tail_from * ask.total:
+        return ()
+    job = c.state.jobs[slot.job]
+    phase = find_phase(c.state, job.id, slot.phase)
+    group = c.state.groups.get(job.group or "")
+    if phase is None or group is None or not phase.min_gpus or len(slot.gpus) <= phase.min_gpus:
+        return ()
+    free = len(slot.gpus) - phase.min_gpus
+    for node in c.rotation.nodes_of(c.state, group, job.id, slot.phase):
+        head = c.rotation.head(c.state, group, node)
+        if head is None:
+            continue
+        visit = group.wheel[head]
+        other = c.state.jobs[visit.job]
+        wants = find_phase(c.state, other.id, visit.phase)
+        asked = other.queued is not None and c.state.slots[other.queued].phase == visit.phase
+        if asked and wants is not None and other.id != job.id and 0 < wants.min_gpus <= free:
+            return slot.gpus[: phase.min_gpus]
+    return ()
+
+
+def lose(c: Cycle, session: Session) -> None:
+    """No heartbeat for one lease time: the job is lost at once, between slots too."""
+    c.fact(f.SessionLost(c.now, session.id))
+    c.soft.forget_session(session.id)
+    job = c.state.jobs[session.job]
+    if not job.live or job.session != session.id:
+        return
+    reason = f"no heartbeat from pid {session.pid} on {session.host or 'an unnamed host'} for one lease time"
+    group = job.group
+    drop_requests(c, job, reason)
+    if job.slot is not None:
+        take_away(c, c.state.slots[job.slot], f.SlotLost(c.now, job.slot, reason))
+    c.fact(f.JobLost(c.now, job.id, reason))
+    for key in job.states:
+        kept = c.state.states[key]
+        if kept.status not in (StateStatus.GONE, StateStatus.PARKED, StateStatus.UNKNOWN):
+            c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
+    if job.spec.on_loss is OnLoss.KILL:
+        c.do(e.Kill(job.id, job.run, session.id))
+    look(c, job)
+    settle(c, job)
+    dispatch(c, group)
+    after_departure(c, job)
+
+
+def lease_ran_out(c: Cycle, session: SessionId) -> None:
+    """A session's deadline: it is lost, unless it has ended meanwhile."""
+    known = c.state.sessions.get(session)
+    if known is not None and known.status is SessionStatus.ALIVE:
+        lose(c, known)

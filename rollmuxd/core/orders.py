@@ -1,0 +1,107 @@
+"""What became of orders: a load, park or discard that was done, was not, or of which there is no word."""
+
+from rollmuxd.core import effects as e
+from rollmuxd.core import facts as f
+from rollmuxd.core import inputs as i
+from rollmuxd.core.cycle import NOTHING, Cycle
+from rollmuxd.core.decision import Answer
+from rollmuxd.core.letting_go import (
+    after_departure,
+    expect_clear,
+    finish_release,
+    park_own,
+    quarantine,
+    see_gpus,
+    settle,
+    take_away,
+    watch,
+)
+from rollmuxd.core.model import Job, JobState, Order, OrderKind, OrderStatus, SlotStatus, StateStatus
+from rollmuxd.core.state import state_key
+from rollmuxd.core.turns import dispatch, grant_if_loaded
+
+
+def order_done(c: Cycle, told: i.OrderDone) -> Answer:
+    """The driver did it, and this is what the backend saw afterwards."""
+    order = open_order(c, told.order)
+    if order is None:
+        return NOTHING
+    kept = c.state.states.get(state_key(order.job, order.pool, order.node))
+    late = kept is not None and kept.order == order.id and kept.status is StateStatus.UNKNOWN
+    job = c.state.jobs[order.job]
+    c.fact(f.OrderEnded(c.now, order.id))
+    if late:
+        done = {OrderKind.LOAD: StateStatus.LOADED, OrderKind.PARK: StateStatus.PARKED}
+        status = done.get(order.kind, StateStatus.GONE)
+        c.fact(f.StateSeen(c.now, job.id, order.pool, order.node, status))
+    if order.kind is not OrderKind.LOAD:
+        see_gpus(c, told.seen)
+        expect_clear(c, c.state.nodes[order.node], job, f"after {job.spec.name} was to {order.kind}")
+    after_order(c, job, order)
+    return NOTHING
+
+
+def after_order(c: Cycle, job: Job, order: Order) -> None:
+    slot = c.state.slots.get(order.slot or "")
+    if slot is not None:
+        if slot.status is SlotStatus.LOADING:
+            grant_if_loaded(c, job, slot)
+        finish_release(c, slot)
+        if slot.status is SlotStatus.RECLAIMING and order.kind is OrderKind.LOAD:
+            park_own(c, job, slot)  # it was taken away while it was being loaded
+    group = job.group
+    settle(c, job)
+    dispatch(c, group)
+    after_departure(c, job)
+
+
+def open_order(c: Cycle, name: str) -> Order | None:
+    """The order, or None when it had its final result before (a late or doubled report changes nothing)."""
+    return c.state.orders.get(name)
+
+
+def order_failed(c: Cycle, told: i.OrderFailed) -> Answer:
+    """The driver did not do it: the job is quarantined, and what is loaded of its state is to be discarded."""
+    order = open_order(c, told.order)
+    if order is None:
+        return NOTHING
+    c.fact(f.OrderFaulted(c.now, order.id, told.error))
+    if order.kind is not OrderKind.DISCARD and state_of(c, order).status is StateStatus.UNKNOWN:
+        c.fact(f.StateSeen(c.now, order.job, order.pool, order.node, StateStatus.LOADED))
+    fault(c, order, f"could not {order.kind} its {order.pool} state on {order.node}: {told.error}")
+    return NOTHING
+
+
+def order_lost_contact(c: Cycle, told: i.OrderLostContact) -> Answer:
+    """Nobody knows: treated as neither done nor failed. Where the driver can be asked, it is."""
+    order = open_order(c, told.order)
+    if order is None:
+        return NOTHING
+    if order.status is OrderStatus.LOST_CONTACT:  # a probe that learnt nothing; the next look asks again
+        watch(c, c.state.nodes[order.node])
+        return NOTHING
+    c.fact(f.OrderContactLost(c.now, order.id, told.error))
+    if c.traits(order.driver).probes:
+        c.do(e.Probe(order.id))
+    fault(c, order, f"no word of the {order.kind} of its {order.pool} state on {order.node}: {told.error}")
+    return NOTHING
+
+
+def state_of(c: Cycle, order: Order) -> JobState:
+    return c.state.states[state_key(order.job, order.pool, order.node)]
+
+
+def fault(c: Cycle, order: Order, reason: str) -> None:
+    """One job's trouble: it is quarantined, its GPUs stay as they are until seen clear, everybody else goes on."""
+    job = c.state.jobs[order.job]
+    group = job.group
+    slot = c.state.slots.get(order.slot or "")
+    if slot is not None and slot.status is SlotStatus.LOADING:
+        take_away(c, slot, f.SlotFaulted(c.now, slot.id, reason))
+    quarantine(c, job, reason)
+    if slot is not None:
+        finish_release(c, slot)
+    expect_clear(c, c.state.nodes[order.node], job, f"since it {reason}")
+    settle(c, job)
+    dispatch(c, group)
+    after_departure(c, job)

@@ -1,0 +1,198 @@
+"""What jobs ask of their slots: request, withdraw, release, shrink; and an operator's revoke."""
+
+from rollmuxd.core import facts as f
+from rollmuxd.core import inputs as i
+from rollmuxd.core.admission import admit
+from rollmuxd.core.cycle import HOLDS, NOTHING, Cycle
+from rollmuxd.core.decision import Answer
+from rollmuxd.core.errors import Conflict, Impossible, Rejected, StaleFence, TooMany
+from rollmuxd.core.letting_go import (
+    after_departure,
+    drop_requests,
+    end_now,
+    finish_release,
+    park_own,
+    see_gpus,
+    settle,
+    take_away,
+)
+from rollmuxd.core.lives import live_session
+from rollmuxd.core.model import Fence, IfUnmet, Job, JobStatus, Park, SessionId, Slot, SlotId, SlotStatus
+from rollmuxd.core.rotation import find_phase
+from rollmuxd.core.turns import dispatch, take_place
+
+
+def request(c: Cycle, ask: i.RequestSlot) -> Answer:
+    """A job asks for its turn. The same request id gets the same slot, and being asked again attaches it."""
+    state = c.state
+    job = state.job(ask.job)
+    for name in reversed(state.slots_of[job.id]):
+        slot = state.slots[name]
+        if slot.request_id == ask.request_id and slot.run == job.run:
+            return reattach(c, job, slot, ask)
+    may_request(c, job, ask)
+    return Answer(job=job.id, slot=queue(c, job, ask.session, ask.phase, ask.request_id))
+
+
+def reattach(c: Cycle, job: Job, slot: Slot, ask: i.RequestSlot) -> Answer:
+    if slot.session != ask.session:
+        live_session(c, ask.session)
+        raise Conflict(f"request {ask.request_id!r} belongs to session {slot.session}")
+    if slot.status is SlotStatus.QUEUED and c.soft.attach(slot.id):
+        dispatch(c, job.group)
+    return Answer(job=job.id, slot=slot.id, repeated=True)
+
+
+def may_request(c: Cycle, job: Job, ask: i.RequestSlot) -> None:
+    """All refusing of a request."""
+    session = live_session(c, ask.session)
+    if session.job != job.id:
+        raise Conflict(f"session {session.id} is of another job")
+    if not job.live or job.status is JobStatus.QUARANTINED:
+        raise Conflict(f"job {job.spec.name} is {job.status}: {job.reason}")
+    if find_phase(c.state, job.id, ask.phase) is None:
+        known = ", ".join(phase.name for phase in (*job.spec.side, *job.spec.phases))
+        raise Impossible(f"job {job.spec.name} has no phase {ask.phase!r}; it registered {known}")
+    if job.queued is not None:
+        queued = c.state.slots[job.queued]
+        raise Conflict(f"slot {queued.id} already waits for phase {queued.phase}; a job has one request at a time")
+    if c.soft.waiting >= c.config.max_requests_waiting:
+        raise TooMany(f"{c.soft.waiting} requests are waiting, which is the limit; try again later")
+
+
+def queue(c: Cycle, job: Job, session: SessionId, phase: str, request_id: str) -> SlotId:
+    slot = c.state.next_id("s")
+    side = all(known.name != phase for known in job.spec.phases)
+    begins = not side and phase == job.spec.phases[0].name
+    c.fact(f.SlotQueued(c.now, slot, job.id, job.run, session, phase, request_id, side, begins))
+    c.soft.waiting += 1
+    if begins and job.status is JobStatus.PROBING and job.progress.finished >= c.config.probe_iterations:
+        judge(c, job)
+    take_place(c, job, phase, side=side)
+    dispatch(c, job.group)
+    return slot
+
+
+def judge(c: Cycle, job: Job) -> None:
+    """A probed job has been measured: it gets its promise, or what it chose for the case."""
+    verdict = c.policy.judge(c.state, job)
+    if job.spec.slo is None or verdict.promised or job.spec.if_unmet is IfUnmet.BEST_EFFORT:
+        c.fact(f.JobPromised(c.now, job.id, verdict.promised, verdict.period_ms))
+        admit(c)
+    elif job.spec.if_unmet is IfUnmet.END:
+        end_now(c, job, reason=f"its slo of {job.spec.slo:g} cannot be kept here", by="if_unmet")
+        after_departure(c, job)
+    else:
+        group = job.group
+        c.fact(f.JobUnplaced(c.now, job.id, f"its slo of {job.spec.slo:g} cannot be kept where it was"))
+        settle(c, job)
+        admit(c)
+        dispatch(c, group)
+
+
+def detach(c: Cycle, ask: i.DetachSlot) -> Answer:
+    """Nobody waits on the line: the request keeps its place for the re-attach time, and is not granted meanwhile."""
+    slot = c.state.slots.get(ask.slot)
+    if slot is not None and slot.status is SlotStatus.QUEUED:
+        c.soft.detach(slot.id, c.now + c.config.reattach_ms)
+    return NOTHING
+
+
+def withdraw(c: Cycle, ask: i.WithdrawSlot) -> Answer:
+    """The request is taken back."""
+    slot = c.state.slot(ask.slot)
+    if slot.status is SlotStatus.WITHDRAWN:
+        return Answer(slot=slot.id, repeated=True)
+    if slot.status is not SlotStatus.QUEUED:
+        raise Conflict(f"slot {slot.id} is {slot.status}, and only a queued request can be withdrawn; release it")
+    drop_requests(c, c.state.jobs[slot.job], "withdrawn")
+    dispatch(c, c.state.jobs[slot.job].group)
+    return Answer(slot=slot.id)
+
+
+def release(c: Cycle, ask: i.ReleaseSlot) -> Answer:
+    """The phase is over. What is loaded stays until somebody else's visit is next, unless it parks at release.
+
+    GPUs on which the job keeps no state that a driver moves are given on when they were seen clear: the backend
+    was asked just before, and ``seen`` is its answer.
+    """
+    slot = c.state.slot(ask.slot)
+    if slot.released and slot.fence == ask.fence:
+        return Answer(slot=slot.id, next_slot=slot.next_slot, next_refused=slot.next_refused, repeated=True)
+    check_holder(c, slot, ask.fence)
+    job = c.state.jobs[slot.job]
+    was_tail = slot.status is SlotStatus.TAIL
+    c.fact(f.SlotReleased(c.now, slot.id, ask.measured))
+    c.soft.forget_slot(slot.id)
+    if job.spec.park is Park.AT_RELEASE or was_tail:  # after a shrink only a part of it is still loaded
+        park_own(c, job, slot)
+    finish_release(c, slot)
+    see_gpus(c, ask.seen)
+    next_slot, refused = next_request(c, job, slot, ask)
+    dispatch(c, job.group)
+    return Answer(slot=slot.id, next_slot=next_slot, next_refused=refused)
+
+
+def check_holder(c: Cycle, slot: Slot, fence: Fence) -> None:
+    if slot.status not in (SlotStatus.RUNNING, SlotStatus.TAIL):
+        raise StaleFence(slot.id, slot.status, slot.reason)
+    if slot.fence != fence:
+        raise StaleFence(slot.id, "held under another fence", "")
+
+
+def next_request(c: Cycle, job: Job, slot: Slot, ask: i.ReleaseSlot) -> tuple[SlotId | None, str]:
+    """The request that the release carries. A valid release succeeds whatever becomes of it."""
+    if ask.next is None:
+        return None, ""
+    request = i.RequestSlot(job.id, slot.session, ask.next.phase, ask.next.request_id)
+    next_slot, refused = None, ""
+    try:
+        may_request(c, job, request)
+    except Rejected as no:
+        refused = str(no)
+    else:
+        next_slot = queue(c, job, slot.session, ask.next.phase, ask.next.request_id)
+    c.fact(f.NextAnswered(c.now, slot.id, next_slot, refused))
+    return next_slot, refused
+
+
+def shrink(c: Cycle, ask: i.ShrinkSlot) -> Answer:
+    """The job gave GPUs back; each is given on when it was seen clear."""
+    slot = c.state.slot(ask.slot)
+    check_holder(c, slot, ask.fence)
+    kept = tuple(gpu for gpu in slot.gpus if gpu in ask.keep)
+    if len(kept) != len(set(ask.keep)) or not kept:
+        raise Impossible(f"slot {slot.id} holds {', '.join(slot.gpus)}, and is to keep {', '.join(ask.keep)}")
+    if len(kept) == len(slot.gpus):
+        return Answer(slot=slot.id, repeated=True)
+    c.fact(f.SlotShrunk(c.now, slot.id, kept))
+    see_gpus(c, ask.seen)
+    dispatch(c, c.state.jobs[slot.job].group)
+    return Answer(slot=slot.id)
+
+
+def revoke(c: Cycle, ask: i.RevokeSlot) -> Answer:
+    """An operator ends a slot. Its GPUs come back when they were seen clear, not before."""
+    slot = c.state.slot(ask.slot)
+    job = c.state.jobs[slot.job]
+    if slot.status is SlotStatus.QUEUED:
+        drop_requests(c, job, f"revoked by {ask.by}: {ask.reason}")
+    elif slot.status in HOLDS:
+        reason = ask.reason or "revoked"
+        take_away(c, slot, f.SlotRevoked(c.now, slot.id, ask.by, reason))
+        park_own(c, job, slot)
+    elif slot.status in (SlotStatus.REVOKED, SlotStatus.RECLAIMING):
+        return Answer(slot=slot.id, repeated=True)
+    else:
+        raise Conflict(f"slot {slot.id} is {slot.status}: there is nothing to revoke")
+    dispatch(c, job.group)
+    return Answer(slot=slot.id)
+
+
+def give_up(c: Cycle, slot: SlotId) -> None:
+    """A request that stayed detached beyond the re-attach time is never granted."""
+    known = c.state.slots.get(slot)
+    if known is not None and known.status is SlotStatus.QUEUED:
+        job = c.state.jobs[known.job]
+        drop_requests(c, job, f"nobody asked for it for {c.config.reattach_ms // 1000} s")
+        dispatch(c, job.group)

@@ -1,0 +1,186 @@
+"""Whose turn it is: granting what a group's wheel allows, and having room made for it."""
+
+from rollmuxd.core import effects as e
+from rollmuxd.core import facts as f
+from rollmuxd.core.cycle import PLACED, Cycle
+from rollmuxd.core.model import (
+    Fence,
+    Group,
+    GroupId,
+    Job,
+    JobId,
+    JobState,
+    JobStatus,
+    Node,
+    NodeId,
+    NodeStatus,
+    OrderKind,
+    Slot,
+    SlotId,
+    SlotStatus,
+    StateStatus,
+    Visit,
+)
+from rollmuxd.core.rotation import find_phase
+
+
+def dispatch(c: Cycle, group: GroupId | None) -> None:
+    """Grant whatever of a group can be granted, in the order of its wheel."""
+    known = c.state.groups.get(group or "")
+    if known is None:
+        return
+    moved = True
+    while moved:
+        moved = False
+        for name in tuple(known.jobs):
+            job = c.state.jobs[name]
+            if job.queued is not None and job.slot is None and job.status in PLACED:
+                moved = advance(c, known, job, c.state.slots[job.queued]) or moved
+
+
+def advance(c: Cycle, group: Group, job: Job, slot: Slot) -> bool:
+    """Bring one queued request nearer to its grant. True: the wheel moved, so others may go now."""
+    visit = c.rotation.visit_of(c.state, group, job.id, slot.phase)
+    if visit is None:
+        return False
+    nodes = c.rotation.nodes_of(c.state, group, job.id, slot.phase)
+    first_everywhere = True
+    for node in nodes:
+        head = c.rotation.head(c.state, group, node)
+        if head != visit and head is not None:
+            first_everywhere = False
+            if may_skip(c, group, group.wheel[head]):
+                absent = group.wheel[head]
+                c.fact(f.VisitSkipped(c.now, group.id, head, absent.job, absent.phase))
+                return True
+    if slot.id in c.soft.detached:
+        return False
+    if not make_room(c, group, visit, job, nodes) or not first_everywhere:
+        return False
+    gpus = claimable(c, job, slot, nodes)
+    if gpus is None:
+        return False
+    claim(c, job, slot, visit, gpus)
+    return True
+
+
+def may_skip(c: Cycle, group: Group, visit: Visit) -> bool:
+    """Whether the wheel may pass a visit that is not asked for.
+
+    It is awaited while its job is in, or queued for, an earlier phase of its cycle, and for a grace after the
+    job's planned gap; a job that is away longer, paused, lost or not yet begun is skipped, and comes back at its
+    own visit.
+    """
+    job = c.state.jobs[visit.job]
+    if job.status not in PLACED:
+        return True
+    if job.queued is not None or job.slot is not None:
+        return False
+    idle_from = job.progress.idle_from
+    if idle_from is None:
+        return True
+    gap = next((phase.gap_ms for phase in job.spec.phases if phase.name == visit.phase), 0)
+    due = idle_from + gap + c.config.grace_ms
+    if c.now < due:
+        c.soft.at(due, "dispatch", group.id)
+    return c.now >= due
+
+
+def make_room(c: Cycle, group: Group, visit: int, job: Job, nodes: tuple[NodeId, ...]) -> bool:
+    """Have other states parked on the nodes where this visit is next; True when none is in the way."""
+    phase = find_phase(c.state, job.id, group.wheel[visit].phase)
+    clear = True
+    for name in nodes:
+        if c.rotation.head(c.state, group, name) != visit:
+            clear = False
+            continue
+        node = c.state.nodes[name]
+        for key in node.states:
+            kept = c.state.states[key]
+            if kept.status is StateStatus.PARKED or kept.status is StateStatus.GONE:
+                continue
+            if kept.job == job.id and phase is not None and kept.pool in phase.pools:
+                clear = clear and kept.status is StateStatus.LOADED
+                continue
+            if kept.status is StateStatus.LOADED and unheld_by(c, node, kept.job):
+                issue(c, OrderKind.PARK, kept, None)
+            # of the others (a tail's, one being discarded, one nobody knows of) each GPU's stain tells
+            clear = clear and kept.status is not StateStatus.PARKING
+    return clear
+
+
+def unheld_by(c: Cycle, node: Node, job: JobId) -> bool:
+    """Whether none of the node's GPUs is held by a slot of the job."""
+    return all(gpu.holder is None or c.state.slots[gpu.holder].job != job for gpu in node.gpus.values())
+
+
+def claimable(c: Cycle, job: Job, slot: Slot, nodes: tuple[NodeId, ...]) -> tuple[str, ...] | None:
+    """The GPUs that the slot would hold: all of its nodes', or a part where its phase starts on a part."""
+    phase = find_phase(c.state, job.id, slot.phase)
+    whole = True
+    gpus: list[str] = []
+    for name in nodes:
+        node = c.state.nodes[name]
+        if node.status is not NodeStatus.UP:
+            return None
+        for gpu, it in node.gpus.items():
+            if it.holder is None and (it.stain is None or it.stain == job.id):
+                gpus.append(gpu)
+            else:
+                whole = False
+    if whole:
+        return tuple(gpus)
+    part = phase.min_gpus if phase is not None else 0
+    return tuple(gpus) if part and len(gpus) >= part else None
+
+
+def claim(c: Cycle, job: Job, slot: Slot, visit: int, gpus: tuple[str, ...]) -> None:
+    c.fact(f.SlotClaimed(c.now, slot.id, gpus, visit))
+    c.soft.waiting -= 1
+    phase = find_phase(c.state, job.id, slot.phase)
+    for key in job.states:
+        kept = c.state.states[key]
+        if phase is not None and kept.pool in phase.pools and kept.status is not StateStatus.LOADED:
+            issue(c, OrderKind.LOAD, kept, slot.id)
+    grant_if_loaded(c, job, slot)
+
+
+def grant_if_loaded(c: Cycle, job: Job, slot: Slot) -> None:
+    phase = find_phase(c.state, job.id, slot.phase)
+    if slot.status is not SlotStatus.LOADING or phase is None:
+        return
+    for key in job.states:
+        kept = c.state.states[key]
+        if kept.pool in phase.pools and kept.status is not StateStatus.LOADED:
+            return
+    c.fact(f.SlotGranted(c.now, slot.id, next_fence(c)))
+
+
+def next_fence(c: Cycle) -> Fence:
+    return Fence(c.state.incarnation, c.state.fence_number + 1)
+
+
+def issue(c: Cycle, kind: OrderKind, kept: JobState, slot: SlotId | None) -> None:
+    job = c.state.jobs[kept.job]
+    driver = kept.spec.driver
+    order = c.state.next_id("o")
+    c.fact(f.OrderIssued(c.now, order, kind, job.id, job.run, kept.pool, kept.node, driver, slot))
+    c.do(e.Perform(order))
+
+
+def take_place(c: Cycle, job: Job, phase: str, *, side: bool) -> None:
+    """Give a side phase its visit, and pass the job's earlier visits: who asks for a later one has left them."""
+    group = c.state.groups.get(job.group or "")
+    if group is None or job.status is JobStatus.WAITING:
+        return
+    if side:
+        if c.rotation.visit_of(c.state, group, job.id, phase) is None:
+            c.fact(f.VisitAdded(c.now, group.id, job.id, phase))
+        return
+    mine = c.rotation.visit_of(c.state, group, job.id, phase)
+    if mine is None:
+        return
+    place = (group.wheel[mine].turn, mine)
+    for index, visit in enumerate(group.wheel):
+        if visit.job == job.id and not visit.once and (visit.turn, index) < place:
+            c.fact(f.VisitSkipped(c.now, group.id, index, job.id, visit.phase))
