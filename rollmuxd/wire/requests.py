@@ -63,9 +63,11 @@ class RegisterBody(Request, frozen=True):
     #: by pool
     states: Annotated[dict[Name, StateBody], Meta(max_length=8)] = {}
     side: Annotated[list[PhaseBody], Meta(max_length=8)] = []
+    #: default: as the daemon is configured
     slo: Annotated[float, Meta(ge=1.0, le=1000.0)] | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
-    on_loss: Literal["kill", "hold", "relaunch"] = "hold"
+    #: default: as the daemon is configured
+    on_loss: Literal["kill", "hold", "relaunch"] | None = None
     movable: Literal["no", "warm", "relaunch"] = "no"
     #: default: lazy for one rank, at_release for several
     park: Literal["lazy", "at_release"] | None = None

@@ -1,0 +1,249 @@
+"""``MockBackend``: reaches hosts that do not exist."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import anyio
+import anyio.lowlevel
+import msgspec
+from msgspec import Struct, field
+
+from rollmuxd.spi import ContactLost, GpuSight, HostConfig, Inventory, Sight, StateOrder
+from rollmuxd_backend_mock import faults as fault_files
+from rollmuxd_backend_mock import options as option_tables
+from rollmuxd_backend_mock import processes
+from rollmuxd_backend_mock.faults import Fault, Faults, Script
+from rollmuxd_backend_mock.machine import Hardware, Machine, Violation
+from rollmuxd_backend_mock.options import MockOptions
+from rollmuxd_backend_mock.witness import Witness
+
+
+class Memory(Struct):
+    """What is in a memory file: the hardware of hosts, which does not forget when the daemon dies."""
+
+    hosts: dict[str, Hardware] = field(default_factory=dict)
+    #: how often each counted fault was met
+    fired: dict[str, int] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+
+
+class _Store:
+    """A memory and its file, if it has one. Hosts that name the same file share it."""
+
+    def __init__(self, path: Path | None, memory: Memory) -> None:
+        self.path = path
+        self.memory = memory
+
+    def save(self) -> None:
+        """Written beside and moved over, so that a kill at any instant leaves the old or the new one.
+
+        Not synced: the daemon's death loses nothing that was written, and a dead machine's GPUs are empty anyway.
+        """
+        if self.path is not None:
+            beside = self.path.with_name(f".{self.path.name}.new")
+            beside.write_bytes(msgspec.json.encode(self.memory))
+            beside.replace(self.path)
+
+
+class MockHost:
+    """What the backend and the residency driver share of one host."""
+
+    def __init__(self, machine: Machine, store: _Store) -> None:
+        self.machine = machine
+        self.store = store
+        #: one copy at a time between RAM and GPUs: it has the whole bandwidth, the others wait for their turn
+        self.link = anyio.Lock()
+        #: orders being carried out by this process
+        self.busy: set[str] = set()
+
+
+class MockBackend:
+    """Mock hosts: see :class:`~rollmuxd_backend_mock.options.MockOptions` for what can be said of each.
+
+    ``faults`` breaks calls (:class:`~rollmuxd_backend_mock.faults.Faults`); ``violations`` has a sentence for each
+    promise that was broken before this witness, those from before a restart included where the hosts have a memory.
+    """
+
+    def __init__(self, hosts: Mapping[str, MockHost], stores: Sequence[_Store], witnesses: Sequence[Witness]) -> None:
+        self.hosts = hosts
+        self.faults = Faults()
+        self._stores = stores
+        self._witnesses = witnesses
+
+    @classmethod
+    async def open(cls, hosts: Sequence[HostConfig], options: Mapping[str, Any]) -> Self:
+        """Make the hosts as their options say; ``options`` are defaults for all of them.
+
+        Raises:
+            ValueError: an option that is not known or out of range, or a file that cannot be used; names host and key.
+        """
+        stores: dict[str, _Store] = {}
+        witnesses: dict[str, Witness] = {}
+        made: dict[str, MockHost] = {}
+        for host in hosts:
+            said = option_tables.read(host.id, {**options, **host.options})
+            store = _once(stores, host.id, "memory", said.memory, _open_store)
+            witness = _once(witnesses, host.id, "record", said.record, Witness)
+            made[host.id] = _make(host, said, store, witness)
+        return cls(made, tuple(stores.values()), tuple(witnesses.values()))
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """What must never have happened, and has."""
+        return tuple(sentence for store in self._stores for sentence in store.memory.violations)
+
+    @property
+    def events(self) -> tuple[dict[str, Any], ...]:
+        """The witness's latest lines, of all hosts, in order of time."""
+        lines = [line for witness in self._witnesses for line in witness.events]
+        return tuple(sorted(lines, key=lambda line: float(line["mono"])))
+
+    async def inventory(self, host: str) -> Inventory:
+        """All GPUs of the host, whether the configuration names them or not."""
+        mock = self.host(host)
+        await self._meet("inventory", mock)
+        return mock.machine.inventory()
+
+    async def observe(self, host: str) -> Sight:
+        """The bytes on each GPU, strangers' included; first frees those whose process has died."""
+        mock = self.host(host)
+        fault = await self._meet("observe", mock)
+        sight = mock.machine.sight(self.strangers(mock))
+        if fault is not None and fault.do == "lie":
+            return Sight(gpus=tuple(GpuSight(gpu=seen.gpu, used_mb=0) for seen in sight.gpus), boot_id=sight.boot_id)
+        return sight
+
+    async def kill(self, host: str, pid: int, started: str) -> bool:
+        """SIGKILL a session's process, where ``owns_sessions`` is set and the start time is right."""
+        mock = self.host(host)
+        fault = await self._meet("kill", mock)
+        if fault is not None and fault.do == "lie":
+            return True
+        return mock.machine.options.owns_sessions and processes.end(pid, started)
+
+    async def close(self) -> None:
+        """Close the witness's files. Hardware and processes are left as they are. May be called twice."""
+        for witness in self._witnesses:
+            witness.close()
+
+    # ---- for the driver, and for tests ----------------------------------------------------------------------------
+
+    def host(self, host: str) -> MockHost:
+        """One host. Raises ContactLost for one that this backend was not opened for."""
+        if host not in self.hosts:
+            raise ContactLost(f"host {host!r} is none of this backend's ({', '.join(self.hosts) or 'it has none'})")
+        return self.hosts[host]
+
+    def reboot(self, host: str) -> None:
+        """The machine restarts: everything on it is gone, its boot id is another."""
+        self.host(host).machine.reboot(uuid.uuid4().hex)
+
+    def give_back(self, job: str, gpu: str) -> None:
+        """The job (name or id) frees its bytes on one GPU by itself, as a shrunk tail does."""
+        for mock in self.hosts.values():
+            mock.machine.give_back(job, gpu)
+
+    def strangers(self, mock: MockHost) -> tuple[tuple[str, int, str], ...]:
+        """Processes of no job on a host, from Python and from its faults file: GPU, MB, process.
+
+        Raises:
+            ContactLost: the faults file cannot be understood.
+        """
+        both = (self.faults.script, self._script(mock))
+        return tuple((one.gpu, one.mb, one.process) for script in both for one in script.strangers)
+
+    def choose(self, method: str, mock: MockHost, order: StateOrder | None = None) -> Fault | None:
+        """The fault that a call meets, if any; counts it.
+
+        Raises:
+            ContactLost: the faults file cannot be understood.
+        """
+        script = self._script(mock)
+        for freed in script.given_back:
+            mock.machine.give_back(freed.job, freed.gpu)
+        fired = mock.store.memory.fired
+        every = (*self.faults.script.faults, *script.faults)
+        fault, counted = fault_files.choose(every, method, mock.machine.id, order, fired)
+        for key in counted:
+            fired[key] = fired.get(key, 0) + 1
+        if counted:
+            mock.store.save()
+        return fault
+
+    def _script(self, mock: MockHost) -> Script:
+        return fault_files.read(mock.machine.options.faults)
+
+    async def _meet(self, method: str, mock: MockHost) -> Fault | None:
+        """Where a call about a host goes wrong, if it is to. It knows one error only: contact lost."""
+        await anyio.lowlevel.checkpoint()
+        fault = self.choose(method, mock)
+        if fault is None:
+            return None
+        await anyio.sleep(fault.delay_s)
+        match fault.do:
+            case "hang":
+                await anyio.sleep_forever()
+            case "fail" | "lose" | "lose_after":
+                raise ContactLost(fault.text(method, mock.machine.id))
+            case "lie" | "delay":
+                pass
+        return fault
+
+
+def _make(host: HostConfig, said: MockOptions, store: _Store, witness: Witness) -> MockHost:
+    known = store.memory.hosts.get(host.id)
+    hardware = known if known is not None else Hardware(boot_id=said.boot_id or uuid.uuid4().hex)
+    store.memory.hosts[host.id] = hardware
+
+    def violated(violation: Violation) -> None:
+        store.memory.violations.append(violation.sentence)
+        store.save()
+
+    machine = Machine(
+        host,
+        said,
+        hardware,
+        witness,
+        changed=store.save,
+        violated=violated,
+        alive=processes.alive if said.watch_pids else _trust,
+    )
+    if said.boot_id and said.boot_id != hardware.boot_id:
+        machine.reboot(said.boot_id)
+    try:
+        fault_files.read(said.faults)
+        store.save()
+    except (ContactLost, OSError) as error:
+        key = "faults" if isinstance(error, ContactLost) else "memory"
+        raise ValueError(f"{host.id}: options.{key}: {error}") from error
+    return MockHost(machine, store)
+
+
+def _trust(pid: int, started: str) -> bool:
+    return True
+
+
+def _open_store(path: Path | None) -> _Store:
+    """The memory in a file. Raises ValueError when it is there and cannot be understood."""
+    if path is None:
+        return _Store(None, Memory())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return _Store(path, msgspec.json.decode(path.read_bytes(), type=Memory))
+    except FileNotFoundError:
+        return _Store(path, Memory())
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path} is no memory of mock hosts ({error}); delete it to start with empty GPUs") from error
+
+
+def _once(made: dict[str, Any], host: str, key: str, path: str, make: Any) -> Any:
+    """The store or witness of a path, made when it is first named, with the host and key in its errors."""
+    name = str(Path(path).expanduser().absolute()) if path else ""
+    if name not in made:
+        try:
+            made[name] = make(Path(name) if name else None)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{host}: options.{key}: {error}") from error
+    return made[name]

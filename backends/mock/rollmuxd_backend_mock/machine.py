@@ -1,0 +1,364 @@
+"""One mock host's hardware: GPUs, host RAM, and the bytes of states on them. No waiting here, and no faults.
+
+What counts is pessimistic, as the scheduler must be: a state's bytes are on the GPU from the moment a load begins
+until the moment a park has ended, and its RAM is held from the beginning of the first park until it is discarded
+(which is what the scheduler reserves it for). Bytes belong to the job's process and go when that dies, as a driver
+would free them; bytes of an unknown process (pid 0) stay.
+
+    NotDone
+      Violation        what no scheduler may let happen; written down, and kept in ``MockBackend.violations``
+        DoubleHold     a job's bytes come onto a GPU where another's are, beyond the left-overs it agreed to
+        RamOverfull    parked states need more RAM than the host has
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+from msgspec import Struct, field
+
+from rollmuxd.spi import GpuInfo, GpuSight, HostConfig, Inventory, NotDone, Sight, StateOrder
+from rollmuxd_backend_mock.options import MockOptions
+from rollmuxd_backend_mock.witness import Witness
+
+log = logging.getLogger(__name__)
+
+#: Orders whose end is remembered, for probes. An order is probed soon after it was told or never.
+_ORDERS_KEPT: Final = 200
+
+Place: TypeAlias = Literal["loading", "loaded", "parking", "parked"]
+
+
+class Violation(NotDone):
+    """A promise was broken in front of the witness."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(f"VIOLATION, THE SCHEDULER IS BROKEN: {sentence}")
+        self.sentence = sentence
+
+
+class DoubleHold(Violation):
+    """Two jobs on one GPU."""
+
+    def __init__(self, gpu: str, holder: "StateBytes", order: StateOrder, agreed_mb: int) -> None:
+        super().__init__(
+            f"double hold of {gpu}: job {order.name!r} run {order.run} (order {order.order}) loads "
+            f"{order.state.gpu_mb} MB onto it, while job {holder.name!r} run {holder.run} ({holder.place} by order "
+            f"{holder.order}) has {holder.gpus[gpu]} MB there, and {agreed_mb} MB were agreed"
+        )
+        self.gpu, self.holder, self.intruder = gpu, holder.job, order.job
+
+
+class RamOverfull(Violation):
+    """More is parked than fits."""
+
+    def __init__(self, order: StateOrder, held_mb: int, ram_mb: int) -> None:
+        super().__init__(
+            f"host RAM of {order.host} overfull: job {order.name!r} (order {order.order}) parks "
+            f"{order.state.ram_mb} MB, and {held_mb} MB of {ram_mb} MB are held"
+        )
+        self.host, self.held_mb, self.ram_mb = order.host, held_mb, ram_mb
+
+
+class StateBytes(Struct):
+    """Where the bytes of one job's state for one pool on one node are."""
+
+    job: str
+    run: int
+    name: str
+    pool: str
+    node: str
+    place: Place
+    #: MB on each GPU now
+    gpus: dict[str, int]
+    #: MB that may stay on each GPU while it is parked
+    agreed_mb: int
+    #: MB of host RAM
+    ram_mb: int
+    #: a copy lies in host RAM: the next load is warm
+    copied: bool
+    #: the order that moved it last
+    order: str
+    pid: int
+    started: str
+
+
+class Hardware(Struct):
+    """What a host does not forget while the daemon is away."""
+
+    boot_id: str
+    states: dict[str, StateBytes] = field(default_factory=dict)
+    #: the latest orders that were done
+    done: list[str] = field(default_factory=list)
+
+
+class Machine:
+    """A mock host.
+
+    ``changed`` is called after each change of ``hardware``; ``alive`` tells whether a process lives.
+    """
+
+    def __init__(
+        self,
+        host: HostConfig,
+        options: MockOptions,
+        hardware: Hardware,
+        witness: Witness,
+        *,
+        changed: Callable[[], None],
+        violated: Callable[[Violation], None],
+        alive: Callable[[int, str], bool],
+    ) -> None:
+        self.id = host.id
+        self.options = options
+        self.hardware = hardware
+        self.witness = witness
+        self.gpu_mb = options.gpu_mb(host)
+        self.ram_mb = options.ram_mb(host)
+        self.gpus = tuple(dict.fromkeys((*host.gpus, *(f"{host.id}/gpu{i}" for i in range(options.gpus)))))
+        self._changed = changed
+        self._violated = violated
+        self._alive = alive
+
+    # ---- looking ----------------------------------------------------------------------------------------------------
+
+    def inventory(self) -> Inventory:
+        """All GPUs, and RAM."""
+        infos = tuple(GpuInfo(gpu=gpu, type=self.options.gpu_type, memory_mb=self.gpu_mb) for gpu in self.gpus)
+        return Inventory(gpus=infos, ram_mb=self.ram_mb)
+
+    def sight(self, strangers: Sequence[tuple[str, int, str]] = ()) -> Sight:
+        """What is on each GPU now, once the dead were buried. ``strangers``: GPU, MB, process."""
+        self.bury()
+        return Sight(gpus=tuple(self._look(gpu, strangers) for gpu in self.gpus), boot_id=self.hardware.boot_id)
+
+    def _look(self, gpu: str, strangers: Sequence[tuple[str, int, str]]) -> GpuSight:
+        here = [(mb, process) for where, mb, process in strangers if where == gpu]
+        for state in self.hardware.states.values():
+            if mb := state.gpus.get(gpu, 0):
+                here.append((mb, f"pid {state.pid or '?'} {state.name} ({state.pool}, {state.place})"))
+        return GpuSight(gpu=gpu, used_mb=sum(mb for mb, _ in here), processes=tuple(process for _, process in here))
+
+    def of(self, order: StateOrder) -> StateBytes | None:
+        """The state that an order is about, if anything of it is here."""
+        return self.hardware.states.get(_key(order))
+
+    # ---- moving -----------------------------------------------------------------------------------------------------
+
+    def begin_load(self, order: StateOrder, strangers: Sequence[tuple[str, int, str]] = ()) -> StateBytes:
+        """Put the state's bytes on the order's GPUs; what was parked is still to be copied.
+
+        Raises:
+            DoubleHold: another job's bytes are on one of them. Nothing was changed.
+            NotDone: the job's process is dead, a GPU is not this host's, or its memory is too small.
+        """
+        self.bury()
+        self._check_gpus(order)
+        if order.pid and not self._alive(order.pid, order.started):
+            raise NotDone(f"{_about(order)}: its process (pid {order.pid}) has died")
+        key = _key(order)
+        for gpu in order.gpus:
+            self._check_room(order, gpu, key, strangers)
+        state = self.hardware.states.get(key)
+        if state is None:
+            state = StateBytes(
+                job=order.job,
+                run=order.run,
+                name=order.name,
+                pool=order.pool,
+                node=order.node,
+                place="loading",
+                gpus={},
+                agreed_mb=order.state.leftover_mb,
+                ram_mb=0,
+                copied=False,
+                order=order.order,
+                pid=order.pid,
+                started=order.started,
+            )
+            self.hardware.states[key] = state
+        state.place, state.order = "loading", order.order
+        if order.pid:
+            state.pid, state.started = order.pid, order.started
+        state.gpus |= dict.fromkeys(order.gpus, order.state.gpu_mb)
+        for gpu in order.gpus:
+            self._tell("load", state, gpu, warm=state.copied)
+        self._changed()
+        return state
+
+    def end_load(self, order: StateOrder, state: StateBytes) -> None:
+        """All bytes have arrived. Raises NotDone when the process died over it."""
+        self._check_there(order, state)
+        state.place = "loaded"
+        for gpu in state.gpus:
+            self._tell("loaded", state, gpu)
+        self._done(order)
+
+    def begin_park(self, order: StateOrder) -> StateBytes:
+        """Take the RAM for it.
+
+        Raises:
+            RamOverfull: the host has less. Nothing was changed.
+            NotDone: nothing of it is here.
+        """
+        self.bury()
+        state = self.of(order)
+        if state is None:
+            raise NotDone(f"{_about(order)}: nothing of it is on {order.node}; load it first")
+        held = sum(other.ram_mb for other in self.hardware.states.values() if other is not state)
+        if held + order.state.ram_mb > self.ram_mb:
+            raise self._violation(RamOverfull(order, held, self.ram_mb), order, gpu="")
+        state.place, state.order, state.ram_mb = "parking", order.order, order.state.ram_mb
+        self._changed()
+        return state
+
+    def end_park(self, order: StateOrder, state: StateBytes) -> None:
+        """All bytes but the left-overs have left the GPUs. Raises NotDone when the process died over it."""
+        self._check_there(order, state)
+        state.place, state.copied = "parked", True
+        state.gpus = {gpu: min(mb, self.options.stays_mb(state.agreed_mb)) for gpu, mb in state.gpus.items()}
+        for gpu in state.gpus:
+            self._tell("park", state, gpu)
+            self._tell_clear(gpu)
+        self._done(order)
+
+    def discard(self, order: StateOrder) -> None:
+        """Nothing of the state is left. Of one that is not here: done."""
+        self.bury()
+        state = self.hardware.states.pop(_key(order), None)
+        if state is not None:
+            state.order = order.order
+            self._freed("discard", state)
+        self._done(order)
+
+    def give_back(self, job: str, gpu: str) -> None:
+        """The job (name or id) freed its bytes on one GPU by itself."""
+        for state in self.hardware.states.values():
+            if job in (state.job, state.name) and state.gpus.get(gpu):
+                del state.gpus[gpu]
+                self._tell("given_back", state, gpu, mb=0)
+                self._tell_clear(gpu)
+                self._changed()
+
+    def bury(self) -> None:
+        """Free what belongs to processes that have died."""
+        gone = [
+            key
+            for key, state in self.hardware.states.items()
+            if state.pid and not self._alive(state.pid, state.started)
+        ]
+        for key in gone:
+            self._freed("dead", self.hardware.states.pop(key))
+        if gone:
+            self._changed()
+
+    def reboot(self, boot_id: str) -> None:
+        """The machine was restarted: GPUs and RAM are empty."""
+        self.hardware.states.clear()
+        self.hardware.done.clear()
+        self.hardware.boot_id = boot_id
+        self.witness.write("boot", self.id, boot_id=boot_id)
+        self._changed()
+
+    def is_done(self, order: StateOrder) -> bool:
+        """Whether this very order is known to have been done."""
+        return _order_key(order) in self.hardware.done
+
+    # ---- rules ------------------------------------------------------------------------------------------------------
+
+    def _check_gpus(self, order: StateOrder) -> None:
+        if strange := [gpu for gpu in order.gpus if gpu not in self.gpus]:
+            raise NotDone(
+                f"{_about(order)}: {', '.join(strange)} is no GPU of {self.id} (it has {', '.join(self.gpus)})"
+            )
+
+    def _check_room(self, order: StateOrder, gpu: str, key: str, strangers: Sequence[tuple[str, int, str]]) -> None:
+        others = [state for other, state in self.hardware.states.items() if other != key and state.gpus.get(gpu)]
+        for state in others:
+            # Two states of one run (its engine and its trainer) may meet, for as long as the memory lasts.
+            if (state.job, state.run) == (order.job, order.run):
+                continue
+            agreed = state.agreed_mb if state.place == "parked" else 0
+            if state.gpus[gpu] > agreed:
+                raise self._violation(DoubleHold(gpu, state, order, agreed), order, gpu)
+        used = sum(state.gpus[gpu] for state in others) + sum(mb for where, mb, _ in strangers if where == gpu)
+        if used + order.state.gpu_mb > self.gpu_mb:
+            raise NotDone(
+                f"{_about(order)}: out of memory on {gpu}: {order.state.gpu_mb} MB are needed, "
+                f"{max(0, self.gpu_mb - used)} of {self.gpu_mb} MB are free"
+            )
+
+    def _check_there(self, order: StateOrder, state: StateBytes) -> None:
+        self.bury()
+        if self.of(order) is not state:
+            raise NotDone(
+                f"{_about(order)}: its process (pid {state.pid}) has died meanwhile, or the machine restarted"
+            )
+
+    # ---- telling ----------------------------------------------------------------------------------------------------
+
+    def _done(self, order: StateOrder) -> None:
+        done = self.hardware.done
+        done.append(_order_key(order))
+        del done[:-_ORDERS_KEPT]
+        self._changed()
+
+    def _freed(self, event: str, state: StateBytes) -> None:
+        gpus, state.gpus = tuple(state.gpus), {}
+        for gpu in gpus:
+            self._tell(event, state, gpu)
+            self._tell_clear(gpu)
+
+    def _tell(self, event: str, state: StateBytes, gpu: str, **more: Any) -> None:
+        self.witness.write(
+            event,
+            self.id,
+            **{
+                "gpu": gpu,
+                "job": state.job,
+                "name": state.name,
+                "run": state.run,
+                "pool": state.pool,
+                "mb": state.gpus.get(gpu, 0),
+                "order": state.order,
+                "pid": state.pid,
+                **more,
+            },
+        )
+
+    def _tell_clear(self, gpu: str) -> None:
+        """The GPU is clear, if all that is on it was agreed to."""
+        here = [state for state in self.hardware.states.values() if state.gpus.get(gpu)]
+        if all(state.place == "parked" and state.gpus[gpu] <= state.agreed_mb for state in here):
+            self.witness.write("clear", self.id, gpu=gpu, mb=sum(state.gpus[gpu] for state in here))
+
+    def _violation(self, violation: Violation, order: StateOrder, gpu: str) -> Violation:
+        self.witness.write(
+            "violation",
+            self.id,
+            kind=type(violation).__name__,
+            why=violation.sentence,
+            gpu=gpu,
+            job=order.job,
+            name=order.name,
+            run=order.run,
+            pool=order.pool,
+            mb=order.state.gpu_mb,
+            order=order.order,
+        )
+        log.critical("%s", violation)
+        self._violated(violation)
+        return violation
+
+
+def _key(order: StateOrder) -> str:
+    return f"{order.job} run {order.run} {order.pool} {order.node}"
+
+
+def _order_key(order: StateOrder) -> str:
+    # Not the order's id alone: a new daemon's journal counts from one again, while the hardware remembers.
+    return f"{order.order} {order.kind.value} {_key(order)}"
+
+
+def _about(order: StateOrder) -> str:
+    return f"{order.kind.value} of job {order.name!r} for pool {order.pool} on {order.node}"

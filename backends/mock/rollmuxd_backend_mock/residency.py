@@ -1,0 +1,141 @@
+"""``MockResidency``: moves states on mock hosts, in the time that their bytes take."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Self
+
+import anyio
+import anyio.lowlevel
+
+from rollmuxd.spi import Backend, Channel, ContactLost, DriverTraits, NotDone, Probed, StateOrder
+from rollmuxd_backend_mock.backend import MockBackend, MockHost
+from rollmuxd_backend_mock.faults import Fault
+from rollmuxd_backend_mock.machine import StateBytes
+
+
+class MockResidency:
+    """Loads, parks and discards on hosts of backend ``mock``; no workload has to do anything.
+
+    A copy takes (MB on each GPU x GPUs) / bandwidth, and copies on one host take turns. A cold start (nothing is
+    parked on the host) takes ``cold_s`` and no turn. A call that is cancelled leaves the bytes on the GPUs, and can be
+    told again: loading what is loaded, parking what is parked and discarding what is not there are done at once.
+    """
+
+    traits = DriverTraits(idempotent=True, probes=True)
+
+    @classmethod
+    async def open(cls, channel: Channel, options: Mapping[str, Any]) -> Self:
+        """It needs no channel and has no options. Raises ValueError for any."""
+        if options:
+            raise ValueError(f"{', '.join(options)} is not an option of residency driver mock; it has none")
+        return cls()
+
+    async def load(self, order: StateOrder) -> None:
+        """Bytes from host RAM, or a cold start. Raises NotDone (DoubleHold), ContactLost as injected."""
+        await self._perform("load", order, self._load)
+
+    async def park(self, order: StateOrder) -> None:
+        """Bytes to host RAM. Raises NotDone (RamOverfull), ContactLost as injected."""
+        await self._perform("park", order, self._park)
+
+    async def discard(self, order: StateOrder) -> None:
+        """Takes no time."""
+        await self._perform("discard", order, self._discard)
+
+    async def probe(self, order: StateOrder) -> Probed:
+        """The mock always knows, but for an order that is being carried out at the moment."""
+        backend, mock = _reach(order)
+        fault = await _before(backend.choose("probe", mock, order), "probe", order)
+        if fault is not None and fault.do == "lie":
+            return Probed(known=True, done=True)
+        if order.order in mock.busy:
+            return Probed(known=False)
+        mock.machine.bury()
+        if mock.machine.is_done(order):
+            return Probed(known=True, done=True)
+        state = mock.machine.of(order)
+        begun = state is not None and state.order == order.order
+        return Probed(known=True, error="it was begun and not finished" if begun else "it was not begun")
+
+    async def close(self) -> None:
+        """Nothing is kept open."""
+
+    async def _perform(
+        self, method: str, order: StateOrder, do: Callable[[StateOrder, MockBackend, MockHost], Awaitable[None]]
+    ) -> None:
+        backend, mock = _reach(order)
+        await anyio.lowlevel.checkpoint()
+        fault = await _before(backend.choose(method, mock, order), method, order)
+        if fault is not None and fault.do == "lie":
+            return
+        mock.busy.add(order.order)
+        try:
+            await do(order, backend, mock)
+        finally:
+            mock.busy.discard(order.order)
+        if fault is not None and fault.do == "lose_after":
+            raise ContactLost(fault.text(method, order.host))
+
+    async def _load(self, order: StateOrder, backend: MockBackend, mock: MockHost) -> None:
+        mock.machine.bury()
+        before = mock.machine.of(order)
+        # A park that was cut short has freed nothing yet.
+        there = before is not None and before.place in ("loaded", "parking") and set(order.gpus) <= set(before.gpus)
+        state = mock.machine.begin_load(order, backend.strangers(mock))
+        if not there and state.copied:
+            await _copy(mock, order.state.gpu_mb * len(order.gpus))
+        elif not there:
+            await anyio.sleep(mock.machine.options.cold_s)
+        mock.machine.end_load(order, state)
+
+    async def _park(self, order: StateOrder, backend: MockBackend, mock: MockHost) -> None:
+        mock.machine.bury()
+        state = mock.machine.of(order)
+        if state is None or state.place != "parked":
+            state = mock.machine.begin_park(order)
+            await _copy(mock, _leaving_mb(mock, state))
+        mock.machine.end_park(order, state)
+
+    async def _discard(self, order: StateOrder, backend: MockBackend, mock: MockHost) -> None:
+        mock.machine.discard(order)
+
+
+async def _before(fault: Fault | None, method: str, order: StateOrder) -> Fault | None:
+    """What a fault does before anything was done; hands on one that is not spent by that."""
+    if fault is None:
+        return None
+    await anyio.sleep(fault.delay_s)
+    match fault.do:
+        case "hang":
+            await anyio.sleep_forever()
+        case "fail" if method != "probe":
+            raise NotDone(fault.text(method, order.host))
+        case "lose" | "fail":
+            raise ContactLost(fault.text(method, order.host))
+        case "lose_after" if method == "probe":
+            raise ContactLost(fault.text(method, order.host))
+        case "lose_after" | "lie" | "delay":
+            pass
+    return fault
+
+
+async def _copy(mock: MockHost, mb: int) -> None:
+    async with mock.link:
+        await anyio.sleep(mb / 1000 / mock.machine.options.copy_gbps)
+
+
+def _leaving_mb(mock: MockHost, state: StateBytes) -> int:
+    stays = mock.machine.options.stays_mb(state.agreed_mb)
+    return sum(max(0, mb - stays) for mb in state.gpus.values())
+
+
+def _reach(order: StateOrder) -> tuple[MockBackend, MockHost]:
+    """The mock behind the order's backend, which a test may have wrapped (``inner``)."""
+    backend: Backend | None = order.backend
+    while backend is not None and not isinstance(backend, MockBackend):
+        backend = getattr(backend, "inner", None)
+    if backend is None:
+        raise NotDone(
+            f"residency driver mock moves states on hosts of backend mock only, and {order.host} is reached by "
+            f"{type(order.backend).__name__}; give the state of job {order.name!r} another driver"
+        )
+    return backend, backend.host(order.host)

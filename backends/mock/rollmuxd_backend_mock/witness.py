@@ -1,0 +1,55 @@
+"""What really happened on the GPUs, one JSON object a line, written while it happens.
+
+Each line has ``wall`` and ``mono`` (seconds; ``mono`` is the machine's monotonic clock, so lines of several processes
+can be put in order), ``event`` and ``host``; those about bytes also ``gpu``, ``job``, ``run``, ``pool``, ``mb`` (on
+that GPU from now on) and ``order``:
+
+    load       the bytes are on the GPU from here on       loaded     the load is done
+    park       but for ``mb`` they have left it            discard    all of them have
+    dead       their process has died, the driver freed them
+    given_back the job freed them itself (a shrunk tail)
+    clear      nothing is on the GPU but agreed left-overs
+    violation  what must never happen, with ``why``
+    boot       the machine was restarted, everything is empty
+"""
+
+import json
+import os
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, Final
+
+#: Lines kept in memory for tests that look at them without a file.
+_KEPT: Final = 10_000
+
+
+class Witness:
+    """Writes events to a file, if there is one, and remembers the last of them."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.events: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+        self._file: int | None = None
+        if path is not None:
+            self._file = _open(path)
+
+    def write(self, event: str, host: str, **fields: Any) -> None:
+        """One line. Unbuffered and in one call: what was written survives a kill, and lines never mix."""
+        line = {"wall": time.time(), "mono": time.monotonic(), "event": event, "host": host, **fields}
+        self.events.append(line)
+        if self.path is not None:
+            if self._file is None:  # something happened after close, and is still to be told
+                self._file = _open(self.path)
+            os.write(self._file, json.dumps(line).encode() + b"\n")
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _open(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -1,0 +1,213 @@
+"""``rollmuxd daemon``: run it here, or in the background; stop it; ask how it is.
+
+A daemon writes ``daemon.json`` (pid, url, socket) into its state directory. Stopping or restarting it never stops a
+job: what is held stays held, and clients wait for it to come back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rollmuxd.cli.calls import NO_DAEMON, Failed, fields, print_json
+
+START_S = 30.0
+STOP_S = 30.0
+
+config_option = click.option(
+    "--config", type=click.Path(path_type=Path, dir_okay=False), help="The rollmux.toml (default: where it usually is)."
+)
+
+
+@click.group()
+def daemon() -> None:
+    """The daemon: run, start, stop, status."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """What a daemon says of itself in ``daemon.json``."""
+
+    pid: int
+    #: None: it listens on no TCP port
+    url: str | None
+    #: needs no key
+    socket: Path
+
+
+@daemon.command()
+@config_option
+def run(config: Path | None) -> None:
+    """Run it here, until Ctrl-C or SIGTERM. Logs go to stderr."""
+    from rollmuxd.daemon import app
+
+    sys.exit(app.main(_settings(config)))
+
+
+@daemon.command()
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Print pid, url and socket as JSON.")
+def start(config: Path | None, as_json: bool) -> None:
+    """Start it in the background, and wait until it is ready."""
+    state_dir = _state_dir(config)
+    running = find(state_dir)
+    if running is not None:
+        raise Failed(f"it runs already, pid {running.pid} ({running.socket}); rollmuxd daemon stop ends it")
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log = state_dir / "daemon.log"
+    said = log.stat().st_size if log.exists() else 0
+    pid = _spawn(["run", *(["--config", str(config.resolve())] if config is not None else [])], log)
+    give_up = time.monotonic() + START_S
+    while True:
+        running = find(state_dir)
+        if running is not None and running.pid == pid and ready(running.socket):
+            break
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            last = log.read_bytes()[said:].decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+            code = os.waitstatus_to_exitcode(status)
+            raise Failed(f"the daemon ended with status {code}: {last[0].removeprefix('rollmuxd: ')} (log: {log})")
+        if time.monotonic() > give_up:
+            os.kill(pid, signal.SIGTERM)
+            raise Failed(f"the daemon was not ready after {START_S:g} s and was ended; its log is {log}")
+        time.sleep(0.05)
+    _answer(running, log, "ready", as_json=as_json)
+
+
+def _spawn(words: list[str], log: Path) -> int:
+    """Start ``rollmuxd daemon`` in a session of its own, which nothing here waits for; its pid."""
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-m", "rollmuxd", "daemon", *words],
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+
+
+@daemon.command()
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Print the pid that was stopped as JSON.")
+def stop(config: Path | None, as_json: bool) -> None:
+    """Stop it, and wait until it is gone. Jobs go on, and wait for the next one at their next phase."""
+    state_dir = _state_dir(config)
+    running = find(state_dir)
+    if running is None:
+        raise Failed(f"no daemon runs on {state_dir}", NO_DAEMON)
+    began = _started(running.pid)
+    try:
+        with suppress(ProcessLookupError):
+            os.kill(running.pid, signal.SIGTERM)
+    except PermissionError:
+        raise Failed(f"the daemon, pid {running.pid}, is another user's; stop it as that user, or as root") from None
+    give_up = time.monotonic() + STOP_S
+    while _started(running.pid) == began is not None:
+        if time.monotonic() > give_up:
+            raise Failed(f"the daemon, pid {running.pid}, has not ended after {STOP_S:g} s; see {state_dir}/daemon.log")
+        time.sleep(0.05)
+    if as_json:
+        print_json({"stopped": running.pid})
+    else:
+        click.echo(f"stopped, pid {running.pid}")
+
+
+@daemon.command()
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Print pid, url, socket and whether it is ready as JSON.")
+def status(config: Path | None, as_json: bool) -> None:
+    """Whether it runs and is ready. Exits with 3 if there is none, with 1 if it is not ready."""
+    state_dir = _state_dir(config)
+    running = find(state_dir)
+    if running is None:
+        raise Failed(f"no daemon runs on {state_dir}; start one: rollmuxd daemon start", NO_DAEMON)
+    good = ready(running.socket)
+    _answer(running, state_dir / "daemon.log", "ready" if good else "not ready", as_json=as_json)
+    if not good:
+        raise Failed(f"the daemon, pid {running.pid}, runs and is not ready; see {state_dir}/daemon.log")
+
+
+def _answer(running: Running, log: Path, said: str, *, as_json: bool) -> None:
+    values = {"status": said, "pid": running.pid, "url": running.url, "socket": str(running.socket), "log": str(log)}
+    if as_json:
+        print_json(values)
+    else:
+        fields(values)
+
+
+# ---- which one, and how it is ----------------------------------------------------------------------------------------
+
+
+def find(state_dir: Path) -> Running | None:
+    """The daemon that runs on this state directory, if one does.
+
+    A pid that is left over in the file may be any process by now: it counts only if it is one of rollmuxd's.
+    """
+    try:
+        said = json.loads((state_dir / "daemon.json").read_text())
+        pid = int(said["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not _is_daemon(pid):
+        return None
+    return Running(pid, said.get("url"), Path(said.get("socket") or state_dir / "rollmux.sock"))
+
+
+def _is_daemon(pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return False
+    return "rollmux" in words and _started(pid) is not None
+
+
+def _started(pid: int) -> str | None:
+    """When the process with this pid began, by the kernel's clock; None if it is gone, or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The name, in brackets, may hold spaces and brackets.
+    after = stat.rpartition(")")[2].split()
+    return None if after[0] in "ZX" else after[19]
+
+
+def ready(path: Path) -> bool:
+    """Whether a daemon answers on this Unix socket and says that it is ready.
+
+    By hand: an HTTP client takes longer to import than the daemon takes to answer.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as there:
+            there.settimeout(5.0)
+            there.connect(str(path))
+            there.sendall(b"GET /readyz HTTP/1.1\r\nHost: rollmuxd\r\nConnection: close\r\n\r\n")
+            return there.recv(12) == b"HTTP/1.1 200"
+    except OSError:
+        return False
+
+
+def _settings(config: Path | None) -> Any:
+    from rollmuxd.daemon.settings import BadSettings, load_settings
+
+    try:
+        return load_settings(config)
+    except BadSettings as error:
+        raise Failed("; ".join(error.lines)) from error
+
+
+def _state_dir(config: Path | None) -> Path:
+    return Path(_settings(config).daemon.state_dir)

@@ -1,0 +1,511 @@
+"""The demo's processes: a daemon, jobs, and what is measured before them. Everything started here is ended here.
+
+Two runs, each with a daemon and a state of its own: all jobs at once, and one after the other. The pools are the same
+in both: one mock host with two GPUs, of which gpu0 is the rollout pool and gpu1 the train pool, each standing for one
+CPU core that the jobs compute on. Every daemon is a process of its own, as are the jobs, as they would be elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Protocol, Self, TypeAlias
+
+from rollmuxd.cli.calls import Failed, connect
+from rollmuxd.cli.demo.measure import JobRecord, RunRecord, core_gain
+
+#: The three shapes: trains longer than it samples, samples longer than it trains, and balanced.
+SHAPES = {"modular-sum": "modular_sum.py", "close-brackets": "close_brackets.py", "sort-digits": "sort_digits.py"}
+#: Longer than any phase by far: what has said nothing for so long hangs.
+SILENCE_S = 90.0
+READY_S = 30.0
+CALIBRATION_SCALE = 0.15
+#: A Unix socket's path may have 107 bytes.
+LONGEST_SOCKET = 100
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """A job that will run."""
+
+    name: str
+    shape: str
+    script: Path
+    seed: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What both runs do."""
+
+    jobs: tuple[JobPlan, ...]
+    iterations: int
+    scale: float
+
+
+def plan_jobs(examples: Path, count: int) -> tuple[JobPlan, ...]:
+    """So many jobs, cycling through the shapes; each has a seed of its own."""
+    shapes = list(SHAPES)
+    jobs = []
+    for number in range(count):
+        shape, again = shapes[number % len(shapes)], number // len(shapes)
+        name = shape if not again else f"{shape}-{again + 1}"
+        jobs.append(JobPlan(name, shape, examples / SHAPES[shape], seed=number))
+    return tuple(jobs)
+
+
+def find_examples() -> Path:
+    """The RL loops, which lie beside the package in a checkout.
+
+    Raises:
+        Failed: this is no checkout, or numpy is not there.
+    """
+    folder = Path(__file__).parents[3] / "examples" / "rl"
+    missing = [name for name in SHAPES.values() if not (folder / name).is_file()]
+    if missing:
+        raise Failed(
+            f"the demo runs the RL loops of a checkout of rollmuxd, and {folder} has no {', '.join(missing)}; "
+            "clone the repository and run it from there: make demo"
+        )
+    from importlib.util import find_spec
+
+    if find_spec("numpy") is None:
+        raise Failed("the demo's RL loops need numpy: pip install 'rollmuxd[demo]'")
+    return folder
+
+
+def cores() -> list[int]:
+    """The cores this process may use; GPU i of the demo stands for the i-th, counted round, as in the examples."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+
+class Children:
+    """Every process that was started within the block; leaving it ends those that are left, with all that they started.
+
+    Each leads a session of its own: a Ctrl-C reaches this process only, which then ends the others in good order.
+    """
+
+    def __init__(self) -> None:
+        self._started: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.end(self._started)
+
+    def start(
+        self,
+        command: Sequence[str | Path],
+        *,
+        env: Mapping[str, str],
+        stdout: int | IO[str],
+        stderr: int | IO[str],
+        core: int | None = None,
+    ) -> subprocess.Popen[str]:
+        """Start one, on one core only if so asked."""
+        with _on_core(core):
+            child = subprocess.Popen(
+                [str(word) for word in command],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=dict(env),
+                text=True,
+                start_new_session=True,
+            )
+        self._started.append(child)
+        return child
+
+    @staticmethod
+    def end(children: Sequence[subprocess.Popen[str]], patience_s: float = 5.0) -> None:
+        """Ask to end, wait a little, then end."""
+        alive = [child for child in children if child.poll() is None]
+        for child in alive:
+            child.terminate()
+        give_up = time.monotonic() + patience_s
+        for child in alive:
+            try:
+                child.wait(max(0.05, give_up - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _kill_group(child)
+                child.wait()
+        # What it started itself (a heartbeat) watches its parent and goes too; this makes sure of it.
+        for child in alive:
+            _kill_group(child)
+
+
+def _kill_group(child: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+@contextmanager
+def _on_core(core: int | None) -> Iterator[None]:
+    """What is started within is allowed this core only: a child inherits it from the thread that starts it."""
+    if core is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of all children: one numeric thread, and nothing of rollmuxd's that the user has set."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
+    for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM"):
+        env[f"{library}_NUM_THREADS"] = "1"
+    return {**env, "PYTHONUNBUFFERED": "1", **more}
+
+
+def tail(path: Path, lines: int = 12) -> str:
+    """The end of a log, for people to read."""
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""
+
+
+class JobFailed(Exception):
+    """A job ended badly, or hangs."""
+
+    def __init__(self, name: str, what: str, stderr: str) -> None:
+        super().__init__(f"job {name} {what}")
+        self.name, self.what, self.stderr = name, what, stderr
+
+
+# ---- what is measured before -----------------------------------------------------------------------------------------
+
+
+def measure_shapes(plan: Sequence[JobPlan], folder: Path, children: Children) -> dict[str, dict[str, float]]:
+    """Seconds per phase at scale 1, of each shape, from a short run of it alone on one core and without a daemon."""
+    measured: dict[str, dict[str, float]] = {}
+    for job in plan:
+        if job.shape in measured:
+            continue
+        log = folder / f"calibrate-{job.shape}.log"
+        with log.open("w") as stderr:
+            child = children.start(
+                [sys.executable, job.script, "--iterations", "2", "--scale", str(CALIBRATION_SCALE), "--json"],
+                env=environment(ROLLMUX_URL="off"),
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                core=cores()[0],
+            )
+            output, _ = child.communicate(timeout=SILENCE_S)
+        lines = [line for line in map(_parsed, output.splitlines()) if line is not None]
+        if child.returncode != 0 or not lines:
+            raise JobFailed(job.name, f"failed in the measurement before, with status {child.returncode}", tail(log))
+        # The last iteration: the first one also warms caches up.
+        seconds = {name: value for name, value in lines[-1].items() if name.endswith("_s")}
+        measured[job.shape] = {name.removesuffix("_s"): max(s, 1e-3) / CALIBRATION_SCALE for name, s in seconds.items()}
+    return measured
+
+
+def measure_core_gain(children: Children, rounds: int = 3, seconds: float = 0.12) -> float | None:
+    """By how much both pools' cores at once do more than one of them alone; None if there is one core only."""
+    pair = cores()[:2]
+    if len(pair) < 2:
+        return None
+    at = time.monotonic() + 0.2  # by then both interpreters are up
+    # In each round the first alone, the second alone, both: what else the machine does meets all three alike.
+    started = [
+        children.start(
+            [sys.executable, "-S", Path(__file__).with_name("spin.py"), str(core), str(at), str(seconds), windows],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        for core, windows in zip(pair, ("101" * rounds, "011" * rounds), strict=True)
+    ]
+    rates = [[float(rate) for rate in child.communicate(timeout=SILENCE_S)[0].split()] for child in started]
+    return core_gain(*rates)
+
+
+# ---- the daemon ------------------------------------------------------------------------------------------------------
+
+
+def configuration(folder: Path, socket: Path) -> str:
+    """The ``rollmux.toml`` of one run."""
+    return f"""\
+# Written by `rollmuxd demo`: a mock host with two GPUs, one in each pool.
+
+[daemon]
+state_dir = {json.dumps(str(folder / "state"))}
+socket = {json.dumps(str(socket))}
+listen = ""                  # the Unix socket only
+
+[[hosts]]
+id = "mock"
+backend = "mock"
+ram_gb = 16
+
+[hosts.options]
+gpu_gb = 1
+copy_gbps = 20
+record = {json.dumps(str(folder / "witness.jsonl"))}
+memory = {json.dumps(str(folder / "memory.json"))}
+
+[[hosts.nodes]]
+gpus = [0]
+pools = ["rollout"]
+
+[[hosts.nodes]]
+gpus = [1]
+pools = ["train"]
+"""
+
+
+class DaemonProcess:
+    """A daemon of the demo's own, that can be killed and started again on the same state."""
+
+    def __init__(self, folder: Path, socket: Path, children: Children) -> None:
+        self.folder, self.socket, self.children = folder, socket, children
+        self.url = f"unix://{socket}"
+        self.log = folder / "daemon.log"
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it is ready."""
+        from rollmuxd.cli.daemon import ready
+
+        config = self.folder / "rollmux.toml"
+        config.write_text(configuration(self.folder, self.socket))
+        with self.log.open("a") as log:
+            self._process = self.children.start(
+                [sys.executable, "-m", "rollmuxd", "daemon", "run", "--config", config],
+                env=environment(),
+                stdout=log,
+                stderr=log,
+            )
+        give_up = time.monotonic() + READY_S
+        while not ready(self.socket):
+            if self._process.poll() is not None:
+                raise Failed(f"the demo's daemon ended with status {self._process.returncode}:\n{tail(self.log)}")
+            if time.monotonic() > give_up:
+                raise Failed(f"the demo's daemon is not ready after {READY_S:g} s:\n{tail(self.log)}")
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """``kill -9``: it gets no chance to write anything."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """End it in good order."""
+        if self._process is not None:
+            self.children.end([self._process], patience_s=10.0)
+
+    def facts(self) -> tuple[dict[str, Any], ...]:
+        """Everything that happened under it, kills included."""
+        facts: list[dict[str, Any]] = []
+        after = 0
+        with closing(connect(self.url, None)) as daemon:
+            while True:
+                page = daemon.get("/v1/facts", after=after, wait_ms=0)
+                facts += page["facts"]
+                if page["last"] == after:
+                    return tuple(facts)
+                after = page["last"]
+
+
+def violations(witness: Path) -> list[dict[str, Any]]:
+    """What the mock backend saw that must never happen, from its own record."""
+    if not witness.exists():
+        return []
+    lines = (_parsed(line) for line in witness.read_text().splitlines())
+    return [line for line in lines if line is not None and line.get("event") == "violation"]
+
+
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Iterated:
+    """A job has finished an iteration."""
+
+    job: str
+    line: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A job's process has ended, and all that it said was read."""
+
+    job: str
+    status: int
+
+
+@dataclass(frozen=True)
+class Happened:
+    """The daemon has told new facts."""
+
+    facts: list[dict[str, Any]]
+
+
+Event: TypeAlias = Iterated | Exited | Happened
+
+
+class Watcher(Protocol):
+    """What is told of a run while it goes on."""
+
+    def saw(self, event: Event) -> None:
+        """Something happened."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+
+    def tick(self) -> None:
+        """Called a few times a second."""
+
+
+class Run:
+    """All jobs under one daemon, at once or in turn."""
+
+    def __init__(self, plan: Plan, folder: Path, children: Children, watcher: Watcher) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.plan, self.folder, self.children, self.watcher = plan, folder, children, watcher
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._finished = 0
+        self._kill_after: float | None = None
+
+    def at_once(self, kill_daemon_at: float | None = None) -> RunRecord:
+        """All jobs together; ``kill -9`` the daemon after this fraction of all iterations, if given."""
+        if kill_daemon_at is not None:
+            self._kill_after = kill_daemon_at * self.plan.iterations * len(self.plan.jobs)
+        return self._run([self.plan.jobs])
+
+    def in_turn(self) -> RunRecord:
+        """Each job alone on the same two pools."""
+        return self._run([(job,) for job in self.plan.jobs])
+
+    def _run(self, batches: Sequence[Sequence[JobPlan]]) -> RunRecord:
+        with _short_folder() as short:
+            daemon = DaemonProcess(self.folder, short / "d.sock", self.children)
+            daemon.start()
+            stop = threading.Event()
+            threading.Thread(target=self._follow, args=(daemon.url, stop), daemon=True).start()
+            try:
+                for batch in batches:
+                    self._until_done(batch, daemon)
+                facts = daemon.facts()
+            finally:
+                stop.set()
+                daemon.stop()
+        records = [
+            JobRecord.read(json.loads((self.folder / "out" / f"{job.name}.json").read_text())) for job in self.plan.jobs
+        ]
+        return RunRecord(tuple(records), facts)
+
+    def _until_done(self, batch: Sequence[JobPlan], daemon: DaemonProcess) -> None:
+        running = {job.name: self._start(job, daemon.url) for job in batch}
+        heard = time.monotonic()
+        while running:
+            try:
+                event = self._events.get(timeout=0.25)
+            except queue.Empty:
+                event = None
+            now = time.monotonic()
+            if isinstance(event, Iterated | Exited):
+                heard = now
+            if now - heard > SILENCE_S:
+                name = next(iter(running))
+                raise JobFailed(name, f"has said nothing for {SILENCE_S:g} s", tail(self._stderr(name)))
+            if event is not None:
+                self.watcher.saw(event)
+            if isinstance(event, Iterated):
+                self._finished += 1
+                self._kill_if_due(daemon)
+            if isinstance(event, Exited):
+                del running[event.job]
+                if event.status != 0:
+                    raise JobFailed(event.job, f"ended with status {event.status}", tail(self._stderr(event.job)))
+            self.watcher.tick()
+
+    def _kill_if_due(self, daemon: DaemonProcess) -> None:
+        if self._kill_after is not None and self._finished >= self._kill_after:
+            self._kill_after = None
+            daemon.kill()
+            self.watcher.note("the daemon was killed (kill -9); starting it again")
+            daemon.start()
+
+    def _stderr(self, job: str) -> Path:
+        return self.folder / f"{job}.stderr"
+
+    def _start(self, job: JobPlan, url: str) -> subprocess.Popen[str]:
+        with self._stderr(job.name).open("w") as stderr:
+            child = self.children.start(
+                [
+                    *(sys.executable, job.script, "--json", "--name", job.name, "--seed", str(job.seed)),
+                    *("--iterations", str(self.plan.iterations), "--scale", str(self.plan.scale)),
+                    *("--out", self.folder / "out"),
+                ],
+                env=environment(ROLLMUX_URL=url, ROLLMUX_REQUIRED="1"),
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+            )
+        threading.Thread(target=self._read, args=(job.name, child), daemon=True).start()
+        return child
+
+    def _read(self, job: str, child: subprocess.Popen[str]) -> None:
+        assert child.stdout is not None
+        for text in child.stdout:
+            line = _parsed(text)
+            if line is not None and "step" in line:
+                self._events.put(Iterated(job, line))
+        self._events.put(Exited(job, child.wait()))
+
+    def _follow(self, url: str, stop: threading.Event) -> None:
+        """Pass the daemon's facts on, for the picture only; the figures come from reading them all at the end."""
+        from rollmuxd.client.errors import RollmuxError
+
+        daemon, after = connect(url, None), 0
+        while not stop.is_set():
+            try:
+                first = daemon.get("/v1/facts", after=after, wait_ms=2000)
+                # Facts come in bursts: a release, the next one's claim, its loads, its grant. The first alone would
+                # show a pool as free that is not.
+                stop.wait(0.05)
+                rest = daemon.get("/v1/facts", after=first["last"], wait_ms=0)
+                after = rest["last"]
+                self._events.put(Happened(first["facts"] + rest["facts"]))
+            except RollmuxError:  # it is being stopped, or was killed and starts again
+                pass
+            # Both cores belong to the jobs: one look at each burst is enough.
+            stop.wait(0.2)
+
+
+@contextmanager
+def _short_folder() -> Iterator[Path]:
+    """A folder for a socket, whose path must be short even where the user keeps everything far down."""
+    root = None if len(tempfile.gettempdir()) < LONGEST_SOCKET // 2 else "/tmp"  # noqa: S108  (mkdtemp makes its own)
+    with tempfile.TemporaryDirectory(prefix="rollmuxd-", dir=root) as name:
+        yield Path(name)
+
+
+def _parsed(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,91 @@
+"""``rollmuxd host``: machines that backends reach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from rollmuxd.cli.calls import Call, cell, fields, part, table, talks
+
+
+@click.group()
+def host() -> None:
+    """Hosts: list, show, drain, undrain, declare-clear."""
+
+
+@host.command("list")
+@talks
+def list_(call: Call) -> None:
+    """All hosts, and what of their RAM is reserved for parked states."""
+    hosts = list(call.items("/v1/hosts"))
+
+    def show(hosts: list[dict[str, Any]]) -> None:
+        table(
+            ["HOST", "BACKEND", "REACHABLE", "RAM RESERVED GB", "NODES"],
+            [
+                [
+                    view["host"],
+                    view["backend"],
+                    view["reachable"],
+                    f"{cell(view['ram_reserved_gb'])} of {cell(view['ram_gb'])}",
+                    view["nodes"],
+                ]
+                for view in hosts
+            ],
+            "no hosts; add some to rollmux.toml",
+        )
+
+    call.answer_list(hosts, show)
+
+
+@host.command()
+@click.argument("host")
+@talks
+def show(call: Call, host: str) -> None:
+    """One host."""
+    call.answer(
+        call.get(f"/v1/hosts/{part(host)}"),
+        lambda view: fields(
+            {
+                "host": view["host"],
+                "backend": view["backend"],
+                "reachable": view["reachable"],
+                "RAM": f"{cell(view['ram_reserved_gb'])} of {cell(view['ram_gb'])} GB reserved",
+                "nodes": view["nodes"],
+            }
+        ),
+    )
+
+
+def _said(verb: str) -> Any:
+    return lambda view: click.echo(f"{view['host']}: {verb} {cell(view['nodes'])}")
+
+
+@host.command()
+@click.argument("host")
+@click.option("--evict", is_flag=True, help="End the jobs that are pinned to its nodes.")
+@talks
+def drain(call: Call, host: str, evict: bool) -> None:
+    """Start nothing new on a host's nodes, and let what is parked in its RAM go."""
+    call.answer(call.post(f"/v1/hosts/{part(host)}/drain", {"evict": evict}), _said("draining"))
+
+
+@host.command()
+@click.argument("host")
+@talks
+def undrain(call: Call, host: str) -> None:
+    """Use a host's nodes again."""
+    call.answer(call.post(f"/v1/hosts/{part(host)}/undrain"), _said("undrained"))
+
+
+@host.command("declare-clear")
+@click.argument("host")
+@click.option("--reason", default="", help="How you know; it is kept in the journal.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@talks
+def declare_clear(call: Call, host: str, reason: str, yes: bool) -> None:
+    """Declare that nothing of any job is left on a host's GPUs. Your word replaces the proof."""
+    if not yes:
+        click.confirm(f"Nothing of any job is left on any GPU of {host}?", abort=True, err=True)
+    call.answer(call.post(f"/v1/hosts/{part(host)}/declare-clear", {"reason": reason}), _said("declared clear"))

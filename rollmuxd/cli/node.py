@@ -1,0 +1,107 @@
+"""``rollmuxd node``: sets of GPUs that are shared as a unit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from rollmuxd.cli.calls import Call, fields, part, table, talks
+
+
+@click.group()
+def node() -> None:
+    """Nodes: list, show, drain, undrain, declare-clear."""
+
+
+@node.command("list")
+@click.option("--pool", help="Only those of this pool.")
+@talks
+def list_(call: Call, pool: str | None) -> None:
+    """All nodes, and who holds their GPUs."""
+    nodes = list(call.items("/v1/nodes", pool=pool))
+
+    def show(nodes: list[dict[str, Any]]) -> None:
+        table(
+            ["NODE", "POOLS", "STATUS", "GROUP", "GPUS", "HELD BY", "STATES", "REASON"],
+            [
+                [
+                    view["node"],
+                    view["pools"],
+                    view["status"],
+                    view.get("group"),
+                    f"{len(view['gpus'])} {view['gpu_type']}".strip(),
+                    sorted({gpu["holder"] for gpu in view["gpus"] if gpu["holder"]}),
+                    view.get("states"),
+                    view.get("reason"),
+                ]
+                for view in nodes
+            ],
+            "no nodes; add hosts to rollmux.toml",
+        )
+
+    call.answer_list(nodes, show)
+
+
+@node.command()
+@click.argument("node")
+@talks
+def show(call: Call, node: str) -> None:
+    """One node and its GPUs."""
+    call.answer(call.get(f"/v1/nodes/{part(node)}"), _show)
+
+
+def _show(view: dict[str, Any]) -> None:
+    fields(
+        {
+            "node": view["node"],
+            "host": view["host"],
+            "status": view["status"],
+            "reason": view.get("reason"),
+            "pools": view["pools"],
+            "group": view.get("group"),
+            "GPU type": view["gpu_type"],
+            "price per hour": view["price_per_hour"],
+            "states": view.get("states"),
+        }
+    )
+    click.echo()
+    table(
+        ["GPU", "HELD BY", "BYTES OF", "#USED GB"],
+        [[gpu["gpu"], gpu["holder"], gpu["stain"], gpu.get("used_gb")] for gpu in view["gpus"]],
+        "no GPUs",
+    )
+
+
+def _said(view: dict[str, Any]) -> None:
+    reason = f" ({view['reason']})" if view.get("reason") else ""
+    click.echo(f"{view['node']}: {view['status']}{reason}")
+
+
+@node.command()
+@click.argument("node")
+@click.option("--evict", is_flag=True, help="End the jobs that are pinned to it.")
+@talks
+def drain(call: Call, node: str, evict: bool) -> None:
+    """Start nothing new on a node; it is drained when its slots have ended and its GPUs are clear."""
+    call.answer(call.post(f"/v1/nodes/{part(node)}/drain", {"evict": evict}), _said)
+
+
+@node.command()
+@click.argument("node")
+@talks
+def undrain(call: Call, node: str) -> None:
+    """Use a node again."""
+    call.answer(call.post(f"/v1/nodes/{part(node)}/undrain"), _said)
+
+
+@node.command("declare-clear")
+@click.argument("node")
+@click.option("--reason", default="", help="How you know; it is kept in the journal.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@talks
+def declare_clear(call: Call, node: str, reason: str, yes: bool) -> None:
+    """Declare that nothing of any job is left on a node's GPUs. Your word replaces the proof."""
+    if not yes:
+        click.confirm(f"Nothing of any job is left on the GPUs of {node}?", abort=True, err=True)
+    call.answer(call.post(f"/v1/nodes/{part(node)}/declare-clear", {"reason": reason}), _said)

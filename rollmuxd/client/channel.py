@@ -1,0 +1,158 @@
+"""The channel: this rank dials the daemon, waits for orders (load, park, discard), runs the workload's hooks, and
+tells.
+
+A thread with a connection of its own: its long polls neither hold up the training loop's calls nor are held up by
+them, and hooks run while the loop waits for its slot, which is when they are needed. An order is done once: if the
+daemon tells it again (it did not get our result, or was restarted), it gets the result again. A result is repeated
+until it is acknowledged. A hook that raises is a result too (``ok`` false, with its text): the daemon then sees to it
+that nobody else suffers.
+"""
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from rollmuxd.client import calls
+from rollmuxd.client.calls import Call
+from rollmuxd.client.errors import Refused, RollmuxError
+from rollmuxd.client.steps import Flow, Pause, persist, say
+from rollmuxd.client.sync import Daemon
+from rollmuxd.client.where import Address
+from rollmuxd.wire.answers import ChannelOrder
+from rollmuxd.wire.requests import RankBody, ResultBody
+
+T = TypeVar("T")
+
+Hook = Callable[[ChannelOrder], Any]
+
+#: seconds that one poll for orders blocks
+WAIT_S = 25.0
+#: how many results are kept, to answer a repeated order; the daemon tells one order at a time per state
+REMEMBERED = 64
+
+
+class Hooks:
+    """The workload's own functions, by kind and pool."""
+
+    def __init__(self) -> None:
+        self._hooks: list[tuple[str, str | None, Hook]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._hooks)
+
+    def add(self, kind: str, pool: str | None, hook: Hook) -> None:
+        """Call ``hook`` for orders of that kind; ``pool`` None: of every pool."""
+        self._hooks.append((kind, pool, hook))
+
+    def pools(self) -> list[str]:
+        """Pools that a hook is for; ``*``: all of them."""
+        return [pool or "*" for _, pool, _ in self._hooks]
+
+    def run(self, order: ChannelOrder) -> None:
+        """Run what is registered for an order: in the order of registration, and backwards for parks and discards.
+
+        (What was loaded last may use what was loaded first.)
+        """
+        hooks = [hook for kind, pool, hook in self._hooks if kind == order.kind and pool in {None, order.pool}]
+        for hook in hooks if order.kind == "load" else reversed(hooks):
+            hook(order)
+
+
+class _Stopped(BaseException):
+    """The job is over; thrown into whatever the thread is doing."""
+
+
+class _StoppableDaemon(Daemon):
+    def __init__(self, address: Address, stopping: threading.Event) -> None:
+        super().__init__(address=address)
+        self._stopping = stopping
+
+    def call(self, call: Call[T]) -> T:
+        if self._stopping.is_set():
+            raise _Stopped
+        return super().call(call)
+
+
+class Channel:
+    """Dials in and serves until stopped."""
+
+    def __init__(
+        self, address: Address, hooks: Hooks, *, job: str, rank: int, ranks: int, session: Callable[[], str]
+    ) -> None:
+        self._hooks = hooks
+        self._job = job
+        self._rank = rank
+        self._ranks = ranks
+        self._session = session
+        self._results: dict[str, ResultBody] = {}
+        self._stopping = threading.Event()
+        self._daemon = _StoppableDaemon(address, self._stopping)
+        self._thread = threading.Thread(target=self._run, name="rollmuxd-channel", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more orders. Does not wait for the poll at hand, which holds nothing."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                try:
+                    self._daemon.run(self.serve())
+                except RollmuxError as error:
+                    # Only what no repetition cures comes here. State that cannot be moved is the daemon's to notice;
+                    # this thread goes on, since a new session may cure it.
+                    say(f"channel of rank {self._rank}: {error}; dialling again")
+                    self._stopping.wait(5.0)
+        except _Stopped:
+            pass
+        except Exception:  # a bug of ours must not go unnoticed, nor stop the training loop
+            say(f"channel of rank {self._rank} ended:\n{traceback.format_exc()}")
+        finally:
+            self._daemon.close()
+
+    def serve(self) -> Flow[None]:
+        """Dial in and serve, as a flow that never returns."""
+        dialled = ""
+        early = 0
+        while True:
+            session = self._session()
+            if dialled != session:
+                yield from persist(calls.dial(self._job, self._rank, RankBody(session=session, ranks=self._ranks)))
+                dialled = session
+            asked = time.monotonic()
+            try:
+                view = yield from persist(calls.orders(self._job, self._rank, session, WAIT_S))
+            except Refused as error:
+                if error.status not in {404, 409}:
+                    raise
+                # Not dialled any more (a restarted daemon), or an older session: the heartbeat gets us a new one.
+                dialled = ""
+                yield Pause(1.0)
+                continue
+            if view.order is not None:
+                early = 0
+                result = self._results.get(view.order.order) or self._obey(view.order, session)
+                yield from persist(calls.result(self._job, result))
+            elif time.monotonic() - asked < WAIT_S / 2:
+                yield Pause(min(1.0, 0.05 * 2.0 ** min(early, 8)))  # it did not block: do not spin
+                early += 1
+
+    def _obey(self, order: ChannelOrder, session: str) -> ResultBody:
+        began = time.monotonic()
+        error = ""
+        try:
+            self._hooks.run(order)
+        except Exception as raised:
+            say(f"the hook for {order.kind} of {order.pool} failed:\n{traceback.format_exc()}")
+            error = f"{type(raised).__name__}: {raised}"[:10_000]
+        seconds = time.monotonic() - began
+        result = ResultBody(
+            session=session, rank=self._rank, order=order.order, ok=not error, error=error, seconds=seconds
+        )
+        self._results[order.order] = result
+        while len(self._results) > REMEMBERED:
+            del self._results[next(iter(self._results))]
+        return result

@@ -1,0 +1,149 @@
+"""What can go wrong, as the client tells it.
+
+    RollmuxError
+      NoDaemon               a daemon is required and none was found; says where we looked and what to do
+        Unreachable          one is configured and does not answer (while a job runs this is retried, not raised)
+      GaveUp                 retrying took longer than ROLLMUX_GIVE_UP_S, or than a start may take
+      BadAnswer              something answered, and it was no rollmuxd
+      Refused                the daemon said no: status, detail, data, request_id
+        Unauthorised         401, 403: no API key, or not one that may do this
+        NotFound             404
+        Conflict             409
+          JobAlive           another process runs this job: name, pid and host are in ``data``
+        Unprocessable        422: can never be met, or is no valid request; names what is short
+        TooManyRequests      429: a limit is reached (retried while a job runs)
+        Unavailable          502, 503, 504: not now (retried while a job runs)
+      JobEnded               the job was ended or lost; this process should save and stop
+      SlotFaulted            the job's state could not be loaded; the phase has not begun
+      SlotLost               the slot was lost or revoked while the phase ran; raised when it is left
+
+Every error pickles (trainers send them between processes), which is why each takes one message and the rest as
+keywords.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class RollmuxError(Exception):
+    """Base of all errors of the client."""
+
+
+class NoDaemon(RollmuxError):
+    """There is no daemon to talk to."""
+
+
+class Unreachable(NoDaemon):
+    """The daemon does not answer. Whether it got the call is not known."""
+
+
+class GaveUp(RollmuxError):
+    """The daemon did not answer for longer than we were told to wait. What is held there stays held."""
+
+
+class BadAnswer(RollmuxError):
+    """The answer could not be understood: a proxy, another program on that port, or a much newer daemon."""
+
+
+class Refused(RollmuxError):
+    """The daemon understood and said no. Nothing has changed there."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        detail: str = "",
+        data: Mapping[str, Any] | None = None,
+        request_id: str = "",
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.detail = detail or message
+        #: parts of the refusal for programs
+        self.data: dict[str, Any] = dict(data or {})
+        #: stands in the daemon's log beside what happened
+        self.request_id = request_id
+        #: how long the daemon asks us to wait before the next try
+        self.retry_after_s = retry_after_s
+
+
+class Unauthorised(Refused):
+    """No API key, a wrong one, or one that may not do this."""
+
+
+class NotFound(Refused):
+    """There is no such thing (any more)."""
+
+
+class Conflict(Refused):
+    """The thing is not in a status that allows it."""
+
+
+class JobAlive(Conflict):
+    """Another process runs this job. End it, or register with ``replace=True`` to take its place."""
+
+
+class Unprocessable(Refused):
+    """It can never be met, and why; or it is no valid request."""
+
+
+class TooManyRequests(Refused):
+    """A limit is reached."""
+
+
+class Unavailable(Refused):
+    """The daemon, or a proxy before it, cannot answer just now."""
+
+
+class JobEnded(RollmuxError):
+    """The job is over for the daemon (ended by somebody, or lost); it will be given no more slots."""
+
+
+class _SlotError(RollmuxError):
+    def __init__(self, message: str, *, slot: str = "", phase: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.slot = slot
+        self.phase = phase
+        self.reason = reason
+
+
+class SlotFaulted(_SlotError):
+    """The job's state could not be loaded, so the phase has not begun. The GPUs are not ours."""
+
+
+class SlotLost(_SlotError):
+    """The GPUs may have been given to another job while the phase ran: treat its results with care."""
+
+
+_BY_STATUS: dict[int, type[Refused]] = {
+    401: Unauthorised,
+    403: Unauthorised,
+    404: NotFound,
+    409: Conflict,
+    422: Unprocessable,
+    429: TooManyRequests,
+    502: Unavailable,
+    503: Unavailable,
+    504: Unavailable,
+}
+
+
+def refused(
+    status: int,
+    detail: str,
+    *,
+    data: Mapping[str, Any] | None = None,
+    request_id: str = "",
+    retry_after_s: float | None = None,
+) -> Refused:
+    """Return the error for an answer of that status."""
+    kind = _BY_STATUS.get(status, Refused)
+    # Only this refusal names a process; the route alone does not tell, as `next` and sessions conflict as well.
+    if kind is Conflict and data is not None and "pid" in data:
+        kind = JobAlive
+    message = detail or f"the daemon answered {status}"
+    if kind is Unauthorised:
+        message += " (the API key comes from ROLLMUX_API_KEY, ROLLMUX_API_KEY_FILE or ~/.config/rollmux/key)"
+    return kind(message, status=status, detail=detail, data=data, request_id=request_id, retry_after_s=retry_after_s)

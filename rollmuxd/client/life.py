@@ -1,0 +1,419 @@
+"""The life of a job in this process: found, started, its phases entered and left, ended. As flows, but for the
+background: the heartbeat, the channel, and what is to happen at exit and after a fork.
+
+A job in a forked child (a data-loader worker) is nobody's: it cannot start or enter anything, and what unwinds there
+ends nothing, since the GPUs are the parent's.
+"""
+
+import atexit
+import inspect
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from msgspec import Struct
+
+from rollmuxd.client import fakes, steps, where
+from rollmuxd.client.channel import Channel, Hook, Hooks
+from rollmuxd.client.errors import JobEnded, NoDaemon, RollmuxError
+from rollmuxd.client.pulse import HeartbeatProcess, Pulse
+from rollmuxd.client.ranks import Crew
+from rollmuxd.client.steps import Flow, say
+from rollmuxd.client.sync import Daemon
+from rollmuxd.client.talk import Held, Talk, new_id
+from rollmuxd.client.where import Address
+from rollmuxd.wire.answers import ChannelOrder, Directive
+from rollmuxd.wire.requests import RegisterBody
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from rollmuxd.client.aio import AsyncDaemon
+
+T = TypeVar("T")
+
+_NOWHERE = Address("http://nowhere")
+_said_alone = False
+
+
+class Stay(Protocol):
+    """What a life needs to know of a slot (``phases.Slot``)."""
+
+    phase: str
+    held: Held | None
+    measured: dict[str, float]
+
+
+S = TypeVar("S", bound=Stay)
+
+
+class Options(Struct, frozen=True):
+    """What a job is told about itself beside its registration; see :func:`rollmuxd.job`."""
+
+    idempotency_key: str | None = None
+    url: str | None = None
+    api_key: str | None = None
+    ranks: int = 1
+    rank: int = 0
+    store: Any = None
+    keep: bool = False
+
+
+class Life(Generic[S]):
+    """The flows, and what runs them. Of one thread (or task) at a time.
+
+    ``describe`` makes the registration from the pools with hooks and the idempotency key; ``make_slot`` what is given
+    to the user.
+    """
+
+    def __init__(
+        self,
+        describe: Callable[[Iterable[str], str], RegisterBody],
+        make_slot: Callable[["Life[S]", str, Held | None], S],
+        options: Options,
+    ) -> None:
+        if not 0 <= options.rank < options.ranks:
+            raise ValueError(f"rank={options.rank} of ranks={options.ranks}: ranks count from 0")
+        if options.rank > 0 and options.store is None:
+            raise ValueError(
+                f"rank={options.rank}: only rank 0 talks to the daemon, and the others follow it through store=, which "
+                "every rank must be given (torch.distributed's TCPStore, or any object with set, get and check)"
+            )
+        #: made here already, so that every mistake is found with the caller's line
+        self.body = describe((), "")
+        self.name = self.body.name
+        self.slot: S | None = None
+        #: there is no daemon: phases wait for nothing
+        self.alone = False
+        self._describe = describe
+        self._make_slot = make_slot
+        self._options = options
+        self._rank = options.rank
+        self._hooks = Hooks()
+        self._pid = os.getpid()
+        self._started = False
+        self._address: Address | None = None
+        self._sync: Daemon | None = None
+        self._async: AsyncDaemon | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._talk: Talk | None = None
+        self._crew: Crew | None = None
+        self._pulse: Pulse | None = None
+        self._channel: Channel | None = None
+        #: of a follower: the job, and rank 0's session
+        self._follows = ("", "")
+        self._depth = 0
+
+    def __str__(self) -> str:
+        return f"{self.name} {'alone' if self.alone else self.id or 'not started'}"
+
+    @property
+    def id(self) -> str:
+        """The job's id with the daemon; empty before the start, and without a daemon."""
+        return self._talk.job if self._talk is not None else self._follows[0]
+
+    # ---- hooks ----
+
+    def hook(self, kind: str, pool: str | None, hook: Hook) -> Hook:
+        """Call ``hook`` for orders of that kind; returns it."""
+        if pool is not None and pool not in self.body.wants:
+            raise ValueError(f"on_{kind}(pool={pool!r}): the job has {', '.join(self.body.wants)}")
+        self._hooks.add(kind, pool, self._on_loop(hook) if inspect.iscoroutinefunction(hook) else hook)
+        if self._started and not self.alone:
+            if not any(state.driver == "channel" for state in self.body.states.values()):
+                say(
+                    f"{self.name}: on_{kind} was registered after the start, and the job declared no state that moves "
+                    "through the channel (gpu_gb=, ram_gb=): it will not be called"
+                )
+            self._dial()
+        return hook
+
+    def _on_loop(self, hook: Hook) -> Hook:
+        def call(order: ChannelOrder) -> None:
+            import asyncio
+
+            if self._loop is None:
+                raise RollmuxError("an async hook needs a job that runs on asyncio")
+            asyncio.run_coroutine_threadsafe(hook(order), self._loop).result()
+
+        return call
+
+    # ---- flows ----
+
+    def opening(self) -> Flow[None]:
+        """Start the job, unless that has been done."""
+        if self._started:
+            return
+        if os.getpid() != self._pid:
+            raise RollmuxError(
+                f"job {self.name} belongs to process {self._pid}; make one in this process, or use ranks="
+            )
+        if self._options.store is not None and self._options.ranks > 1:
+            self._crew = Crew(
+                self._options.store,
+                self.name,
+                rank=self._rank,
+                ranks=self._options.ranks,
+                clock=time.monotonic,
+                tell=say,
+            )
+        if self._rank > 0:
+            yield from self._following()
+        else:
+            yield from self._registering()
+        self._started = True
+        atexit.register(self._at_exit)
+
+    def _registering(self) -> Flow[None]:
+        crew = self._crew
+        try:
+            address = self._find()
+            if address is None:
+                self.alone = True
+                if crew is not None:
+                    crew.publish_start(alone=True)
+                return
+            self._reach(address)
+            # A key per start: the same job started twice by one process is two runs.
+            self.body = self._describe(self._hooks.pools(), self._options.idempotency_key or new_id())
+            talk = Talk(self.body, patience_s=steps.patience_from(os.environ))
+            ear = _Ear(talk, address)
+            self._pulse = fakes.current.pulse(ear) if fakes.current else HeartbeatProcess(address, ear)
+            talk.on_session = self._pulse.session
+            self._talk = talk
+            yield from talk.start()
+        except BaseException as error:
+            if crew is not None:
+                crew.publish_start(error=f"{type(error).__name__}: {error}")
+            # Registered, and no process of it: nobody would ever end it. (A run that was there before us stays.)
+            if (
+                self._talk is not None
+                and self._options.idempotency_key is None
+                and not isinstance(error, GeneratorExit)
+            ):
+                yield from self._talk.end("it could not start", keep=False)
+            self._close_down()
+            raise
+        if crew is not None:
+            crew.publish_start(job=talk.job, session=talk.session, address=address.base_url)
+        self._dial()
+
+    def _following(self) -> Flow[None]:
+        assert self._crew is not None
+        told = yield from self._crew.started()
+        if told.get("error"):
+            raise RollmuxError(f"rank 0 could not start job {self.name}: {told['error']}")
+        self.alone = bool(told.get("alone"))
+        if not self.alone:
+            self._follows = (told["job"], told["session"])
+            found = where.find(self._options.url, self._options.api_key)
+            # On another host there may be no socket: then rank 0's way, if it is one that leads there.
+            self._address = found.address or (
+                None
+                if told["address"] == "http://rollmuxd"
+                else where.find(told["address"], self._options.api_key).address
+            )
+            self._dial()
+
+    def _find(self) -> Address | None:
+        global _said_alone  # noqa: PLW0603  (once per process)
+        if fakes.current is not None:
+            return Address("http://fake")
+        found = where.find(self._options.url, self._options.api_key)
+        if found.address is None:
+            if os.environ.get("ROLLMUX_REQUIRED", "") not in {"", "0"}:
+                raise NoDaemon(f"{where.nowhere(found.looked)} (ROLLMUX_REQUIRED asks for one)")
+            if not _said_alone:
+                _said_alone = True
+                looked = "" if found.off else f" (looked at {', '.join(found.looked)})"
+                say(f"no daemon{looked}: {self.name} runs alone, its phases wait for nothing")
+        return found.address
+
+    def _dial(self) -> None:
+        channel = self._hooks or any(state.driver == "channel" for state in self.body.states.values())
+        if not channel or self._channel is not None or self._address is None:
+            return
+        talk = self._talk
+
+        def session() -> str:
+            return talk.session if talk is not None else self._follows[1]
+
+        self._channel = Channel(
+            self._address, self._hooks, job=self.id, rank=self._rank, ranks=self._options.ranks, session=session
+        )
+
+    def check_phase(self, phase: str) -> None:
+        """Raise ValueError for a phase that the job has not."""
+        known = [known.name for known in [*self.body.phases, *self.body.side]]
+        if phase not in known:
+            raise ValueError(
+                f"job {self.name} has no phase {phase!r}; it has {', '.join(known)}. Name it in phases= or side="
+            )
+
+    def entering(self, phase: str) -> Flow[S]:
+        """Wait for the job's turn; inside the same phase, the same stay."""
+        if self.slot is not None:
+            if self.slot.phase != phase:
+                raise RollmuxError(
+                    f"phase {phase} is entered inside phase {self.slot.phase}: a job holds one slot at a time"
+                )
+            self._depth += 1
+            return self.slot
+        yield from self.opening()
+        if self.alone:
+            held = None
+        elif self._rank > 0:
+            assert self._crew is not None
+            told = yield from self._crew.granted(phase)
+            self._follows = (self._follows[0], told["session"])
+            held = Held(told["slot"], phase, "", told["fence"], tuple(told["gpus"]), told["session"])
+        else:
+            held = yield from self._granting(phase)
+        self.slot = self._make_slot(self, phase, held)
+        self._depth = 1
+        return self.slot
+
+    def _granting(self, phase: str) -> Flow[Held]:
+        assert self._talk is not None
+        assert self._pulse is not None
+        try:
+            held = yield from self._talk.enter(phase)
+        except BaseException as error:
+            if self._crew is not None:
+                self._crew.publish_grant(phase, error=f"{type(error).__name__}: {error}")
+            raise
+        self._pulse.slot(held.slot)
+        if self._crew is not None:
+            self._crew.publish_grant(phase, slot=held.slot, fence=held.fence, gpus=held.gpus, session=held.session)
+        return held
+
+    def leaving(self, then: str | None, error: BaseException | None) -> Flow[None]:
+        """Release. ``error`` is what the phase's body raised. Raises :class:`SlotLost`."""
+        self._depth -= 1
+        slot = self.slot
+        if self._depth > 0 or slot is None or os.getpid() != self._pid:
+            return
+        self.slot = None
+        if self.alone or slot.held is None:
+            return
+        failing = error is not None
+        if self._rank > 0:
+            assert self._crew is not None
+            yield from self._crew.left(slot.phase, failing=failing)
+            return
+        assert self._talk is not None
+        assert self._pulse is not None
+        if self._crew is not None:
+            yield from self._crew.all_left(slot.phase, failing=failing)
+        trouble = ""
+        try:
+            yield from self._talk.leave(slot.held, measured=slot.measured, then=then, failing=failing)
+        except RollmuxError as lost:
+            trouble = str(lost)
+            raise
+        finally:
+            self._pulse.slot(None)
+            if self._crew is not None:
+                self._crew.publish_over(trouble)
+
+    def progress(self, done: int, total: int) -> None:
+        """Have the next heartbeat say how far the slot's work is."""
+        if self._pulse is not None:
+            self._pulse.progress(done, total)
+
+    def shrinking(self, slot: Stay, keep: Sequence[str]) -> Flow[None]:
+        """Give GPUs of the slot back."""
+        if self._talk is not None and slot.held is not None:
+            yield from self._talk.shrink(slot.held, keep)
+
+    def ending(self, reason: str, *, keep: bool) -> Flow[None]:
+        """End the job, or (``keep``) this process's part in it."""
+        if not self._started or os.getpid() != self._pid:
+            return
+        self._started = False
+        atexit.unregister(self._at_exit)
+        if self._channel is not None:
+            self._channel.stop()
+        try:
+            if self._talk is not None:
+                yield from self._talk.end(reason, keep=keep)
+        finally:
+            self._close_down()
+
+    def _close_down(self) -> None:
+        pulse, self._pulse = self._pulse, None
+        if pulse is not None:
+            pulse.stop()
+        self._channel = self._talk = self._crew = self.slot = None
+        self._depth = 0
+
+    def _at_exit(self) -> None:
+        self.run(self.ending("its process ended", keep=self._options.keep))
+        self.close()
+
+    # ---- running them ----
+
+    def _reach(self, address: Address) -> None:
+        self._address = address
+        for daemon in (self._sync, self._async):
+            if daemon is not None:
+                daemon.address = address
+
+    def run(self, flow: Flow[T]) -> T:
+        """Run a flow, blocking."""
+        if self._sync is None:
+            self._sync = Daemon(address=self._address or _NOWHERE)
+        return self._sync.run(flow)
+
+    async def arun(self, flow: Flow[T]) -> T:
+        """Run a flow on asyncio."""
+        import asyncio
+
+        from rollmuxd.client.aio import AsyncDaemon
+
+        self._loop = asyncio.get_running_loop()
+        if self._async is None:
+            self._async = AsyncDaemon(address=self._address or _NOWHERE)
+        return await self._async.run(flow)
+
+    def close(self) -> None:
+        """Close the blocking connection, if there is one."""
+        if self._sync is not None and os.getpid() == self._pid:
+            self._sync.close()
+
+    async def aclose(self) -> None:
+        """Close both connections."""
+        self.close()
+        if self._async is not None and os.getpid() == self._pid:
+            await self._async.close()
+
+
+class _Ear:
+    """What the heartbeat hears, taken to the job. Runs in the heartbeat's thread, with a connection of its own."""
+
+    def __init__(self, talk: Talk, address: Address) -> None:
+        self._talk = talk
+        self._address = address
+
+    def directed(self, directives: list[Directive]) -> None:
+        held = self._talk.held
+        if held is not None:
+            ours = [directive for directive in directives if directive.slot in {None, held.slot}]
+            held.directive = ours[-1] if ours else None
+
+    def session_refused(self, session: str, status: int, detail: str) -> None:
+        daemon = Daemon(address=self._address)
+        try:
+            daemon.run(self._talk.beat_refused(session, status, detail))
+        except JobEnded as ended:
+            say(f"{ended}; what runs now goes on to the end of its phase")
+        except RollmuxError as error:
+            say(f"the heartbeat of {self._talk.name} is refused: {error}")
+        finally:
+            daemon.close()
+
+    def troubled(self, text: str) -> None:
+        # While no slot is held, the loop itself is calling the daemon, and says the same.
+        if self._talk.held is not None:
+            say(text)

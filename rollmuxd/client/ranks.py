@@ -1,0 +1,133 @@
+"""Jobs of several ranks: rank 0 talks to the daemon, the others follow through a store that they all can read.
+
+The followers wait by polling the store, never inside a collective: a wait for a slot may take hours, and a collective
+that takes hours kills the process group. The store is whatever the workload has (``torch.distributed``'s stores fit as
+they are). Ranks enter and leave the same phases in the same order; they are matched by counting.
+
+Keys, all under ``rollmuxd/<job>/<n>`` with n counting the times that the job was started over this store:
+``start``, then for each phase ``<k>/granted``, ``<k>/left/<rank>`` (a follower is out) and ``<k>/over`` (rank 0 has
+released).
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from rollmuxd.client.errors import RollmuxError, SlotLost
+from rollmuxd.client.steps import SAY_EVERY_S, Flow, Pause, duration
+
+
+class Store(Protocol):
+    """What is needed of a store: three methods of ``torch.distributed.Store``."""
+
+    def set(self, key: str, value: str, /) -> Any:
+        """Write."""
+        ...
+
+    def get(self, key: str, /) -> Any:
+        """Read, as ``str`` or ``bytes``; only called for keys that are there."""
+        ...
+
+    def check(self, keys: list[str], /) -> bool:
+        """Say at once whether all keys are there."""
+        ...
+
+
+#: seconds between looks: a hand-over is noticed soon, a long wait costs next to nothing
+POLL_S = (0.1, 1.0)
+#: seconds that a rank 0 which is failing waits for the others to leave the GPUs
+FAILING_S = 10.0
+
+_starts: dict[tuple[str, int], int] = {}
+
+
+class Crew:
+    """One rank's view of the others."""
+
+    def __init__(
+        self, store: Store, name: str, *, rank: int, ranks: int, clock: Callable[[], float], tell: Callable[[str], None]
+    ) -> None:
+        count = _starts[name, rank] = _starts.get((name, rank), 0) + 1
+        self._store = store
+        self._prefix = f"rollmuxd/{name}/{count}"
+        self._rank = rank
+        self._ranks = ranks
+        self._clock = clock
+        self._tell = tell
+        self._phase = 0
+
+    # ---- rank 0 ----
+
+    def publish_start(self, **what: Any) -> None:
+        """Tell the others whether there is a daemon, which job and which session."""
+        self._publish("start", what)
+
+    def publish_grant(self, phase: str, **what: Any) -> None:
+        """Let the others in; or, with ``error``, let them fail as we did."""
+        self._phase += 1
+        self._publish(f"{self._phase}/granted", {"phase": phase, **what})
+
+    def all_left(self, phase: str, *, failing: bool) -> Flow[None]:
+        """Wait until all others are out of the phase: the GPUs are theirs too. Not for ever if we are failing."""
+        keys = [f"{self._prefix}/{self._phase}/left/{rank}" for rank in range(1, self._ranks)]
+
+        def text() -> str:
+            missing = [key.rpartition("/")[2] for key in keys if not self._store.check([key])]
+            return f"{phase} waits for rank {', '.join(missing)} to leave it"
+
+        yield from self._until(lambda: self._store.check(keys), text, FAILING_S if failing else None)
+
+    def publish_over(self, error: str = "") -> None:
+        """Tell the others that the slot was released, or why not."""
+        self._publish(f"{self._phase}/over", {"error": error})
+
+    # ---- the others ----
+
+    def started(self) -> Flow[dict[str, Any]]:
+        """Wait for rank 0 to have started the job."""
+        return (yield from self._read("start", "rank 0 to start the job"))
+
+    def granted(self, phase: str) -> Flow[dict[str, Any]]:
+        """Wait for rank 0 to have a slot for the phase."""
+        self._phase += 1
+        told = yield from self._read(f"{self._phase}/granted", f"rank 0 to have {phase}")
+        if told["phase"] != phase:
+            self._publish(f"{self._phase}/left/{self._rank}", {})  # rank 0 must not wait for us
+            text = f"rank {self._rank} enters phase {phase} where rank 0 entered {told['phase']}"
+            raise RollmuxError(f"{text}: all ranks must enter the same phases in the same order")
+        if told.get("error"):
+            raise RollmuxError(f"rank 0 got no slot for {phase}: {told['error']}")
+        return told
+
+    def left(self, phase: str, *, failing: bool) -> Flow[None]:
+        """Say that we are out, and wait for the release. Raises :class:`SlotLost` if it was lost."""
+        self._publish(f"{self._phase}/left/{self._rank}", {})
+        if failing:
+            return
+        told = yield from self._read(f"{self._phase}/over", f"rank 0 to leave {phase}")
+        if told["error"]:
+            raise SlotLost(told["error"], phase=phase, reason=told["error"])
+
+    # ---- both ----
+
+    def _publish(self, key: str, what: dict[str, Any]) -> None:
+        self._store.set(f"{self._prefix}/{key}", json.dumps(what))
+
+    def _read(self, key: str, what: str) -> Flow[dict[str, Any]]:
+        full = f"{self._prefix}/{key}"
+        yield from self._until(lambda: self._store.check([full]), lambda: f"rank {self._rank} waits for {what}", None)
+        read: dict[str, Any] = json.loads(self._store.get(full))
+        return read
+
+    def _until(self, there: Callable[[], bool], text: Callable[[], str], limit_s: float | None) -> Flow[None]:
+        began = said = self._clock()
+        pause = POLL_S[0]
+        while not there():
+            now = self._clock()
+            if limit_s is not None and now - began >= limit_s:
+                return
+            if now - said >= SAY_EVERY_S:
+                said = now
+                self._tell(f"{text()} (for {duration(now - began)} now)")
+            yield Pause(pause)
+            pause = min(POLL_S[1], pause * 1.5)

@@ -1,0 +1,110 @@
+"""What a conversation with the daemon is made of: calls and pauses. Nothing here sends or sleeps.
+
+A *flow* is a generator that yields a :class:`~rollmuxd.client.calls.Call` or a :class:`Pause`, gets the answer back (or
+the error thrown in), and returns its result. So the logic is written once, and run by the sync and the async sender;
+and a test can play the daemon and the clock by stepping it by hand.
+"""
+
+import contextlib
+import random
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+from msgspec import Struct
+
+from rollmuxd.client.calls import Call
+from rollmuxd.client.errors import GaveUp, Refused, RollmuxError, TooManyRequests, Unavailable, Unreachable
+
+T = TypeVar("T")
+
+
+class Pause(Struct, frozen=True):
+    """Sleep for so many seconds."""
+
+    seconds: float
+
+
+Flow: TypeAlias = Generator[Call[Any] | Pause, Any, T]
+
+#: seconds between tries: the first is silent and at once, since a kept connection that the other side has closed
+#: meanwhile looks just like a daemon that is gone
+FIRST_PAUSE_S = 0.1
+LAST_PAUSE_S = 10.0
+#: the daemon's own wish is believed up to here
+LONGEST_RETRY_AFTER_S = 60.0
+#: seconds between two lines about the same trouble
+SAY_EVERY_S = 60.0
+
+
+def say(text: str) -> None:
+    """Write one line to stderr: the client has no log of its own, and stdout is the program's."""
+    # stderr closed, or none at all: never a reason to stop a training loop
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(f"rollmuxd: {text}", file=sys.stderr, flush=True)
+
+
+def patience_from(environ: Mapping[str, str]) -> float | None:
+    """Return ``ROLLMUX_GIVE_UP_S`` in seconds; None: no limit."""
+    text = environ.get("ROLLMUX_GIVE_UP_S", "").strip()
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise RollmuxError(f"ROLLMUX_GIVE_UP_S={text} is no number of seconds") from None
+
+
+def persist(
+    call: Call[T],
+    *,
+    patience_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    tell: Callable[[str], None] = say,
+) -> Flow[T]:
+    """Send until it was answered: again after connection errors, 502, 503, 504 and 429, with back-off and jitter.
+
+    Says so at the second failure in a row, then each minute, and when it is over. Raises :class:`GaveUp` when that has
+    gone on for ``patience_s`` (None: never), and every other refusal at once.
+    """
+    since: float | None = None
+    said: float | None = None
+    tries = 0
+    while True:
+        try:
+            answer: T = yield call
+        except (Unreachable, Unavailable, TooManyRequests) as error:
+            if not call.repeat:
+                raise
+            now = clock()
+            since = now if since is None else since
+            if patience_s is not None and now - since >= patience_s:
+                raise GaveUp(f"{call} got no answer for {duration(now - since)}: {error}") from error
+            if tries > 0 and (said is None or now - said >= SAY_EVERY_S):
+                said = now
+                tell(f"{error}; trying again{f' (for {duration(now - since)} now)' if now - since >= 1 else ''}")
+            yield Pause(_back_off(tries, error))
+            tries += 1
+        else:
+            if said is not None and since is not None:
+                tell(f"the daemon answers again, after {duration(clock() - since)}")
+            return answer
+
+
+def _back_off(tries: int, error: RollmuxError) -> float:
+    pause = min(LAST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(tries, 16)) * random.uniform(0.5, 1.5)
+    wished = error.retry_after_s if isinstance(error, Refused) else None
+    return max(pause, min(wished or 0.0, LONGEST_RETRY_AFTER_S))
+
+
+def duration(seconds: float) -> str:
+    """Write seconds for people: ``8 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest and minutes < 10 else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"

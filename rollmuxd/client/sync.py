@@ -1,0 +1,94 @@
+"""Sends calls and runs flows, blocking. :class:`Daemon` is also what the command line talks through."""
+
+import time
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from rollmuxd.client import fakes, where
+from rollmuxd.client.calls import GRACE_S, PROMPT_S, Call
+from rollmuxd.client.steps import Flow, Pause
+from rollmuxd.client.where import Address
+
+if TYPE_CHECKING:
+    from rollmuxd.client.transport import SyncTransport
+
+T = TypeVar("T")
+
+
+class Daemon:
+    """A daemon, over TCP or its Unix socket. Opens its connection at the first call; not for several threads at once.
+
+    Raises :class:`~rollmuxd.client.errors.NoDaemon` where there is none.
+    """
+
+    def __init__(self, url: str | None = None, api_key: str | None = None, *, address: Address | None = None) -> None:
+        self.address = address or where.need(url, api_key)
+        self._transport: SyncTransport | None = None
+
+    def call(self, call: Call[T]) -> T:
+        """Send once, without retries."""
+        if self._transport is None or self._transport.address is not self.address:
+            from rollmuxd.client.transport import SyncTransport
+
+            self.close()
+            self._transport = SyncTransport(self.address)
+        return self._transport.send(call)
+
+    def get(self, path: str, **params: Any) -> Any:
+        """Return the decoded JSON of a path, such as ``/v1/jobs``; ``wait_s`` and ``wait_ms`` lengthen the time-out."""
+        waits_s = float(params.get("wait_s") or 0) + float(params.get("wait_ms") or 0) / 1000
+        timeout_s = waits_s + GRACE_S if waits_s else PROMPT_S
+        return self.call(Call("GET", path, Any, params=params, timeout_s=timeout_s))
+
+    def text(self, path: str, **params: Any) -> str:
+        """Return what a path answers as text (``/metrics``, logs)."""
+        return self.call(Call[str]("GET", path, str, params=params))
+
+    def post(self, path: str, body: Any = None, *, timeout_s: float = 60.0) -> Any:
+        """Post a body (a wire struct, or plain data); returns the decoded JSON, or None for an empty answer."""
+        return _decoded(self.call(Call[str]("POST", path, str, body, timeout_s=timeout_s, repeat=False)))
+
+    def delete(self, path: str, body: Any = None) -> Any:
+        """Delete; returns the decoded JSON, or None for an empty answer."""
+        return _decoded(self.call(Call[str]("DELETE", path, str, body, timeout_s=60.0)))
+
+    def run(self, flow: Flow[T]) -> T:
+        """Run a flow to its end. What interrupts a call or a pause is thrown into it, so that it can clean up."""
+        answer: Any = None
+        error: BaseException | None = None
+        while True:
+            try:
+                step = flow.send(answer) if error is None else flow.throw(error)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            answer = error = None
+            try:
+                if isinstance(step, Pause):
+                    time.sleep(fakes.scaled(step.seconds))
+                else:
+                    answer = self.call(step)
+            except BaseException as interrupted:
+                error = interrupted
+
+    def close(self) -> None:
+        """Close the connections. The next call would open them again."""
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _decoded(text: str) -> Any:
+    import msgspec
+
+    from rollmuxd.client.errors import BadAnswer
+
+    try:
+        return msgspec.json.decode(text) if text.strip() else None
+    except msgspec.DecodeError as error:
+        raise BadAnswer(f"the answer is no JSON: {error}") from error

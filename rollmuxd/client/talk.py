@@ -1,0 +1,410 @@
+"""One run's conversation with the daemon, as flows: register, ask for slots, release them, leave.
+
+What may be relied on:
+
+- Nothing is asked for twice: each registration, request and release carries what makes its repetition harmless.
+- No request is left behind. Whatever interrupts a wait (Ctrl-C, a cancelled task), the request is taken back, or, where
+  that cannot be done within seconds, remembered and settled before the next one.
+- A daemon that is away stops nothing: what is held stays held, and calls are repeated until it is back.
+- A slot that was lost is reported when its phase is left, from the daemon's answer to the release: it alone knows.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from rollmuxd.client import calls
+from rollmuxd.client.calls import Call
+from rollmuxd.client.errors import (
+    Conflict,
+    JobEnded,
+    NotFound,
+    Refused,
+    RollmuxError,
+    SlotFaulted,
+    SlotLost,
+    Unprocessable,
+    refused,
+)
+from rollmuxd.client.steps import SAY_EVERY_S, Flow, Pause, duration, persist, say
+from rollmuxd.wire.answers import Directive, JobView, ReleaseView, SessionView, SlotView
+from rollmuxd.wire.requests import NextBody, RegisterBody, ReleaseBody, SessionBody, ShrinkBody, SlotBody
+
+T = TypeVar("T")
+
+#: a wait shorter than this says nothing: it is how long the first ask blocks
+QUIET_S = 1.0
+#: how long each further ask blocks; below the usual idle limits (60 s) of whatever is in between
+WAIT_S = 25.0
+#: a job that starts may wait for a daemon that is being restarted, and not for ever for one that is not there
+START_PATIENCE_S = 120.0
+#: clean-ups after an interruption: the user is waiting for the prompt
+CLEAN_UP_S = 10.0
+#: a release while the program is failing: worth a daemon's restart, not worth hanging
+FAILING_PATIENCE_S = 60.0
+
+_RUNNING = {"running", "tail"}
+_COMING = {"queued", "loading"}
+_OVER = {"ended", "lost"}
+
+
+class Request(Struct):
+    """A slot that was asked for, and the last answer to it."""
+
+    phase: str
+    id: str
+    view: SlotView | None = None
+
+
+class Held(Struct):
+    """A slot of ours."""
+
+    slot: str
+    phase: str
+    request_id: str
+    fence: str
+    gpus: tuple[str, ...]
+    #: the session that the fence was given to
+    session: str
+    directive: Directive | None = None
+    lost: bool = False
+
+
+def new_id() -> str:
+    """Return an id that nobody else has made."""
+    return os.urandom(16).hex()
+
+
+def this_process(idempotency_key: str) -> SessionBody:
+    """Say which process this is; its start time tells it from a later process with its pid."""
+    try:
+        # The name (field 2) is in brackets and may hold anything; field 22 is the 20th after it.
+        started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):  # no /proc on this system
+        started = ""
+    return SessionBody(
+        idempotency_key=idempotency_key, pid=os.getpid(), host=socket.gethostname()[:255], started=started
+    )
+
+
+class Talk:
+    """The conversation. Its methods are flows; a sender runs them, one at a time (:meth:`beat_refused` excepted)."""
+
+    def __init__(
+        self,
+        body: RegisterBody,
+        *,
+        patience_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        tell: Callable[[str], None] = say,
+    ) -> None:
+        self.body = body
+        self.name = body.name
+        self.job = ""
+        self.session = ""
+        self.held: Held | None = None
+        #: why the daemon gives this job no more slots
+        self.ended = ""
+        #: called with each new session
+        self.on_session: Callable[[SessionView], None] = lambda view: None
+        self._patience_s = patience_s
+        self._clock = clock
+        self._tell = tell
+        #: a request that may still stand there: one that a release carried, or one that could not be taken back
+        self._pending: Request | None = None
+        # The heartbeat's reader and the training loop may both find that the session is gone.
+        self._reattaching = threading.Lock()
+
+    # ---- begin and end ----
+
+    def start(self) -> Flow[JobView]:
+        """Register, and open the session.
+
+        Raises :class:`JobAlive` when another process runs the job, :class:`Unprocessable` for what can never be met,
+        :class:`GaveUp` when nobody answers for two minutes (or ROLLMUX_GIVE_UP_S).
+        """
+        patience_s = START_PATIENCE_S if self._patience_s is None else self._patience_s
+        view = yield from self._persist(calls.register(self.body), patience_s)
+        self.job = view.job
+        if view.status in _OVER:
+            raise JobEnded(f"run {view.run} of job {self.name} is {view.status}{_because(view.reason)}")
+        body = this_process(self.body.idempotency_key)
+        session = yield from self._persist(calls.open_session(self.job, body), patience_s)
+        self.session = session.session
+        self.on_session(session)
+        if view.slot is not None:
+            yield from self._end_former(view.slot)
+        if view.waiting is not None:
+            reasons = "; ".join(reason.text for reason in view.waiting.reasons) or "no reason given"
+            cures = " or ".join(view.waiting.would_start_with)
+            hint = f"; would start now with {cures}" if cures else ""
+            self._tell(
+                f"{self.name} (run {view.run}) waits for a place, number {view.waiting.position}: {reasons}{hint}"
+            )
+        return view
+
+    def _end_former(self, slot: str) -> Flow[None]:
+        # This run held or awaited a slot before its process was started anew. Whatever the former process had on the
+        # GPUs is gone with it, so its phase is over; the daemon looks for itself whether they are clear.
+        try:
+            view = yield from self._persist(calls.slot(slot), CLEAN_UP_S)
+            if view.status in _RUNNING and view.fence is not None:
+                yield from self._persist(calls.release(slot, ReleaseBody(fence=view.fence)), CLEAN_UP_S)
+                self._tell(f"{self.name} released slot {slot} ({view.phase}), which the process before this one held")
+            elif view.status == "queued":
+                yield from self._persist(calls.withdraw(slot), CLEAN_UP_S)
+        except Refused as error:
+            self._tell(f"{self.name}: slot {slot} of the process before this one stays: {error}")
+
+    def end(self, reason: str, *, keep: bool) -> Flow[None]:
+        """End the job, or (``keep``) only this process's part in it. Never raises a RollmuxError: the work is done."""
+        if not self.job or (keep and not self.session):
+            return
+        call: Call[Any] = calls.close_session(self.session) if keep else calls.end_job(self.job, reason)
+        try:
+            yield from self._persist(call, CLEAN_UP_S)
+        except (NotFound, Conflict):
+            pass  # over already, which is what we want
+        except RollmuxError as error:
+            self._tell(f"{self.name}: could not tell the daemon that the job is over: {error}")
+        self.job = self.session = ""
+
+    # ---- slots ----
+
+    def enter(self, phase: str) -> Flow[Held]:
+        """Wait for the job's turn, without limit.
+
+        Raises :class:`JobEnded`, :class:`SlotFaulted` (its state could not be loaded), :class:`SlotLost` (revoked
+        before it began), :class:`GaveUp`.
+        """
+        request = yield from self._request_for(phase)
+        try:
+            view = yield from self._granted(request)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if not isinstance(error, JobEnded | SlotFaulted | SlotLost):
+                yield from self._take_back(request)
+            raise
+        assert view.fence is not None
+        held = Held(view.slot, phase, request.id, view.fence, tuple(view.gpus), self.session)
+        self.held = held
+        return held
+
+    def _request_for(self, phase: str) -> Flow[Request]:
+        if self.ended:
+            raise JobEnded(self.ended)
+        pending, self._pending = self._pending, None
+        if pending is not None and pending.phase == phase:
+            return pending
+        if pending is not None:
+            yield from self._take_back(pending)
+        return Request(phase, new_id())
+
+    def _granted(self, request: Request) -> Flow[SlotView]:
+        began = self._clock()
+        said: float | None = None
+        refusals = early = 0
+        wait_s = QUIET_S
+        while True:
+            view = request.view
+            if view is not None and view.status in _RUNNING and view.fence is not None:
+                if said is not None:
+                    self._tell(f"{self.name} has {request.phase}, after {duration(self._clock() - began)}")
+                return view
+            if view is not None and view.status in {"withdrawn", "lost"} and view.granted_at is None:
+                # Dropped while we were away for longer than the re-attach time. Nothing was held, so: ask anew.
+                request.id = new_id()
+            elif view is not None and view.status not in _COMING:
+                raise self._never_ran(request.phase, view)
+            if view is not None and view.status in _COMING:
+                now = self._clock()
+                if now - began >= QUIET_S and (said is None or now - said >= SAY_EVERY_S):
+                    said = now
+                    self._tell(self._waits(request.phase, view, now - began))
+            asked, session = self._clock(), self.session
+            body = SlotBody(phase=request.phase, request_id=request.id, session=session, wait_s=wait_s)
+            try:
+                request.view = yield from self._persist(calls.request_slot(self.job, body), self._patience_s)
+            except (NotFound, Conflict) as error:
+                refusals += 1
+                if refusals > 3:  # re-opened, and refused all the same: not the session's fault
+                    raise
+                yield from self._recover(error, session)
+                continue
+            if request.view.status not in _RUNNING and self._clock() - asked < wait_s / 2:
+                # It did not block for as long as we allowed (shutting down, paused, a proxy): do not spin.
+                yield Pause(min(1.0, 0.05 * 2.0 ** min(early, 8)))
+                early += 1
+            # Back in time for the next line.
+            wait_s = WAIT_S if said is None else min(WAIT_S, max(1.0, said + SAY_EVERY_S - self._clock()))
+
+    def _waits(self, phase: str, view: SlotView, waited_s: float) -> str:
+        parts = []
+        if view.status == "loading":
+            parts.append("its state is being loaded")
+        elif view.position is not None:
+            parts.append("it is next" if view.position == 0 else f"{view.position} before it")
+        if view.expected_wait_s is not None:
+            parts.append(f"about {duration(view.expected_wait_s)}")
+        reason = view.reason or "; ".join(reason.text for reason in view.reasons[:3])
+        if reason:
+            parts.append(reason)
+        so_far = f" (for {duration(waited_s)} now)" if waited_s >= SAY_EVERY_S / 2 else ""
+        return f"{self.name} waits for {phase}{so_far}: {', '.join(parts) or 'no reason given'}"
+
+    def _never_ran(self, phase: str, view: SlotView) -> RollmuxError:
+        if view.status in {"faulted", "reclaiming", "over"} and view.granted_at is None:
+            text = f"{self.name}: the state for {phase} could not be loaded{_because(view.reason)}"
+            return SlotFaulted(text, slot=view.slot, phase=phase, reason=view.reason)
+        text = f"{self.name}: slot {view.slot} ({phase}) was {view.status} before it began{_because(view.reason)}"
+        return SlotLost(text, slot=view.slot, phase=phase, reason=view.reason)
+
+    def leave(self, held: Held, *, measured: dict[str, float], then: str | None, failing: bool) -> Flow[ReleaseView]:
+        """Release the slot, and ask for ``then`` in the same call.
+
+        Raises :class:`SlotLost` when it was ours no more, :class:`GaveUp` (a failing program waits for a minute only).
+        """
+        carried = Request(then, new_id()) if then is not None and not failing else None
+        patience_s = self._patience_s
+        if failing:
+            patience_s = FAILING_PATIENCE_S if patience_s is None else min(patience_s, FAILING_PATIENCE_S)
+        try:
+            view = yield from self._release(held, measured, carried, patience_s)
+        finally:
+            self.held = None
+        if carried is not None and view.next is not None:
+            carried.view = view.next
+            self._pending = carried
+        return view
+
+    def _release(
+        self, held: Held, measured: dict[str, float], carried: Request | None, patience_s: float | None
+    ) -> Flow[ReleaseView]:
+        following = NextBody(carried.phase, carried.id) if carried is not None else None
+        while True:
+            body = ReleaseBody(fence=held.fence, next=following, measured=measured)
+            try:
+                view: ReleaseView = yield from self._persist(calls.release(held.slot, body), patience_s)
+            except Unprocessable:
+                if not measured and following is None:
+                    raise
+                # Never keep GPUs because of a figure or a wish that is refused.
+                measured, following = {}, None
+            except (Conflict, NotFound) as error:
+                if not (yield from self._newer_fence(held, patience_s)):
+                    held.lost = True
+                    text = f"{self.name}: slot {held.slot} was lost while {held.phase} ran: {error.detail}"
+                    raise SlotLost(text, slot=held.slot, phase=held.phase, reason=error.detail) from error
+            else:
+                return view
+
+    def _newer_fence(self, held: Held, patience_s: float | None) -> Flow[bool]:
+        # If our session was opened anew since the grant, the slot went over to it, under a newer fence.
+        if held.session == self.session:
+            return False
+        held.session = self.session
+        body = SlotBody(phase=held.phase, request_id=held.request_id, session=self.session)
+        try:
+            view = yield from self._persist(calls.request_slot(self.job, body), patience_s)
+        except Refused:
+            return False
+        if view.slot != held.slot or view.fence is None or view.status not in _RUNNING:
+            return False
+        held.fence = view.fence
+        return True
+
+    def shrink(self, held: Held, keep: Sequence[str]) -> Flow[None]:
+        """Say that all GPUs but ``keep`` were given back. Raises :class:`Refused` when that is not possible."""
+        body = ShrinkBody(fence=held.fence, keep=list(keep))
+        view = yield from self._persist(calls.shrink(held.slot, body), self._patience_s)
+        held.gpus = tuple(view.gpus)
+        held.directive = None
+
+    def _take_back(self, request: Request) -> Flow[None]:
+        """Make sure that a request holds nothing, whatever became of it; within seconds, else it is kept for later."""
+        until = self._clock() + CLEAN_UP_S
+        body = SlotBody(phase=request.phase, request_id=request.id, session=self.session, wait_s=0)
+        try:
+            while self._clock() < until:
+                # Asking again tells the slot, and its fence if it was granted meanwhile.
+                view = yield from self._persist(calls.request_slot(self.job, body), CLEAN_UP_S / 2)
+                if view.status in _RUNNING and view.fence is not None:
+                    yield from self._persist(calls.release(view.slot, ReleaseBody(fence=view.fence)), CLEAN_UP_S / 2)
+                    return
+                if view.status == "queued":
+                    try:
+                        yield from self._persist(calls.withdraw(view.slot), CLEAN_UP_S / 2)
+                    except Conflict:
+                        continue  # its turn came in between
+                    return
+                if view.status != "loading":
+                    return
+                yield Pause(0.2)
+        except Refused:
+            return  # the job or the session is gone, and the request with it
+        except RollmuxError:
+            pass
+        self._pending = Request(request.phase, request.id)
+
+    # ---- sessions ----
+
+    def beat_refused(self, session: str, status: int, detail: str) -> Flow[None]:
+        """The daemon does not know our session any more: find out why, and open a new one if that can help.
+
+        May run beside the other flows, in another thread. Raises :class:`JobEnded` when the job is over.
+        """
+        yield from self._recover(refused(status, detail or f"there is no session {session}"), session)
+
+    def _recover(self, error: Refused, session: str) -> Flow[None]:
+        if self.session != session:
+            return  # somebody else has recovered: try again
+        try:
+            view = yield from self._persist(calls.job(self.job), self._patience_s)
+        except NotFound as gone:
+            raise self._over(f"the daemon knows job {self.name} no more") from gone
+        if view.status in _OVER:
+            raise self._over(f"job {self.name} (run {view.run}) is {view.status}{_because(view.reason)}")
+        if isinstance(error, NotFound):
+            yield from self._reattach(session)
+        elif view.session is not None and view.session != session:
+            raise self._over(
+                f"another process has taken over run {view.run} of job {self.name}: session {view.session}"
+            )
+        else:
+            raise error
+
+    def _reattach(self, session: str) -> Flow[None]:
+        while not self._reattaching.acquire(blocking=False):
+            yield Pause(0.1)
+        try:
+            if self.session != session:
+                return
+            body = this_process(self.body.idempotency_key)
+            try:
+                view = yield from self._persist(calls.open_session(self.job, body), self._patience_s)
+            except (NotFound, Conflict) as error:
+                raise self._over(f"job {self.name} can not be joined again: {error.detail}") from error
+            self.session = view.session
+            self.on_session(view)
+        finally:
+            self._reattaching.release()
+
+    def _over(self, why: str) -> JobEnded:
+        self.ended = why
+        if self.held is not None:
+            self.held.lost = True
+        return JobEnded(why)
+
+    def _persist(self, call: Call[T], patience_s: float | None) -> Flow[T]:
+        return persist(call, patience_s=patience_s, clock=self._clock, tell=self._tell)
+
+
+def _because(reason: str) -> str:
+    return f" ({reason})" if reason else ""

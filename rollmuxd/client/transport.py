@@ -1,0 +1,158 @@
+"""The one module that imports httpx; everybody else sees bytes, statuses and our errors.
+
+Importing httpx takes 75 to 200 ms, so this module is itself imported at the first call, not with ``rollmuxd``.
+Building a client loads the CA bundle (20 ms), so a sender keeps its client, and over HTTP or a socket there is none
+to load. ``trust_env=False``: a proxy meant for the internet would otherwise be asked for 127.0.0.1 as well. No limit
+on connections: the 101st long poll would fail with a pool timeout. Only HTTP/1.1: HTTP/2 stalls under parked
+requests.
+"""
+
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import httpx
+import msgspec
+
+from rollmuxd.client import fakes
+from rollmuxd.client.calls import Call
+from rollmuxd.client.errors import BadAnswer, Refused, RollmuxError, Unreachable, refused
+from rollmuxd.client.where import Address
+from rollmuxd.wire.answers import Problem
+
+T = TypeVar("T")
+
+#: seconds: a daemon within reach takes a connection at once; its queue is full or its host is gone otherwise
+CONNECT_S = 5.0
+
+
+class Reply(NamedTuple):
+    """An answer as it came."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+
+class SyncTransport:
+    """Sends one call over a kept connection; no retries."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._client = httpx.Client(transport=_fake() or httpx.HTTPTransport(**_options(address)), **_common(address))
+
+    def send(self, call: Call[T]) -> T:
+        """Send once. Raises :class:`Unreachable`, :class:`Refused` and :class:`BadAnswer`."""
+        try:
+            response = self._client.request(call.method, call.path, **_request(call))
+        except Exception as error:
+            raise _translated(error, self.address) from error
+        return _understood(call, Reply(response.status_code, response.headers, response.content))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+
+class AsyncTransport:
+    """The same for asyncio; belongs to the loop that it is first used in."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        transport = _fake() or httpx.AsyncHTTPTransport(**_options(address))
+        self._client = httpx.AsyncClient(transport=transport, **_common(address))
+
+    async def send(self, call: Call[T]) -> T:
+        """Send once. Raises :class:`Unreachable`, :class:`Refused` and :class:`BadAnswer`."""
+        try:
+            response = await self._client.request(call.method, call.path, **_request(call))
+        except Exception as error:
+            raise _translated(error, self.address) from error
+        return _understood(call, Reply(response.status_code, response.headers, response.content))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+
+def mock(handle: Callable[[str, str, Mapping[str, str], bytes], Reply]) -> httpx.MockTransport:
+    """Return an httpx transport (sync and async) that answers by calling ``handle(method, path, params, body)``.
+
+    ``handle`` raises :class:`Unreachable` to play a daemon that is down.
+    """
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        params = dict(request.url.params)
+        try:
+            reply = handle(request.method, request.url.raw_path.decode().partition("?")[0], params, request.content)
+        except Unreachable as error:
+            raise httpx.ConnectError(str(error), request=request) from error
+        return httpx.Response(reply.status, headers=dict(reply.headers), content=reply.content)
+
+    return httpx.MockTransport(respond)
+
+
+def _fake() -> Any:
+    return fakes.current.transport if fakes.current is not None else None
+
+
+def _options(address: Address) -> dict[str, Any]:
+    verify: bool | ssl.SSLContext = False
+    if address.base_url.startswith("https:"):
+        verify = ssl.create_default_context(cafile=address.ca_file)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=4)
+    return {"uds": address.socket, "verify": verify, "limits": limits, "trust_env": False}
+
+
+def _common(address: Address) -> dict[str, Any]:
+    headers = {"user-agent": "rollmuxd", "accept": "application/json, application/problem+json"}
+    if address.api_key:
+        headers["authorization"] = f"Bearer {address.api_key}"
+    # A transport is always given: httpx would build a default one too, with the CA bundle, were it not for `verify`.
+    return {"base_url": address.base_url, "headers": headers, "trust_env": False, "verify": False}
+
+
+def _request(call: Call[Any]) -> dict[str, Any]:
+    request: dict[str, Any] = {"timeout": httpx.Timeout(call.timeout_s, connect=min(CONNECT_S, call.timeout_s))}
+    if call.params:
+        request["params"] = {name: value for name, value in call.params.items() if value is not None}
+    if call.body is not None:
+        request["content"] = msgspec.json.encode(call.body)
+        request["headers"] = {"content-type": "application/json"}
+    return request
+
+
+def _translated(error: Exception, address: Address) -> RollmuxError:
+    """Return our error for one of httpx; every one of theirs has one of ours."""
+    if isinstance(error, httpx.TransportError):
+        what = str(error) or type(error).__name__
+        return Unreachable(f"the daemon at {address} does not answer: {what}")
+    return BadAnswer(f"talking to {address} failed: {type(error).__name__}: {error}")
+
+
+def _understood(call: Call[T], reply: Reply) -> T:
+    if not 200 <= reply.status < 300:
+        raise problem(reply)
+    if call.answer is None:
+        return None  # type: ignore[return-value]  # the caller said that the answer does not matter
+    if call.answer is str:
+        return reply.content.decode(errors="replace")  # type: ignore[return-value]
+    try:
+        decoded: T = msgspec.json.decode(reply.content, type=call.answer)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadAnswer(f"{call}: the answer is not what a rollmuxd of ours would send: {error}") from error
+    return decoded
+
+
+def problem(reply: Reply) -> Refused:
+    """Return the error for an answer that is no success; problem+json if it is, else whatever came."""
+    try:
+        found = msgspec.json.decode(reply.content, type=Problem)
+        detail, data, request_id = found.detail or found.title, found.data, found.request_id
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        detail, data, request_id = f"answered {reply.status}: {reply.content[:200].decode(errors='replace')}", {}, ""
+    try:
+        retry_after_s = float(reply.headers.get("retry-after", ""))
+    except ValueError:  # absent, or a date: then the back-off alone decides
+        retry_after_s = None
+    return refused(reply.status, detail, data=data, request_id=request_id, retry_after_s=retry_after_s)

@@ -1,0 +1,190 @@
+"""Who is calling, and what they may do.
+
+A caller is known by an API key (``Authorization: Bearer rmx_...``), or, on the Unix socket, by the uid of the process
+at the other end, which the kernel vouches for. The rules:
+
+- an admin may do everything;
+- a lead acts on all jobs of the owner, a user on those that the same user registered, a viewer on none;
+- everybody reads the jobs of their own owner, and the inventory; of other owners' jobs they do not even learn that
+  they exist.
+"""
+
+import os
+import pwd
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from rollmuxd.core.errors import Rejected, UnknownThing
+from rollmuxd.core.model import Job, Session, Slot
+from rollmuxd.core.state import State
+from rollmuxd.daemon.journal import AnyJournal
+from rollmuxd.daemon.keys import ApiKey, Role, fits, key_id_of
+
+#: where :class:`rollmuxd.daemon.http.peer.PeerHttpToolsProtocol` puts the credentials of the socket's other end
+PEER_EXTENSION = "rollmux.peer"
+
+
+class Peer(NamedTuple):
+    """The process at the other end of a Unix socket, as the kernel says."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+class Caller(Struct, frozen=True):
+    """Who is calling. ``name`` is what audited facts record."""
+
+    owner: str
+    user: str
+    role: Role
+    name: str
+
+    @property
+    def admin(self) -> bool:
+        """Whether this is an operator."""
+        return self.role is Role.ADMIN
+
+    def may_read(self, job: Job) -> bool:
+        """Whether the job exists for this caller."""
+        return self.role is Role.ADMIN or job.owner == self.owner
+
+    def may_act(self, job: Job) -> bool:
+        """Whether this caller may do something with the job."""
+        match self.role:
+            case Role.ADMIN:
+                return True
+            case Role.LEAD:
+                return job.owner == self.owner
+            case Role.USER:
+                return job.owner == self.owner and job.user == self.user
+            case _:
+                return False
+
+
+class NotKnown(Exception):
+    """Nobody we know is calling: no key, a wrong one, or a revoked one."""
+
+
+class Forbidden(Rejected):
+    """The caller is known, and may not do this. Only told about things that exist for the caller."""
+
+    status_hint = 403
+
+
+def find_job(state: State, caller: Caller, ref: str, *, act: bool = False) -> Job:
+    """The job of that id, or of that name among the caller's own; an admin's name is looked for everywhere.
+
+    Raises:
+        UnknownThing: there is none, or it is nobody's business of the caller's.
+        Forbidden: it is there to be read, and the caller wants to act.
+    """
+    job = state.jobs.get(ref)
+    if job is None or not caller.may_read(job):
+        job = state.job_named(caller.owner, ref)
+        if job is None and caller.admin:
+            named = [job for job in state.jobs.values() if job.spec.name == ref]
+            if len(named) > 1:
+                raise Forbidden(
+                    f"several owners have a job {ref!r}; name it by its id: "
+                    + ", ".join(f"{job.id} ({job.owner})" for job in named)
+                )
+            job = named[0] if named else None
+        if job is None:
+            raise UnknownThing("job", ref)
+    if act:
+        check_act(caller, job)
+    return job
+
+
+def check_act(caller: Caller, job: Job) -> None:
+    """Refuse whoever may see the job but not act on it."""
+    if not caller.may_act(job):
+        raise Forbidden(
+            f"job {job.id} is {job.owner}/{job.user}'s, and {caller.name} has the role {caller.role}: "
+            "it takes the user who registered it, a lead of its owner, or an admin"
+        )
+
+
+def find_slot(state: State, caller: Caller, slot_id: str, *, act: bool = False) -> tuple[Slot, Job]:
+    """The slot and its job. Raises as :func:`find_job` does."""
+    slot = state.slots.get(slot_id)
+    job = None if slot is None else state.jobs.get(slot.job)
+    if slot is None or job is None or not caller.may_read(job):
+        raise UnknownThing("slot", slot_id)
+    if act:
+        check_act(caller, job)
+    return slot, job
+
+
+def find_session(state: State, caller: Caller, session_id: str, *, act: bool = False) -> tuple[Session, Job]:
+    """The session and its job. Raises as :func:`find_job` does."""
+    session = state.sessions.get(session_id)
+    job = None if session is None else state.jobs.get(session.job)
+    if session is None or job is None or not caller.may_read(job):
+        raise UnknownThing("session", session_id)
+    if act:
+        check_act(caller, job)
+    return session, job
+
+
+class Gate:
+    """Tells callers apart. Holds all keys in memory, so that a request costs one hash and no disk.
+
+    ``require_keys=False`` (setting ``access.require_keys``) makes everybody who reaches the TCP port an operator.
+    """
+
+    def __init__(self, journal: AnyJournal, *, require_keys: bool = True) -> None:
+        self._journal = journal
+        self._require_keys = require_keys
+        self._keys: dict[str, ApiKey] | None = None
+        self._peers: dict[int, Caller] = {}
+        self._own_uid = os.getuid()
+
+    async def load(self) -> None:
+        """Read the keys: before the first is asked for, and whenever they have changed."""
+        self._keys = {key.id: key for key in await self._journal.list_keys()}
+
+    async def who(self, authorization: str | None, peer: Peer | None) -> Caller:
+        """The caller. A key that is sent counts, on the Unix socket too.
+
+        Raises:
+            NotKnown: with a sentence that says what to do, and nothing about which keys there are.
+        """
+        if authorization is not None:
+            if self._keys is None:
+                await self.load()
+            return self._by_key(authorization, self._keys or {})
+        if peer is not None:
+            return self._by_uid(peer.uid)
+        if not self._require_keys:
+            return self._by_uid(self._own_uid)
+        raise NotKnown("no API key was sent: set ROLLMUX_API_KEY, or send the header 'Authorization: Bearer rmx_...'")
+
+    @staticmethod
+    def _by_key(authorization: str, keys: Mapping[str, ApiKey]) -> Caller:
+        scheme, _, secret = authorization.partition(" ")
+        if scheme.lower() != "bearer":
+            raise NotKnown("the Authorization header is not of the form 'Bearer rmx_...'")
+        secret = secret.strip()
+        key = keys.get(key_id_of(secret) or "")
+        if key is None or not fits(key, secret):
+            raise NotKnown("this API key is not known here, or was revoked")
+        return Caller(owner=key.owner, user=key.user, role=key.role, name=f"{key.owner}/{key.user}")
+
+    def _by_uid(self, uid: int) -> Caller:
+        caller = self._peers.get(uid)
+        if caller is None:
+            caller = self._peers[uid] = self._named(uid)
+        return caller
+
+    def _named(self, uid: int) -> Caller:
+        try:
+            name = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            name = f"uid{uid}"
+        # Whoever is root, or could send the daemon signals and read its files, is its operator anyway.
+        role = Role.ADMIN if uid in {0, self._own_uid} else Role.USER
+        return Caller(owner=name, user=name, role=role, name=name)

@@ -1,0 +1,304 @@
+"""Does what the core orders: tells residency drivers, asks backends, and reports as inputs what came of it.
+
+What may be relied on:
+
+- Each order ends in exactly one report: done, failed, or lost contact. *Lost contact* is whatever is not known for
+  certain: a time limit, a broken line, an error that no contract allows.
+- Whatever a plugin does (hang, raise, lie) stays with the order it was told; every other goes on.
+- An order that is under way is not told a second time, also when the writer begins anew and orders it again.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, assert_never
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup, TaskStatus
+
+from rollmuxd.core.effects import Effect, Kill, Observe, Perform, Probe
+from rollmuxd.core.inputs import (
+    GpuSight,
+    HostSeen,
+    HostUnreachable,
+    Input,
+    OrderDone,
+    OrderFailed,
+    OrderLostContact,
+)
+from rollmuxd.core.model import GpuId, HostId, JobId, Order, OrderId, OrderKind, SessionId, StateSpec
+from rollmuxd.core.state import State, state_key
+from rollmuxd.spi import Backend, ContactLost, NotDone, Residency, StateOrder
+
+log = structlog.get_logger("rollmuxd.actuator")
+
+#: times a driver that is idempotent is told again after it said that it did not do it
+RETRIES: Final = 2
+RETRY_AFTER_S: Final = (1.0, 4.0)
+#: a look at a host takes no longer
+LOOK_S: Final = 10.0
+#: nor while a client waits for its release to be answered
+SIGHT_S: Final = 5.0
+#: nor a question to a driver
+PROBE_S: Final = 30.0
+#: nor the end of a process
+KILL_S: Final = 30.0
+#: orders whose times are remembered
+TIMES_KEPT: Final = 10_000
+
+
+class Actuator:
+    """Performs effects. ``state`` gives the core's state of this moment, ``post`` takes reports."""
+
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        drivers: Mapping[str, Residency],
+        *,
+        state: Callable[[], State],
+        post: Callable[[Input], None],
+        order_s: float = 120.0,
+    ) -> None:
+        self._backends = backends
+        self._drivers = drivers
+        self._state = state
+        self._post = post
+        self._order_s = order_s
+        self._tasks: TaskGroup | None = None
+        #: told before this runs, performed when it does
+        self._early: list[Effect] = []
+        self._under_way: set[OrderId] = set()
+        #: hosts that are being looked at; true: they are to be looked at once more
+        self._looking: dict[HostId, bool] = {}
+        #: count and sum of the seconds that orders took, per driver, kind and job
+        self._took: dict[tuple[str, OrderKind, JobId], tuple[int, float]] = {}
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Own all that is under way. Cancelling it cancels that; the orders are probed or told again at a restart."""
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                early, self._early = self._early, []
+                self.perform(early)
+                task_status.started()
+                await anyio.sleep_forever()
+        finally:
+            self._tasks = None
+
+    def perform(self, effects: Sequence[Effect]) -> None:
+        """Begin with these effects, in order, and return at once."""
+        if self._tasks is None:
+            self._early.extend(effects)
+            return
+        for effect in effects:
+            match effect:
+                case Perform() | Probe():
+                    if effect.order not in self._under_way:
+                        self._under_way.add(effect.order)
+                        self._tasks.start_soon(self._order, effect)
+                case Observe():
+                    if effect.host in self._looking:
+                        self._looking[effect.host] = True
+                    else:
+                        self._looking[effect.host] = False
+                        self._tasks.start_soon(self._observe, effect.host)
+                case Kill():
+                    self._tasks.start_soon(self._kill, effect)
+                case _:
+                    assert_never(effect)
+
+    async def sight(self, host: HostId, gpus: Collection[GpuId]) -> tuple[GpuSight, ...]:
+        """What the backend sees on these GPUs now; nothing where it cannot say soon. Unknown is never free."""
+        return await self._look(host, gpus, SIGHT_S)
+
+    # ---- orders ----------------------------------------------------------------------------------------------------
+
+    async def _order(self, effect: Perform | Probe) -> None:
+        """Tell or probe one order, and report once."""
+        try:
+            order = self._state().orders.get(effect.order)
+            if order is None:
+                return  # ended while the facts were being written
+            driver = self._drivers.get(order.driver)
+            told = self._told(order)
+            if driver is None:
+                report: Input = OrderFailed(order.id, f'residency driver "{order.driver}" is not there')
+            elif told is None:
+                report = OrderFailed(order.id, f"what it is about is gone (job {order.job}, node {order.node})")
+            elif isinstance(effect, Probe):
+                report = await self._probe(driver, told)
+            else:
+                report = await self._tell(driver, order, told)
+        except Exception as error:
+            # A bug, ours or a plugin's: what has become of the order is not known.
+            log.exception("order_crashed", order=effect.order)
+            report = OrderLostContact(effect.order, _said(error))
+        finally:
+            self._under_way.discard(effect.order)
+        self._post(report)
+
+    async def _tell(self, driver: Residency, order: Order, told: StateOrder) -> Input:
+        verb = {OrderKind.LOAD: driver.load, OrderKind.PARK: driver.park, OrderKind.DISCARD: driver.discard}[told.kind]
+        limit_s = self.limit_s(order)
+        retries = iter(RETRY_AFTER_S[:RETRIES] if driver.traits.idempotent else ())
+        while True:
+            began = anyio.current_time()
+            try:
+                with anyio.fail_after(limit_s):
+                    await verb(told)
+            except NotDone as error:
+                wait_s = next(retries, None)
+                if wait_s is None:
+                    return OrderFailed(told.order, _said(error))
+                log.info("order_again", order=told.order, job=told.job, reason=_said(error), in_s=wait_s)
+                await anyio.sleep(wait_s)
+            except TimeoutError as error:
+                why = _said(error) if str(error) else f"no answer within {limit_s:g} s"
+                return OrderLostContact(told.order, why)
+            except ContactLost as error:
+                return OrderLostContact(told.order, _said(error))
+            except Exception as error:
+                log.warning("driver_crashed", order=told.order, job=told.job, driver=order.driver, exc_info=True)
+                return OrderLostContact(told.order, _said(error))
+            else:
+                self._learn(order, anyio.current_time() - began)
+                return OrderDone(told.order, await self._look(told.host, told.gpus, LOOK_S))
+
+    async def _probe(self, driver: Residency, told: StateOrder) -> Input:
+        try:
+            with anyio.fail_after(PROBE_S):
+                found = await driver.probe(told)
+        except Exception as error:
+            return OrderLostContact(told.order, _said(error))
+        if not found.known:
+            return OrderLostContact(told.order, found.error or "the driver does not know what became of it")
+        if not found.done:
+            return OrderFailed(told.order, found.error or "the driver says that it was not done")
+        return OrderDone(told.order, await self._look(told.host, told.gpus, LOOK_S))
+
+    def limit_s(self, order: Order) -> float:
+        """How long an order may take: three times what it took so far, and never less than the configured limit."""
+        count, total = self._took.get((order.driver, order.kind, order.job), (0, 0.0))
+        return max(self._order_s, 3 * total / count) if count else self._order_s
+
+    def _learn(self, order: Order, seconds: float) -> None:
+        key = (order.driver, order.kind, order.job)
+        count, total = self._took.pop(key, (0, 0.0))
+        self._took[key] = (count + 1, total + seconds)  # popped and put back: the first is the one unused for longest
+        if len(self._took) > TIMES_KEPT:
+            del self._took[next(iter(self._took))]
+
+    def _told(self, order: Order) -> StateOrder | None:
+        """Everything that a driver needs to know of an order, from the state of this moment."""
+        state = self._state()
+        job, node = state.jobs.get(order.job), state.nodes.get(order.node)
+        if job is None or node is None:
+            return None
+        host = state.hosts[node.host]
+        slot = state.slots.get(order.slot or "")
+        sessions = (state.sessions.get(id_ or "") for id_ in (job.session, slot.session if slot is not None else None))
+        session = next((found for found in sessions if found is not None and found.run == order.run), None)
+        kept = state.states.get(state_key(order.job, order.pool, order.node))
+        return StateOrder(
+            order=order.id,
+            kind=order.kind,
+            job=job.id,
+            run=order.run,
+            owner=job.owner,
+            name=job.spec.name,
+            pool=order.pool,
+            node=node.id,
+            host=host.id,
+            gpus=tuple(node.gpus),
+            state=next((spec for spec in job.spec.states if spec.pool == order.pool), StateSpec(pool=order.pool)),
+            ranks=job.spec.ranks,
+            warm=kept is not None and kept.warm,
+            pid=0 if session is None else session.pid,
+            started="" if session is None else session.started,
+            backend=self._backends[host.backend],
+        )
+
+    # ---- looking ---------------------------------------------------------------------------------------------------
+
+    async def _look(self, host: HostId, gpus: Collection[GpuId], limit_s: float) -> tuple[GpuSight, ...]:
+        """What is on these GPUs; nothing unless it is known of all of them."""
+        known = self._state().hosts.get(host)
+        backend = None if known is None else self._backends.get(known.backend)
+        if backend is None:
+            return ()
+        try:
+            with anyio.fail_after(limit_s):
+                sight = await backend.observe(host)
+        except Exception as error:
+            log.info("not_seen", host=host, reason=_said(error))
+            return ()
+        seen = tuple(gpu for gpu in sight.gpus if gpu.gpu in gpus)
+        return seen if len(seen) == len(gpus) else ()
+
+    async def _observe(self, host: HostId) -> None:
+        """Look at a host and report; once more if that was asked meanwhile, since what was seen may be older."""
+        try:
+            while True:
+                self._looking[host] = False
+                self._post(await self._seen(host))
+                if not self._looking[host]:
+                    return
+        finally:
+            del self._looking[host]
+
+    async def _seen(self, host: HostId) -> HostSeen | HostUnreachable:
+        known = self._state().hosts.get(host)
+        backend = None if known is None else self._backends.get(known.backend)
+        if backend is None:
+            return HostUnreachable(host, "no backend that is configured reaches it")
+        try:
+            with anyio.fail_after(LOOK_S):
+                sight = await backend.observe(host)
+        except TimeoutError as error:
+            return HostUnreachable(host, _said(error) if str(error) else f"no answer within {LOOK_S:g} s")
+        except Exception as error:
+            if not isinstance(error, ContactLost):
+                log.warning("backend_crashed", host=host, exc_info=True)
+            return HostUnreachable(host, _said(error))
+        return HostSeen(host, sight.gpus, sight.boot_id)
+
+    # ---- killing ---------------------------------------------------------------------------------------------------
+
+    async def _kill(self, effect: Kill) -> None:
+        """End a lost job's process, then look: its GPUs are free when they are seen clear, as ever."""
+        state = self._state()
+        session = state.sessions.get(effect.session or "")
+        hosts = self._hosts_of(effect.job, session.id if session is not None else None)
+        if session is None or not session.pid:
+            log.info("nothing_to_kill", job=effect.job, reason="its session named no process")
+            return
+        for host in hosts:
+            backend = self._backends.get(state.hosts[host].backend)
+            if backend is None:
+                continue
+            try:
+                with anyio.fail_after(KILL_S):
+                    ended = await backend.kill(host, session.pid, session.started)
+            except Exception as error:
+                log.warning("kill_failed", job=effect.job, host=host, pid=session.pid, reason=_said(error))
+                continue
+            log.info("killed" if ended else "not_ours_to_kill", job=effect.job, host=host, pid=session.pid)
+        self.perform([Observe(host) for host in hosts])
+
+    def _hosts_of(self, job_id: JobId, session_id: SessionId | None) -> tuple[HostId, ...]:
+        """Where the job's process can be: the host that its session named, else those on which it has nodes."""
+        state = self._state()
+        session = state.sessions.get(session_id or "")
+        if session is not None and session.host in state.hosts:
+            return (session.host,)
+        job = state.jobs.get(job_id)
+        nodes = [node for pins in job.pins.values() for node in pins] if job is not None else []
+        nodes += [kept.node for kept in state.states.values() if kept.job == job_id]
+        hosts = dict.fromkeys(state.nodes[node].host for node in nodes if node in state.nodes)
+        return tuple(hosts) or (tuple(state.hosts) if len(state.hosts) == 1 else ())
+
+
+def _said(error: Exception) -> str:
+    """An error in words: its own, where it has some and is meant to be read."""
+    text = str(error)
+    if isinstance(error, NotDone | ContactLost) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

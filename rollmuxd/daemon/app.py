@@ -1,0 +1,438 @@
+"""The daemon, put together. Read it from the top: this is the order in which things are made and taken down.
+
+    settings -> journal -> policy, drivers and backends -> core, actuator, driver -> HTTP -> one task group
+
+What would surprise:
+
+- Signals are ours, not uvicorn's: it would raise them once more after it has stopped. The first SIGTERM or SIGINT
+  lets calls come to an end, writes a snapshot and exits with 0; the second one exits at once, which is safe.
+- Sockets are bound here, before anything is told: a port in use is a sentence, and not uvicorn's ``sys.exit``.
+- Jobs do not notice a stop: what they hold is in the journal, and their clients ask again until the daemon is back.
+"""
+
+import contextlib
+import errno
+import importlib.util
+import os
+import signal
+import socket
+import stat
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import structlog
+import uvicorn
+from anyio.abc import TaskStatus
+
+from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.daemon import logs
+from rollmuxd.daemon.actuator import Actuator
+from rollmuxd.daemon.channel import ChannelHub
+from rollmuxd.daemon.clock import SystemClock
+from rollmuxd.daemon.driver import Driver, Unavailable
+from rollmuxd.daemon.http.app import make_app
+from rollmuxd.daemon.http.peer import PeerHttpToolsProtocol
+from rollmuxd.daemon.journal import Journal, JournalError, JournalRefused
+from rollmuxd.daemon.metrics import Metrics
+from rollmuxd.daemon.reconcile import Observer, fill_in
+from rollmuxd.daemon.services import Services
+from rollmuxd.daemon.settings import BadSettings, Settings, split_address
+from rollmuxd.spi import Backend, PluginError, Residency, discovery
+
+log = structlog.get_logger("rollmuxd.daemon")
+
+
+class CannotStart(Exception):
+    """The daemon cannot start as things are; says the remedy."""
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Where a daemon is to be found: also the content of ``daemon.json`` in its state directory."""
+
+    pid: int
+    #: None: it listens on no TCP port
+    url: str | None
+    socket: str
+
+
+# ---- the whole -----------------------------------------------------------------------------------------------------
+
+
+async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None) -> None:
+    """Run a daemon until it is told to stop, by a signal or by cancelling this.
+
+    Raises:
+        CannotStart: it could not start; says why, and what to do.
+        BrokenInvariant: it has stopped because of a fault of its own; the journal has not seen it.
+    """
+    async with AsyncExitStack() as stack:
+        journal = open_journal(settings.daemon.state_dir)
+        stack.push_async_callback(_shielded, journal.close)
+        sockets = stack.enter_context(listening(settings))
+        hub = ChannelHub()
+        drivers = await stack.enter_async_context(open_drivers(settings, hub))
+        backends = await stack.enter_async_context(open_backends(settings))
+        policy = make_policy(settings)
+        config = settings.to_core_config({name: driver.traits for name, driver in drivers.items()})
+        clock = SystemClock()
+        metrics = Metrics()
+
+        # The driver hands effects to the actuator, the actuator reports to the driver.
+        actuator = Actuator(
+            backends,
+            drivers,
+            state=lambda: driver.scheduler.state,
+            post=lambda given: driver.post(given),  # noqa: PLW0108  # made below
+            order_s=settings.limits.order_s,
+        )
+        observer = Observer([host.id for host in settings.hosts], settings.limits.observe_s, actuator.perform)
+        driver = Driver(
+            lambda state: Scheduler(config, policy, state),
+            journal,
+            clock,
+            actuator.perform,
+            await fill_in(settings.to_start(), backends),
+            sinks=(logs.fact_logger(lambda: driver.scheduler.state), metrics.sink, observer.on_facts, hub.on_facts),
+            begun=metrics.begin,
+            lease_ms=config.lease_ms,
+        )
+        services = Services(
+            driver=driver,
+            actuator=actuator,
+            journal=journal,
+            settings=settings,
+            hub=hub,
+            clock=clock,
+            started_at=clock.now(),
+        )
+
+        with one_of_the_group_failed():
+            async with anyio.create_task_group() as tasks:
+                stopping = anyio.Event()
+                await tasks.start(_until_signal, stopping)
+                await tasks.start(actuator.run)
+                await tasks.start(driver.run)
+                tasks.start_soon(observer.run)
+                server = Server(make_app(services, metrics), sockets, settings.daemon.shutdown_s)
+                await tasks.start(server.run)
+                tasks.start_soon(watchdog)
+                announce(settings, sockets, on_ready)
+
+                await stopping.wait()
+                log.info("stopping", reason="told to")
+                notify("STOPPING=1")
+                driver.drain()
+                hub.close()
+                await server.stop()
+                driver.stop()
+                await driver.stopped.wait()
+                tasks.cancel_scope.cancel()
+        log.info("stopped")
+
+
+def main(settings: Settings) -> int:
+    """Run a daemon in this process; the exit status. Uses uvloop where it is installed."""
+    logs.set_up(settings.log.level, settings.log.format)
+    try:
+        anyio.run(serve, settings, backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None})
+    except (CannotStart, BadSettings) as error:
+        print(f"rollmuxd: {error}", file=sys.stderr)  # noqa: T201  # to whoever has started it
+        return 2
+    except BrokenInvariant:
+        return 70  # EX_SOFTWARE; the log has it in full
+    return 0
+
+
+# ---- what it is made of ----------------------------------------------------------------------------------------------
+
+
+def open_journal(state_dir: Path) -> Journal:
+    """The journal. Raises CannotStart."""
+    try:
+        return Journal.open(state_dir)
+    except JournalRefused as error:
+        raise CannotStart(str(error)) from error
+
+
+@asynccontextmanager
+async def open_drivers(settings: Settings, hub: ChannelHub) -> AsyncIterator[Mapping[str, Residency]]:
+    """All residency drivers that are installed: any job may name any of them. One that is broken hides none."""
+    async with AsyncExitStack() as stack:
+        drivers: dict[str, Residency] = {}
+        for name, plugin in discovery.installed("residency").items():
+            try:
+                driver: Residency = await plugin.use().open(hub, settings.residency.get(name, {}))
+            except ValueError as error:
+                raise CannotStart(f"residency.{name}: {error}") from error
+            except PluginError as error:
+                log.warning("driver_left_out", driver=name, reason=str(error))
+                continue
+            stack.push_async_callback(_shielded, driver.close)
+            drivers[name] = driver
+        if unknown := sorted(set(settings.residency) - set(drivers)):
+            raise CannotStart(
+                f'residency.{unknown[0]}: residency driver "{unknown[0]}" is not installed '
+                f"(installed: {', '.join(drivers) or 'none'})"
+            )
+        yield drivers
+
+
+@asynccontextmanager
+async def open_backends(settings: Settings) -> AsyncIterator[Mapping[str, Backend]]:
+    """The backends that hosts name. Raises CannotStart where one is missing or refuses its options."""
+    async with AsyncExitStack() as stack:
+        backends: dict[str, Backend] = {}
+        for name in dict.fromkeys(host.backend for host in settings.hosts):
+            try:
+                backend = await discovery.find_backend(name).open(
+                    settings.host_configs(name), settings.backends.get(name, {})
+                )
+            except (PluginError, ValueError) as error:
+                raise CannotStart(str(error)) from error
+            stack.push_async_callback(_shielded, backend.close)
+            backends[name] = backend
+        yield backends
+
+
+def make_policy(settings: Settings) -> Any:
+    """The policy that the settings name, with its options. Raises CannotStart."""
+    name = settings.daemon.policy
+    try:
+        return discovery.find_policy(name)(**settings.policy_options())
+    except PluginError as error:
+        raise CannotStart(f"daemon.policy: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise CannotStart(f"policy.{name}: {error}") from error
+
+
+@contextmanager
+def one_of_the_group_failed() -> Iterator[None]:
+    """Say the one thing that went wrong: a task group wraps it, and what else then fell over, into a group."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        errors = list(_leaves(group))
+        for kind in (BrokenInvariant, JournalError, Unavailable):
+            found = next((error for error in errors if isinstance(error, kind)), None)
+            if isinstance(found, BrokenInvariant):
+                raise found from None
+            if found is not None:
+                raise CannotStart(str(found)) from found
+        raise
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+async def _shielded(close: Callable[[], Any]) -> None:
+    """Close something although this is being cancelled, but not for ever."""
+    with anyio.move_on_after(10, shield=True):
+        await close()
+
+
+# ---- where it listens ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def listening(settings: Settings) -> Iterator[Sequence[socket.socket]]:
+    """Sockets that are bound, TCP and Unix; their traces are removed at the end. Raises CannotStart."""
+    with contextlib.ExitStack() as stack:
+        sockets = []
+        if settings.daemon.listen:
+            sockets.append(stack.enter_context(_tcp(settings.daemon.listen)))
+        path = settings.daemon.socket_path
+        sockets.append(stack.enter_context(_unix(path, int(settings.daemon.socket_mode, 8))))
+        stack.callback(path.unlink, missing_ok=True)
+        stack.callback((settings.daemon.state_dir / "daemon.json").unlink, missing_ok=True)
+        yield sockets
+
+
+def _tcp(listen: str) -> socket.socket:
+    host, port = split_address(listen)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except BaseException:
+            bound.close()
+            raise
+    except OSError as error:
+        why = error.strerror
+        if error.errno == errno.EADDRINUSE:
+            why = "another program listens there; stop it, or set daemon.listen to another port"
+        raise CannotStart(f"daemon.listen: cannot listen on {listen}: {why}") from error
+    bound.setblocking(False)
+    return bound
+
+
+def _unix(path: Path, mode: int) -> socket.socket:
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)  # the socket's own mode says who may connect
+        # The state directory is held: a socket there is what a daemon that was killed has left.
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _answers(path):
+            path.unlink()
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Nobody may connect before the mode is what it is to be.
+        umask = os.umask(0o177)
+        try:
+            bound.bind(str(path))
+        except BaseException:
+            bound.close()
+            raise
+        finally:
+            os.umask(umask)
+        path.chmod(mode)
+    except OSError as error:
+        raise CannotStart(f"daemon.socket: cannot listen on {path}: {error.strerror}") from error
+    bound.setblocking(False)
+    return bound
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def announce(
+    settings: Settings, sockets: Sequence[socket.socket], on_ready: Callable[[Ready], None] | None = None
+) -> None:
+    """Say where the daemon is to be found: to people, to ``daemon.json``, to systemd, to whoever has started it."""
+    url = None
+    for bound in sockets:
+        if bound.family != socket.AF_UNIX:
+            host, port = bound.getsockname()[:2]
+            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    ready = Ready(pid=os.getpid(), url=url, socket=str(settings.daemon.socket_path))
+    # Written beside and moved, so that nobody reads half of it.
+    path = settings.daemon.state_dir / "daemon.json"
+    beside = path.with_suffix(".new")
+    beside.write_bytes(msgspec.json.encode(ready) + b"\n")
+    beside.replace(path)
+    log.info("ready", url=url, socket=ready.socket, pid=ready.pid, hosts=len(settings.hosts))
+    notify("READY=1")
+    if on_ready is not None:
+        on_ready(ready)
+
+
+# ---- the HTTP server -------------------------------------------------------------------------------------------------
+
+
+class _Uvicorn(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = anyio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone: they are ours."""
+        yield
+
+
+class Server:
+    """uvicorn, embedded: on sockets that are ours, and stopped when we say so."""
+
+    def __init__(self, app: Any, sockets: Sequence[socket.socket], shutdown_s: float) -> None:
+        self._sockets = list(sockets)
+        self._server = _Uvicorn(
+            uvicorn.Config(
+                app,
+                http=PeerHttpToolsProtocol,
+                ws="none",
+                loop="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=2048,
+                # Idle connections of clients stay open between heartbeats.
+                timeout_keep_alive=75,
+                # Without it, one parked long poll would block the end for ever.
+                timeout_graceful_shutdown=max(1, round(shutdown_s)),
+            )
+        )
+        self._stopped = anyio.Event()
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until :meth:`stop`. Started when it takes connections."""
+        served = False
+        try:
+            async with anyio.create_task_group() as tasks:
+
+                async def started() -> None:
+                    await self._server.listens.wait()
+                    task_status.started()
+
+                tasks.start_soon(started)
+                await self._server.serve(sockets=self._sockets)
+                served = True
+        finally:
+            if not served and self._server.started:
+                # uvicorn's connections are tasks of the loop, not of our group: cancelling that does not end them.
+                self._server.config.timeout_graceful_shutdown = 1
+                with anyio.move_on_after(5, shield=True):
+                    await self._server.shutdown(sockets=self._sockets)
+            self._stopped.set()
+
+    async def stop(self) -> None:
+        """Take no more connections; let calls come to an end, in the time that they have."""
+        self._server.should_exit = True
+        await self._stopped.wait()
+
+
+# ---- signals, systemd ------------------------------------------------------------------------------------------------
+
+
+async def _until_signal(stopping: anyio.Event, *, task_status: TaskStatus[None]) -> None:
+    """Set the event at the first signal; leave at the second, without ceremony: the journal is whole at any instant."""
+    try:
+        receiver = anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
+        with receiver as signals:
+            task_status.started()
+            async for received in signals:
+                if stopping.is_set():
+                    log.warning("stopped_at_once", signal=received.name)
+                    os._exit(128 + received)
+                log.info("signal", signal=received.name)
+                stopping.set()
+    except (ValueError, RuntimeError):
+        # Not in the main thread (a test): whoever runs it there stops it by cancelling it.
+        task_status.started()
+
+
+def notify(what: str) -> None:
+    """Tell systemd, if it has started us (see ``man sd_notify``)."""
+    if where := os.environ.get("NOTIFY_SOCKET"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as to, contextlib.suppress(OSError):
+            to.connect("\0" + where[1:] if where.startswith("@") else where)
+            to.sendall(what.encode())
+
+
+async def watchdog() -> None:
+    """Let systemd know that the loop lives, twice in the time that it has set."""
+    wanted_us = int(os.environ.get("WATCHDOG_USEC") or 0)
+    if not wanted_us or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return
+    while True:
+        notify("WATCHDOG=1")
+        await anyio.sleep(wanted_us / 2_000_000)

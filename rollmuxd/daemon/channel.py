@@ -1,0 +1,206 @@
+"""The daemon's end of the line on which the ranks of workloads are told to load, park and discard.
+
+A rank dials in, then asks for its next command again and again (a long poll), does it, and says what it did, until
+that is acknowledged. No port is open at the workload, and no pid need be known.
+
+What may be relied on:
+
+- A command is handed out at least once to each rank, and again until the rank has answered it; the client does each
+  order once and answers a second telling with what it answered before. So does this end: the first result counts.
+- All of it is soft. After a restart of the daemon ranks dial in again, orders are told again or probed, and a result
+  that was not acknowledged comes once more.
+- A newer session takes the line over. Commands that the older one has fetched end in ContactLost: with the process
+  the state on its GPUs is gone, and nobody can say how far it came.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import anyio
+
+from rollmuxd.core.errors import Conflict
+from rollmuxd.core.facts import JobEnded
+from rollmuxd.core.model import JobId, OrderId, SessionId
+from rollmuxd.daemon.driver import Numbered
+from rollmuxd.spi import ChannelCommand, ContactLost, RankResult
+
+#: a rank that was not heard of for this long is not counted as there
+LATELY_S: Final = 90.0
+#: orders of a job of which the results are remembered
+ORDERS_KEPT: Final = 32
+
+
+@dataclass(slots=True)
+class _Told:
+    """One order on a line."""
+
+    order: OrderId
+    #: None: known from a result only, which came before the order was told (again)
+    command: ChannelCommand | None = None
+    ranks: int = 0
+    #: calls of ``tell`` that wait for it; none: it is not handed out
+    tellers: int = 0
+    fetched: set[int] = field(default_factory=set)
+    results: dict[int, RankResult] = field(default_factory=dict)
+    lost: str = ""
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def settle(self) -> None:
+        if self.lost or (self.command is not None and all(rank in self.results for rank in range(self.ranks))):
+            self.answered.set()
+
+    def in_order(self) -> tuple[RankResult, ...]:
+        return tuple(self.results[rank] for rank in sorted(self.results))
+
+
+@dataclass(slots=True)
+class _Line:
+    """One job's line."""
+
+    session: SessionId = ""
+    heard: dict[int, float] = field(default_factory=dict)
+    told: dict[OrderId, _Told] = field(default_factory=dict)
+    polls: dict[asyncio.Future[None], None] = field(default_factory=dict)
+
+    def wake(self) -> None:
+        polls, self.polls = self.polls, {}
+        for poll in polls:
+            if not poll.done():
+                poll.set_result(None)
+
+
+class ChannelHub:
+    """All lines. ``time`` is in seconds and only ever grows."""
+
+    def __init__(self, time: Callable[[], float] = anyio.current_time) -> None:
+        self._time = time
+        self._lines: dict[JobId, _Line] = {}
+        self._closed = False
+
+    # ---- the ranks' side (HTTP) ------------------------------------------------------------------------------------
+
+    def dial(self, job: JobId, session: SessionId, rank: int, ranks: int) -> None:
+        """A rank is there. The caller has made sure that the session is the job's present one.
+
+        Raises:
+            Conflict: a rank beyond the number of ranks.
+        """
+        if rank >= ranks:
+            raise Conflict(f"rank {rank} of {ranks}: ranks are counted from 0")
+        line = self._lines.setdefault(job, _Line())
+        if line.session != session:
+            line.session = session
+            line.heard.clear()
+            for told in line.told.values():
+                if told.fetched and not told.answered.is_set():
+                    told.lost = "the job's process was replaced while it did this"
+                    told.settle()
+        line.heard[rank] = self._time()
+
+    async def next_order(self, job: JobId, session: SessionId, rank: int, wait_s: float) -> ChannelCommand | None:
+        """The oldest command that the rank has not answered, or None when none comes in time.
+
+        Raises:
+            Conflict: this session has not dialled in, or a newer one has.
+        """
+        line = self._line(job, session)
+        with anyio.move_on_after(wait_s):
+            while not self._closed:
+                if line.session != session:
+                    self._line(job, session)  # raises
+                line.heard[rank] = self._time()
+                for told in line.told.values():
+                    if told.tellers and told.command and rank < told.ranks and rank not in told.results:
+                        told.fetched.add(rank)
+                        return told.command
+                poll: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                line.polls[poll] = None
+                try:
+                    await poll
+                finally:
+                    line.polls.pop(poll, None)
+        line.heard[rank] = self._time()
+        return None
+
+    def result(self, job: JobId, session: SessionId, rank: int, order: OrderId, result: RankResult) -> None:
+        """What a rank did. Returning is the acknowledgement; saying it again changes nothing.
+
+        Raises:
+            Conflict: this session has not dialled in, or a newer one has.
+        """
+        line = self._line(job, session)
+        line.heard[rank] = self._time()
+        told = self._told(line, order)
+        told.results.setdefault(rank, result)
+        told.settle()
+
+    # ---- the drivers' side (spi.Channel) ---------------------------------------------------------------------------
+
+    def ranks(self, job: JobId) -> tuple[int, ...]:
+        """The ranks of the job's present session that were heard of lately."""
+        line = self._lines.get(job)
+        since = self._time() - LATELY_S
+        return () if line is None else tuple(sorted(rank for rank, at in line.heard.items() if at >= since))
+
+    async def tell(self, job: JobId, ranks: int, command: ChannelCommand) -> tuple[RankResult, ...]:
+        """Tell all ranks, also those that dial in only later, and wait until each has answered. The caller bounds it.
+
+        Raises:
+            ContactLost: the workload's process was replaced by another.
+        """
+        line = self._lines.setdefault(job, _Line())
+        told = self._told(line, command.order)
+        told.command, told.ranks = command, ranks
+        told.tellers += 1
+        told.settle()
+        line.wake()
+        try:
+            await told.answered.wait()
+        finally:
+            told.tellers -= 1  # at none it is handed out no more, which takes it back where it was not fetched
+        if told.lost:
+            raise ContactLost(told.lost)
+        return told.in_order()[:ranks]
+
+    def last(self, job: JobId, order: OrderId) -> tuple[RankResult, ...] | None:
+        """What the ranks answered to an order so far, by rank; None when nothing is known of it."""
+        line = self._lines.get(job)
+        told = None if line is None else line.told.get(order)
+        return told.in_order() if told is not None and told.results else None
+
+    # ---- the daemon's side -----------------------------------------------------------------------------------------
+
+    def on_facts(self, facts: Sequence[Numbered]) -> None:
+        """A sink: the line of a job that has ended is taken down."""
+        for _, fact in facts:
+            if isinstance(fact, JobEnded):
+                line = self._lines.get(fact.job)
+                # States may still have to be discarded: whoever is told something yet keeps the line up.
+                if line is not None and not any(told.tellers for told in line.told.values()):
+                    del self._lines[fact.job]
+                    line.session = ""
+                    line.wake()
+
+    def close(self) -> None:
+        """The daemon stops: who waits for a command gets none, and dials in again later."""
+        self._closed = True
+        for line in self._lines.values():
+            line.wake()
+
+    def _line(self, job: JobId, session: SessionId) -> _Line:
+        line = self._lines.get(job)
+        if line is None or line.session != session:
+            raise Conflict(f"session {session} is not on the line of job {job}: dial in first, or a newer session has")
+        return line
+
+    @staticmethod
+    def _told(line: _Line, order: OrderId) -> _Told:
+        told = line.told.get(order)
+        if told is None:
+            told = line.told[order] = _Told(order)
+            settled = [old for old in line.told.values() if not old.tellers and old is not told]
+            for old in settled[: max(0, len(line.told) - ORDERS_KEPT)]:
+                del line.told[old.order]
+        return told

@@ -1,0 +1,49 @@
+"""The time: wall-clock milliseconds that never go back.
+
+Wall time is asked once; from there the monotonic clock carries on, so that somebody setting the system's clock moves
+no lease. After a restart it begins at the last journalled ``at`` or later, since facts must be in order.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from rollmuxd.core.model import Millis
+
+
+class Clock(Protocol):
+    """Where the driver has its ``now`` from."""
+
+    def now(self) -> Millis:
+        """Milliseconds since 1970, never less than the answer before."""
+        ...
+
+    def not_before(self, at: Millis) -> None:
+        """From now on, never answer less than this."""
+        ...
+
+
+class SystemClock:
+    """Wall time, anchored once, carried on by a monotonic clock (seconds, as floats).
+
+    Tests give the running loop's clock as ``monotonic``, and have virtual time.
+    """
+
+    def __init__(
+        self, *, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._monotonic = monotonic
+        self._from = monotonic()
+        self._anchor_ms = wall() * 1000
+        self._last: Millis = 0
+
+    def now(self) -> Millis:
+        # Rounded, not cut: 0.3 s of virtual time is 300 ms, although 0.1 * 3 in floats is a hair less.
+        self._last = max(self._last, round(self._anchor_ms + (self._monotonic() - self._from) * 1000))
+        return self._last
+
+    def not_before(self, at: Millis) -> None:
+        behind = at - self.now()
+        if behind > 0:
+            # Moved along, not held: a clock that stood still until the past is made up would let no lease run out.
+            self._anchor_ms += behind

@@ -1,0 +1,46 @@
+"""Puts the HTTP interface together: the routes, and what their calls share."""
+
+from importlib.metadata import version
+from typing import Final
+
+from starlette.types import ASGIApp
+
+from rollmuxd.daemon.access import Gate
+from rollmuxd.daemon.http import glue, openapi
+from rollmuxd.daemon.http.belongs import Belongs
+from rollmuxd.daemon.http.glue import Endpoint, Shared
+from rollmuxd.daemon.http.routes import channel, facts, health, inventory, jobs, keys, report, sessions, slots
+from rollmuxd.daemon.metrics import Metrics
+from rollmuxd.daemon.services import Services
+
+#: In the order in which a request is matched: the calls that every iteration of every job makes come first.
+ENDPOINTS: Final[tuple[Endpoint, ...]] = (
+    *slots.routes.endpoints,
+    *sessions.routes.endpoints,
+    *channel.routes.endpoints,
+    *jobs.routes.endpoints,
+    *health.routes.endpoints,
+    *facts.routes.endpoints,
+    *inventory.routes.endpoints,
+    *report.routes.endpoints,
+    *keys.routes.endpoints,
+)
+
+
+def make_app(services: Services, metrics: Metrics | None = None) -> ASGIApp:
+    """The HTTP interface of these services.
+
+    ``metrics`` is to be one of the driver's sinks (``metrics.sink``); without, only calls are counted.
+    """
+    settings = services.settings
+    shared = Shared(
+        services=services,
+        gate=Gate(services.journal, require_keys=settings.access.require_keys),
+        metrics=Metrics() if metrics is None else metrics,
+        body_limit=round(settings.limits.max_body_mb * 1_000_000),
+        lease_s=settings.lease.lease_s,
+        heartbeat_s=settings.lease.heartbeat_s,
+        openapi=openapi.describe(ENDPOINTS, version("rollmuxd")),
+        belongs=Belongs(),
+    )
+    return glue.router(shared, list(ENDPOINTS))

@@ -1,0 +1,448 @@
+"""What every call has in common: one typed function per route, and everything else is done here, once.
+
+A handler is a plain async function. Its signature is the whole description of its route::
+
+    @routes.post("/v1/jobs/{job}/slots", problems=(404, 409))
+    async def request_slot(call: Call, job: str, body: SlotBody) -> SlotView: ...
+
+``body`` is decoded from JSON, ``query`` (a :class:`Query`) from the query string, the other parameters come from the
+path. The answer is encoded; an exception becomes problem+json. ``/v1/openapi.json`` is made of the same signatures, so
+that it cannot say anything else than what is done.
+
+The hot path (request, release, heartbeat) is: one match, one hash, one decode, the handler, one encode, one send. No
+starlette Request or Response is made, and there is no middleware: ``BaseHTTPMiddleware`` would also hide the client's
+disconnecting from the long polls.
+"""
+
+import inspect
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias, TypeVar, get_type_hints
+from urllib.parse import parse_qsl
+
+import anyio
+import msgspec
+import structlog
+from msgspec import Struct
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rollmuxd.core.errors import Rejected
+from rollmuxd.core.model import Millis
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.daemon.access import PEER_EXTENSION, Caller, Gate
+from rollmuxd.daemon.http import problems
+from rollmuxd.daemon.http.belongs import Belongs
+from rollmuxd.daemon.http.problems import Refusal, problem_of
+from rollmuxd.daemon.keys import Role
+from rollmuxd.daemon.metrics import Metrics
+from rollmuxd.daemon.services import Services
+
+T = TypeVar("T")
+Handler: TypeAlias = Callable[..., Awaitable[Any]]
+HandlerT = TypeVar("HandlerT", bound=Handler)
+
+log = structlog.get_logger(__name__)
+
+_SANE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,100}")
+_encode = msgspec.json.Encoder().encode
+_JSON = (b"content-type", b"application/json")
+_PROBLEM = (b"content-type", problems.MEDIA_TYPE.encode())
+# Answers hold fences and other people's business: no cache on the way is to keep them.
+_NO_STORE = (b"cache-control", b"no-store")
+
+
+class Query(Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of all query strings. An unknown parameter is refused by name.
+
+    What may be left out has the type ``| UnsetType``, not ``| None``: msgspec takes a query's word ``null`` for None.
+    """
+
+
+class Plain(Struct, frozen=True):
+    """An answer that is not JSON."""
+
+    body: bytes
+    media_type: str
+
+
+class ClientGone(Exception):
+    """The client has hung up: there is nobody to answer."""
+
+
+class Parked(Enum):
+    """How a long poll ended."""
+
+    DONE = "done"
+    TIMED_OUT = "timed out"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all calls of one app share."""
+
+    services: Services
+    gate: Gate
+    metrics: Metrics
+    body_limit: int
+    lease_s: float
+    heartbeat_s: float
+    #: ``/v1/openapi.json``
+    openapi: bytes
+    #: whose facts are
+    belongs: Belongs
+    #: requests that calls attend now, by (job, request id): the last call to go detaches the slot
+    attended: dict[tuple[str, str], int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Call:
+    """One request, as a handler sees it."""
+
+    shared: Shared
+    caller: Caller
+    request_id: str
+    status: int
+    _scope: Scope
+    _receive: Receive
+
+    @property
+    def services(self) -> Services:
+        """The parts of the daemon."""
+        return self.shared.services
+
+    async def read(self, question: Callable[[Scheduler, Millis], T]) -> T:
+        """Ask the core something; answered when all that was seen is durable."""
+        return await self.shared.services.driver.read(question)
+
+    async def act_on(self, find: Callable[..., T], ref: str) -> T:
+        """The job, slot or session that the caller wants to do something with; refuses who may not.
+
+        Looks at once, without waiting for the disk: whatever is submitted next is decided, and made durable, after
+        what was seen here. A refusal is an answer, so it is made by a proper :meth:`read`.
+        """
+        try:
+            return find(self.services.driver.scheduler.state, self.caller, ref, act=True)
+        except Rejected:
+            return await self.read(lambda core, now: find(core.state, self.caller, ref, act=True))
+
+    def header(self, name: bytes) -> str | None:
+        """A request header, by its name in lower case."""
+        return _header(self._scope, name)
+
+    async def disconnected(self) -> None:
+        """Return when the client hangs up. Only to be called after the body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def park(self, until: Callable[[], Awaitable[object]], seconds: float) -> Parked:
+        """Run ``until`` for at most so long, and no longer than the client stays."""
+        ended, failure = Parked.TIMED_OUT, None
+        async with anyio.create_task_group() as watchers:
+
+            async def watch_client() -> None:
+                nonlocal ended
+                await self.disconnected()
+                ended = Parked.GONE
+                watchers.cancel_scope.cancel()
+
+            watchers.start_soon(watch_client)
+            with anyio.move_on_after(seconds):
+                try:
+                    await until()
+                    ended = Parked.DONE
+                except Exception as error:  # raised below: out of a task group it would come as a group
+                    failure = error
+            watchers.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return ended
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One route: a method and a path, and what its handler takes and gives."""
+
+    method: str
+    path: str
+    handler: Handler
+    #: the least role that may call it; None: no key is needed
+    needs: Role | None
+    tag: str
+    status: int
+    answer: Any
+    body: type[Struct] | None
+    #: an empty body is the same as ``{}``
+    body_optional: bool
+    query: type[Query] | None
+    path_types: Mapping[str, type]
+    #: media types of answers that are not JSON
+    produces: tuple[str, ...]
+    problems: tuple[int, ...]
+    #: other statuses of success that the handler may set
+    also: tuple[int, ...]
+    decoder: msgspec.json.Decoder[Any] | None
+
+    @property
+    def format_path(self) -> str:
+        """The path without converters: ``/v1/nodes/{node}``."""
+        return re.sub(r":[a-z]+}", "}", self.path)
+
+    async def perform(self, shared: Shared, scope: Scope, receive: Receive, request_id: str) -> tuple[int, Any]:
+        """Everything from the caller's name to the handler's answer."""
+        caller = _NOBODY if self.needs is None else await _identify(shared, scope)
+        if self.needs is not None and not caller.role.covers(self.needs):
+            raise Refusal(
+                problems.FORBIDDEN,
+                f"this needs the role {self.needs}, and {caller.name} has the role {caller.role}",
+                data={"needs": str(self.needs), "role": str(caller.role)},
+            )
+        arguments: dict[str, Any] = scope["path_params"]
+        if self.query is not None:
+            arguments["query"] = _decode_query(self.query, scope["query_string"])
+        if self.decoder is not None:
+            raw = await _read_body(scope, receive, shared.body_limit)
+            arguments["body"] = self._decode_body(raw)
+        call = Call(shared, caller, request_id, self.status, scope, receive)
+        answer = await self.handler(call, **arguments)
+        return call.status, answer
+
+    def _decode_body(self, raw: bytes) -> Any:
+        assert self.decoder is not None
+        try:
+            return self.decoder.decode(raw or b"{}") if self.body_optional else self.decoder.decode(raw)
+        except msgspec.ValidationError as error:
+            raise _invalid(str(error), "body") from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Refusal(problems.BAD_REQUEST, f"the body is not JSON: {error}", data={"in": "body"}) from None
+
+
+class Routes:
+    """Collects the endpoints of one file of ``routes``."""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self.endpoints: list[Endpoint] = []
+
+    def get(self, path: str, **details: Any) -> Callable[[HandlerT], HandlerT]:
+        """A route that only reads."""
+        return self._route("GET", path, **{"needs": Role.VIEWER, **details})
+
+    def post(self, path: str, **details: Any) -> Callable[[HandlerT], HandlerT]:
+        """A route that changes something."""
+        return self._route("POST", path, **{"needs": Role.USER, **details})
+
+    def delete(self, path: str, **details: Any) -> Callable[[HandlerT], HandlerT]:
+        """A route that ends something."""
+        return self._route("DELETE", path, **{"needs": Role.USER, **details})
+
+    def _route(
+        self,
+        method: str,
+        path: str,
+        *,
+        needs: Role | None,
+        status: int = 200,
+        also: tuple[int, ...] = (),
+        problems: tuple[int, ...] = (),
+        produces: tuple[str, ...] = (),
+    ) -> Callable[[HandlerT], HandlerT]:
+        def add(handler: HandlerT) -> HandlerT:
+            hints = get_type_hints(handler, include_extras=True)
+            takes = [name for name in inspect.signature(handler).parameters if name != "call"]
+            body = hints["body"] if "body" in takes else None
+            self.endpoints.append(
+                Endpoint(
+                    method=method,
+                    path=path,
+                    handler=handler,
+                    needs=needs,
+                    tag=self.tag,
+                    status=status,
+                    answer=hints["return"],
+                    body=body,
+                    body_optional=body is not None and not any(f.required for f in msgspec.structs.fields(body)),
+                    query=hints["query"] if "query" in takes else None,
+                    path_types={name: hints[name] for name in takes if name not in {"body", "query"}},
+                    produces=produces,
+                    problems=problems,
+                    also=also,
+                    decoder=None if body is None else msgspec.json.Decoder(body),
+                )
+            )
+            return handler
+
+        return add
+
+
+class PathApp:
+    """All methods of one path, as an ASGI app."""
+
+    def __init__(self, shared: Shared, endpoints: list[Endpoint]) -> None:
+        self.shared = shared
+        self.path = endpoints[0].format_path
+        self.methods = {endpoint.method: endpoint for endpoint in endpoints}
+        if "GET" in self.methods:
+            self.methods["HEAD"] = self.methods["GET"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self.methods.get(scope["method"])
+        if endpoint is None:
+            allow = ", ".join(self.methods)
+            refusal = Refusal(
+                problems.BAD_METHOD,
+                f"{self.path} has the methods {allow}",
+                data={"allow": list(self.methods)},
+                headers=(("allow", allow),),
+            )
+            await _answer(self.shared, self.path, scope, send, refusal)
+        else:
+            await _answer(self.shared, self.path, scope, send, endpoint, receive)
+
+
+class NotFound:
+    """What answers where no route is."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            detail = f"there is nothing at {scope['path']}; /v1/openapi.json lists what there is"
+            await _answer(self.shared, "", scope, send, Refusal(problems.UNKNOWN, detail))
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+
+
+def router(shared: Shared, endpoints: list[Endpoint]) -> ASGIApp:
+    """One starlette route per path, in the order of the endpoints: the hot ones come first."""
+    by_path: dict[str, list[Endpoint]] = {}
+    for endpoint in endpoints:
+        by_path.setdefault(endpoint.path, []).append(endpoint)
+    routes = [Route(path, PathApp(shared, methods)) for path, methods in by_path.items()]
+    return Router(routes, redirect_slashes=False, default=NotFound(shared))
+
+
+async def _answer(
+    shared: Shared,
+    path: str,
+    scope: Scope,
+    send: Send,
+    what: Endpoint | Refusal,
+    receive: Receive | None = None,
+) -> None:
+    """Do it, and send exactly one answer: the handler's, or a problem."""
+    request_id = _request_id(scope)
+    headers = [(b"x-request-id", request_id.encode()), _NO_STORE]
+    try:
+        if isinstance(what, Refusal):
+            raise what
+        assert receive is not None
+        status, value = await what.perform(shared, scope, receive, request_id)
+        if isinstance(value, Plain):
+            body, kind = value.body, (b"content-type", value.media_type.encode())
+        else:
+            body, kind = _encode(value), _JSON
+    except ClientGone:
+        return
+    except Exception as error:
+        problem, more = problem_of(error, request_id)
+        status, body, kind = problem.status, _encode(problem), _PROBLEM
+        headers += [(name.encode(), text.encode()) for name, text in more]
+        if status == 500:
+            log.exception("http_failed", request_id=request_id, method=scope["method"], path=path)
+    headers += [kind, (b"content-length", str(len(body)).encode())]
+    shared.metrics.answered(path, scope["method"], status)
+    start: Message = {"type": "http.response.start", "status": status, "headers": headers}
+    await send(start)
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+
+_NOBODY = Caller(owner="", user="", role=Role.VIEWER, name="nobody")
+
+
+async def _identify(shared: Shared, scope: Scope) -> Caller:
+    peer = (scope.get("extensions") or {}).get(PEER_EXTENSION)
+    return await shared.gate.who(_header(scope, b"authorization"), peer)
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value.decode("latin-1"))
+    return None
+
+
+def _request_id(scope: Scope) -> str:
+    for key, value in scope["headers"]:
+        if key == b"x-request-id" and _SANE_REQUEST_ID.fullmatch(value):
+            return str(value.decode())
+    return secrets.token_hex(8)
+
+
+async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    kind = _header(scope, b"content-type")
+    if kind is not None and (media := kind.partition(";")[0].strip().lower()) != "application/json":
+        raise Refusal(problems.BAD_TYPE, f"the body is {media or 'nothing'}, and this takes application/json")
+    length = _header(scope, b"content-length")
+    if length is not None and length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if message.get("more_body", False):
+        parts, size = [body], len(body)
+        while message.get("more_body", False):
+            message = await receive()
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise _too_large(limit)
+            parts.append(part)
+        body = b"".join(parts)
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    if len(body) > limit:
+        raise _too_large(limit)
+    return body
+
+
+def _too_large(limit: int) -> Refusal:
+    return Refusal(problems.TOO_LARGE, f"a body may have {limit} bytes here", data={"limit": limit})
+
+
+def _decode_query(shape: type[Query], raw: bytes) -> Query:
+    values: dict[str, str] = {}
+    try:
+        # Blank values count: ``?limit=`` is a mistake to be told, not to be passed over.
+        pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict") if raw else []
+    except ValueError as error:
+        raise Refusal(problems.BAD_REQUEST, f"the query cannot be read: {error}", data={"in": "query"}) from None
+    for name, value in pairs:
+        if name in values:
+            raise Refusal(problems.INVALID, f"the query has {name} more than once", data={"in": "query", "field": name})
+        values[name] = value
+    try:
+        return msgspec.convert(values, shape, strict=False)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), "query") from None
+
+
+_WHERE = re.compile(r"^(?P<what>.*?)(?: - at (?:key in )?`(?P<path>\$[^`]*)`)?$", re.DOTALL)
+_NAMED = re.compile(r"field `(?P<field>[^`]*)`")
+
+
+def _invalid(message: str, where: str) -> Refusal:
+    """A refusal that names the field: msgspec says ``Expected `int`, got `str` - at `$.phases[0].min_gpus```."""
+    match = _WHERE.match(message)
+    assert match is not None
+    path = (match["path"] or "$").removeprefix("$").removeprefix(".")
+    # Of an unknown or missing field msgspec tells the object that it is about, and the name in the sentence.
+    if named := _NAMED.search(match["what"]):
+        path = f"{path}.{named['field']}" if path else named["field"]
+    what = match["what"].replace("`", "")
+    detail = f"{path}: {what[:1].lower()}{what[1:]}" if path else f"{what[:1].lower()}{what[1:]}"
+    return Refusal(problems.INVALID, f"{where}: {detail}", data={"in": where, "field": path})

@@ -1,0 +1,156 @@
+"""``/v1/openapi.json``: OpenAPI 3.1, made of the handlers' signatures and the wire's structs."""
+
+import re
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Any, Final, Union, get_args, get_origin
+
+import msgspec
+from msgspec import Struct
+
+from rollmuxd.daemon.http import problems
+from rollmuxd.daemon.http.glue import Endpoint, Plain
+from rollmuxd.wire.answers import Problem
+
+_REF: Final = "#/components/schemas/{name}"
+_REQUEST_ID: Final = {"X-Request-Id": {"description": "the caller's, if it sent one", "schema": {"type": "string"}}}
+
+
+def describe(endpoints: Iterable[Endpoint], version: str) -> bytes:
+    """The whole description, as JSON."""
+    endpoints = list(endpoints)
+    shapes = _shapes(endpoints)
+    refs, components = msgspec.json.schema_components(shapes, ref_template=_REF)
+    by_shape = dict(zip(shapes, refs, strict=True))
+    queries = {endpoint.query for endpoint in endpoints if endpoint.query is not None}
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
+        paths.setdefault(endpoint.format_path, {})[endpoint.method.lower()] = _operation(endpoint, by_shape)
+    hidden = {query.__name__ for query in queries}
+    document = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "rollmuxd",
+            "version": version,
+            "description": "Lets several RL post-training jobs share a rollout pool and a train pool, phase by phase.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": {name: schema for name, schema in components.items() if name not in hidden},
+            "securitySchemes": {
+                "key": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "an API key; on the Unix socket the kernel says who is calling, and none is needed",
+                }
+            },
+        },
+    }
+    return msgspec.json.encode(document)
+
+
+def _shapes(endpoints: Iterable[Endpoint]) -> list[Any]:
+    """Every struct that a component is to be made of, each once."""
+    shapes: dict[Any, None] = {Problem: None}
+    for endpoint in endpoints:
+        for shape in (endpoint.body, _json_answer(endpoint)):
+            if shape is not None:
+                shapes[shape] = None
+    return list(shapes)
+
+
+def _json_answer(endpoint: Endpoint) -> Any:
+    """What the route answers as JSON, if it does."""
+    if endpoint.answer is Plain:
+        return None
+    if get_origin(endpoint.answer) in (Union, type(int | str)):
+        return next(part for part in get_args(endpoint.answer) if part is not Plain)
+    return endpoint.answer
+
+
+def _operation(endpoint: Endpoint, refs: dict[Any, Any]) -> dict[str, Any]:
+    summary, _, rest = (endpoint.handler.__doc__ or "").strip().partition("\n")
+    operation: dict[str, Any] = {
+        "operationId": getattr(endpoint.handler, "__name__", endpoint.path),
+        "tags": [endpoint.tag],
+        "summary": summary.strip(),
+        "responses": _responses(endpoint, refs),
+        "security": [] if endpoint.needs is None else [{"key": []}, {}],
+    }
+    if rest.strip():
+        operation["description"] = re.sub(r"\s+", " ", rest).strip()
+    if endpoint.needs is not None:
+        operation["x-role"] = str(endpoint.needs)
+    parameters = [_path_parameter(name, shape) for name, shape in endpoint.path_types.items()]
+    if endpoint.query is not None:
+        parameters += _query_parameters(endpoint.query)
+    if parameters:
+        operation["parameters"] = parameters
+    if endpoint.body is not None:
+        operation["requestBody"] = {
+            "required": not endpoint.body_optional,
+            "content": {"application/json": {"schema": refs[endpoint.body]}},
+        }
+    return operation
+
+
+def _path_parameter(name: str, shape: type) -> dict[str, Any]:
+    schema = {"type": "integer", "minimum": 0} if shape is int else {"type": "string", "minLength": 1}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def _query_parameters(query: type[Struct]) -> list[dict[str, Any]]:
+    _, components = msgspec.json.schema_components([query], ref_template=_REF)
+    shape = components[query.__name__]
+    required = shape.get("required", [])
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "required": name in required,
+            "schema": _without_null(_inlined(schema, components)),
+        }
+        for name, schema in shape["properties"].items()
+    ]
+
+
+def _inlined(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    """An enum's schema in place of the reference to it."""
+    name = schema.get("$ref", "").rpartition("/")[2]
+    return {**components[name], **{key: value for key, value in schema.items() if key != "$ref"}} if name else schema
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A query cannot say null; it leaves the parameter out."""
+    schema = {key: value for key, value in schema.items() if not (key == "default" and value is None)}
+    choices = [choice for choice in schema.get("anyOf", []) if choice != {"type": "null"}]
+    if len(choices) == 1:
+        schema = {**{key: value for key, value in schema.items() if key != "anyOf"}, **choices[0]}
+    if "enum" in schema:
+        schema["enum"] = [value for value in schema["enum"] if value is not None]
+    return schema
+
+
+def _responses(endpoint: Endpoint, refs: dict[Any, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {media: {"schema": {"type": "string"}} for media in endpoint.produces}
+    answer = _json_answer(endpoint)
+    if answer is not None:
+        content = {"application/json": {"schema": refs[answer]}, **content}
+    responses: dict[str, Any] = {
+        str(status): {"description": HTTPStatus(status).phrase, "headers": _REQUEST_ID, "content": content}
+        for status in (endpoint.status, *endpoint.also)
+    }
+    problem = {problems.MEDIA_TYPE: {"schema": refs[Problem]}}
+    expected = dict.fromkeys(endpoint.problems)
+    if endpoint.needs is not None:
+        expected |= dict.fromkeys((401, 403))
+    if endpoint.query is not None:
+        expected |= dict.fromkeys((400, 422))
+    for status in sorted(expected):
+        responses[str(status)] = {
+            "description": HTTPStatus(status).phrase,
+            "headers": _REQUEST_ID,
+            "content": problem,
+        }
+    responses["default"] = {"description": "any other error", "headers": _REQUEST_ID, "content": problem}
+    return responses

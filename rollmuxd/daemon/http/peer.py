@@ -1,0 +1,42 @@
+"""Who is at the other end of the Unix socket.
+
+uvicorn does not hand the socket's credentials on, so its protocol class is given one more thought: it asks the kernel
+once per connection, and puts the answer into the scope of each request. Use it as
+``uvicorn.Config(..., http=PeerHttpToolsProtocol)``.
+"""
+
+import asyncio
+import socket
+import struct
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from rollmuxd.daemon.access import PEER_EXTENSION, Peer
+
+#: ``struct ucred``: pid, uid, gid
+_UCRED = struct.Struct("iII")
+_UNKNOWN = 0xFFFFFFFF
+
+
+def peer_of(sock: Any) -> Peer | None:
+    """The credentials of a Unix socket's other end, from when it connected; None for any other socket."""
+    if sock is None or sock.family != socket.AF_UNIX:
+        return None
+    pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return None if uid == _UNKNOWN else Peer(pid, uid, gid)
+
+
+class PeerHttpToolsProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol, which also says who is at the other end of a Unix socket."""
+
+    _extensions: dict[str, Any]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        peer = peer_of(transport.get_extra_info("socket"))
+        self._extensions = {} if peer is None else {PEER_EXTENSION: peer}
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = self._extensions

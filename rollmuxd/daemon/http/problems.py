@@ -1,0 +1,101 @@
+"""How no is said over HTTP: ``application/problem+json`` (RFC 9457), one shape for every error.
+
+``type`` is a word for programs (``urn:rollmux:problem:stale_fence``), ``detail`` a sentence for people, ``data`` the
+parts of the sentence. The core's errors carry their parts as attributes; those become ``data`` as they are.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from rollmuxd.core import errors
+from rollmuxd.daemon.access import Forbidden, NotKnown
+from rollmuxd.daemon.driver import Unavailable
+from rollmuxd.wire.answers import Problem
+
+MEDIA_TYPE: Final = "application/problem+json"
+
+
+class Kind(NamedTuple):
+    """What an exception is over HTTP."""
+
+    code: str
+    status: int
+    title: str
+    #: seconds after which it is worth another try
+    retry_after: int | None = None
+
+
+class Refusal(Exception):
+    """A refusal that the HTTP layer itself makes. What the core refuses is a ``Rejected``."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        detail: str,
+        *,
+        data: Mapping[str, Any] | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        super().__init__(detail)
+        self.kind, self.detail, self.data, self.headers = kind, detail, dict(data or {}), headers
+
+
+BAD_REQUEST = Kind("bad_request", 400, "The request cannot be read")
+INVALID = Kind("invalid", 422, "The request is not valid")
+UNKNOWN = Kind("unknown", 404, "There is no such thing")
+NOT_KNOWN = Kind("unauthorized", 401, "Who is calling is not known")
+FORBIDDEN = Kind("forbidden", 403, "Not allowed")
+BAD_METHOD = Kind("method_not_allowed", 405, "This path does not have that method")
+TOO_LARGE = Kind("too_large", 413, "The body is too large")
+BAD_TYPE = Kind("unsupported_media_type", 415, "The body is of a kind that is not read here")
+SLOT_ENDED = Kind("slot_ended", 409, "The slot has ended")
+DRAINING = Kind("draining", 503, "The daemon is being stopped", retry_after=2)
+INTERNAL = Kind("internal", 500, "A bug of ours")
+
+#: The core's errors, and the driver's. The most special class counts; a test proves that none is left out.
+KINDS: Final[Mapping[type[Exception], Kind]] = {
+    errors.UnknownThing: UNKNOWN,
+    errors.StaleFence: Kind("stale_fence", 409, "The fence is not the slot's"),
+    errors.RunAlive: Kind("run_alive", 409, "Another process runs this job"),
+    errors.Conflict: Kind("conflict", 409, "Its status does not allow it"),
+    errors.Impossible: Kind("impossible", 422, "It can never be met"),
+    errors.TooMany: Kind("too_many", 429, "A limit is reached", retry_after=10),
+    errors.Rejected: Kind("rejected", 409, "Refused"),
+    errors.BrokenInvariant: INTERNAL,
+    Unavailable: Kind("unavailable", 503, "The journal cannot be written", retry_after=1),
+    NotKnown: NOT_KNOWN,
+    Forbidden: FORBIDDEN,
+}
+
+# What a stranger is told of a bug: that it is one. The traceback is in the log, under the request id.
+_INTERNAL_DETAIL = "an error that nobody foresaw; the daemon's log has it under this request id"
+
+
+def problem_of(error: Exception, request_id: str) -> tuple[Problem, tuple[tuple[str, str], ...]]:
+    """The problem body and extra headers that an exception comes to."""
+    headers: tuple[tuple[str, str], ...] = ()
+    if isinstance(error, Refusal):
+        kind, detail, data, headers = error.kind, error.detail, error.data, error.headers
+    else:
+        kind = next((KINDS[cls] for cls in type(error).__mro__ if cls in KINDS), INTERNAL)
+        detail = _INTERNAL_DETAIL if kind is INTERNAL else str(error)
+        data = {} if kind is INTERNAL else _parts(error)
+    if kind.status == 401:
+        headers += (("www-authenticate", 'Bearer realm="rollmux"'),)
+    retry_after = getattr(error, "retry_after_s", kind.retry_after)
+    if retry_after is not None:
+        headers += (("retry-after", str(retry_after)),)
+    problem = Problem(
+        title=kind.title,
+        status=kind.status,
+        detail=detail,
+        type=f"urn:rollmux:problem:{kind.code}",
+        request_id=request_id,
+        data=data,
+    )
+    return problem, headers
+
+
+def _parts(error: Exception) -> dict[str, Any]:
+    plain = (str, int, float, bool, list, tuple, dict)
+    return {name: value for name, value in vars(error).items() if not name.startswith("_") and isinstance(value, plain)}

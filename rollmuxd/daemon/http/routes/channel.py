@@ -1,0 +1,83 @@
+"""Where every rank of a workload dials in to be told to load and park."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from rollmuxd.core.errors import Conflict, UnknownThing
+from rollmuxd.core.model import Job, SessionStatus
+from rollmuxd.core.state import State
+from rollmuxd.daemon.access import Caller, find_job
+from rollmuxd.daemon.http.glue import Call, ClientGone, Parked, Query, Routes
+from rollmuxd.daemon.http.routes._query import BODY, WaitS
+from rollmuxd.spi.residency import RankResult
+from rollmuxd.wire.answers import ChannelOrder, ChannelView
+from rollmuxd.wire.requests import RankBody, ResultBody
+
+routes = Routes("channel")
+
+Rank = Annotated[int, Meta(ge=0, le=100_000)]
+
+
+class OrdersQuery(Query, frozen=True):
+    """Which rank of which session asks, and how long it waits."""
+
+    session: Annotated[str, Meta(min_length=1, max_length=100)]
+    rank: Rank
+    wait_s: WaitS = 0
+
+
+@routes.get("/v1/channel/{job}/orders", problems=(404, 409))
+async def next_order(call: Call, job: str, query: OrdersQuery) -> ChannelView:
+    """The next thing for a rank to do, if one comes in time. Asked again until its result was acknowledged."""
+    mine = await _line(call, job, query.session)
+    order: ChannelOrder | None = None
+
+    async def until_told() -> None:
+        nonlocal order
+        told = await call.services.hub.next_order(mine.id, query.session, query.rank, query.wait_s)
+        if told is not None:
+            order = ChannelOrder(
+                order=told.order,
+                kind=str(told.kind),
+                pool=told.pool,
+                node=told.node,
+                gpus=list(told.gpus),
+                warm=told.warm,
+            )
+
+    if await call.park(until_told, query.wait_s + 5) is Parked.GONE:
+        raise ClientGone
+    return ChannelView(order=order)
+
+
+@routes.post("/v1/channel/{job}/ranks/{rank:int}", problems=(*BODY, 404, 409))
+async def dial(call: Call, job: str, rank: int, body: RankBody) -> ChannelView:
+    """A rank is there, and can be told to load and park."""
+    mine = await _line(call, job, body.session)
+    call.services.hub.dial(mine.id, body.session, rank, body.ranks)
+    return ChannelView()
+
+
+@routes.post("/v1/channel/{job}/results", problems=(*BODY, 404, 409))
+async def result(call: Call, job: str, body: ResultBody) -> ChannelView:
+    """What a rank did. This answer is the acknowledgement; said again, it changes nothing."""
+    mine = await _line(call, job, body.session)
+    done = RankResult(rank=body.rank, ok=body.ok, error=body.error, seconds=body.seconds)
+    call.services.hub.result(mine.id, body.session, body.rank, body.order, done)
+    return ChannelView()
+
+
+async def _line(call: Call, ref: str, session: str) -> Job:
+    """The job, if this is its present session."""
+
+    def find(state: State, caller: Caller, ref: str, *, act: bool) -> Job:
+        job = find_job(state, caller, ref, act=act)
+        known = state.sessions.get(session)
+        if known is None or known.job != job.id:
+            raise UnknownThing("session", session)
+        if job.session != session or known.status is not SessionStatus.ALIVE:
+            raise Conflict(f"session {session} of job {job.id} is {known.status}; open a new one")
+        return job
+
+    return await call.act_on(find, ref)

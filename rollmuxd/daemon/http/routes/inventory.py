@@ -1,0 +1,225 @@
+"""Nodes, hosts, pools and groups: what there is, and what operators do to it."""
+
+from collections.abc import Callable
+
+from msgspec import UNSET, UnsetType
+
+from rollmuxd.core.errors import Rejected, UnknownThing
+from rollmuxd.core.inputs import DeclareClear, DrainNode, Input, UndrainNode
+from rollmuxd.core.model import HostId, JobId, Millis, Node, NodeId, NodeStatus
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.daemon.http import views
+from rollmuxd.daemon.http.glue import Call, Query, Routes
+from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
+from rollmuxd.daemon.keys import Role
+from rollmuxd.wire.answers import (
+    GroupPage,
+    GroupView,
+    HostPage,
+    HostView,
+    NodePage,
+    NodeView,
+    PoolPage,
+    PoolView,
+)
+from rollmuxd.wire.requests import DrainBody, ReasonBody
+
+routes = Routes("inventory")
+
+
+class PageQuery(Query, frozen=True):
+    """Which part of a list."""
+
+    limit: Limit = 100
+    after: Id | UnsetType = UNSET
+
+
+class NodesQuery(PageQuery, frozen=True):
+    """Filters of the list of nodes."""
+
+    pool: Id | UnsetType = UNSET
+    status: NodeStatus | UnsetType = UNSET
+    host: Id | UnsetType = UNSET
+
+
+class GroupsQuery(PageQuery, frozen=True):
+    """Filters of the list of groups."""
+
+    pool: Id | UnsetType = UNSET
+    owner: Id | UnsetType = UNSET
+
+
+# ---- nodes -----------------------------------------------------------------------------------------------------------
+
+
+@routes.get("/v1/nodes")
+async def list_nodes(call: Call, query: NodesQuery) -> NodePage:
+    """All nodes."""
+
+    def wanted(node: Node) -> bool:
+        return (
+            (query.pool is UNSET or query.pool in node.pools)
+            and query.status in (UNSET, node.status)
+            and query.host in (UNSET, node.host)
+        )
+
+    def look(core: Scheduler, now: Millis) -> NodePage:
+        nodes = filter(wanted, core.state.nodes.values())
+        found, following = views.page(nodes, lambda node: node.id, query.limit, query.after)
+        return NodePage(items=[views.node_view(core, node) for node in found], next=following)
+
+    return await call.read(look)
+
+
+# A node's id has a slash in it, so these three come before the node itself, which would match them too.
+@routes.post("/v1/nodes/{node:path}/drain", needs=Role.ADMIN, problems=(*BODY, 404, 409))
+async def drain_node(call: Call, node: str, body: DrainBody) -> NodeView:
+    """Nothing new on it; drained when its slots have ended and its GPUs are clear. ``evict``: end its jobs."""
+    await call.services.driver.submit(DrainNode(node=node, by=call.caller.name, evict=body.evict))
+    return await _node(call, node)
+
+
+@routes.post("/v1/nodes/{node:path}/undrain", needs=Role.ADMIN, problems=(404, 409))
+async def undrain_node(call: Call, node: str) -> NodeView:
+    """It may be used again."""
+    await call.services.driver.submit(UndrainNode(node=node, by=call.caller.name))
+    return await _node(call, node)
+
+
+@routes.post("/v1/nodes/{node:path}/declare-clear", needs=Role.ADMIN, problems=(*BODY, 404, 409))
+async def declare_node_clear(call: Call, node: str, body: ReasonBody) -> NodeView:
+    """Declare that nothing of any job is left on its GPUs. Audited."""
+    await call.services.driver.submit(DeclareClear(node=node, by=call.caller.name, reason=body.reason))
+    return await _node(call, node)
+
+
+@routes.get("/v1/nodes/{node:path}", problems=(404,))
+async def get_node(call: Call, node: str) -> NodeView:
+    """One node: ``/v1/nodes/host1/gpu0-3``."""
+    return await _node(call, node)
+
+
+async def _node(call: Call, node: NodeId) -> NodeView:
+    return await call.read(lambda core, now: views.node_view(core, core.state.node(node)))
+
+
+# ---- hosts -----------------------------------------------------------------------------------------------------------
+
+
+@routes.get("/v1/hosts")
+async def list_hosts(call: Call, query: PageQuery) -> HostPage:
+    """All hosts."""
+
+    def look(core: Scheduler, now: Millis) -> HostPage:
+        found, following = views.page(core.state.hosts.values(), lambda host: host.id, query.limit, query.after)
+        return HostPage(items=[views.host_view(core, host) for host in found], next=following)
+
+    return await call.read(look)
+
+
+@routes.get("/v1/hosts/{host}", problems=(404,))
+async def get_host(call: Call, host: str) -> HostView:
+    """One host."""
+
+    def look(core: Scheduler, now: Millis) -> HostView:
+        found = core.state.hosts.get(host)
+        if found is None:
+            raise UnknownThing("host", host)
+        return views.host_view(core, found)
+
+    return await call.read(look)
+
+
+@routes.post("/v1/hosts/{host}/drain", needs=Role.ADMIN, problems=(*BODY, 404, 409))
+async def drain_host(call: Call, host: str, body: DrainBody) -> HostView:
+    """Drain all its nodes."""
+    return await _each_node(call, host, lambda node: DrainNode(node=node, by=call.caller.name, evict=body.evict))
+
+
+@routes.post("/v1/hosts/{host}/undrain", needs=Role.ADMIN, problems=(404, 409))
+async def undrain_host(call: Call, host: str) -> HostView:
+    """Its nodes may be used again."""
+    return await _each_node(call, host, lambda node: UndrainNode(node=node, by=call.caller.name))
+
+
+@routes.post("/v1/hosts/{host}/declare-clear", needs=Role.ADMIN, problems=(*BODY, 404, 409))
+async def declare_host_clear(call: Call, host: str, body: ReasonBody) -> HostView:
+    """Declare that nothing of any job is left on its GPUs. Audited."""
+    return await _each_node(call, host, lambda node: DeclareClear(node=node, by=call.caller.name, reason=body.reason))
+
+
+async def _each_node(call: Call, host: HostId, given: Callable[[NodeId], Input]) -> HostView:
+    """Tell it of each node. A refusal is answered only if every node refuses: else something was done."""
+    view = await get_host(call, host)
+    refusals: list[Rejected] = []
+    for node in view.nodes:
+        try:
+            await call.services.driver.submit(given(node))
+        except Rejected as refused:
+            refusals.append(refused)
+    if refusals and len(refusals) == len(view.nodes):
+        raise refusals[0]
+    return await get_host(call, host)
+
+
+# ---- pools and groups ------------------------------------------------------------------------------------------------
+
+
+@routes.get("/v1/pools")
+async def list_pools(call: Call, query: PageQuery) -> PoolPage:
+    """All pools."""
+
+    def look(core: Scheduler, now: Millis) -> PoolPage:
+        found, following = views.page(views.pool_views(core), lambda pool: pool.pool, query.limit, query.after)
+        return PoolPage(items=found, next=following)
+
+    return await call.read(look)
+
+
+@routes.get("/v1/pools/{pool}", problems=(404,))
+async def get_pool(call: Call, pool: str) -> PoolView:
+    """One pool."""
+
+    def look(core: Scheduler, now: Millis) -> PoolView:
+        found = next((view for view in views.pool_views(core) if view.pool == pool), None)
+        if found is None:
+            raise UnknownThing("pool", pool)
+        return found
+
+    return await call.read(look)
+
+
+@routes.get("/v1/groups")
+async def list_groups(call: Call, query: GroupsQuery) -> GroupPage:
+    """All groups. Jobs of other owners appear by their ids."""
+
+    def look(core: Scheduler, now: Millis) -> GroupPage:
+        state = core.state
+
+        def visible(job: JobId, owner: str) -> bool:
+            found = state.jobs[job]
+            return found.owner == owner and call.caller.may_read(found)
+
+        groups = [
+            group
+            for group in state.groups.values()
+            if (query.pool is UNSET or any(query.pool in state.nodes[node].pools for node in group.nodes))
+            and (query.owner is UNSET or any(visible(job, query.owner) for job in group.jobs))
+        ]
+        found, following = views.page(groups, lambda group: group.id, query.limit, query.after)
+        return GroupPage(items=[views.group_view(core, group, call.caller) for group in found], next=following)
+
+    return await call.read(look)
+
+
+@routes.get("/v1/groups/{group}", problems=(404,))
+async def get_group(call: Call, group: str) -> GroupView:
+    """One group."""
+
+    def look(core: Scheduler, now: Millis) -> GroupView:
+        found = core.state.groups.get(group)
+        if found is None:
+            raise UnknownThing("group", group)
+        return views.group_view(core, found, call.caller)
+
+    return await call.read(look)

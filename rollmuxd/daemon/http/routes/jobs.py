@@ -1,0 +1,189 @@
+"""Jobs: registering, looking, pausing, ending."""
+
+from msgspec import UNSET, UnsetType
+
+from rollmuxd.core import model
+from rollmuxd.core.inputs import EndJob, Input, PauseJob, RegisterJob, ReinstateJob, ResumeJob
+from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.state import State
+from rollmuxd.daemon.access import Caller, check_act, find_job
+from rollmuxd.daemon.http import views
+from rollmuxd.daemon.http.glue import Call, Query, Routes
+from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
+from rollmuxd.daemon.settings import DefaultsTable
+from rollmuxd.wire.answers import Explanation, JobPage, JobView
+from rollmuxd.wire.requests import PhaseBody, ReasonBody, RegisterBody, StateBody, WantBody
+
+routes = Routes("jobs")
+
+
+class JobsQuery(Query, frozen=True):
+    """Filters of the list of jobs."""
+
+    owner: Id | UnsetType = UNSET
+    status: JobStatus | UnsetType = UNSET
+    pool: Id | UnsetType = UNSET
+    limit: Limit = 100
+    after: Id | UnsetType = UNSET
+
+
+@routes.post("/v1/jobs", status=201, also=(200,), problems=(*BODY, 409, 429))
+async def register_job(call: Call, body: RegisterBody) -> JobView:
+    """Register a job, or a new run of it. 200 instead of 201: this idempotency key's run was registered before."""
+    caller = call.caller
+    await call.act_on(_may_register, body.name)
+    # From that look to the decision no other input comes in between: ``submit`` decides in this turn of the loop.
+    answer = await call.services.driver.submit(
+        RegisterJob(
+            owner=caller.owner,
+            user=caller.user,
+            spec=job_spec(body, call.services.settings.defaults),
+            idempotency_key=body.idempotency_key,
+            replace=body.replace,
+        )
+    )
+    if answer.repeated:
+        call.status = 200
+    assert answer.job is not None
+    return await _show(call, answer.job)
+
+
+@routes.get("/v1/jobs")
+async def list_jobs(call: Call, query: JobsQuery) -> JobPage:
+    """The jobs that the caller may see; ended ones too, while the daemon remembers them."""
+
+    def wanted(job: Job) -> bool:
+        return (
+            call.caller.may_read(job)
+            and query.owner in (UNSET, job.owner)
+            and query.status in (UNSET, job.status)
+            and (query.pool is UNSET or any(want.pool == query.pool for want in job.spec.wants))
+        )
+
+    def look(core: Scheduler, now: Millis) -> JobPage:
+        jobs = filter(wanted, core.state.jobs.values())
+        found, following = views.page(jobs, lambda job: job.id, query.limit, query.after)
+        return JobPage(items=[views.job_view(core, job, now, waiting=False) for job in found], next=following)
+
+    return await call.read(look)
+
+
+@routes.get("/v1/jobs/{job}", problems=(404,))
+async def get_job(call: Call, job: str) -> JobView:
+    """One job, by its id or its name; while it waits, also why, and what would let it in."""
+    return await call.read(lambda core, now: _view(core, find_job(core.state, call.caller, job), now))
+
+
+@routes.get("/v1/jobs/{job}/explain", problems=(404,))
+async def explain_job(call: Call, job: str) -> Explanation:
+    """Why it waits, or where it sits and why: as data and as sentences."""
+    return await call.read(lambda core, now: views.explanation(core, find_job(core.state, call.caller, job), now))
+
+
+@routes.post("/v1/jobs/{job}/pause", problems=(404, 409))
+async def pause_job(call: Call, job: str) -> JobView:
+    """Let its running slot end, then give it no other until it is resumed."""
+    return await _tell(call, PauseJob(job=await _mine(call, job), by=call.caller.name))
+
+
+@routes.post("/v1/jobs/{job}/resume", problems=(404, 409))
+async def resume_job(call: Call, job: str) -> JobView:
+    """Let a paused job go on."""
+    return await _tell(call, ResumeJob(job=await _mine(call, job), by=call.caller.name))
+
+
+@routes.post("/v1/jobs/{job}/reinstate", problems=(404, 409))
+async def reinstate_job(call: Call, job: str) -> JobView:
+    """Take a quarantined job back among those that wait for a placement."""
+    return await _tell(call, ReinstateJob(job=await _mine(call, job), by=call.caller.name))
+
+
+@routes.delete("/v1/jobs/{job}", problems=(*BODY, 404, 409))
+async def end_job(call: Call, job: str, body: ReasonBody) -> JobView:
+    """End a job and free all it held."""
+    return await _tell(call, EndJob(job=await _mine(call, job), by=call.caller.name, reason=body.reason))
+
+
+def _may_register(state: State, caller: Caller, name: str, *, act: bool) -> None:
+    """A new run ends what is left of the one before it: that takes the right to act on the job."""
+    known = state.job_named(caller.owner, name)
+    if known is not None and known.status is not JobStatus.ENDED:
+        check_act(caller, known)
+
+
+async def _mine(call: Call, ref: str) -> JobId:
+    return (await call.act_on(find_job, ref)).id
+
+
+async def _tell(call: Call, given: PauseJob | ResumeJob | ReinstateJob | EndJob) -> JobView:
+    told: Input = given
+    await call.services.driver.submit(told)
+    return await _show(call, given.job)
+
+
+async def _show(call: Call, job: JobId) -> JobView:
+    return await call.read(lambda core, now: _view(core, core.state.job(job), now))
+
+
+def _view(core: Scheduler, job: Job, now: Millis) -> JobView:
+    return views.job_view(core, job, now, waiting=True)
+
+
+# ---- what a registration says, in the core's words -------------------------------------------------------------------
+
+
+def job_spec(body: RegisterBody, defaults: DefaultsTable) -> JobSpec:
+    """The body of a registration as the core wants it; what it leaves open is as the configuration says."""
+    # Ranks would have to agree on the moment of a lazy park while they are anywhere in their loop; inside the release
+    # call all of them stand still.
+    park = body.park or ("lazy" if body.ranks == 1 else "at_release")
+    return JobSpec(
+        name=body.name,
+        phases=tuple(_phase(phase) for phase in body.phases),
+        wants=tuple(_want(pool, want) for pool, want in body.wants.items()),
+        side=tuple(_phase(phase) for phase in body.side),
+        states=tuple(_state(pool, state) for pool, state in body.states.items()),
+        slo=defaults.slo if body.slo is None else body.slo,
+        priority=body.priority,
+        on_loss=model.OnLoss(body.on_loss or defaults.on_loss),
+        movable=model.Movable(body.movable),
+        park=model.Park(park),
+        if_unmet=model.IfUnmet(body.if_unmet),
+        colocate=body.colocate,
+        ranks=body.ranks,
+    )
+
+
+def _phase(body: PhaseBody) -> model.PhaseSpec:
+    return model.PhaseSpec(
+        name=body.name,
+        pools=tuple(dict.fromkeys(body.pools)),
+        planned_ms=None if body.seconds is None else _ms(body.seconds),
+        gap_ms=_ms(body.gap_s),
+        min_gpus=body.min_gpus,
+    )
+
+
+def _want(pool: str, body: WantBody) -> model.Want:
+    return model.Want(pool=pool, nodes=body.nodes, gpus=body.gpus, named=tuple(dict.fromkeys(body.named)))
+
+
+def _state(pool: str, body: StateBody) -> model.StateSpec:
+    return model.StateSpec(
+        pool=pool,
+        gpu_mb=_mb(body.gpu_gb),
+        leftover_mb=_mb(body.leftover_gb),
+        ram_mb=_mb(body.ram_gb),
+        driver=body.driver,
+        load_ms=_ms(body.load_s),
+        park_ms=_ms(body.park_s),
+    )
+
+
+def _ms(seconds: float) -> Millis:
+    return round(seconds * 1000)
+
+
+def _mb(gigabytes: float) -> int:
+    return round(gigabytes * 1000)

@@ -1,0 +1,52 @@
+"""Sessions: a client process says that it is there, and goes on saying so."""
+
+from rollmuxd.core.inputs import CloseSession, Heartbeat, OpenSession
+from rollmuxd.daemon.access import find_job, find_session
+from rollmuxd.daemon.http import views
+from rollmuxd.daemon.http.glue import Call, Routes
+from rollmuxd.daemon.http.routes._query import BODY
+from rollmuxd.wire.answers import HeartbeatView, SessionView
+from rollmuxd.wire.requests import HeartbeatBody, SessionBody
+
+routes = Routes("sessions")
+
+
+@routes.post("/v1/sessions/{session}/heartbeat", problems=(*BODY, 404, 409))
+async def heartbeat(call: Call, session: str, body: HeartbeatBody) -> HeartbeatView:
+    """Renew the lease; may bring directives."""
+    await call.act_on(find_session, session)
+    answer = await call.services.driver.submit(
+        Heartbeat(session=session, slot=body.slot, done=body.done, total=body.total)
+    )
+    return HeartbeatView(
+        lease_s=call.shared.lease_s, directives=[views.directive(given) for given in answer.directives]
+    )
+
+
+@routes.post("/v1/jobs/{job}/sessions", status=201, also=(200,), problems=(*BODY, 404, 409))
+async def open_session(call: Call, job: str, body: SessionBody) -> SessionView:
+    """A client process of a run is there. It fences an older one of the same run."""
+    mine = await call.act_on(find_job, job)
+    answer = await call.services.driver.submit(
+        OpenSession(
+            job=mine.id, idempotency_key=body.idempotency_key, pid=body.pid, host=body.host, started=body.started
+        )
+    )
+    if answer.repeated:
+        call.status = 200
+    assert answer.session is not None
+    return await _show(call, answer.session)
+
+
+@routes.delete("/v1/sessions/{session}", problems=(404, 409))
+async def close_session(call: Call, session: str) -> SessionView:
+    """The process leaves in good order; its job stays."""
+    found, _ = await call.act_on(find_session, session)
+    view = SessionView(found.id, found.job, found.run, lease_s=0.0, heartbeat_s=call.shared.heartbeat_s)
+    await call.services.driver.submit(CloseSession(session=session))
+    return view
+
+
+async def _show(call: Call, session: str) -> SessionView:
+    found, _ = await call.read(lambda core, now: find_session(core.state, call.caller, session))
+    return SessionView(found.id, found.job, found.run, lease_s=call.shared.lease_s, heartbeat_s=call.shared.heartbeat_s)

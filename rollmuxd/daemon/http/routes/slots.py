@@ -1,0 +1,311 @@
+"""Slots: asking for the turn, waiting for it, giving it back. The calls that every iteration of every job makes."""
+
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Final, Self
+
+import anyio
+from msgspec import UNSET, UnsetType
+
+from rollmuxd.core.errors import Rejected
+from rollmuxd.core.inputs import (
+    DetachSlot,
+    GpuSight,
+    NextRequest,
+    ReleaseSlot,
+    RequestSlot,
+    RevokeSlot,
+    ShrinkSlot,
+    WithdrawSlot,
+)
+from rollmuxd.core.model import GpuId, Job, JobId, Millis, OrderKind, OrderStatus, Park, Slot, SlotId, SlotStatus
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.state import State
+from rollmuxd.daemon.access import find_job, find_slot
+from rollmuxd.daemon.driver import Unavailable
+from rollmuxd.daemon.http import problems, views
+from rollmuxd.daemon.http.glue import Call, ClientGone, Parked, Query, Routes
+from rollmuxd.daemon.http.problems import Refusal
+from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
+from rollmuxd.daemon.keys import Role
+from rollmuxd.wire.answers import ReleaseView, SlotPage, SlotView
+from rollmuxd.wire.requests import ReasonBody, ReleaseBody, ShrinkBody, SlotBody
+
+routes = Routes("slots")
+
+#: a release that parks is answered when the order has ended, which the order's own limit bounds; this bounds a bug
+PARK_BOUND_S: Final = 595.0
+#: how often such a release looks, when nothing tells it to: a park that failed is no news of the slot
+PARK_LOOK_S: Final = 1.0
+#: a last word to the core, when the client is gone already
+LAST_WORD_S: Final = 5.0
+
+
+@routes.post("/v1/jobs/{job}/slots", problems=(*BODY, 404, 409, 429, 503))
+async def request_slot(call: Call, job: str, body: SlotBody) -> SlotView:
+    """Ask for a slot, and wait up to ``wait_s`` for it. The same ``request_id`` is the same slot.
+
+    ``running``: it is yours. ``queued``, ``loading``: not yet; ask again with the same ``request_id`` before the
+    re-attach time is over, and it keeps its place. 409 ``slot_ended``: it will never be, and ``data`` says why.
+    """
+    mine = await call.act_on(find_job, job)
+    async with _Attending(call, mine.id, body.request_id) as attending:
+        answer = await call.services.driver.submit(
+            RequestSlot(job=mine.id, session=body.session, phase=body.phase, request_id=body.request_id)
+        )
+        assert answer.slot is not None
+        attending.slot = answer.slot
+        view = await _granted(call, answer.slot, body.wait_s)
+        attending.waits = SlotStatus(view.status) in views.COMING
+        return view
+
+
+class _Attending:
+    """A call that attends a request. When the last one of a request leaves and it is still waiting, it is detached.
+
+    Calls are counted from before the request is submitted, so that a call that leaves does not detach what another,
+    just arrived, has attached.
+    """
+
+    def __init__(self, call: Call, job: JobId, request_id: str) -> None:
+        self._call = call
+        self._key = (job, request_id)
+        self.slot: SlotId | None = None
+        self.waits = True
+
+    async def __aenter__(self) -> Self:
+        attended = self._call.shared.attended
+        attended[self._key] = attended.get(self._key, 0) + 1
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        attended = self._call.shared.attended
+        attended[self._key] -= 1
+        if attended[self._key]:
+            return
+        del attended[self._key]
+        # A daemon that drains leaves its waiters attached: they come back to the one that follows it.
+        if self.slot is not None and self.waits and not self._call.services.driver.draining.is_set():
+            await detach(self._call, self.slot)
+
+
+async def detach(call: Call, slot: SlotId) -> None:
+    """Nobody attends this request any more. Also said when the call itself is cancelled."""
+    with anyio.move_on_after(LAST_WORD_S, shield=True), suppress(Rejected, Unavailable):
+        await call.services.driver.submit(DetachSlot(slot=slot))
+
+
+async def _granted(call: Call, slot: SlotId, wait_s: float) -> SlotView:
+    """Wait until the slot runs, for at most so long."""
+    driver = call.services.driver
+    with driver.subscribe(slot) as waiter:
+        view = await _show(call, slot)
+
+        async def until_granted() -> None:
+            while not driver.draining.is_set():
+                await waiter.changed()
+                if await call.read(lambda core, now: core.state.slot(slot).status) not in views.COMING:
+                    return
+
+        if SlotStatus(view.status) in views.COMING and wait_s > 0:
+            if await call.park(until_granted, wait_s) is Parked.GONE:
+                raise ClientGone
+            view = await _show(call, slot)
+            if driver.draining.is_set() and SlotStatus(view.status) in views.COMING:
+                raise Refusal(
+                    problems.DRAINING, "the daemon is being stopped or restarted; the request keeps its place"
+                )
+    status = SlotStatus(view.status)
+    if status not in views.COMING and status not in views.ON:
+        because = f": {view.reason}" if view.reason else ""
+        raise Refusal(
+            problems.SLOT_ENDED,
+            f"slot {slot} is {view.status}{because}",
+            data={"slot": slot, "status": view.status, "reason": view.reason},
+        )
+    return view
+
+
+@routes.post("/v1/slots/{slot}/release", problems=(*BODY, 404, 409, 503))
+async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
+    """The phase is over. May carry the request for the next one, and says what became of that.
+
+    Repeating it repeats the answer. Of a job with ``park=at_release`` it is answered when the state is parked.
+    """
+    mine, job = await call.act_on(find_slot, slot)
+    fence = views.fence_of(body.fence)
+    seen: tuple[GpuSight, ...] = ()
+    if mine.status in views.ON and mine.fence == fence:
+        seen = await _sight(call, _unmoved(call.services.driver.scheduler.state, mine, job))
+    following = None if body.next is None else NextRequest(phase=body.next.phase, request_id=body.next.request_id)
+    driver = call.services.driver
+    with driver.subscribe(slot) as waiter:
+        answer = await driver.submit(
+            ReleaseSlot(slot=slot, fence=fence, seen=seen, next=following, measured=body.measured)
+        )
+        if job.spec.park is Park.AT_RELEASE:
+
+            async def until_parked() -> None:
+                while not driver.draining.is_set() and await call.read(
+                    lambda core, _: _parks(core.state, slot, job.id)
+                ):
+                    with anyio.move_on_after(PARK_LOOK_S):
+                        await waiter.changed()
+
+            if await call.park(until_parked, PARK_BOUND_S) is Parked.GONE:
+                raise ClientGone
+
+    def look(core: Scheduler, now: Millis) -> ReleaseView:
+        ended = core.state.slots.get(slot)
+        coming = core.state.slots.get(answer.next_slot or "")
+        return ReleaseView(
+            slot=slot,
+            status=str(SlotStatus.OVER if ended is None else ended.status),
+            next=None if coming is None else views.slot_view(core, coming, job, call.caller, now),
+            next_refused=answer.next_refused or None,
+        )
+
+    view = await call.read(look)
+    if view.next is not None and SlotStatus(view.next.status) is SlotStatus.QUEUED:
+        # It has its place; the call that waits for it is still to come.
+        if (job.id, view.next.request_id) not in call.shared.attended:
+            await detach(call, view.next.slot)
+    return view
+
+
+def _unmoved(state: State, slot: Slot, job: Job) -> dict[str, list[GpuId]]:
+    """By host, the slot's GPUs on nodes where no residency driver moves a state of the job.
+
+    There nothing will be parked, so nobody else would look whether the GPUs are clear.
+    """
+    held = dict.fromkeys(slot.gpus)
+    moved = {state.states[key].node for key in job.states if key in state.states}
+    hosts: dict[str, list[GpuId]] = {}
+    for name in dict.fromkeys(name for nodes in job.pins.values() for name in nodes):
+        node = state.nodes[name]
+        gpus = [] if name in moved else [gpu for gpu in node.gpus if gpu in held]
+        if gpus:
+            hosts.setdefault(node.host, []).extend(gpus)
+    return hosts
+
+
+async def _sight(call: Call, hosts: dict[str, list[GpuId]]) -> tuple[GpuSight, ...]:
+    """What the backends see on these GPUs now; nothing of a host that cannot say. Bounded by the actuator."""
+    if not hosts:
+        return ()
+    seen: dict[str, tuple[GpuSight, ...]] = {}
+
+    async def look(host: str, gpus: Collection[GpuId]) -> None:
+        seen[host] = await call.services.actuator.sight(host, gpus)
+
+    if len(hosts) == 1:
+        for host, gpus in hosts.items():
+            await look(host, gpus)
+    else:
+        async with anyio.create_task_group() as looks:
+            for host, gpus in hosts.items():
+                looks.start_soon(look, host, gpus)
+    return tuple(gpu for host in hosts for gpu in seen[host])
+
+
+def _parks(state: State, slot: SlotId, job: JobId) -> bool:
+    """Whether an order to park the job's state is under way."""
+    ended = state.slots.get(slot)
+    return (
+        ended is not None
+        and ended.status is SlotStatus.RELEASED
+        and any(
+            order.job == job and order.kind is OrderKind.PARK and order.status is OrderStatus.ISSUED
+            for order in state.orders.values()
+        )
+    )
+
+
+@routes.post("/v1/slots/{slot}/shrink", problems=(*BODY, 404, 409))
+async def shrink_slot(call: Call, slot: str, body: ShrinkBody) -> SlotView:
+    """The job gave GPUs of its running slot back, and keeps these."""
+    mine, job = await call.act_on(find_slot, slot)
+    state = call.services.driver.scheduler.state
+    fence = views.fence_of(body.fence)
+    given: dict[str, list[GpuId]] = {}
+    if mine.status in views.ON and mine.fence == fence:
+        keep, held = dict.fromkeys(body.keep), dict.fromkeys(mine.gpus)
+        for name in dict.fromkeys(name for nodes in job.pins.values() for name in nodes):
+            node = state.nodes[name]
+            gpus = [gpu for gpu in node.gpus if gpu in held and gpu not in keep]
+            if gpus:
+                given.setdefault(node.host, []).extend(gpus)
+    seen = await _sight(call, given)
+    await call.services.driver.submit(ShrinkSlot(slot=slot, fence=fence, keep=tuple(body.keep), seen=seen))
+    return await _show(call, slot)
+
+
+@routes.delete("/v1/slots/{slot}", problems=(404, 409))
+async def withdraw_slot(call: Call, slot: str) -> SlotView:
+    """Take a queued request back."""
+    await call.act_on(find_slot, slot)
+    await call.services.driver.submit(WithdrawSlot(slot=slot))
+    return await _show(call, slot)
+
+
+@routes.post("/v1/slots/{slot}/revoke", needs=Role.ADMIN, problems=(*BODY, 404, 409))
+async def revoke_slot(call: Call, slot: str, body: ReasonBody) -> SlotView:
+    """End a slot now. Its GPUs are given on when they were seen clear."""
+    await call.act_on(find_slot, slot)
+    await call.services.driver.submit(RevokeSlot(slot=slot, by=call.caller.name, reason=body.reason))
+    return await _show(call, slot)
+
+
+class SlotsQuery(Query, frozen=True):
+    """Filters of the list of slots."""
+
+    owner: Id | UnsetType = UNSET
+    status: SlotStatus | UnsetType = UNSET
+    pool: Id | UnsetType = UNSET
+    job: Id | UnsetType = UNSET
+    limit: Limit = 100
+    after: Id | UnsetType = UNSET
+
+
+@routes.get("/v1/slots", problems=(404,))
+async def list_slots(call: Call, query: SlotsQuery) -> SlotPage:
+    """Open slots, and each job's last few that ended."""
+
+    def look(core: Scheduler, now: Millis) -> SlotPage:
+        jobs = core.state.jobs
+        of = None if query.job is UNSET else find_job(core.state, call.caller, query.job).id
+
+        def wanted(slot: Slot) -> bool:
+            job = jobs[slot.job]
+            return (
+                call.caller.may_read(job)
+                and (of is None or slot.job == of)
+                and query.owner in (UNSET, job.owner)
+                and query.status in (UNSET, slot.status)
+                and (query.pool is UNSET or query.pool in _pools(job, slot.phase))
+            )
+
+        slots = filter(wanted, core.state.slots.values())
+        found, following = views.page(slots, lambda slot: slot.id, query.limit, query.after)
+        items = [views.slot_view(core, slot, jobs[slot.job], call.caller, now) for slot in found]
+        return SlotPage(items=items, next=following)
+
+    return await call.read(look)
+
+
+@routes.get("/v1/slots/{slot}", problems=(404,))
+async def get_slot(call: Call, slot: str) -> SlotView:
+    """One slot."""
+    return await _show(call, slot)
+
+
+async def _show(call: Call, slot: SlotId) -> SlotView:
+    def look(core: Scheduler, now: Millis) -> SlotView:
+        found, job = find_slot(core.state, call.caller, slot)
+        return views.slot_view(core, found, job, call.caller, now)
+
+    return await call.read(look)
+
+
+def _pools(job: Job, phase: str) -> tuple[str, ...]:
+    return next((spec.pools for spec in (*job.spec.phases, *job.spec.side) if spec.name == phase), ())

@@ -1,0 +1,276 @@
+"""The core's state as the wire shows it. Pure: each view is made between two inputs, from one consistent state."""
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from msgspec import UNSET, UnsetType
+
+from rollmuxd.core import decision as core_decision
+from rollmuxd.core.model import (
+    Fence,
+    Group,
+    Host,
+    Job,
+    JobStatus,
+    Millis,
+    Node,
+    NodeStatus,
+    PhaseTimes,
+    Slot,
+    SlotStatus,
+)
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.daemon.access import Caller
+from rollmuxd.wire import answers as wire
+
+T = TypeVar("T")
+
+#: slots that hold GPUs for work
+ON = (SlotStatus.RUNNING, SlotStatus.TAIL)
+#: slots that may still be granted
+COMING = (SlotStatus.QUEUED, SlotStatus.LOADING)
+
+
+def iso(at: Millis) -> str:
+    """A time as people and programs read it: ``2026-11-21T09:30:00.125Z``."""
+    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def maybe_iso(at: Millis | None) -> str | None:
+    """The same, of a time that has perhaps not come."""
+    return None if at is None else iso(at)
+
+
+def seconds(span: Millis | None) -> float | None:
+    """A span of time, perhaps not known."""
+    return None if span is None else span / 1000
+
+
+def fence_text(fence: Fence) -> str:
+    """A fence as it goes over the wire: ``1.17``."""
+    return f"{fence.incarnation}.{fence.number}"
+
+
+def fence_of(text: str) -> Fence:
+    """The fence that a request carries; its form was checked on decoding."""
+    incarnation, _, number = text.partition(".")
+    return Fence(int(incarnation), int(number))
+
+
+def reasons(given: Iterable[core_decision.Reason]) -> list[wire.Reason]:
+    """Why something waits."""
+    return [wire.Reason(code=reason.code, text=reason.text, data=reason.data) for reason in given]
+
+
+def directive(given: core_decision.Directive) -> wire.Directive:
+    """What a running slot's holder is asked to do."""
+    return wire.Directive(kind=given.kind, slot=given.slot, keep=list(given.keep), reason=given.reason)
+
+
+def page(items: Iterable[T], key: Callable[[T], str], limit: int, after: str | UnsetType) -> tuple[list[T], str | None]:
+    """The items after a key, in the order of their keys, and the key of the last if there are more.
+
+    Keys count up within their kind (``j2`` comes before ``j10``), so a page stays right while things come and go.
+    """
+
+    def order(item: T) -> tuple[int, str]:
+        name = key(item)
+        return len(name), name
+
+    start = (-1, "") if after is UNSET else (len(after), after)
+    found = sorted((item for item in items if order(item) > start), key=order)
+    return found[:limit], key(found[limit - 1]) if len(found) > limit else None
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def job_view(core: Scheduler, job: Job, now: Millis, *, waiting: bool) -> wire.JobView:
+    """One job. ``waiting``: also why it waits, which takes some thought, and lists do without."""
+    on = core.state.slots.get(job.slot or job.queued or "")
+    slowdown = core.slowdown(job.id)
+    return wire.JobView(
+        job=job.id,
+        owner=job.owner,
+        user=job.user,
+        name=job.spec.name,
+        run=job.run,
+        status=str(job.status),
+        registered_at=iso(job.registered_at),
+        reason=job.reason,
+        group=job.group,
+        pins={pool: list(nodes) for pool, nodes in job.pins.items()},
+        admission=job.admission,
+        slo=job.spec.slo,
+        promised=job.promised,
+        priority=job.spec.priority,
+        iterations=job.progress.finished,
+        slowdown=None if slowdown is None else round(slowdown, 4),
+        credit_s=seconds(core.credit_ms(job.id)),
+        planned_slowdown=_planned_slowdown(job),
+        estimates=_estimates(job),
+        session=job.session,
+        slot=None if on is None else on.id,
+        phase=None if on is None else on.phase,
+        waiting=waiting_view(core, job, now) if waiting and job.status is JobStatus.WAITING else None,
+        loads_warm=job.progress.loads_warm,
+        loads_cold=job.progress.loads_cold,
+        parks=job.progress.parks,
+    )
+
+
+def waiting_view(core: Scheduler, job: Job, now: Millis) -> wire.Waiting:
+    """Why a job waits for a placement, its position, and what would let it in."""
+    return wire.Waiting(
+        reasons=reasons(core.why_job_waits(job.id, now)),
+        position=core.job_position(job.id, now),
+        would_start_with=list(core.would_start_with(job.id, now)),
+    )
+
+
+def explanation(core: Scheduler, job: Job, now: Millis) -> wire.Explanation:
+    """Why a job waits, or where it sits and why."""
+    why, sentences = core.explain(job.id, now)
+    return wire.Explanation(
+        job=job.id,
+        status=str(job.status),
+        reasons=reasons(why),
+        sentences=list(sentences),
+        would_start_with=list(core.would_start_with(job.id, now)) if job.status is JobStatus.WAITING else [],
+    )
+
+
+def _planned_slowdown(job: Job) -> float | None:
+    """The planned period of its group over its planned solo iteration, where every phase's time is planned."""
+    planned = [phase.planned_ms for phase in job.spec.phases]
+    if job.planned_period_ms is None or any(time is None for time in planned):
+        return None
+    solo = sum(time or 0 for time in planned) + sum(phase.gap_ms for phase in job.spec.phases)
+    return round(job.planned_period_ms / solo, 4) if solo else None
+
+
+def _estimates(job: Job) -> dict[str, wire.Estimate]:
+    nothing = PhaseTimes()
+    return {
+        phase.name: _estimate(phase.planned_ms, job.times.get(phase.name, nothing))
+        for phase in (*job.spec.phases, *job.spec.side)
+    }
+
+
+def _estimate(planned: Millis | None, times: PhaseTimes) -> wire.Estimate:
+    if not times.count:
+        return wire.Estimate(planned_s=seconds(planned), count=0)
+    recent = sorted(times.recent_ms)
+    return wire.Estimate(
+        planned_s=seconds(planned),
+        count=times.count,
+        mean_s=round(times.total_ms / times.count / 1000, 3),
+        p50_s=seconds(_quantile(recent, 0.5)),
+        p95_s=seconds(_quantile(recent, 0.95)),
+    )
+
+
+def _quantile(ascending: Sequence[Millis], share: float) -> Millis | None:
+    return ascending[min(len(ascending) - 1, int(share * len(ascending)))] if ascending else None
+
+
+# ---- slots -----------------------------------------------------------------------------------------------------------
+
+
+def slot_view(core: Scheduler, slot: Slot, job: Job, caller: Caller, now: Millis) -> wire.SlotView:
+    """One slot, as this caller may see it: its fence is for those who may act on the job."""
+    queued = slot.status is SlotStatus.QUEUED
+    on = slot.status in ON
+    return wire.SlotView(
+        slot=slot.id,
+        job=slot.job,
+        phase=slot.phase,
+        status=str(slot.status),
+        request_id=slot.request_id,
+        fence=fence_text(slot.fence) if on and slot.fence is not None and caller.may_act(job) else None,
+        gpus=list(slot.gpus),
+        lease_s=seconds(core.lease_left_ms(slot.session, now)) if on else None,
+        position=core.slot_position(slot.id) if queued else None,
+        expected_wait_s=seconds(core.expected_wait_ms(slot.id, now)) if queued else None,
+        reason=slot.reason,
+        reasons=reasons(core.why_slot_waits(slot.id, now)) if queued else [],
+        queued_at=iso(slot.queued_at),
+        granted_at=maybe_iso(slot.granted_at),
+        ended_at=maybe_iso(slot.ended_at),
+    )
+
+
+# ---- inventory -------------------------------------------------------------------------------------------------------
+
+
+def node_view(core: Scheduler, node: Node) -> wire.NodeView:
+    """One node."""
+    return wire.NodeView(
+        node=node.id,
+        host=node.host,
+        status=str(node.status),
+        pools=list(node.pools),
+        gpu_type=node.gpu_type,
+        price_per_hour=round(node.price_per_gpu_hour * len(node.gpus), 6),
+        gpus=[wire.GpuView(gpu=name, holder=gpu.holder, stain=gpu.stain) for name, gpu in node.gpus.items()],
+        reason=node.reason,
+        group=node.group,
+        states={
+            f"{state.job} {state.pool}": str(state.status)
+            for state in (core.state.states[key] for key in node.states if key in core.state.states)
+        },
+    )
+
+
+def host_view(core: Scheduler, host: Host) -> wire.HostView:
+    """One host."""
+    nodes = [core.state.nodes[name] for name in host.nodes if name in core.state.nodes]
+    return wire.HostView(
+        host=host.id,
+        backend=host.backend,
+        ram_gb=host.ram_mb / 1000,
+        ram_reserved_gb=host.reserved_mb / 1000,
+        nodes=[node.id for node in nodes],
+        reachable=any(node.status not in (NodeStatus.LOST, NodeStatus.UNKNOWN) for node in nodes),
+    )
+
+
+def group_view(core: Scheduler, group: Group, caller: Caller) -> wire.GroupView:
+    """One group. Jobs of other owners are named by their ids only."""
+    state = core.state
+    nodes = [state.nodes[name] for name in group.nodes]
+
+    def name_of(job_id: str) -> str:
+        job = state.jobs.get(job_id)
+        return job.spec.name if job is not None and caller.may_read(job) else ""
+
+    return wire.GroupView(
+        group=group.id,
+        jobs=list(group.jobs),
+        nodes=list(group.nodes),
+        wheel=[
+            wire.VisitView(job=visit.job, name=name_of(visit.job), phase=visit.phase, turn=visit.turn)
+            for visit in group.wheel
+        ],
+        period_s=seconds(core.group_period_ms(group.id)),
+        cost_per_hour=round(sum(len(node.gpus) * node.price_per_gpu_hour for node in nodes), 6),
+    )
+
+
+def pool_views(core: Scheduler) -> list[wire.PoolView]:
+    """All pools, by name."""
+    pools: dict[str, list[Node]] = {}
+    for node in core.state.nodes.values():
+        for pool in node.pools:
+            pools.setdefault(pool, []).append(node)
+    return [
+        wire.PoolView(
+            pool=name,
+            nodes=[node.id for node in nodes],
+            nodes_free=sum(node.group is None and node.status is NodeStatus.UP for node in nodes),
+            gpus=sum(len(node.gpus) for node in nodes),
+            gpus_held=sum(gpu.holder is not None for node in nodes for gpu in node.gpus.values()),
+        )
+        for name, nodes in sorted(pools.items())
+    ]

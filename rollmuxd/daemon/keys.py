@@ -1,0 +1,68 @@
+"""API keys: made, hashed, checked.
+
+A secret reads ``rmx_<id>_<random>``: the prefix lets scanners find a leaked one, the id says which key it is without
+giving it away, the rest is 256 bits from the operating system. Only a SHA-256 of it is kept. A slow hash (bcrypt,
+argon2) defends short secrets that people choose against guessing; nobody guesses 256 random bits, and a slow hash
+would be paid for by every request.
+"""
+
+import hashlib
+import hmac
+import secrets
+from enum import StrEnum
+
+from msgspec import Struct
+
+from rollmuxd.core.model import Millis
+
+PREFIX = "rmx"
+
+
+class Role(StrEnum):
+    """What a caller may do; each may do what those before it may."""
+
+    VIEWER = "viewer"
+    USER = "user"
+    LEAD = "lead"
+    ADMIN = "admin"
+
+    def covers(self, other: "Role") -> bool:
+        """Whether this role may do what the other may."""
+        order = list(Role)
+        return order.index(self) >= order.index(other)
+
+
+class ApiKey(Struct, frozen=True):
+    """A key as the journal keeps it. ``hashed`` is all that is kept of the secret."""
+
+    id: str
+    owner: str
+    user: str
+    role: Role
+    hashed: str
+    created_at: Millis
+    revoked_at: Millis | None = None
+
+
+def new_key(owner: str, user: str, role: Role, now: Millis) -> tuple[ApiKey, str]:
+    """A key, and its secret, which is told once and kept nowhere."""
+    key_id = secrets.token_hex(4)
+    secret = f"{PREFIX}_{key_id}_{secrets.token_urlsafe(32)}"
+    return ApiKey(id=key_id, owner=owner, user=user, role=role, hashed=digest(secret), created_at=now), secret
+
+
+def digest(secret: str) -> str:
+    """What is kept of a secret."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def key_id_of(secret: str) -> str | None:
+    """The id within a secret; None if it does not look like one of ours."""
+    prefix, _, rest = secret.partition("_")
+    key_id, _, random = rest.partition("_")
+    return key_id if prefix == PREFIX and key_id and random else None
+
+
+def fits(key: ApiKey, secret: str) -> bool:
+    """Whether this is the key's secret, and the key still good. Takes the same time wherever the two differ."""
+    return hmac.compare_digest(key.hashed, digest(secret)) and key.revoked_at is None

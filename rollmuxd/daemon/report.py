@@ -1,0 +1,378 @@
+"""What the GPUs were used for, and what the same work would have taken without sharing.
+
+A pure fold over facts. The facts run through a :class:`~rollmuxd.core.state.State`, so that an iteration, a slowdown
+or a held GPU means here what it means to the scheduler; between two facts about a node its use is constant, and time
+times use is added to the books. Usable offline, on any list of facts::
+
+    ledger = Ledger(since=0, until=None)
+    for fact in facts:
+        ledger.see(fact)
+    report = ledger.report(by="job")
+"""
+
+import csv
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from rollmuxd.core import facts as f
+from rollmuxd.core.model import Job, JobId, JobStatus, Millis, Node, NodeId, OrderKind, Slot, SlotStatus
+from rollmuxd.core.state import State
+from rollmuxd.wire.answers import PoolRow, ReportView, Saving, WorkRow
+
+HOUR: Final = 3_600_000
+BASELINE: Final = (
+    "each job alone on the nodes it was placed on: GPUs of its placement x solo iteration time x finished iterations"
+)
+_USING = (SlotStatus.RUNNING, SlotStatus.TAIL)
+
+
+@dataclass(slots=True)
+class _Work:
+    """The books of one job. Sums of GPU-milliseconds, milliseconds, and money times milliseconds."""
+
+    job: JobId
+    owner: str
+    name: str
+    held: float = 0
+    used: float = 0
+    allocated: float = 0
+    alone: float = 0
+    cost_allocated: float = 0
+    cost_alone: float = 0
+    iterations: int = 0
+    solo: int = 0
+    elapsed: int = 0
+    loads_warm: int = 0
+    loads_cold: int = 0
+    parks: int = 0
+    switch: int = 0
+    wait_placement: int = 0
+    wait_turn: int = 0
+
+
+@dataclass(slots=True)
+class _Pool:
+    """The books of one pool."""
+
+    gpus: int = 0
+    capacity: float = 0
+    held: float = 0
+    used: float = 0
+    pinned: float = 0
+    cost: float = 0
+
+
+@dataclass(slots=True)
+class _Use:
+    """How a node is used from ``since`` on."""
+
+    since: Millis
+    pool: str
+    gpus: int
+    price: float
+    pinned: tuple[JobId, ...] = ()
+    held: dict[JobId, int] = field(default_factory=dict)
+    used: dict[JobId, int] = field(default_factory=dict)
+
+
+class Ledger:
+    """Books facts. ``state`` is what was before the first of them (of a snapshot), if anything was."""
+
+    def __init__(self, *, since: Millis = 0, until: Millis | None = None, state: State | None = None) -> None:
+        self.since = since
+        self.until = until
+        self._state = State() if state is None else state
+        self._work: dict[JobId, _Work] = {}
+        self._pools: dict[str, _Pool] = {}
+        self._uses: dict[NodeId, _Use] = {}
+        #: jobs that wait for a placement, since when
+        self._waiting: dict[JobId, Millis] = {}
+        for job in self._state.jobs.values():
+            self._book_of(job)
+            if job.status is JobStatus.WAITING:
+                self._waiting[job.id] = self._state.at
+        for node in self._state.nodes.values():
+            self._uses[node.id] = self._use_of(node, self._state.at)
+
+    # ---- booking -----------------------------------------------------------------------------------------------------
+
+    def see(self, fact: f.Fact) -> bool:
+        """Book one fact. False: it is after the end of the span, and so are all that follow."""
+        if self.until is not None and fact.at >= self.until:
+            return False
+        nodes = self._touched(fact)
+        for name in nodes:
+            self._settle(name, fact.at)
+        self._book_before(fact)
+        state, job_id = self._state, _job_of(fact, self._state)
+        job = state.jobs.get(job_id) if job_id is not None else None
+        before = None if job is None else msgspec.structs.replace(job.progress)
+        status, pins = (None, {}) if job is None else (job.status, job.pins)
+        state.apply(fact)
+        for name in self._touched(fact) if isinstance(fact, f.JobPlaced | f.NodeAdded) else nodes:
+            self._settle(name, fact.at)
+            node = state.nodes.get(name)
+            if node is None:
+                self._uses.pop(name, None)
+            else:
+                self._uses[name] = self._use_of(node, fact.at)
+        job = state.jobs.get(job_id) if job_id is not None else None
+        if job is None:
+            return True
+        book = self._book_of(job)
+        if job.status is not status:
+            self._status_changed(job, book, fact.at)
+        if before is not None and isinstance(fact, f.SlotQueued | f.OrderEnded) and fact.at >= self.since:
+            now = job.progress
+            book.loads_warm += now.loads_warm - before.loads_warm
+            book.loads_cold += now.loads_cold - before.loads_cold
+            book.parks += now.parks - before.parks
+            if now.finished > before.finished:
+                solo = now.solo_ms - before.solo_ms
+                book.iterations += 1
+                book.solo += solo
+                book.elapsed += now.elapsed_ms - before.elapsed_ms
+                # A node that is in several of the job's pools is one node.
+                alone = [state.nodes[name] for name in dict.fromkeys(n for of in pins.values() for n in of)]
+                book.alone += solo * sum(len(node.gpus) for node in alone)
+                book.cost_alone += solo * sum(len(node.gpus) * node.price_per_gpu_hour for node in alone)
+        return True
+
+    def _book_before(self, fact: f.Fact) -> None:
+        """What can only be booked while the state still knows it."""
+        state = self._state
+        match fact:
+            case f.SlotClaimed() | f.SlotWithdrawn():
+                slot = state.slots[fact.slot]
+                self._waited(slot, fact.at)
+            case f.OrderEnded() | f.OrderFaulted() | f.OrderContactLost():
+                order = state.orders.get(fact.order)
+                if order is not None and order.kind is not OrderKind.DISCARD and order.job in self._work:
+                    self._work[order.job].switch += self._within(order.issued_at, fact.at)
+            case _:
+                pass
+
+    def _waited(self, slot: Slot, at: Millis) -> None:
+        self._work[slot.job].wait_turn += self._within(slot.queued_at, at)
+
+    def _status_changed(self, job: Job, book: _Work, at: Millis) -> None:
+        since = self._waiting.pop(job.id, None)
+        if since is not None:
+            book.wait_placement += self._within(since, at)
+        if job.status is JobStatus.WAITING:
+            self._waiting[job.id] = at
+
+    def _book_of(self, job: Job) -> _Work:
+        book = self._work.get(job.id)
+        if book is None:
+            book = self._work[job.id] = _Work(job.id, job.owner, job.spec.name)
+        return book
+
+    def _use_of(self, node: Node, at: Millis) -> _Use:
+        pool = "+".join(node.pools)
+        use = _Use(at, pool, len(node.gpus), node.price_per_gpu_hour, pinned=tuple(node.pinned))
+        for gpu in node.gpus.values():
+            slot = None if gpu.holder is None else self._state.slots.get(gpu.holder)
+            if slot is not None:
+                use.held[slot.job] = use.held.get(slot.job, 0) + 1
+                if slot.status in _USING:
+                    use.used[slot.job] = use.used.get(slot.job, 0) + 1
+        self._pools.setdefault(pool, _Pool())
+        return use
+
+    def _settle(self, name: NodeId, at: Millis) -> None:
+        """Add what the node was used for since it was last looked at."""
+        use = self._uses.get(name)
+        if use is None:
+            return
+        span = self._within(use.since, at)
+        use.since = at
+        if span <= 0:
+            return
+        pool = self._pools[use.pool]
+        pool.capacity += span * use.gpus
+        pool.cost += span * use.gpus * use.price
+        held = sum(use.held.values())
+        pool.held += span * held
+        pool.used += span * sum(use.used.values())
+        pool.pinned += span * (use.gpus if use.pinned else held)
+        for job, gpus in use.held.items():
+            self._work[job].held += span * gpus
+        for job, gpus in use.used.items():
+            self._work[job].used += span * gpus
+        for job in use.pinned:
+            share = span * use.gpus / len(use.pinned)
+            self._work[job].allocated += share
+            self._work[job].cost_allocated += share * use.price
+
+    def _within(self, start: Millis, end: Millis) -> Millis:
+        """How much of a stretch of time lies in the report's span."""
+        if self.until is not None:
+            end = min(end, self.until)
+        return max(0, end - max(start, self.since))
+
+    def _touched(self, fact: f.Fact) -> tuple[NodeId, ...]:
+        """The nodes whose use a fact may change."""
+        state = self._state
+        match fact:
+            case f.NodeAdded():
+                return (fact.node.id,)
+            case f.NodeRemoved():
+                return (fact.node,)
+            case f.JobPlaced():
+                return tuple(dict.fromkeys(name for nodes in fact.pins.values() for name in nodes))
+            case f.PlacementEnded():
+                return _pinned(state.jobs[fact.job])
+            case (
+                f.SlotClaimed()
+                | f.SlotGranted()
+                | f.SlotShrunk()
+                | f.SlotGrown()
+                | f.SlotReleased()
+                | f.SlotFaulted()
+                | f.SlotLost()
+                | f.SlotRevoked()
+                | f.SlotOver()
+            ):
+                return _pinned(state.jobs[state.slots[fact.slot].job])
+            case _:
+                return ()
+
+    # ---- the report --------------------------------------------------------------------------------------------------
+
+    def report(self, *, by: str = "job", owner: str | None = None, now: Millis | None = None) -> ReportView:
+        """Close the books, for good, and show them; ``owner``: only theirs.
+
+        They are closed at ``until``, or ``now`` where that is earlier; without either, at the last fact.
+        """
+        end = self.until if now is None and self.until is not None else max(now or 0, self._state.at)
+        if self.until is not None:
+            end = min(end, self.until)
+        for name in self._uses:
+            self._settle(name, end)
+        for job, since in self._waiting.items():
+            self._work[job].wait_placement += self._within(since, end)
+            self._waiting[job] = end
+        for slot in self._state.slots.values():
+            if slot.status is SlotStatus.QUEUED:
+                self._waited(slot, end)
+        books = [book for book in self._work.values() if owner is None or book.owner == owner]
+        shown = [book for book in books if book.allocated or book.wait_placement or book.wait_turn or book.iterations]
+        return ReportView(
+            since=_iso(self.since),
+            until=_iso(end),
+            by=by,
+            work=[] if by == "pool" else _rows(shown, by),
+            pools=[self._pool_row(name) for name in sorted(self._pools)],
+            saving=_saving(books),
+        )
+
+    def _pool_row(self, name: str) -> PoolRow:
+        pool = self._pools[name]
+        return PoolRow(
+            pool=name,
+            gpus=sum(use.gpus for use in self._uses.values() if use.pool == name),
+            gpu_hours_capacity=_hours(pool.capacity),
+            gpu_hours_held=_hours(pool.held),
+            gpu_hours_used=_hours(pool.used),
+            gpu_hours_switching=_hours(pool.held - pool.used),
+            gpu_hours_idle=_hours(pool.pinned - pool.held),
+            gpu_hours_unallocated=_hours(pool.capacity - pool.pinned),
+            utilisation=round(pool.used / pool.capacity, 4) if pool.capacity else None,
+            cost_capacity=_hours(pool.cost),
+        )
+
+
+def as_csv(report: ReportView) -> bytes:
+    """The rows of a report as CSV, with a header line: pools if they were asked for, else work."""
+    rows: list[PoolRow] | list[WorkRow] = report.pools if report.by == "pool" else report.work
+    shape = PoolRow if report.by == "pool" else WorkRow
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, [item.name for item in msgspec.structs.fields(shape)])
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: _cell(value) for key, value in msgspec.structs.asdict(row).items()})
+    return text.getvalue().encode()
+
+
+def _cell(value: object) -> object:
+    # A spreadsheet would run a name that begins like a formula.
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value
+
+
+def _rows(books: Iterable[_Work], by: str) -> list[WorkRow]:
+    if by == "job":
+        return [_row(book, book.name, book.job) for book in books]
+    owners: dict[str, _Work] = {}
+    for book in books:
+        total = owners.setdefault(book.owner, _Work("", book.owner, book.owner))
+        for name in _SUMS:
+            setattr(total, name, getattr(total, name) + getattr(book, name))
+    return [_row(total, owner, None) for owner, total in sorted(owners.items())]
+
+
+_SUMS: Final = tuple(name for name in _Work.__slots__ if name not in ("job", "owner", "name"))
+
+
+def _row(book: _Work, name: str, job: JobId | None) -> WorkRow:
+    return WorkRow(
+        name=name,
+        owner=book.owner,
+        job=job,
+        gpu_hours_held=_hours(book.held),
+        gpu_hours_used=_hours(book.used),
+        gpu_hours_allocated=_hours(book.allocated),
+        gpu_hours_alone=_hours(book.alone),
+        cost_allocated=_hours(book.cost_allocated),
+        cost_alone=_hours(book.cost_alone),
+        iterations=book.iterations,
+        slowdown=round(book.elapsed / book.solo, 4) if book.solo else None,
+        loads_warm=book.loads_warm,
+        loads_cold=book.loads_cold,
+        parks=book.parks,
+        switch_hours=_hours(book.switch),
+        wait_placement_hours=_hours(book.wait_placement),
+        wait_turn_hours=_hours(book.wait_turn),
+    )
+
+
+def _saving(books: Iterable[_Work]) -> Saving:
+    books = list(books)
+    alone, allocated = sum(book.alone for book in books), sum(book.allocated for book in books)
+    cost = sum(book.cost_alone for book in books) - sum(book.cost_allocated for book in books)
+    return Saving(
+        baseline=BASELINE,
+        gpu_hours_alone=_hours(alone),
+        gpu_hours_allocated=_hours(allocated),
+        gpu_hours_saved=_hours(alone - allocated),
+        cost_saved=_hours(cost),
+    )
+
+
+def _pinned(job: Job) -> tuple[NodeId, ...]:
+    return tuple(dict.fromkeys(name for nodes in job.pins.values() for name in nodes))
+
+
+def _job_of(fact: f.Fact, state: State) -> JobId | None:
+    """The job that a fact is about, while the state still knows it."""
+    job: JobId | None = getattr(fact, "job", None)
+    if job is not None:
+        return job
+    if (slot := state.slots.get(getattr(fact, "slot", None) or "")) is not None:
+        return slot.job
+    if (order := state.orders.get(getattr(fact, "order", None) or "")) is not None:
+        return order.job
+    return None
+
+
+def _hours(milliseconds: float) -> float:
+    return round(milliseconds / HOUR, 6)
+
+
+def _iso(at: Millis) -> str:
+    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,36 @@
+"""What the parts of a running daemon are, for those that need several of them: the HTTP layer above all.
+
+Made by :mod:`rollmuxd.daemon.app`, and by tests, which put doubles in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rollmuxd.core.model import Millis
+    from rollmuxd.daemon.actuator import Actuator
+    from rollmuxd.daemon.channel import ChannelHub
+    from rollmuxd.daemon.clock import Clock
+    from rollmuxd.daemon.driver import Driver
+    from rollmuxd.daemon.journal import Journal, MemoryJournal
+    from rollmuxd.daemon.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of one running daemon."""
+
+    #: the one writer: inputs go to ``submit``, questions to ``read``
+    driver: Driver
+    #: ``await actuator.sight(host, gpus)``: what the backend sees now, for a release or a shrink
+    actuator: Actuator
+    #: API keys live here too: ``add_key``, ``list_keys``, ``revoke_key``
+    journal: Journal | MemoryJournal
+    settings: Settings
+    #: the workload's ranks: ``dial``, ``next_order``, ``result``
+    hub: ChannelHub
+    clock: Clock
+    #: on ``clock``
+    started_at: Millis

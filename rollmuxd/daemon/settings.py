@@ -1,0 +1,570 @@
+"""The daemon's settings: ``rollmux.toml``, overridden by ``ROLLMUX_*`` variables, checked before anything starts.
+
+A file is looked for in ``./``, ``~/.config/rollmux/`` and ``/etc/rollmux/``; the first one found counts. Every key
+can be set from the environment: ``lease.lease_s`` as ``ROLLMUX_LEASE__LEASE_S``; lists (``hosts``) as JSON.
+
+Each key says below what it does, in which unit, and why its default is what it is; ``rollmux.toml`` in the repository
+is the sample, and is loaded by a test. What is wrong is answered with file, key and remedy, all of it at once::
+
+    rollmux.toml: hosts[0].nodes[0].gpu is not a setting; did you mean gpus?
+
+Pydantic stays in this module: :meth:`Settings.to_core_config` and :meth:`Settings.to_start` are the border.
+"""
+
+import difflib
+import ipaddress
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+
+from rollmuxd.core.config import Config, DriverTraits
+from rollmuxd.core.inputs import HostSpec, NodeSpec, Start
+from rollmuxd.core.model import GpuId, NodeId
+from rollmuxd.spi import HostConfig
+
+PREFIX: Final = "ROLLMUX_"
+#: variables of the client, and the one that names the file: no settings of the daemon
+NOT_SETTINGS: Final = (
+    "ROLLMUX_API_KEY",
+    "ROLLMUX_API_KEY_FILE",
+    "ROLLMUX_CA_FILE",
+    "ROLLMUX_CONFIG",
+    "ROLLMUX_GIVE_UP_S",
+    "ROLLMUX_REQUIRED",
+    "ROLLMUX_SOCKET",
+    "ROLLMUX_URL",
+)
+#: where the state lies of a daemon that the system starts
+SYSTEM_STATE_DIR: Final = Path("/var/lib/rollmux")
+#: the kernel's limit for the path of a Unix socket
+SOCKET_PATH_BYTES: Final = 107
+
+_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+Name = Annotated[str, Field(pattern=_NAME, max_length=100)]
+Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
+
+
+class BadSettings(Exception):
+    """The settings cannot be used. One line for each thing that is wrong, each with its remedy."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = tuple(lines)
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+def default_state_dir() -> Path:
+    """``/var/lib/rollmux`` for root, else ``~/.local/state/rollmux``."""
+    if os.geteuid() == 0:
+        return SYSTEM_STATE_DIR
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rollmux"
+
+
+class DaemonTable(_Table):
+    listen: str = "127.0.0.1:7878"
+    """TCP address of the HTTP interface, ``host:port``; port 0 takes any free one, an empty string listens on none.
+    Beyond loopback only with ``access.insecure`` (TLS comes later)."""
+
+    socket: Path | None = None
+    """Unix socket of the HTTP interface. Default: ``rollmux.sock`` in the state directory, or
+    ``/run/rollmux/rollmux.sock`` where that is ``/var/lib/rollmux``: where clients look."""
+
+    socket_mode: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = "0600"
+    """Who may connect to the Unix socket, as a file mode. Default: the daemon's own user (and root). ``0666`` lets
+    every user of the machine in, each as itself (who may also reach the directory that it is in)."""
+
+    state_dir: Path = Field(default_factory=default_state_dir)
+    """Where the journal lies. On a local disk: network file systems are refused. Default: ``/var/lib/rollmux`` for
+    root, else ``~/.local/state/rollmux``."""
+
+    mode: Literal["share", "observe"] = "share"
+    """``share``: jobs share nodes. (``observe``, which only watches, comes later.)"""
+
+    policy: Name = "rollmux"
+    """Which policy decides what shares which nodes, by the name of its entry point (``rollmuxd.policies``)."""
+
+    shutdown_s: Seconds = 10.0
+    """Seconds that calls may take to come to an end when the daemon stops; then they are cut off."""
+
+    @field_validator("mode")
+    @classmethod
+    def _mode_is_there(cls, mode: str) -> str:
+        if mode == "observe":
+            raise ValueError('mode "observe" comes later; this version knows "share"')
+        return mode
+
+    @field_validator("listen")
+    @classmethod
+    def _address(cls, listen: str) -> str:
+        if listen:
+            split_address(listen)
+        return listen
+
+    @field_validator("state_dir", "socket")
+    @classmethod
+    def _expanded(cls, path: Path | None) -> Path | None:
+        return None if path is None else path.expanduser()
+
+    @model_validator(mode="after")
+    def _socket_fits(self) -> "DaemonTable":
+        path = self.socket_path
+        if len(os.fsencode(path.absolute())) > SOCKET_PATH_BYTES:
+            raise ValueError(
+                f"the path of the Unix socket, {path}, is longer than the {SOCKET_PATH_BYTES} bytes that the kernel "
+                "takes; set daemon.socket to a shorter one"
+            )
+        return self
+
+    @property
+    def socket_path(self) -> Path:
+        """The Unix socket, with its default."""
+        if self.socket is not None:
+            return self.socket
+        return (Path("/run/rollmux") if self.state_dir == SYSTEM_STATE_DIR else self.state_dir) / "rollmux.sock"
+
+
+class RollMuxTable(_Table):
+    prune: bool = False
+    """Leave saturated groups out of the search, as the paper's algorithm does. Off by default, as in its artifact: it
+    saves time on large clusters, and costs some of what sharing saves."""
+
+    max_group: Annotated[int, Field(ge=1, le=64)] = 5
+    """Jobs in a group at most. Default: 5, beyond which the paper saw no gain."""
+
+
+class PolicyTable(BaseModel):
+    # Other policies' tables are theirs to check.
+    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
+
+    rollmux: RollMuxTable = RollMuxTable()
+    """Options of the policy ``rollmux``. Other policies have tables of their own, ``[policy.NAME]``."""
+
+
+class LeaseTable(_Table):
+    lease_s: Seconds = 60.0
+    """Seconds without a heartbeat after which a session is lost. Default: a minute, so that a save or a debugger does
+    not cost a slot."""
+
+    heartbeat_s: Seconds = 15.0
+    """Seconds between heartbeats, told to clients. Default: a quarter of the lease, so that three may go missing."""
+
+    reattach_s: Seconds = 120.0
+    """Seconds that a waiting request keeps its place without a client that asks for it. Default: two minutes, so that
+    neither a restarted daemon nor a restarted proxy costs a place."""
+
+    grace_s: Seconds = 5.0
+    """Seconds beyond its planned gap that a job's turn is awaited before it is skipped."""
+
+    @model_validator(mode="after")
+    def _heartbeats_fit(self) -> "LeaseTable":
+        if self.lease_s < 2 * self.heartbeat_s:
+            raise ValueError(
+                f"lease_s ({self.lease_s:g}) must be at least twice heartbeat_s ({self.heartbeat_s:g}), "
+                "or one lost heartbeat costs a slot"
+            )
+        return self
+
+
+class LimitsTable(_Table):
+    order_s: Seconds = 120.0
+    """Seconds that a load or a park may take at least; three times what it took so far, where that is more. Default: a
+    stuck engine is noticed, a slow one is not punished."""
+
+    clear_s: Seconds = 120.0
+    """Seconds that GPUs may take to come clear before their node is quarantined."""
+
+    clear_tolerance_gb: Annotated[float, Field(ge=0, le=1000)] = 0.3
+    """Gigabytes of used memory, above agreed left-overs, at which a GPU still counts as clear. Default: what a driver
+    keeps on an idle GPU."""
+
+    observe_s: Seconds = 15.0
+    """Seconds between two looks at a host, where nothing else asks for one."""
+
+    max_jobs: Annotated[int, Field(ge=1)] = 10_000
+    """Live jobs at most; more are answered with 429."""
+
+    max_requests_waiting: Annotated[int, Field(ge=1)] = 20_000
+    """Waiting slot requests at most; more are answered with 429."""
+
+    max_body_mb: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Megabytes that the body of a call may have; larger ones are answered with 413."""
+
+
+class DefaultsTable(_Table):
+    slo: Annotated[float, Field(ge=1, le=1000)] | None = None
+    """Bound on a job's slowdown where its registration gives none. Default: none, best effort: the first hour must just
+    work. Clusters set it."""
+
+    on_loss: Literal["kill", "hold", "relaunch"] = "hold"
+    """What follows where a job's session is lost and its registration does not say: ``hold`` waits until its GPUs are
+    seen clear; ``kill`` ends its process, where the backend owns it; ``relaunch`` starts it again (jobs that
+    ``rollmuxd run`` started)."""
+
+
+class LogTable(_Table):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least level that is written."""
+
+    format: Literal["console", "json"] = "console"
+    """``console`` for people, ``json`` for collectors: one object a line. Both go to stderr."""
+
+
+class AccessTable(_Table):
+    require_keys: bool = True
+    """Ask for API keys over TCP. (Over the Unix socket the kernel says who calls, and no key is needed.) Without,
+    everybody who reaches the port is an operator."""
+
+    insecure: bool = False
+    """Allow to listen beyond loopback without TLS: keys and answers can then be read on the way."""
+
+
+class NodeTable(_Table):
+    gpus: tuple[int, ...]
+    """GPUs of the host that are always shared as a unit: ``[0, 1, 2, 3]`` or ``"0-3"``."""
+
+    pools: Annotated[tuple[Name, ...], Field(min_length=1)]
+    """Pools that the node is in, usually ``rollout`` or ``train``; both in one homogeneous cluster."""
+
+    gpu_type: str = ""
+    """Type of the GPUs, for people and for jobs that ask for one. Default: as the backend sees it."""
+
+    gpu_gb: Annotated[float, Field(ge=0, le=10_000)] = 0.0
+    """Memory of each GPU in gigabytes. Default: as the backend sees it."""
+
+    price_per_gpu_hour: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """What a GPU costs in an hour, in any one currency: the policy takes the cheapest placement."""
+
+    @field_validator("gpus", mode="before")
+    @classmethod
+    def _range(cls, given: Any) -> Any:
+        return parse_gpus(given) if isinstance(given, str | int) and not isinstance(given, bool) else given
+
+    @field_validator("gpus")
+    @classmethod
+    def _some(cls, gpus: tuple[int, ...]) -> tuple[int, ...]:
+        if not gpus:
+            raise ValueError("a node has at least one GPU")
+        if min(gpus) < 0:
+            raise ValueError("GPUs are counted from 0")
+        if len(set(gpus)) < len(gpus):
+            raise ValueError("a GPU is named twice")
+        return tuple(sorted(gpus))
+
+
+class HostTable(_Table):
+    id: Name
+    """The host's name here; its GPUs are printed ``host1/gpu0``, its nodes ``host1/gpu0-3``."""
+
+    backend: Name
+    """The backend that reaches it, by the name of its entry point (``rollmuxd.backends``)."""
+
+    ram_gb: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """Gigabytes of its RAM that parked states may take. Default: 70 % of what the backend sees."""
+
+    options: dict[str, Any] = {}
+    """What the backend needs to know of this host; its own documentation says what."""
+
+    nodes: Annotated[tuple[NodeTable, ...], Field(min_length=1)]
+    """Its nodes. GPUs that are in none are left alone."""
+
+    @model_validator(mode="after")
+    def _gpus_are_in_one_node(self) -> "HostTable":
+        seen: dict[int, int] = {}
+        for number, node in enumerate(self.nodes):
+            for gpu in node.gpus:
+                if gpu in seen:
+                    raise ValueError(f"GPU {gpu} is in nodes[{seen[gpu]}] and in nodes[{number}]; a GPU is in one node")
+                seen[gpu] = number
+        return self
+
+
+class Settings(BaseSettings):
+    """All settings. Make them with :func:`load_settings`, which says in words what is wrong."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, use_attribute_docstrings=True
+    )
+
+    daemon: DaemonTable = Field(default_factory=DaemonTable)
+    policy: PolicyTable = PolicyTable()
+    lease: LeaseTable = LeaseTable()
+    limits: LimitsTable = LimitsTable()
+    defaults: DefaultsTable = DefaultsTable()
+    log: LogTable = LogTable()
+    access: AccessTable = AccessTable()
+    hosts: tuple[HostTable, ...] = ()
+    """The machines: one ``[[hosts]]`` table each."""
+    backends: dict[Name, dict[str, Any]] = {}
+    """Options of a backend for all its hosts: ``[backends.NAME]``; its own documentation says which."""
+    residency: dict[Name, dict[str, Any]] = {}
+    """Options of a residency driver: ``[residency.NAME]``; its own documentation says which."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment goes over the file, whose content comes as keyword arguments."""
+        return env_settings, init_settings
+
+    @model_validator(mode="after")
+    def _hang_together(self) -> "Settings":
+        ids = [host.id for host in self.hosts]
+        if twice := sorted({id_ for id_ in ids if ids.count(id_) > 1}):
+            raise ValueError(f"hosts: {', '.join(twice)} is there twice; each host needs an id of its own")
+        if self.daemon.listen and not self.access.insecure and not is_loopback(self.daemon.listen):
+            raise ValueError(
+                f"daemon.listen: {self.daemon.listen} can be reached from other machines, and there is no TLS yet; "
+                "listen on 127.0.0.1 (and use an SSH tunnel), or set access.insecure = true"
+            )
+        strange = [name for name in self.policy.model_extra or {} if name != self.daemon.policy]
+        if strange:
+            meant = difflib.get_close_matches(strange[0], ["rollmux", self.daemon.policy], 1)
+            hint = f"did you mean policy.{meant[0]}?" if meant else f"daemon.policy is {self.daemon.policy!r}"
+            raise ValueError(f"policy.{strange[0]} is not a setting; {hint}")
+        return self
+
+    def to_core_config(self, drivers: Mapping[str, DriverTraits] | None = None) -> Config:
+        """The numbers that the core needs."""
+        return Config(
+            lease_ms=_ms(self.lease.lease_s),
+            reattach_ms=_ms(self.lease.reattach_s),
+            grace_ms=_ms(self.lease.grace_s),
+            clear_limit_ms=_ms(self.limits.clear_s),
+            clear_tolerance_mb=_mb(self.limits.clear_tolerance_gb),
+            max_jobs=self.limits.max_jobs,
+            max_requests_waiting=self.limits.max_requests_waiting,
+            drivers=dict(drivers or {}),
+        )
+
+    def to_start(self) -> Start:
+        """The hosts and nodes, as the core takes them; sizes that are not configured are 0."""
+        return Start(
+            hosts=tuple(HostSpec(host.id, host.backend, _mb(host.ram_gb or 0)) for host in self.hosts),
+            nodes=tuple(
+                NodeSpec(
+                    id=node_id(host.id, node.gpus),
+                    host=host.id,
+                    gpus=tuple(gpu_id(host.id, gpu) for gpu in node.gpus),
+                    pools=node.pools,
+                    gpu_type=node.gpu_type,
+                    gpu_mb=_mb(node.gpu_gb),
+                    price_per_gpu_hour=node.price_per_gpu_hour,
+                )
+                for host in self.hosts
+                for node in host.nodes
+            ),
+        )
+
+    def host_configs(self, backend: str) -> tuple[HostConfig, ...]:
+        """The hosts of one backend, as it takes them."""
+        return tuple(
+            HostConfig(
+                id=host.id,
+                options=host.options,
+                gpus=tuple(gpu_id(host.id, gpu) for node in host.nodes for gpu in node.gpus),
+                gpu_mb=_mb(max(node.gpu_gb for node in host.nodes)),
+                ram_mb=_mb(host.ram_gb or 0),
+            )
+            for host in self.hosts
+            if host.backend == backend
+        )
+
+    def policy_options(self) -> dict[str, Any]:
+        """Keyword arguments for the policy that is chosen."""
+        table = getattr(self.policy, self.daemon.policy, {})
+        return table.model_dump() if isinstance(table, BaseModel) else dict(table)
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------
+
+
+def gpu_id(host: str, gpu: int) -> GpuId:
+    """``host1/gpu0``."""
+    return f"{host}/gpu{gpu}"
+
+
+def node_id(host: str, gpus: Sequence[int]) -> NodeId:
+    """``host1/gpu0-3``; ``host1/gpu0`` of a single one, ``host1/gpu0-1,3`` of ones that are not in a row."""
+    runs: list[list[int]] = []
+    for gpu in sorted(gpus):
+        if runs and gpu == runs[-1][-1] + 1:
+            runs[-1].append(gpu)
+        else:
+            runs.append([gpu])
+    return f"{host}/gpu{','.join(str(run[0]) if len(run) == 1 else f'{run[0]}-{run[-1]}' for run in runs)}"
+
+
+def parse_gpus(given: str | int) -> tuple[int, ...]:
+    """``"0-3"``, ``"0-1,3"`` or ``2`` as numbers. Raises ValueError."""
+    gpus: list[int] = []
+    for part in str(given).split(","):
+        found = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise ValueError(f'{given!r} names no GPUs; write [0, 1, 2, 3] or "0-3"')
+        gpus.extend(range(int(found[1]), int(found[2] or found[1]) + 1))
+    return tuple(gpus)
+
+
+def split_address(listen: str) -> tuple[str, int]:
+    """Host and port of ``127.0.0.1:7878``, ``[::1]:7878`` or ``localhost:7878``. Raises ValueError."""
+    found = re.fullmatch(r"(?:\[([0-9a-fA-F:.%]+)\]|([^\[\]:]+)):(\d{1,5})", listen)
+    if found is None or int(found[3]) > 65_535:
+        raise ValueError(f'{listen!r} is no address; write "127.0.0.1:7878"')
+    return found[1] or found[2], int(found[3])
+
+
+def is_loopback(listen: str) -> bool:
+    """Whether only this machine can reach the address. A name counts as loopback only if it is ``localhost``."""
+    host, _ = split_address(listen)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _mb(gigabytes: float) -> int:
+    return round(gigabytes * 1000)
+
+
+# ---- loading -------------------------------------------------------------------------------------------------------
+
+
+def load_settings(config: Path | None = None) -> Settings:
+    """Settings from the environment and a file: the one named by ``config`` or ``ROLLMUX_CONFIG``, else the one found.
+
+    Raises:
+        BadSettings: everything that is wrong, in words. A file that is named and missing is wrong; that none is found
+            is not: the defaults make a daemon without hosts.
+    """
+    if config is None and os.environ.get("ROLLMUX_CONFIG"):
+        config = Path(os.environ["ROLLMUX_CONFIG"]).expanduser()
+    if config is not None and not config.is_file():
+        raise BadSettings([f"{config}: there is no such file; name another one with --config, or leave it out"])
+    file = config if config is not None else next((path for path in search_path() if path.is_file()), None)
+    given = _read(file) if file is not None else {}
+    # Looked for by ourselves: pydantic-settings says nothing of a variable that sets nothing.
+    if unknown := list(_unknown_variables()):
+        raise BadSettings(unknown)
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        raise BadSettings([_line(dict(problem), file) for problem in error.errors()]) from None
+    except SettingsError as error:
+        raise BadSettings([f"environment: {error}; lists and tables are given as JSON"]) from None
+
+
+def search_path() -> tuple[Path, ...]:
+    """Where a file is looked for, in this order."""
+    name = "rollmux.toml"
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return Path(name), home / "rollmux" / name, Path("/etc/rollmux") / name
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise BadSettings([f"{file}: this is not TOML: {error}"]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSettings([f"{file}: cannot be read: {error}"]) from None
+
+
+def _unknown_variables() -> Iterator[str]:
+    """One line for each ``ROLLMUX_*`` variable that is no setting."""
+    for variable in sorted(os.environ):
+        if not variable.startswith(PREFIX) or variable in NOT_SETTINGS:
+            continue
+        path = variable[len(PREFIX) :].lower().split("__")
+        if not _is_setting(path):
+            known = [*NOT_SETTINGS, *_variables()]
+            meant = difflib.get_close_matches(variable, known, 1, 0.75)
+            hint = f"did you mean {meant[0]}?" if meant else "unset it, or see rollmux.toml for what there is"
+            yield f"environment: {variable} is not a setting; {hint}"
+
+
+def _is_setting(path: Sequence[str]) -> bool:
+    fields: Any = Settings
+    for part in path:
+        if fields is None:  # inside a plugin's own options
+            return True
+        if part not in fields.model_fields and fields.model_config.get("extra") != "allow":
+            return False
+        field = fields.model_fields.get(part)
+        annotation = None if field is None else _inner(field.annotation)
+        if annotation is None and field is not None and get_origin(field.annotation) is not dict:
+            return part == path[-1]
+        fields = annotation
+    return True
+
+
+def _variables() -> Iterator[str]:
+    for table, field in Settings.model_fields.items():
+        yield f"{PREFIX}{table.upper()}"
+        inner = _inner(field.annotation)
+        if inner is not None and table != "hosts":
+            yield from (f"{PREFIX}{table}__{key}".upper() for key in inner.model_fields)
+
+
+def _inner(annotation: Any) -> type[BaseModel] | None:
+    """The table within an annotation: of ``tuple[HostTable, ...]``, HostTable."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((inner for arg in get_args(annotation) if (inner := _inner(arg)) is not None), None)
+
+
+def _line(problem: Mapping[str, Any], file: Path | None) -> str:
+    """What is wrong with one key, and what to do."""
+    location: tuple[str | int, ...] = problem["loc"]
+    key = _printed(location)
+    variable = PREFIX + "__".join(str(part) for part in location).upper()
+    source = "environment" if variable in os.environ else str(file or "settings")
+    if problem["type"] == "extra_forbidden":
+        known = _known_at(location[:-1])
+        meant = difflib.get_close_matches(str(location[-1]), known, 1)
+        hint = f"did you mean {meant[0]}?" if meant else f"known here: {', '.join(known)}"
+        return f"{source}: {key} is not a setting; {hint}"
+    if problem["type"] == "missing":
+        return f"{source}: {key} is missing"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if not key:
+        return f"{source}: {message}"
+    given = problem["input"]
+    shown = f" (it is {given!r})" if isinstance(given, str | int | float | bool) and repr(given) not in message else ""
+    if message[1:2].islower():  # a word, not an abbreviation
+        message = message[:1].lower() + message[1:]
+    return f"{source}: {key}: {message}{shown}"
+
+
+def _printed(location: Sequence[str | int]) -> str:
+    """``hosts[0].nodes[0].gpu``."""
+    printed = ""
+    for part in location:
+        printed += f"[{part}]" if isinstance(part, int) else f".{part}" if printed else part
+    return printed
+
+
+def _known_at(location: Sequence[str | int]) -> list[str]:
+    """The keys that a table knows."""
+    fields: Any = Settings
+    for part in location:
+        if isinstance(part, str):
+            fields = _inner(fields.model_fields[part].annotation) or fields
+    return list(fields.model_fields)

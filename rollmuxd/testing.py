@@ -1,0 +1,508 @@
+"""For the tests of users: training loops that use ``rollmuxd``, without a daemon and without waiting.
+
+    def test_the_loop_survives_a_lost_slot():
+        with rollmuxd.testing.fake_daemon() as daemon:
+            daemon.lose("rollout", after=2)
+            train(steps=5)
+        assert daemon.phases == ["rollout", "train", ...]
+
+While the context is open, every ``rollmuxd.job`` of the process talks to the fake: slots are granted at once, no
+heartbeat process is started, pauses between tries are a hundredth of what they are. The fake knows one job at a time
+per name and no scheduling: it answers as a daemon would that has nobody else to serve, unless it is told to do
+otherwise.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rollmuxd.client import fakes
+from rollmuxd.client.errors import Unreachable
+from rollmuxd.client.pulse import Listener
+from rollmuxd.wire.answers import (
+    ChannelOrder,
+    ChannelView,
+    Directive,
+    HeartbeatView,
+    JobView,
+    Problem,
+    ReleaseView,
+    SessionView,
+    SlotView,
+)
+from rollmuxd.wire.requests import (
+    HeartbeatBody,
+    RankBody,
+    RegisterBody,
+    ReleaseBody,
+    ResultBody,
+    SessionBody,
+    ShrinkBody,
+    SlotBody,
+)
+
+__all__ = ["Asked", "FakeDaemon", "fake_daemon"]
+
+
+class Asked(NamedTuple):
+    """A call that came in."""
+
+    method: str
+    path: str
+    #: the decoded JSON
+    body: Any
+
+
+class _No(Exception):
+    def __init__(self, status: int, detail: str, /, **data: Any) -> None:
+        super().__init__(detail)
+        self.code = status
+        self.detail = detail
+        self.data = data
+
+
+class _Slot(msgspec.Struct):
+    id: str
+    job: str
+    phase: str
+    request_id: str
+    status: str
+    fence: str
+    gpus: list[str]
+    reason: str = ""
+    #: answer of its release, for a repeat
+    released: ReleaseView | None = None
+
+
+class FakeDaemon:
+    """Plays the daemon. What came in is in ``calls``; the methods below script what goes out.
+
+    ``gpus`` is how many GPUs each node has that a phase is given. May be used from several threads.
+    """
+
+    haste = 0.01
+
+    def __init__(self, gpus: int = 2) -> None:
+        self.gpus = gpus
+        #: every call, in order
+        self.calls: list[Asked] = []
+        #: the phases that ran, in order of their grants
+        self.phases: list[str] = []
+        #: phase and figures of each release that carried any
+        self.measured: list[tuple[str, dict[str, float]]] = []
+        #: phase, done and total as reported
+        self.progress: list[tuple[str, int, int]] = []
+        #: reasons that jobs were ended with, by name
+        self.ended: dict[str, str] = {}
+        self.registered: list[RegisterBody] = []
+        self.sessions: dict[str, str] = {}
+        self.results: list[ResultBody] = []
+        #: ranks that dialled, by job
+        self.dialled: dict[str, list[int]] = {}
+        self._lock = threading.RLock()
+        self._jobs: dict[str, JobView] = {}
+        self._keys: dict[str, str] = {}
+        self._slots: dict[str, _Slot] = {}
+        self._count = 0
+        self._waits: dict[str, tuple[float, str]] = {}
+        self._to_lose: dict[str, tuple[int, str]] = {}
+        self._faults: dict[str, str] = {}
+        self._troubles: list[tuple[int, str, float | None]] = []
+        self._directives: list[Directive] = []
+        self._orders: list[tuple[int, ChannelOrder]] = []
+        self._listeners: list[Listener] = []
+        self._routes: list[tuple[str, re.Pattern[str], Callable[..., Any]]] = [
+            ("POST", re.compile(r"/v1/jobs"), self._register),
+            ("GET", re.compile(r"/v1/jobs/([^/]+)"), self._job),
+            ("DELETE", re.compile(r"/v1/jobs/([^/]+)"), self._end),
+            ("POST", re.compile(r"/v1/jobs/([^/]+)/sessions"), self._open),
+            ("POST", re.compile(r"/v1/sessions/([^/]+)/heartbeat"), self._beat),
+            ("DELETE", re.compile(r"/v1/sessions/([^/]+)"), self._close),
+            ("POST", re.compile(r"/v1/jobs/([^/]+)/slots"), self._ask),
+            ("GET", re.compile(r"/v1/slots/([^/]+)"), self._show),
+            ("DELETE", re.compile(r"/v1/slots/([^/]+)"), self._withdraw),
+            ("POST", re.compile(r"/v1/slots/([^/]+)/release"), self._release),
+            ("POST", re.compile(r"/v1/slots/([^/]+)/shrink"), self._shrink),
+            ("POST", re.compile(r"/v1/channel/([^/]+)/ranks/(\d+)"), self._dial),
+            ("GET", re.compile(r"/v1/channel/([^/]+)/orders"), self._next_order),
+            ("POST", re.compile(r"/v1/channel/([^/]+)/results"), self._result),
+        ]
+
+    # ---- the script ----
+
+    def wait(self, phase: str, times: float = 1, reason: str = "another job has its turn") -> None:
+        """Answer the next ``times`` asks for a phase with *queued* (``math.inf``: until :meth:`go`)."""
+        with self._lock:
+            self._waits[phase] = (times, reason)
+
+    def go(self, phase: str) -> None:
+        """Let the phase be granted."""
+        with self._lock:
+            self._waits.pop(phase, None)
+
+    def lose(self, phase: str, *, after: int = 0, reason: str = "no heartbeat came") -> None:
+        """Lose the phase's slot while it runs: the one that runs now, or (``after``) the one after so many more."""
+        with self._lock:
+            running = self._running(phase)
+            if running is not None and after == 0:
+                running.status, running.reason = "lost", reason
+            else:
+                self._to_lose[phase] = (after, reason)
+
+    def fault(self, phase: str, reason: str = "out of memory") -> None:
+        """Fail to load the state for the next slot of the phase."""
+        with self._lock:
+            self._faults[phase] = reason
+
+    def shrink(self, keep: list[str], reason: str = "the tail of the rollout") -> None:
+        """Ask the slot that runs to keep only these GPUs."""
+        self._direct("shrink", keep, reason)
+
+    def stop(self, reason: str = "an operator asks") -> None:
+        """Ask the slot that runs to end."""
+        self._direct("stop", [], reason)
+
+    def end_job(self, name: str, reason: str = "an operator ended it") -> None:
+        """End a job, as an operator would."""
+        with self._lock:
+            view = self._named(name)
+            self._jobs[view.job] = msgspec.structs.replace(view, status="ended", reason=reason)
+
+    def forget_sessions(self) -> None:
+        """Know no session any more, as after a restore from a backup."""
+        with self._lock:
+            self.sessions.clear()
+
+    def trouble(self, status: int = 503, *, times: int = 1, retry_after_s: float | None = None) -> None:
+        """Answer the next calls with an error of that status; 0: do not answer at all."""
+        with self._lock:
+            self._troubles += [(status, "as the test wants it", retry_after_s)] * times
+
+    def order(self, kind: str, pool: str, *, rank: int = 0, id: str | None = None, warm: bool = False) -> str:
+        """Tell a rank to ``load``, ``park`` or ``discard``; returns the order's id. See :meth:`result_of`."""
+        with self._lock:
+            order = ChannelOrder(id or self._new("o"), kind, pool, "fake/gpu0-1", self._gpu_names(), warm)
+            self._orders.append((rank, order))
+            return order.order
+
+    def result_of(self, order: str, timeout_s: float = 20.0) -> ResultBody:
+        """Wait for the result of an order."""
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            with self._lock:
+                for result in self.results:
+                    if result.order == order:
+                        return result
+            time.sleep(0.005)
+        raise TimeoutError(f"no rank has told the result of {order}; dialled are {self.dialled}")
+
+    def asked(self, method: str, path: str) -> list[Asked]:
+        """Return the calls whose path ends so."""
+        with self._lock:
+            return [call for call in self.calls if call.method == method and call.path.endswith(path)]
+
+    # ---- the seam ----
+
+    @property
+    def transport(self) -> Any:
+        """An ``httpx.MockTransport``, for ``httpx.Client`` and ``httpx.AsyncClient``."""
+        from rollmuxd.client.transport import mock
+
+        return mock(self.handle)
+
+    def pulse(self, listener: Listener) -> "_Pulse":
+        """Take the place of the heartbeat process."""
+        with self._lock:
+            self._listeners.append(listener)
+        return _Pulse(self, listener)
+
+    def handle(self, method: str, path: str, params: Mapping[str, str], content: bytes) -> Any:
+        """Answer a request; raises :class:`Unreachable` where no answer is to come."""
+        from rollmuxd.client.transport import Reply
+
+        with self._lock:
+            body = msgspec.json.decode(content) if content else None
+            self.calls.append(Asked(method, path, body))
+            if self._troubles:
+                status, detail, retry_after_s = self._troubles.pop(0)
+                if status == 0:
+                    raise Unreachable("connection refused, as the test wants it")
+                headers = {} if retry_after_s is None else {"retry-after": str(retry_after_s)}
+                return Reply(status, headers, _problem(_No(status, detail)))
+            try:
+                answer = self._answer(method, path, params, content)
+            except _No as no:
+                return Reply(no.code, {"content-type": "application/problem+json"}, _problem(no))
+            return Reply(200, {"content-type": "application/json"}, msgspec.json.encode(answer))
+
+    def _answer(self, method: str, path: str, params: Mapping[str, str], content: bytes) -> Any:
+        for wanted, pattern, route in self._routes:
+            match = pattern.fullmatch(path)
+            if match and wanted == method:
+                return route(*match.groups(), params=params, content=content)
+        raise _No(404, f"the fake daemon does not know {method} {path}")
+
+    # ---- the routes ----
+
+    def _register(self, *, params: Mapping[str, str], content: bytes) -> JobView:
+        body = _body(content, RegisterBody)
+        known = self._keys.get(body.idempotency_key)
+        if known is not None:
+            return self._jobs[known]
+        alive = [view for view in self._jobs.values() if view.name == body.name and view.status == "admitted"]
+        if alive and not body.replace:
+            raise _No(409, f"run {alive[0].run} of job {body.name!r} is alive: pid 1 on fake", pid=1, host="fake")
+        self.registered.append(body)
+        pins = {pool: ["fake/gpu0-1"] for pool in body.wants}
+        run = 1 + sum(view.name == body.name for view in self._jobs.values())
+        view = JobView(self._new("j"), "me", "me", body.name, run, "admitted", "", pins=pins)
+        self._jobs[view.job] = self._jobs[self._keys.setdefault(body.idempotency_key, view.job)] = view
+        return view
+
+    def _job(self, job: str, **_: Any) -> JobView:
+        if job not in self._jobs:
+            raise _No(404, f"there is no job {job!r}")
+        view = self._jobs[job]
+        session = next((session for session, of in reversed(self.sessions.items()) if of == job), None)
+        slot = next(
+            (slot for slot in self._slots.values() if slot.job == job and slot.status in {"running", "queued"}), None
+        )
+        return msgspec.structs.replace(view, session=session, slot=slot.id if slot else None)
+
+    def _end(self, job: str, *, params: Mapping[str, str], content: bytes) -> JobView:
+        view = self._job(job)
+        reason = (msgspec.json.decode(content) if content else {}).get("reason", "")
+        self.ended[view.name] = reason
+        self._jobs[job] = msgspec.structs.replace(view, status="ended", reason=reason)
+        for slot in self._slots.values():
+            if slot.job == job and slot.status in {"running", "queued"}:
+                slot.status = "over"
+        return self._jobs[job]
+
+    def _open(self, job: str, *, params: Mapping[str, str], content: bytes) -> SessionView:
+        view = self._live(job)
+        _body(content, SessionBody)
+        session = self._new("s")
+        self.sessions[session] = job
+        return SessionView(session, job, view.run, lease_s=60.0, heartbeat_s=15.0)
+
+    def _beat(self, session: str, *, params: Mapping[str, str], content: bytes) -> HeartbeatView:
+        if session not in self.sessions:
+            raise _No(404, f"there is no session {session!r}")
+        body = _body(content, HeartbeatBody)
+        if body.slot is not None:
+            self.progressed(body.slot, body.done, body.total)
+        return HeartbeatView(60.0, list(self._directives))
+
+    def _close(self, session: str, **_: Any) -> dict[str, Any]:
+        if self.sessions.pop(session, None) is None:
+            raise _No(404, f"there is no session {session!r}")
+        return {}
+
+    def _ask(self, job: str, *, params: Mapping[str, str], content: bytes) -> SlotView:
+        body = _body(content, SlotBody)
+        self._live(job)
+        if body.session not in self.sessions:
+            raise _No(404, f"there is no session {body.session!r}")
+        return self._asked_for(job, body.phase, body.request_id)
+
+    def _asked_for(self, job: str, phase: str, request_id: str) -> SlotView:
+        slot = next((slot for slot in self._slots.values() if slot.request_id == request_id), None)
+        if slot is None:
+            if any(slot.job == job and slot.status in {"running", "queued"} for slot in self._slots.values()):
+                raise _No(409, f"job {job} has a slot already")
+            slot = _Slot(self._new("t"), job, phase, request_id, "queued", "", self._gpu_names())
+            self._slots[slot.id] = slot
+        if slot.status == "queued":
+            self._try_grant(slot)
+        return self._view(slot)
+
+    def _try_grant(self, slot: _Slot) -> None:
+        left, slot.reason = self._waits.get(slot.phase, (0, ""))
+        if left > 0:
+            self._waits[slot.phase] = (left - 1, slot.reason)
+            return
+        if slot.phase in self._faults:
+            slot.status, slot.reason = "faulted", self._faults.pop(slot.phase)
+            return
+        slot.status, slot.reason, slot.fence = "running", "", f"1.{self._number()}"
+        self.phases.append(slot.phase)
+        if slot.phase in self._to_lose:
+            more, reason = self._to_lose.pop(slot.phase)
+            if more > 0:
+                self._to_lose[slot.phase] = (more - 1, reason)
+            else:
+                # Granted, and lost behind the holder's back: it finds out when it releases.
+                self._slots[slot.id] = msgspec.structs.replace(slot, status="lost", reason=reason)
+
+    def _show(self, slot: str, **_: Any) -> SlotView:
+        return self._view(self._slot(slot))
+
+    def _withdraw(self, slot: str, **_: Any) -> SlotView:
+        found = self._slot(slot)
+        if found.status != "queued":
+            raise _No(409, f"slot {slot} is {found.status}", status=found.status)
+        found.status = "withdrawn"
+        return self._view(found)
+
+    def _release(self, slot: str, *, params: Mapping[str, str], content: bytes) -> ReleaseView:
+        body = _body(content, ReleaseBody)
+        found = self._slot(slot)
+        if found.released is not None:
+            return found.released
+        if found.status not in {"running", "tail"} or found.fence != body.fence:
+            raise _No(409, f"slot {slot} is {found.status} ({found.reason})", slot=slot, status=found.status)
+        found.status = "released"
+        self._directives = []
+        if body.measured:
+            self.measured.append((found.phase, dict(body.measured)))
+        following = self._asked_for(found.job, body.next.phase, body.next.request_id) if body.next else None
+        found.released = ReleaseView(slot, "released", following)
+        return found.released
+
+    def _shrink(self, slot: str, *, params: Mapping[str, str], content: bytes) -> SlotView:
+        body = _body(content, ShrinkBody)
+        found = self._slot(slot)
+        if found.status not in {"running", "tail"} or found.fence != body.fence:
+            raise _No(409, f"slot {slot} is {found.status}", status=found.status)
+        if not set(body.keep) <= set(found.gpus):
+            raise _No(422, f"slot {slot} holds {found.gpus}, and was to keep {body.keep}")
+        found.status, found.gpus = "tail", list(body.keep)
+        self._directives = []
+        return self._view(found)
+
+    def _dial(self, job: str, rank: str, *, params: Mapping[str, str], content: bytes) -> dict[str, Any]:
+        body = _body(content, RankBody)
+        if body.session not in self.sessions:
+            raise _No(404, f"there is no session {body.session!r}")
+        self.dialled.setdefault(job, []).append(int(rank))
+        return {}
+
+    def _next_order(self, job: str, *, params: Mapping[str, str], content: bytes) -> ChannelView:
+        if params["session"] not in self.sessions:
+            raise _No(404, f"there is no session {params['session']!r}")
+        told = {result.order for result in self.results}
+        for rank, order in self._orders:
+            if rank == int(params["rank"]) and order.order not in told:
+                return ChannelView(order)
+        return ChannelView()
+
+    def _result(self, job: str, *, params: Mapping[str, str], content: bytes) -> dict[str, Any]:
+        self.results.append(_body(content, ResultBody))
+        return {}
+
+    # ---- what they are made of ----
+
+    def _direct(self, kind: str, keep: list[str], reason: str) -> None:
+        with self._lock:
+            running = self._running(None)
+            self._directives = [Directive(kind, running.id if running else None, keep, reason)]
+            listeners, directives = list(self._listeners), list(self._directives)
+        for listener in listeners:
+            listener.directed(directives)
+
+    def progressed(self, slot: str, done: int, total: int) -> None:
+        """For the stand-in of the heartbeat."""
+        with self._lock:
+            found = self._slots.get(slot)
+            if found is not None:
+                self.progress.append((found.phase, done, total))
+
+    def hang_up(self, listener: Listener) -> None:
+        """For the stand-in of the heartbeat."""
+        with self._lock:
+            self._listeners.remove(listener)
+
+    def _running(self, phase: str | None) -> _Slot | None:
+        slots = [slot for slot in self._slots.values() if slot.status in {"running", "tail"}]
+        return next((slot for slot in slots if phase in {None, slot.phase}), None)
+
+    def _named(self, name: str) -> JobView:
+        return next(view for view in reversed(list(self._jobs.values())) if view.name == name)
+
+    def _live(self, job: str) -> JobView:
+        view = self._job(job)
+        if view.status == "ended":
+            raise _No(409, f"job {job} is ended ({view.reason})", status="ended")
+        return view
+
+    def _slot(self, slot: str) -> _Slot:
+        if slot not in self._slots:
+            raise _No(404, f"there is no slot {slot!r}")
+        return self._slots[slot]
+
+    def _view(self, slot: _Slot) -> SlotView:
+        granted = slot.status in {"running", "tail"}
+        return SlotView(
+            slot.id,
+            slot.job,
+            slot.phase,
+            slot.status,
+            slot.request_id,
+            fence=slot.fence if granted else None,
+            gpus=slot.gpus if granted else [],
+            lease_s=60.0 if granted else None,
+            position=1 if slot.status == "queued" else None,
+            expected_wait_s=30.0 if slot.status == "queued" else None,
+            reason=slot.reason,
+            granted_at="now" if slot.fence else None,
+        )
+
+    def _gpu_names(self) -> list[str]:
+        return [f"fake/gpu{index}" for index in range(self.gpus)]
+
+    def _new(self, kind: str) -> str:
+        return f"{kind}{self._number()}"
+
+    def _number(self) -> int:
+        self._count += 1
+        return self._count
+
+
+class _Pulse:
+    """In place of the heartbeat process: what it is told is known at once."""
+
+    def __init__(self, daemon: FakeDaemon, listener: Listener) -> None:
+        self._daemon = daemon
+        self._listener = listener
+        self._slot: str | None = None
+
+    def session(self, view: SessionView) -> None:
+        pass
+
+    def slot(self, slot: str | None) -> None:
+        self._slot = slot
+
+    def progress(self, done: int, total: int) -> None:
+        if self._slot is not None:
+            self._daemon.progressed(self._slot, done, total)
+
+    def stop(self) -> None:
+        self._daemon.hang_up(self._listener)
+
+
+@contextmanager
+def fake_daemon(gpus: int = 2) -> Iterator[FakeDaemon]:
+    """Have every job of this process use a :class:`FakeDaemon` while the context is open."""
+    before, daemon = fakes.current, FakeDaemon(gpus)
+    fakes.current = daemon
+    try:
+        yield daemon
+    finally:
+        fakes.current = before
+
+
+def _body(content: bytes, kind: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(content or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        raise _No(422, str(error)) from error
+
+
+def _problem(no: _No) -> bytes:
+    return msgspec.json.encode(Problem("refused", no.code, no.detail, request_id="fake", data=no.data))

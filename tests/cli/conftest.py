@@ -1,0 +1,110 @@
+"""A daemon that is a table of answers, and the command line run against it."""
+
+import json
+import shlex
+
+import pytest
+from click.testing import CliRunner
+
+from rollmuxd.cli import calls
+from rollmuxd.cli.main import cli
+from rollmuxd.client.errors import refused
+
+
+class FakeDaemon:
+    """Answers from a table of (method, path); a path that is not in it is 404, as the real one's would be."""
+
+    def __init__(self):
+        self.answers = {}
+        self.asked = []
+        self.down = None
+
+    def __setitem__(self, call, answer):
+        self.answers[tuple(call.split(" "))] = answer
+
+    def get(self, path, **params):
+        return self._answer("GET", path, params)
+
+    def text(self, path, **params):
+        return self._answer("GET", path, params)
+
+    def post(self, path, body=None):
+        return self._answer("POST", path, body)
+
+    def delete(self, path, body=None):
+        return self._answer("DELETE", path, body)
+
+    def close(self):
+        self.closed = True
+
+    def _answer(self, method, path, sent):
+        self.asked.append((method, path, sent))
+        if self.down is not None:
+            raise self.down
+        if (method, path) not in self.answers:
+            raise refused(404, f"there is no {path.rpartition('/')[2]!r}")
+        answer = self.answers[method, path]
+        if callable(answer):
+            answer = answer(sent)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Ran:
+    def __init__(self, result):
+        self.code, self.out, self.err = result.exit_code, result.stdout, result.stderr
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+    @property
+    def lines(self):
+        return self.out.splitlines()
+
+
+@pytest.fixture
+def daemon(monkeypatch):
+    fake = FakeDaemon()
+    fake.connected = []
+
+    def connect(url, api_key):
+        fake.connected.append((url, api_key))
+        return fake
+
+    monkeypatch.setattr(calls, "connect", connect)
+    return fake
+
+
+@pytest.fixture
+def rollmuxd(monkeypatch):
+    """The command line as typed: ``rollmuxd("job list --json")``."""
+    for name in ("ROLLMUX_URL", "ROLLMUX_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(command, **more):
+        result = CliRunner().invoke(cli, shlex.split(command), prog_name="rollmuxd", **more)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Ran(result)
+
+    return run
+
+
+def job_view(**more):
+    return {
+        "job": "j1",
+        "owner": "vision",
+        "user": "ada",
+        "name": "math-7b",
+        "run": 2,
+        "status": "admitted",
+        "registered_at": "2025-06-01T12:00:00Z",
+        **more,
+    }
+
+
+@pytest.fixture
+def a_job():
+    return job_view

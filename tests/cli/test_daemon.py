@@ -1,0 +1,162 @@
+"""``rollmuxd daemon`` finds the daemon it is to talk about, and no other process that happens to have its pid."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rollmuxd.cli import daemon
+
+
+@pytest.fixture
+def state_dir(tmp_path):
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def config(tmp_path, state_dir):
+    file = tmp_path / "rollmux.toml"
+    file.write_text(f"[daemon]\nstate_dir = {json.dumps(str(state_dir))}\nlisten = ''\n")
+    return file
+
+
+@pytest.fixture
+def process():
+    """Starts processes that do nothing, under the given words of a command line."""
+    started = []
+
+    def start(*words):
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *words])
+        started.append(child)
+        return child
+
+    yield start
+    for child in started:
+        child.kill()
+        child.wait()
+
+
+def said(state_dir, pid, **more):
+    state_dir.mkdir(exist_ok=True)
+    (state_dir / "daemon.json").write_text(json.dumps({"pid": pid, "url": "", "socket": "/tmp/x.sock", **more}))
+
+
+def test_without_its_file_there_is_no_daemon(state_dir):
+    assert daemon.find(state_dir) is None
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"pid": null}', "nonsense"])
+def test_a_file_that_says_nothing_is_no_daemon(state_dir, text):
+    state_dir.mkdir()
+    (state_dir / "daemon.json").write_text(text)
+
+    assert daemon.find(state_dir) is None
+
+
+def test_a_pid_that_another_process_has_by_now_is_no_daemon(state_dir, process):
+    said(state_dir, process("something", "else").pid)
+
+    assert daemon.find(state_dir) is None
+
+
+def test_a_pid_of_nobody_is_no_daemon(state_dir, process):
+    child = process("rollmuxd")
+    child.kill()
+    child.wait()
+    said(state_dir, child.pid)
+
+    assert daemon.find(state_dir) is None
+
+
+def test_a_daemon_is_found_by_what_it_wrote(state_dir, process):
+    child = process("-m", "rollmuxd", "daemon", "run")
+    said(state_dir, child.pid, url="http://127.0.0.1:7878")
+    time.sleep(0.2)
+
+    found = daemon.find(state_dir)
+
+    assert found == daemon.Running(child.pid, "http://127.0.0.1:7878", Path("/tmp/x.sock"))
+
+
+@pytest.mark.parametrize("command", ["status", "stop"])
+def test_where_none_runs_the_exit_status_is_3(rollmuxd, config, state_dir, command):
+    ran = rollmuxd(f"daemon {command} --config {config}")
+
+    assert ran.code == 3
+    assert str(state_dir) in ran.err
+
+
+def test_a_daemon_that_does_not_answer_is_not_ready(rollmuxd, config, state_dir, process):
+    said(state_dir, process("rollmuxd").pid, socket=str(state_dir / "nobody.sock"))
+    time.sleep(0.2)
+
+    ran = rollmuxd(f"daemon status --config {config}")
+
+    assert ran.code == 1
+    assert "not ready" in ran.out
+    assert "daemon.log" in ran.err
+
+
+def test_a_second_daemon_on_the_same_state_is_refused(rollmuxd, config, state_dir, process):
+    child = process("rollmuxd")
+    said(state_dir, child.pid)
+    time.sleep(0.2)
+
+    ran = rollmuxd(f"daemon start --config {config}")
+
+    assert ran.code == 1
+    assert f"runs already, pid {child.pid}" in ran.err
+
+
+def test_a_typo_in_the_configuration_is_one_line_and_1(rollmuxd, tmp_path):
+    file = tmp_path / "rollmux.toml"
+    file.write_text("[daemon]\nstatedir = '/tmp/x'\n")
+
+    ran = rollmuxd(f"daemon status --config {file}")
+
+    assert ran.code == 1
+    assert "did you mean state_dir?" in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_configuration_that_is_not_there_is_named(rollmuxd, tmp_path):
+    ran = rollmuxd(f"daemon start --config {tmp_path}/no.toml")
+
+    assert ran.code == 1
+    assert "no.toml" in ran.err
+
+
+@pytest.mark.e2e
+def test_a_daemon_starts_answers_and_stops(rollmuxd, config, state_dir):
+    pytest.importorskip("rollmuxd.daemon.app")
+    started = rollmuxd(f"daemon start --config {config} --json")
+    try:
+        status = rollmuxd(f"daemon status --config {config} --json")
+        jobs = rollmuxd(f"job list --url unix://{started.json['socket']}")
+        again = rollmuxd(f"daemon start --config {config}")
+    finally:
+        stopped = rollmuxd(f"daemon stop --config {config}")
+    after = rollmuxd(f"daemon status --config {config}")
+
+    assert (started.code, started.json["status"]) == (0, "ready")
+    assert status.json == started.json
+    assert (jobs.code, jobs.out) == (0, "no jobs\n")
+    assert again.code == 1
+    assert stopped.code == 0
+    assert after.code == 3
+
+
+@pytest.mark.e2e
+def test_a_daemon_that_cannot_start_says_why(rollmuxd, config, state_dir):
+    pytest.importorskip("rollmuxd.daemon.app")
+    config.write_text(
+        config.read_text() + '[[hosts]]\nid = "a"\nbackend = "nope"\nnodes = [{gpus = 0, pools = ["x"]}]\n'
+    )
+
+    ran = rollmuxd(f"daemon start --config {config}")
+
+    assert ran.code == 1
+    assert "nope" in ran.err

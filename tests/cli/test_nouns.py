@@ -1,0 +1,391 @@
+"""Every noun prints what the daemon answers: as a table for people, as it came for programs."""
+
+import json
+from urllib.parse import unquote
+
+import pytest
+
+NODE = {
+    "node": "box/gpu0",
+    "host": "box",
+    "status": "up",
+    "pools": ["rollout"],
+    "gpu_type": "H100",
+    "price_per_hour": 2.5,
+    "gpus": [{"gpu": "box/gpu0", "holder": "s4", "stain": "j1", "used_gb": 61.25}],
+    "reason": "",
+    "group": "g1",
+    "states": {"j1": "loaded"},
+}
+HOST = {
+    "host": "box",
+    "backend": "local",
+    "ram_gb": 512.0,
+    "ram_reserved_gb": 120.0,
+    "nodes": ["box/gpu0", "box/gpu1"],
+    "reachable": True,
+}
+GROUP = {
+    "group": "g1",
+    "jobs": ["j1", "j2"],
+    "nodes": ["box/gpu0"],
+    "wheel": [{"job": "j1", "name": "math-7b", "phase": "rollout", "turn": 7}],
+    "period_s": 12.5,
+    "cost_per_hour": 5.0,
+    "reason": "",
+}
+SLOT = {"slot": "s4", "job": "j1", "phase": "rollout", "status": "queued", "request_id": "r", "position": 1}
+
+
+def rows(ran):
+    """A table's cells, where no cell has two spaces in a row."""
+    return [[cell for cell in line.split("  ") if cell.strip()] for line in ran.lines]
+
+
+def stripped(ran):
+    return [[cell.strip() for cell in row] for row in rows(ran)]
+
+
+def test_a_list_of_jobs_tells_the_status_of_each_and_why_it_waits(rollmuxd, daemon, a_job):
+    waiting = {"reasons": [{"code": "ram", "text": "box has 30 GB of RAM left, it needs 80"}], "position": 1}
+    daemon["GET /v1/jobs"] = {
+        "items": [
+            a_job(group="g1", phase="train", iterations=12, slowdown=1.254, slo=2.0),
+            a_job(job="j2", name="code-7b", status="waiting", waiting=waiting),
+        ],
+        "next": None,
+    }
+
+    ran = rollmuxd("job list")
+
+    assert ran.code == 0
+    assert stripped(ran) == [
+        ["JOB", "NAME", "OWNER", "STATUS", "GROUP", "PHASE", "ITERATIONS", "SLOWDOWN", "SLO", "WHY"],
+        ["j1", "math-7b", "vision", "admitted", "g1", "train", "12", "1.25", "2", "-"],
+        ["j2", "code-7b", "vision", "waiting", "-", "-", "-", "-", "-", "box has 30 GB of RAM left, it needs 80"],
+    ]
+
+
+def test_piped_output_has_no_colours_and_breaks_no_line(rollmuxd, daemon, a_job):
+    reason = "because " * 40 + "of this"
+    daemon["GET /v1/jobs"] = {"items": [a_job(status="quarantined", reason=reason)], "next": None}
+
+    ran = rollmuxd("job list")
+
+    assert "\x1b" not in ran.out
+    assert len(ran.lines) == 2
+    assert ran.lines[1].endswith(reason)
+
+
+def test_a_list_is_read_to_its_last_page(rollmuxd, daemon, a_job):
+    pages = {
+        None: {"items": [a_job()], "next": "j1"},
+        "j1": {"items": [a_job(job="j2")], "next": None},
+    }
+    daemon["GET /v1/jobs"] = lambda params: pages[params.get("after")]
+
+    assert [job["job"] for job in rollmuxd("job list --json").json["items"]] == ["j1", "j2"]
+
+
+def test_jobs_that_are_over_are_listed_only_if_asked_for(rollmuxd, daemon, a_job):
+    daemon["GET /v1/jobs"] = {"items": [a_job(status="ended")], "next": None}
+
+    assert rollmuxd("job list").out == "no jobs\n"
+    assert "ended" in rollmuxd("job list --all").out
+
+
+def test_filters_are_passed_on_and_those_not_given_are_left_out(rollmuxd, daemon):
+    daemon["GET /v1/jobs"] = {"items": [], "next": None}
+
+    rollmuxd("job list --owner vision --pool train")
+
+    assert daemon.asked == [("GET", "/v1/jobs", {"owner": "vision", "pool": "train"})]
+
+
+def test_a_job_is_shown_with_its_promise_and_its_measured_times(rollmuxd, daemon, a_job):
+    daemon["GET /v1/jobs/j1"] = a_job(
+        slo=2.0,
+        promised=True,
+        credit_s=30.25,
+        pins={"rollout": ["box/gpu0"]},
+        estimates={"rollout": {"planned_s": None, "count": 9, "mean_s": 4.5, "p50_s": 4.0, "p95_s": 6.125}},
+    )
+
+    ran = rollmuxd("job show j1")
+
+    assert ["bound", "2, promised"] in stripped(ran)
+    assert ["credit", "30.25 s"] in stripped(ran)
+    assert ["nodes", "rollout: box/gpu0"] in stripped(ran)
+    assert ["rollout", "-", "4.5", "4", "6.12", "9"] in stripped(ran)
+
+
+@pytest.mark.parametrize(
+    ("command", "call"),
+    [
+        ("job resume j1", ("POST", "/v1/jobs/j1/resume", {})),
+        ("job reinstate j1", ("POST", "/v1/jobs/j1/reinstate", {})),
+        ("job end j1 --reason enough", ("DELETE", "/v1/jobs/j1", {"reason": "enough"})),
+    ],
+)
+def test_a_verb_on_a_job_is_one_call_and_its_answer_is_told(rollmuxd, daemon, a_job, command, call):
+    daemon[f"{call[0]} {call[1]}"] = a_job(status="waiting")
+
+    ran = rollmuxd(command)
+
+    assert daemon.asked[-1] == call
+    assert ran.out.endswith("it is waiting\n")
+
+
+def test_explaining_prints_the_sentences_and_what_would_help(rollmuxd, daemon):
+    daemon["GET /v1/jobs/j1/explain"] = {
+        "job": "j1",
+        "status": "waiting",
+        "reasons": [],
+        "sentences": ["It waits for one train node.", "Both are in use."],
+        "would_start_with": ["slo=2.0"],
+    }
+
+    assert rollmuxd("job explain j1").out == (
+        "It waits for one train node.\nBoth are in use.\nwould start with: slo=2.0\n"
+    )
+
+
+def test_waiting_for_a_job_ends_well_when_it_has_ended(rollmuxd, daemon, a_job, monkeypatch):
+    views = iter([a_job(), a_job(), a_job(status="ended")])
+    daemon["GET /v1/jobs/j1"] = lambda _: next(views)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+
+    ran = rollmuxd("job wait j1")
+
+    assert (ran.code, ran.out) == (0, "math-7b (j1): ended\n")
+
+
+def test_waiting_for_a_job_fails_when_it_was_lost_and_says_why(rollmuxd, daemon, a_job):
+    daemon["GET /v1/jobs/j1"] = a_job(status="lost", reason="no heartbeat for 60 s")
+
+    ran = rollmuxd("job wait j1")
+
+    assert (ran.code, ran.err) == (1, "rollmuxd: math-7b is lost: no heartbeat for 60 s\n")
+
+
+def test_waiting_gives_up_after_its_time_and_says_how_things_stand(rollmuxd, daemon, a_job):
+    daemon["GET /v1/jobs/j1"] = a_job(status="waiting")
+
+    ran = rollmuxd("job wait j1 --for placed --timeout 0")
+
+    assert (ran.code, ran.err) == (1, "rollmuxd: math-7b is still waiting after 0 s\n")
+
+
+def test_nodes_are_listed_with_who_holds_them(rollmuxd, daemon):
+    daemon["GET /v1/nodes"] = {"items": [NODE], "next": None}
+
+    assert stripped(rollmuxd("node list"))[1] == ["box/gpu0", "rollout", "up", "g1", "1 H100", "s4", "j1: loaded", "-"]
+
+
+def test_a_nodes_slash_stays_within_one_part_of_the_path(rollmuxd, daemon):
+    daemon["POST /v1/nodes/box%2Fgpu0/drain"] = {**NODE, "status": "draining"}
+
+    ran = rollmuxd("node drain box/gpu0 --evict")
+
+    assert ran.out == "box/gpu0: draining\n"
+    assert daemon.asked[-1][2] == {"evict": True}
+    assert unquote(daemon.asked[-1][1]) == "/v1/nodes/box/gpu0/drain"
+
+
+def test_declaring_a_node_clear_asks_first(rollmuxd, daemon):
+    daemon["POST /v1/nodes/box%2Fgpu0/declare-clear"] = NODE
+
+    refused = rollmuxd("node declare-clear box/gpu0", input="n\n")
+    asked_before = list(daemon.asked)
+    agreed = rollmuxd("node declare-clear box/gpu0 --yes --reason 'nvidia-smi is empty'")
+
+    assert refused.code == 1
+    assert asked_before == []
+    assert agreed.out == "box/gpu0: up\n"
+    assert daemon.asked[-1][2] == {"reason": "nvidia-smi is empty"}
+
+
+def test_hosts_are_listed_with_their_reserved_ram(rollmuxd, daemon):
+    daemon["GET /v1/hosts"] = {"items": [HOST], "next": None}
+
+    assert stripped(rollmuxd("host list"))[1] == ["box", "local", "yes", "120 of 512", "box/gpu0, box/gpu1"]
+
+
+def test_a_host_is_drained_with_one_call(rollmuxd, daemon):
+    daemon["POST /v1/hosts/box/drain"] = HOST
+
+    assert rollmuxd("host drain box").out == "box: draining box/gpu0, box/gpu1\n"
+
+
+def test_a_group_is_shown_with_its_wheel(rollmuxd, daemon):
+    daemon["GET /v1/groups/g1"] = GROUP
+
+    ran = rollmuxd("group show g1")
+
+    assert ["period", "12.5 s"] in stripped(ran)
+    assert stripped(ran)[-1] == ["math-7b", "rollout", "7"]
+
+
+def test_slots_that_have_ended_are_listed_only_if_asked_for(rollmuxd, daemon):
+    daemon["GET /v1/slots"] = {"items": [{**SLOT, "status": "over"}], "next": None}
+
+    assert rollmuxd("slot list").out == "no slots\n"
+    assert "over" in rollmuxd("slot list --all").out
+
+
+def test_slots_are_listed_and_revoked(rollmuxd, daemon):
+    daemon["GET /v1/slots"] = {"items": [SLOT], "next": None}
+    daemon["POST /v1/slots/s4/revoke"] = {**SLOT, "status": "revoked"}
+
+    assert stripped(rollmuxd("slot list"))[1][:4] == ["s4", "j1", "rollout", "queued"]
+    assert rollmuxd("slot revoke s4 --reason stuck").out == "s4: revoked\n"
+    assert daemon.asked[-1] == ("POST", "/v1/slots/s4/revoke", {"reason": "stuck"})
+
+
+def test_a_new_keys_secret_is_alone_on_stdout_so_that_it_can_be_piped(rollmuxd, daemon):
+    daemon["POST /v1/keys"] = {"key": "k1", "owner": "vision", "user": "ada", "role": "lead", "secret": "rmx_s3cret"}
+
+    ran = rollmuxd("key add vision ada --role lead")
+
+    assert ran.out == "rmx_s3cret\n"
+    assert "rmx_s3cret" not in ran.err
+    assert daemon.asked == [("POST", "/v1/keys", {"owner": "vision", "user": "ada", "role": "lead"})]
+
+
+def test_a_key_is_revoked_by_its_id(rollmuxd, daemon):
+    daemon["DELETE /v1/keys/k1"] = {"key": "k1", "owner": "vision", "user": "ada", "role": "lead", "created_at": ""}
+
+    assert rollmuxd("key revoke k1").out == "k1: revoked\n"
+
+
+FACTS = [
+    {"seq": 1, "fact": "job_registered", "at": 1_750_000_000_000, "job": "j1", "spec": {"name": "math-7b", "x": 1}},
+    {"seq": 2, "fact": "slot_granted", "at": 1_750_000_000_250, "slot": "s1", "fence": [1, 9]},
+    {"seq": 3, "fact": "node_lost", "at": 1_750_000_000_500, "node": "box/gpu0", "reason": "no answer"},
+]
+
+
+def test_facts_are_read_from_a_number_on_until_there_are_no_more(rollmuxd, daemon):
+    # Fact 4 is about somebody else's job: it counts, and is not shown.
+    pages = {1: {"facts": [FACTS[1]], "last": 2}, 2: {"facts": [FACTS[2]], "last": 3}, 3: {"facts": [], "last": 4}}
+    daemon["GET /v1/facts"] = lambda sent: pages.get(sent["after"], {"facts": [], "last": 4})
+
+    ran = rollmuxd("facts --after 1 --json")
+
+    assert [json.loads(line)["seq"] for line in ran.lines] == [2, 3]
+    assert [(sent["after"], sent["wait_ms"]) for _, _, sent in daemon.asked] == [(1, 0), (2, 0), (3, 0), (4, 0)]
+
+
+def test_a_fact_is_one_line_that_people_can_read(rollmuxd, daemon):
+    daemon["GET /v1/facts"] = lambda sent: {"facts": FACTS if sent["after"] == 0 else [], "last": 3}
+
+    said = [line.split("  ", 1)[1].split("  ", 1)[1] for line in (text.strip() for text in rollmuxd("facts").lines)]
+
+    assert said == [
+        "job_registered  job=j1 spec=math-7b",
+        "slot_granted  slot=s1 fence=1.9",
+        'node_lost  node=box/gpu0 reason="no answer"',
+    ]
+
+
+def test_following_waits_for_new_facts_once_it_has_caught_up(rollmuxd, daemon):
+    def answer(sent):
+        if len(daemon.asked) == 3:
+            raise KeyboardInterrupt
+        return {"facts": FACTS if sent["after"] == 0 else [], "last": 3}
+
+    daemon["GET /v1/facts"] = answer
+
+    ran = rollmuxd("facts --follow")
+
+    assert ran.code == 0
+    assert [sent["wait_ms"] > 1000 for _, _, sent in daemon.asked] == [False, False, True]
+
+
+REPORT = {
+    "since": "2025-06-01T00:00:00Z",
+    "until": "2025-06-02T00:00:00Z",
+    "by": "job",
+    "work": [
+        {
+            "name": "math-7b",
+            "owner": "vision",
+            "job": "j1",
+            "gpu_hours_held": 10.0,
+            "gpu_hours_used": 9.0,
+            "gpu_hours_allocated": 12.0,
+            "gpu_hours_alone": 20.0,
+            "iterations": 40,
+            "slowdown": 1.1,
+            "wait_turn_hours": 0.5,
+        }
+    ],
+    "pools": [
+        {
+            "pool": "train",
+            "gpus": 8,
+            "gpu_hours_capacity": 192.0,
+            "gpu_hours_held": 10.0,
+            "gpu_hours_used": 9.0,
+            "gpu_hours_switching": 1.0,
+            "gpu_hours_idle": 2.0,
+            "gpu_hours_unallocated": 180.0,
+            "utilisation": 0.046875,
+        }
+    ],
+    "saving": {
+        "baseline": "each job alone on the same nodes",
+        "gpu_hours_alone": 20.0,
+        "gpu_hours_allocated": 12.0,
+        "gpu_hours_saved": 8.0,
+        "cost_saved": 20.0,
+    },
+}
+
+
+def test_the_report_ends_with_what_was_saved_and_against_what(rollmuxd, daemon):
+    daemon["GET /v1/report"] = REPORT
+
+    ran = rollmuxd("report --since 2025-06-01 --by job")
+
+    assert ran.lines[-1] == "saved 8 GPU-hours: 12 allocated, against 20 for each job alone on the same nodes"
+    assert ["train", "8", "192", "9", "1", "2", "180", "5%"] in stripped(ran)
+    assert daemon.asked == [("GET", "/v1/report", {"since": "2025-06-01", "by": "job"})]
+
+
+def test_the_report_as_csv_is_the_daemons_own(rollmuxd, daemon):
+    daemon["GET /v1/report"] = "name,owner\nmath-7b,vision\n"
+
+    assert rollmuxd("report --csv --until 2025-07-01").out == "name,owner\nmath-7b,vision\n"
+    assert daemon.asked == [("GET", "/v1/report", {"by": "job", "format": "csv", "until": "2025-07-01"})]
+
+
+@pytest.mark.parametrize(
+    ("command", "path", "answer"),
+    [
+        ("node show box/gpu0", "/v1/nodes/box%2Fgpu0", NODE),
+        ("host show box", "/v1/hosts/box", HOST),
+        ("group show g1", "/v1/groups/g1", GROUP),
+        ("report", "/v1/report", REPORT),
+    ],
+)
+def test_json_is_the_daemons_answer_on_one_line(rollmuxd, daemon, command, path, answer):
+    daemon[f"GET {path}"] = answer
+
+    ran = rollmuxd(f"{command} --json")
+
+    assert ran.json == answer
+    assert len(ran.lines) == 1
+
+
+@pytest.mark.parametrize("command", ["node show box/gpu0", "host show box", "group list", "key list", "slot list"])
+def test_what_is_empty_says_so_or_is_shown_without_failing(rollmuxd, daemon, command):
+    daemon["GET /v1/nodes/box%2Fgpu0"] = NODE
+    daemon["GET /v1/hosts/box"] = HOST
+    for path in ("groups", "keys", "slots"):
+        daemon[f"GET /v1/{path}"] = {"items": [], "next": None}
+
+    ran = rollmuxd(command)
+
+    assert ran.code == 0
+    assert ran.out.strip()

@@ -1,0 +1,179 @@
+"""Orders to load and park: done once, answered until acknowledged, failures told as failures."""
+
+import asyncio
+import threading
+
+import pytest
+
+import rollmuxd
+from rollmuxd import testing
+from rollmuxd.client import fakes
+
+
+@pytest.fixture
+def daemon():
+    with testing.fake_daemon() as fake:
+        yield fake
+
+
+def test_a_hook_is_called_with_what_is_to_be_moved(daemon):
+    job, seen = rollmuxd.job("a"), []
+
+    @job.on_load
+    def load(order):
+        seen.append((order.kind, order.pool, order.gpus, order.warm, threading.current_thread().name))
+
+    with job:
+        result = daemon.result_of(daemon.order("load", "rollout", warm=True))
+
+    assert seen == [("load", "rollout", ["fake/gpu0", "fake/gpu1"], True, "rollmuxd-channel")]
+    assert (result.ok, result.rank, result.error) == (True, 0, "")
+
+
+def test_hooks_are_for_their_kind_and_their_pool(daemon):
+    job, seen = rollmuxd.job("a"), []
+    job.on_load(lambda order: seen.append("load rollout"), pool="rollout")
+    job.on_park(lambda order: seen.append("park all"))
+    job.on_discard(lambda order: seen.append("discard train"), pool="train")
+
+    with job:
+        for kind, pool in [("load", "rollout"), ("load", "train"), ("park", "train"), ("discard", "rollout")]:
+            assert daemon.result_of(daemon.order(kind, pool)).ok
+
+    assert seen == ["load rollout", "park all"]
+
+
+def test_what_was_loaded_first_is_parked_last(daemon):
+    job, seen = rollmuxd.job("a"), []
+    for name in ("model", "optimizer"):
+        job.on_load(lambda order, name=name: seen.append(f"load {name}"))
+        job.on_park(lambda order, name=name: seen.append(f"park {name}"))
+
+    with job:
+        daemon.result_of(daemon.order("load", "train"))
+        daemon.result_of(daemon.order("park", "train"))
+
+    assert seen == ["load model", "load optimizer", "park optimizer", "park model"]
+
+
+def test_hooks_declare_a_state_for_their_pool_so_that_they_are_called_at_all(daemon):
+    job = rollmuxd.job("a")
+    job.on_park(lambda order: None, pool="train")
+
+    with job:
+        pass
+
+    assert list(daemon.registered[0].states) == ["train"]
+
+
+def test_a_hook_that_comes_too_late_to_be_declared_is_told_of(daemon, capfd):
+    with rollmuxd.job("a") as job:
+        job.on_load(lambda order: None)
+
+    assert "it will not be called" in capfd.readouterr().err
+
+
+def test_a_hook_that_raises_is_a_failed_order_with_its_text_and_the_thread_goes_on(daemon, capfd):
+    job = rollmuxd.job("a")
+
+    @job.on_load
+    def load(order):
+        if order.pool == "rollout":
+            raise RuntimeError("CUDA out of memory")
+
+    with job:
+        failed = daemon.result_of(daemon.order("load", "rollout"))
+        fine = daemon.result_of(daemon.order("load", "train"))
+
+    assert (failed.ok, failed.error) == (False, "RuntimeError: CUDA out of memory")
+    assert fine.ok
+    assert "CUDA out of memory" in capfd.readouterr().err
+
+
+def test_an_order_that_comes_again_is_answered_and_not_done_again(daemon, until):
+    job, seen = rollmuxd.job("a"), []
+    job.on_park(lambda order: seen.append(order.order))
+
+    with job:
+        daemon.result_of(daemon.order("park", "train", id="o7"))
+        daemon.results.clear()  # the daemon has forgotten, so it tells the order again
+        daemon.result_of("o7")
+
+    assert seen == ["o7"]
+
+
+def test_a_result_is_repeated_until_it_was_acknowledged(daemon, until):
+    job, seen = rollmuxd.job("a"), []
+
+    @job.on_park
+    def park(order):
+        seen.append(order.order)
+        daemon.trouble(0, times=3)
+        daemon.trouble(503, times=3)
+
+    with job:
+        assert daemon.result_of(daemon.order("park", "train")).ok
+
+    assert len(seen) == 1
+
+
+def test_a_state_with_sizes_and_no_hooks_dials_in_and_says_yes(daemon):
+    with rollmuxd.job("a", train=dict(nodes=1, gpu_gb=40, ram_gb=80)):
+        assert daemon.result_of(daemon.order("park", "train")).ok
+
+
+def test_a_job_without_state_dials_no_channel(daemon):
+    with rollmuxd.job("a") as job, job.phase("train"):
+        assert job._life._channel is None
+
+    assert daemon.dialled == {}
+
+
+def test_a_new_session_dials_in_anew(daemon, until):
+    job = rollmuxd.job("a")
+    job.on_load(lambda order: None)
+
+    with job:
+        until(lambda: daemon.dialled)
+        daemon.forget_sessions()
+        with job.phase("rollout"):
+            assert daemon.result_of(daemon.order("load", "rollout")).ok
+
+    assert len(next(iter(daemon.dialled.values()))) >= 2
+
+
+def test_hooks_of_an_async_job_may_be_coroutines_on_its_loop(daemon):
+    seen = []
+
+    async def main():
+        job = rollmuxd.ajob("a")
+
+        @job.on_load
+        async def load(order):
+            await asyncio.sleep(0)
+            seen.append(asyncio.get_running_loop())
+
+        async with job:
+            result = await asyncio.to_thread(daemon.result_of, daemon.order("load", "rollout"))
+        return result, asyncio.get_running_loop()
+
+    result, loop = asyncio.run(main())
+
+    assert result.ok
+    assert seen == [loop]
+
+
+def test_a_hook_for_a_pool_that_the_job_has_not_is_an_error():
+    with pytest.raises(ValueError, match="rollout, train"):
+        rollmuxd.job("a").on_load(print, pool="trian")
+
+
+def test_the_thread_ends_with_the_job(daemon, until):
+    job = rollmuxd.job("a")
+    job.on_load(lambda order: None)
+    with job:
+        thread = job._life._channel._thread
+        until(lambda: daemon.dialled)
+
+    until(lambda: not thread.is_alive())
+    assert fakes.current is daemon

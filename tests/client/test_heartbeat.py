@@ -1,0 +1,293 @@
+"""The heartbeat process: real processes, against a fake daemon that listens."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import rollmuxd
+from rollmuxd.client.pulse import HeartbeatProcess
+from rollmuxd.client.where import find
+from rollmuxd.testing import FakeDaemon
+from rollmuxd.wire.answers import SessionView
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at /proc")
+
+
+class Heard:
+    def __init__(self):
+        self.directives, self.refused, self.troubles = [], [], []
+
+    def directed(self, directives):
+        self.directives.append(directives)
+
+    def session_refused(self, session, status, detail):
+        self.refused.append((session, status))
+
+    def troubled(self, text):
+        self.troubles.append(text)
+
+
+class HastyDaemon(FakeDaemon):
+    """Wants a heartbeat every 50 ms, so that a test need not wait for one."""
+
+    def _open(self, job, **request):
+        view = super()._open(job, **request)
+        return SessionView(view.session, job, view.run, lease_s=60.0, heartbeat_s=0.05)
+
+    @property
+    def beats(self):
+        return [call.body for call in list(self.calls) if call.path.endswith("/heartbeat")]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def beating(listening):
+    """A pulse for session s1, and its daemon."""
+    made = []
+
+    def start(*, unix=False, key=None):
+        fake = HastyDaemon()
+        fake.sessions["s1"] = "j1"
+        server, heard = listening(fake, unix=unix), Heard()
+        pulse = HeartbeatProcess(find(server.url, key).address, heard)
+        pulse.session(SessionView("s1", "j1", 1, 60.0, 0.05))
+        made.append(pulse)
+        return pulse, fake, server, heard
+
+    yield start
+    for pulse in made:
+        pulse.stop()
+        assert pulse.pid is None or not alive(pulse.pid)
+
+
+@pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
+def test_it_beats_with_slot_and_progress(beating, until, unix):
+    pulse, fake, server, _ = beating(unix=unix, key="rk-1")
+
+    pulse.slot("t1")
+    pulse.progress(3, 8)
+
+    until(lambda: {"slot": "t1", "done": 3, "total": 8} in fake.beats)
+    assert server.headers_seen[0]["authorization"] == "Bearer rk-1"
+
+
+def test_neither_the_command_line_nor_the_environment_shows_the_key(beating, until):
+    pulse, fake, _, _ = beating(key="rk-secret")
+    until(lambda: fake.beats)
+
+    shown = Path(f"/proc/{pulse.pid}/cmdline").read_bytes() + Path(f"/proc/{pulse.pid}/environ").read_bytes()
+
+    assert b"rk-secret" not in shown
+
+
+def test_directives_come_back_once_and_so_does_their_end(beating, until):
+    _, fake, _, heard = beating()
+
+    fake.shrink(["fake/gpu0"])
+    until(lambda: heard.directives)
+    more = len(fake.beats)
+    until(lambda: len(fake.beats) > more + 3)
+    fake._directives = []
+    until(lambda: len(heard.directives) == 2)
+
+    assert heard.directives[0][0].keep == ["fake/gpu0"]
+    assert heard.directives[1] == []
+
+
+def test_it_outlives_a_restart_of_the_daemon_and_says_so(beating, until):
+    _, fake, server, heard = beating()
+    until(lambda: fake.beats)
+
+    server.stop()
+    until(lambda: heard.troubles)
+    server.start()
+    beats = len(fake.beats)
+    until(lambda: len(fake.beats) > beats)
+    until(lambda: len(heard.troubles) == 2)
+
+    assert "what is held stays held" in heard.troubles[0]
+    assert "answered again" in heard.troubles[1]
+
+
+def test_an_overloaded_daemon_is_tried_again_like_one_that_is_away(beating, until):
+    _, fake, _, heard = beating()
+
+    fake.trouble(503, times=3)
+    until(lambda: heard.troubles)
+    beats = len(fake.beats)
+    until(lambda: len(fake.beats) > beats)
+
+    assert heard.refused == []
+
+
+def test_a_refused_session_is_told_and_left_alone_until_there_is_another(beating, until):
+    pulse, fake, _, heard = beating()
+    until(lambda: fake.beats)
+
+    fake.forget_sessions()
+    until(lambda: heard.refused)
+    beats = len(fake.beats)
+    fake.sessions["s2"] = "j1"
+    pulse.session(SessionView("s2", "j1", 1, 60.0, 0.05))
+    until(lambda: len(fake.beats) > beats)
+
+    assert heard.refused == [("s1", 404)]
+
+
+def test_if_it_dies_it_is_started_again_and_knows_everything(beating, until):
+    pulse, fake, _, heard = beating()
+    pulse.slot("t1")
+    pulse.progress(1, 2)
+    until(lambda: {"slot": "t1", "done": 1, "total": 2} in fake.beats)
+    first = pulse.pid
+
+    os.kill(first, signal.SIGKILL)
+    until(lambda: pulse.pid != first)
+    beats = len(fake.beats)
+    until(lambda: len(fake.beats) > beats)
+
+    assert fake.beats[-1] == {"slot": "t1", "done": 1, "total": 2}
+    assert "starting it again" in heard.troubles[0]
+
+
+def test_where_no_process_can_be_started_a_thread_beats(beating, until, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+
+    pulse, fake, _, heard = beating()
+
+    until(lambda: len(fake.beats) > 2)
+    assert pulse.pid is None
+    assert "a thread beats" in heard.troubles[0]
+
+
+TRAINER = """
+    import os, signal, sys, time, rollmuxd
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
+    with rollmuxd.job("a") as job, job.phase("rollout"):
+        print(job._life._pulse.pid, flush=True)
+        {body}
+"""
+
+
+def trainer(server, body):
+    """Start a program that holds a slot; returns it and the pid of its heartbeat."""
+    code = textwrap.dedent(TRAINER).format(body=body)
+    environ = {**os.environ, "ROLLMUX_URL": server.url}
+    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environ, cwd=ROOT)
+    return program, int(program.stdout.readline())
+
+
+def test_it_ends_when_its_parent_is_killed(listening, until):
+    program, heart = trainer(listening(HastyDaemon()), "time.sleep(60)")
+    assert alive(heart)
+
+    program.kill()
+    program.communicate()
+
+    until(lambda: not alive(heart))
+
+
+def test_it_ends_with_its_parent_though_a_forked_worker_lives_on(listening, until):
+    body = "child = os.fork()\n    if child == 0: time.sleep(60)\n    print(child, flush=True)\n    time.sleep(60)"
+    program, heart = trainer(listening(HastyDaemon()), body)
+    worker = int(program.stdout.readline())
+    try:
+        program.kill()
+        program.wait()
+        until(lambda: not alive(heart))
+        assert alive(worker)
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        program.stdout.close()
+
+
+def test_it_beats_while_its_parent_holds_the_interpreter_lock(listening, until):
+    # A regular expression that takes for ever never lets go of the GIL.
+    fake = HastyDaemon()
+    program, _ = trainer(listening(fake), "import re; re.match('(a+)+$', 'a' * 60 + 'b')")
+    try:
+        beats = len(fake.beats)
+        until(lambda: len(fake.beats) > beats + 10)
+    finally:
+        program.kill()
+        program.communicate()
+
+
+def test_it_beats_while_its_parent_is_stopped_in_a_debugger(listening, until):
+    fake = HastyDaemon()
+    program, _ = trainer(listening(fake), "time.sleep(60)")
+    try:
+        os.kill(program.pid, signal.SIGSTOP)
+        beats = len(fake.beats)
+        until(lambda: len(fake.beats) > beats + 10)
+    finally:
+        program.kill()
+        program.communicate()
+
+
+def test_ctrl_c_ends_the_trainer_in_good_order_and_the_heartbeat_last(listening, until):
+    fake = HastyDaemon()
+    program, heart = trainer(listening(fake), "time.sleep(60)")
+
+    program.send_signal(signal.SIGINT)
+    program.communicate()
+
+    until(lambda: not alive(heart))
+    assert len(fake.asked("POST", "/release")) == 1
+    assert fake.ended == {"a": "interrupted"}
+
+
+def test_a_program_that_simply_ends_ends_its_job(listening):
+    fake = HastyDaemon()
+    environ = {**os.environ, "ROLLMUX_URL": listening(fake, unix=True).url}
+    code = "import rollmuxd; job = rollmuxd.job('a')\nwith job.phase('train'): pass"
+
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], env=environ, cwd=ROOT, capture_output=True, text=True
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert fake.ended == {"a": "its process ended"}
+
+
+def test_a_session_that_the_daemon_forgot_is_opened_anew_while_the_phase_runs(listening, until, monkeypatch):
+    fake = HastyDaemon()
+    monkeypatch.setenv("ROLLMUX_URL", listening(fake).url)
+
+    with rollmuxd.job("a") as job, job.phase("rollout") as slot:
+        until(lambda: fake.beats)
+        fake.forget_sessions()
+        until(lambda: fake.sessions)
+        assert not slot.lost
+
+    assert fake.ended == {"a": "finished"}
+
+
+def test_a_job_that_was_ended_by_somebody_marks_its_slot_and_the_phase_runs_on(listening, until, monkeypatch, capfd):
+    fake = HastyDaemon()
+    monkeypatch.setenv("ROLLMUX_URL", listening(fake).url)
+
+    with rollmuxd.job("a") as job:
+        with pytest.raises(rollmuxd.SlotLost), job.phase("rollout") as slot:
+            until(lambda: fake.beats)
+            fake.end_job("a", "by root")
+            fake.lose("rollout")
+            fake.forget_sessions()
+            until(lambda: slot.lost)
+        with pytest.raises(rollmuxd.JobEnded, match="by root"), job.phase("train"):
+            pass
+
+    assert "by root" in capfd.readouterr().err

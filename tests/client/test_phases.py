@@ -1,0 +1,427 @@
+"""What a training loop sees, against the fake daemon that users get."""
+
+import asyncio
+import math
+import os
+import threading
+
+import pytest
+
+import rollmuxd
+from rollmuxd import testing
+
+
+@pytest.fixture
+def daemon():
+    with testing.fake_daemon() as fake:
+        yield fake
+
+
+def test_the_loop_of_the_manual_runs(daemon):
+    with rollmuxd.job("math-7b", rollout=dict(nodes=1), train=dict(nodes=1)) as job:
+        with job.phase("init"):
+            pass
+        for _ in range(2):
+            with job.phase("rollout") as slot:
+                slot.progress(1, 2)
+                assert slot.gpus == ("fake/gpu0", "fake/gpu1")
+            with job.phase("train"):
+                pass
+
+    assert daemon.phases == ["init", "rollout", "train", "rollout", "train"]
+    assert daemon.progress == [("rollout", 1, 2)] * 2
+    assert daemon.ended == {"math-7b": "finished"}
+
+
+def test_a_phase_is_a_decorator_too(daemon):
+    job = rollmuxd.job("a")
+
+    @job.phase("rollout")
+    def rollout(prompts, *, k):
+        """Generate."""
+        return prompts, k, job.slot.gpus
+
+    with job:
+        assert rollout("p", k=8) == ("p", 8, ("fake/gpu0", "fake/gpu1"))
+        assert rollout("q", k=1)[0] == "q"
+
+    assert rollout.__doc__ == "Generate."
+    assert daemon.phases == ["rollout", "rollout"]
+    assert job.slot is None
+
+
+def test_a_coroutine_function_of_a_plain_job_waits_without_blocking_its_loop(daemon):
+    job = rollmuxd.job("a")
+    daemon.wait("rollout", math.inf)
+
+    @job.phase("rollout")
+    async def rollout():
+        return job.slot.id
+
+    async def main():
+        waiting = asyncio.create_task(rollout())
+        while not daemon.asked("POST", "/slots"):
+            await asyncio.sleep(0)
+        daemon.go("rollout")
+        return await waiting
+
+    with job:
+        assert asyncio.run(main())
+    assert daemon.ended
+
+
+def test_the_async_twin(daemon):
+    async def main():
+        async with rollmuxd.ajob("a", slo=2.0) as job:
+            async with job.phase("rollout", then="train") as slot:
+                slot.measure(tokens=5)
+                await slot.shrink(slot.gpus[:1])
+                assert slot.gpus == ("fake/gpu0",)
+
+            @job.phase("train")
+            async def train():
+                return job.slot.phase
+
+            assert await train() == "train"
+
+    asyncio.run(main())
+
+    assert daemon.phases == ["rollout", "train"]
+    assert daemon.measured == [("rollout", {"tokens": 5.0})]
+    assert daemon.registered[0].slo == 2.0
+    assert daemon.ended == {"a": "finished"}
+
+
+def test_a_plain_function_is_no_phase_of_an_async_job(daemon):
+    with pytest.raises(TypeError, match="is not async"):
+        rollmuxd.ajob("a").phase("rollout")(lambda: None)
+
+
+def test_a_cancelled_wait_takes_its_request_back(daemon):
+    daemon.wait("rollout", math.inf)
+
+    async def main():
+        async with rollmuxd.ajob("a") as job:
+
+            async def roll():
+                async with job.phase("rollout"):
+                    pass
+
+            task = asyncio.create_task(roll())
+            while not daemon.asked("POST", "/slots"):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            async with job.phase("train"):
+                pass
+
+    asyncio.run(main())
+
+    assert [call.method for call in daemon.calls if "/v1/slots/" in call.path] == ["DELETE", "POST"]
+    assert daemon.phases == ["train"]
+
+
+def test_what_the_body_raises_gets_through_and_the_slot_is_released(daemon):
+    with pytest.raises(ZeroDivisionError), rollmuxd.job("a") as job, job.phase("rollout"):
+        1 / 0  # noqa: B018
+
+    assert len(daemon.asked("POST", "/release")) == 1
+    assert daemon.ended == {"a": "failed: ZeroDivisionError: division by zero"}
+
+
+def test_ctrl_c_ends_the_job_as_interrupted(daemon):
+    with pytest.raises(KeyboardInterrupt), rollmuxd.job("a"):
+        raise KeyboardInterrupt
+
+    assert daemon.ended == {"a": "interrupted"}
+
+
+def test_a_lost_slot_raises_when_the_phase_is_left_and_not_before(daemon):
+    done = []
+    with rollmuxd.job("a") as job:
+        with pytest.raises(rollmuxd.SlotLost, match="no heartbeat came"), job.phase("rollout"):
+            daemon.lose("rollout")
+            done.append("to the end")
+        with job.phase("rollout"):
+            pass
+
+    assert done == ["to the end"]
+
+
+def test_a_lost_slot_does_not_hide_what_the_body_raised(daemon):
+    with rollmuxd.job("a") as job, pytest.raises(ZeroDivisionError) as raised, job.phase("rollout"):
+        daemon.lose("rollout")
+        1 / 0  # noqa: B018
+
+    assert "lost" in raised.value.__notes__[0]
+
+
+def test_directives_reach_the_slot_and_shrinking_answers_them(daemon):
+    with rollmuxd.job("a") as job, job.phase("rollout") as slot:
+        assert slot.directive is None
+        daemon.shrink(["fake/gpu1"])
+        assert (slot.directive.kind, slot.directive.keep) == ("shrink", ["fake/gpu1"])
+        slot.shrink(slot.directive.keep)
+        assert slot.gpus == ("fake/gpu1",)
+        assert slot.directive is None
+        with pytest.raises(rollmuxd.Unprocessable):
+            slot.shrink(["fake/gpu9"])
+
+
+def test_a_directive_for_another_slot_is_not_for_this_one(daemon):
+    with rollmuxd.job("a") as job:
+        with job.phase("rollout"):
+            daemon.stop()
+        with job.phase("train") as slot:
+            assert slot.directive is None
+
+
+def test_a_daemon_that_goes_away_in_mid_phase_is_only_a_pause(daemon, capfd):
+    with rollmuxd.job("a") as job:
+        with job.phase("rollout"):
+            daemon.trouble(0, times=5)
+            daemon.trouble(503, times=5)
+        with job.phase("train"):
+            pass
+
+    assert daemon.phases == ["rollout", "train"]
+    assert "trying again" in capfd.readouterr().err
+
+
+def test_a_phase_inside_itself_is_one_stay(daemon):
+    with rollmuxd.job("a") as job, job.phase("rollout") as outer:
+        with job.phase("rollout") as inner:
+            assert inner is outer
+        assert not daemon.asked("POST", "/release")
+
+    assert daemon.phases == ["rollout"]
+    assert len(daemon.asked("POST", "/release")) == 1
+
+
+def test_a_phase_inside_another_is_an_error_and_the_outer_one_goes_on(daemon):
+    with rollmuxd.job("a") as job, job.phase("rollout"):
+        with pytest.raises(rollmuxd.RollmuxError, match="train is entered inside phase rollout"), job.phase("train"):
+            pass
+        assert job.slot.phase == "rollout"
+
+
+def test_a_phase_that_the_job_has_not_is_named_with_those_that_it_has(daemon):
+    with pytest.raises(ValueError, match="no phase 'trian'; it has rollout, train, init"):
+        rollmuxd.job("a").phase("trian")
+
+
+def test_a_phase_starts_the_job_if_nothing_has(daemon):
+    job = rollmuxd.job("a")
+    with job.phase("rollout"):
+        pass
+    job.end("enough")
+
+    assert daemon.ended == {"a": "enough"}
+
+
+def test_a_job_started_twice_by_one_process_is_two_runs(daemon):
+    job = rollmuxd.job("a")
+    for _ in range(2):
+        with job, job.phase("train"):
+            pass
+
+    assert len(daemon.registered) == 2
+    assert daemon.registered[0].idempotency_key != daemon.registered[1].idempotency_key
+
+
+def test_a_job_that_is_alive_elsewhere_is_told_of_and_replaced_on_demand(daemon):
+    with rollmuxd.job("a"):
+        with pytest.raises(rollmuxd.JobAlive) as raised, rollmuxd.job("a"):
+            pass
+        with rollmuxd.job("a", replace=True):
+            pass
+
+    assert raised.value.data == {"pid": 1, "host": "fake"}
+
+
+def test_a_process_may_leave_and_another_may_join_with_the_same_key(daemon):
+    first = rollmuxd.job("a", idempotency_key="mine", keep=True)
+    with first:
+        pass
+    with rollmuxd.job("a", idempotency_key="mine"):
+        pass
+
+    assert len(daemon.registered) == 1
+    assert len(daemon.asked("POST", "/sessions")) == 2
+
+
+def test_figures_that_are_no_numbers_are_left_out(daemon):
+    with rollmuxd.job("a") as job, job.phase("rollout") as slot:
+        slot.measure(reward=math.nan, tokens=3)
+        with pytest.raises(ValueError, match="letters"):
+            slot.measure(**{"train/loss": 1.0})
+
+    assert daemon.measured == [("rollout", {"tokens": 3.0})]
+
+
+def test_state_that_cannot_be_loaded_is_told_before_the_phase(daemon):
+    daemon.fault("rollout", "no memory")
+
+    with rollmuxd.job("a") as job:
+        with pytest.raises(rollmuxd.SlotFaulted, match="no memory"), job.phase("rollout"):
+            raise AssertionError("the body ran")
+        with job.phase("train"):
+            pass
+
+
+def test_an_ended_job_gets_no_more_slots(daemon):
+    with rollmuxd.job("a") as job:
+        daemon.end_job("a", "by root")
+        with pytest.raises(rollmuxd.JobEnded, match="by root"), job.phase("rollout"):
+            pass
+
+
+def test_a_forgotten_session_is_opened_anew(daemon):
+    with rollmuxd.job("a") as job:
+        daemon.forget_sessions()
+        with job.phase("rollout"):
+            pass
+
+    assert daemon.phases == ["rollout"]
+
+
+def test_a_start_that_is_interrupted_leaves_no_job_behind(daemon):
+    daemon._open = lambda *_, **__: None
+    daemon._routes = [route for route in daemon._routes if "sessions" not in route[1].pattern]
+
+    with pytest.raises(rollmuxd.NotFound), rollmuxd.job("a"):
+        pass
+
+    assert daemon.ended == {"a": "it could not start"}
+
+
+# ---- no daemon ----
+
+
+def test_without_a_daemon_everything_is_a_no_op_that_says_so_once(capfd):
+    for name in ("a", "b"):
+        with rollmuxd.job(name) as job:
+            assert job.alone
+            with job.phase("rollout", then="train") as slot:
+                slot.progress(1, 2)
+                slot.measure(x=1)
+                slot.shrink([])
+                assert (slot.gpus, slot.fence, slot.lost, slot.directive) == ((), None, False, None)
+
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert "no daemon" in said[0]
+    assert "/run/rollmux/rollmux.sock" in said[0]
+
+
+def test_and_so_is_the_async_twin():
+    async def main():
+        async with rollmuxd.ajob("a") as job, job.phase("rollout") as slot:
+            await slot.shrink([])
+            return job.alone
+
+    assert asyncio.run(main())
+
+
+def test_unless_one_is_required(monkeypatch):
+    monkeypatch.setenv("ROLLMUX_REQUIRED", "1")
+
+    with pytest.raises(rollmuxd.NoDaemon, match=r"/run/rollmux/rollmux.sock.*rollmuxd daemon start"), rollmuxd.job("a"):
+        pass
+
+
+def test_a_daemon_that_is_named_but_not_there_is_never_ignored(monkeypatch, tmp_path):
+    monkeypatch.setenv("ROLLMUX_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("ROLLMUX_GIVE_UP_S", "0.3")
+
+    with pytest.raises(rollmuxd.GaveUp, match=r"127\.0\.0\.1:9"), rollmuxd.job("a"):
+        raise AssertionError("it ran alone")
+
+
+# ---- forks ----
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_that_unwinds_ends_nothing(daemon):
+    with rollmuxd.job("a") as job, job.phase("rollout"):
+        before = len(daemon.calls)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                job._life.run(job._life.leaving(None, None))
+                job.end()
+                code = 0 if len(daemon.calls) == before else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert daemon.ended == {"a": "finished"}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_job_cannot_be_started_in_a_forked_child(daemon):
+    job = rollmuxd.job("a")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            job.start()
+        except rollmuxd.RollmuxError as error:
+            code = 0 if "belongs to process" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# ---- the fake ----
+
+
+def test_the_fake_is_gone_with_its_context():
+    with testing.fake_daemon() as outer:
+        with testing.fake_daemon(gpus=8) as inner, rollmuxd.job("a") as job, job.phase("rollout") as slot:
+            assert len(slot.gpus) == 8
+        with rollmuxd.job("b"):
+            pass
+    with rollmuxd.job("c") as job:
+        assert job.alone
+
+    assert list(inner.ended) == ["a"]
+    assert list(outer.ended) == ["b"]
+
+
+def test_a_loop_in_a_thread_waits_until_the_test_lets_it_go(daemon, until):
+    daemon.wait("train", math.inf)
+    order = []
+
+    def loop():
+        with rollmuxd.job("a") as job:
+            with job.phase("rollout"):
+                order.append("rollout")
+            with job.phase("train"):
+                order.append("train")
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    until(lambda: len(daemon.asked("POST", "/slots")) > 3)
+    assert order == ["rollout"]
+    daemon.go("train")
+    thread.join(20)
+
+    assert order == ["rollout", "train"]
+
+
+def test_a_slot_can_be_lost_later_on(daemon):
+    daemon.lose("rollout", after=1)
+    lost = []
+    with rollmuxd.job("a") as job:
+        for step in range(3):
+            try:
+                with job.phase("rollout"):
+                    pass
+            except rollmuxd.SlotLost:
+                lost.append(step)
+
+    assert lost == [1]

@@ -1,0 +1,216 @@
+"""Several ranks: one talks, the others follow through a store, and nobody waits inside a collective."""
+
+import threading
+
+import pytest
+
+import rollmuxd
+from rollmuxd import testing
+from rollmuxd.client import ranks
+from rollmuxd.client.steps import Pause
+
+
+class Store:
+    """What torch.distributed's stores do, in one process; they give bytes back."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def set(self, key, value):
+        self.kept[key] = value.encode()
+
+    def get(self, key):
+        return self.kept[key]
+
+    def check(self, keys):
+        return all(key in self.kept for key in keys)
+
+
+@pytest.fixture
+def daemon():
+    with testing.fake_daemon() as fake:
+        yield fake
+
+
+@pytest.fixture(autouse=True)
+def first_start(monkeypatch):
+    monkeypatch.setattr(ranks, "_starts", {})
+
+
+def crew(loop, count=3, **settings):
+    """Run ``loop(job, rank)`` in a thread per rank; returns what each returned or raised."""
+    store, outcome = Store(), [None] * count
+
+    def run(rank):
+        try:
+            with rollmuxd.job("a", ranks=count, rank=rank, store=store, **settings) as job:
+                outcome[rank] = loop(job, rank)
+        except BaseException as error:
+            outcome[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return outcome
+
+
+def test_all_ranks_get_the_slot_that_rank_0_asked_for(daemon):
+    def loop(job, rank):
+        seen = []
+        for phase in ("rollout", "train", "rollout"):
+            with job.phase(phase) as slot:
+                seen.append((slot.phase, slot.id, slot.fence, slot.gpus))
+        return job.id, seen
+
+    outcome = crew(loop)
+
+    assert outcome[0] == outcome[1] == outcome[2]
+    assert daemon.phases == ["rollout", "train", "rollout"]
+    assert len(daemon.registered) == 1
+    assert daemon.registered[0].ranks == 3
+
+
+def test_the_slot_is_released_when_the_last_rank_has_left(daemon):
+    inside, may_leave = threading.Event(), threading.Event()
+    released_early = []
+
+    def loop(job, rank):
+        with job.phase("train"):
+            if rank == 2:
+                inside.set()
+                assert may_leave.wait(20)
+
+    def watch():
+        assert inside.wait(20)
+        released_early.append(bool(daemon.asked("POST", "/release")))
+        may_leave.set()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    assert crew(loop) == [None] * 3
+    watcher.join()
+
+    assert released_early == [False]
+    assert len(daemon.asked("POST", "/release")) == 1
+
+
+def test_a_lost_slot_is_lost_for_every_rank(daemon):
+    daemon.lose("train")
+
+    def loop(job, rank):
+        with job.phase("train"):
+            pass
+
+    assert [type(error) for error in crew(loop)] == [rollmuxd.SlotLost] * 3
+
+
+def test_if_rank_0_gets_no_slot_the_others_do_not_wait_for_ever(daemon):
+    daemon.fault("train", "no memory")
+
+    def loop(job, rank):
+        with job.phase("train"):
+            pass
+
+    first, *others = crew(loop)
+
+    assert isinstance(first, rollmuxd.SlotFaulted)
+    for error in others:
+        assert isinstance(error, rollmuxd.RollmuxError)
+        assert "no memory" in str(error)
+
+
+def test_if_rank_0_cannot_start_the_others_are_told(daemon):
+    daemon.trouble(422)
+
+    first, *others = crew(lambda job, rank: None)
+
+    assert isinstance(first, rollmuxd.Unprocessable)
+    assert all("as the test wants it" in str(error) for error in others)
+
+
+def test_ranks_that_disagree_about_the_phase_are_told_so(daemon):
+    def loop(job, rank):
+        with job.phase("train" if rank == 1 else "rollout"):
+            pass
+
+    assert "same phases in the same order" in str(crew(loop, count=2)[1])
+
+
+def test_without_a_daemon_no_rank_waits():
+    def loop(job, rank):
+        with job.phase("train") as slot:
+            return job.alone, slot.gpus
+
+    assert crew(loop) == [(True, ())] * 3
+
+
+def test_the_same_store_serves_a_second_start(daemon):
+    store, seen = Store(), []
+
+    def run(rank):
+        for _ in range(2):
+            with rollmuxd.job("a", ranks=2, rank=rank, store=store) as job, job.phase("train") as slot:
+                seen.append((job.id, slot.id))
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert len(seen) == 4
+    assert len(set(seen)) == 2
+
+
+def test_every_rank_dials_the_channel_with_the_session_of_rank_0(daemon, until):
+    def loop(job, rank):
+        until(lambda: sorted(next(iter(daemon.dialled.values()), [])) == [0, 1, 2])
+        return daemon.result_of(f"o-{rank}").ok
+
+    for rank in range(3):
+        daemon.order("load", "train", rank=rank, id=f"o-{rank}")
+
+    assert crew(loop, train=dict(nodes=1, gpu_gb=1)) == [True, True, True]
+
+
+def test_a_follower_without_a_store_is_told_what_to_give():
+    with pytest.raises(ValueError, match=r"store=.*set, get and check"):
+        rollmuxd.job("a", ranks=2, rank=1)
+
+
+def test_rank_0_alone_needs_no_store(daemon):
+    with rollmuxd.job("a", ranks=8) as job, job.phase("train"):
+        pass
+
+    assert daemon.registered[0].ranks == 8
+
+
+def test_a_follower_looks_less_and_less_often_and_says_each_minute_that_it_waits():
+    now, said, store = [0.0], [], Store()
+    follower = ranks.Crew(store, "a", rank=1, ranks=2, clock=lambda: now[0], tell=said.append)
+    pauses = []
+    flow = follower.granted("train")
+    step = next(flow)
+    while now[0] < 130:
+        assert isinstance(step, Pause)
+        pauses.append(step.seconds)
+        now[0] += step.seconds
+        step = flow.send(None)
+
+    assert (pauses[0], pauses[-1]) == (0.1, 1.0)
+    assert len(said) == 2
+    assert "rank 1 waits for rank 0 to have train" in said[0]
+    flow.close()
+
+
+def test_a_rank_0_that_fails_waits_for_the_others_for_seconds_only():
+    now, store = [0.0], Store()
+    leader = ranks.Crew(store, "a", rank=0, ranks=2, clock=lambda: now[0], tell=print)
+    leader.publish_grant("train")
+    for step in leader.all_left("train", failing=True):
+        now[0] += step.seconds
+
+    assert 10 <= now[0] < 12

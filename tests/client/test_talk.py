@@ -1,0 +1,403 @@
+"""The conversation, step by step: the daemon's answers are played by hand."""
+
+import pytest
+
+from rollmuxd.client.errors import (
+    Conflict,
+    GaveUp,
+    JobEnded,
+    NotFound,
+    SlotFaulted,
+    SlotLost,
+    Unprocessable,
+    Unreachable,
+)
+from rollmuxd.client.talk import Held, Talk
+from rollmuxd.wire.answers import JobView, Reason, ReleaseView, SessionView, SlotView, Waiting
+from rollmuxd.wire.requests import PhaseBody, RegisterBody, WantBody
+
+BODY = RegisterBody("a", [PhaseBody("rollout", ["rollout"])], {"rollout": WantBody()}, idempotency_key="key")
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def talk():
+    said = []
+    made = Talk(BODY, clock=Clock(), tell=said.append)
+    made.said, made.job, made.session = said, "j1", "s1"
+    return made
+
+
+def view(status="admitted", **more):
+    return JobView("j1", "me", "me", "a", 1, status, "2026-01-01T00:00:00Z", **more)
+
+
+def slot(status, request_id="", **more):
+    return SlotView("t1", "j1", "rollout", status, request_id, **more)
+
+
+RUNNING = slot("running", fence="1.7", gpus=["h/gpu0"])
+
+
+def bodies(steps):
+    return [(step.method, step.path, step.body) for step in steps if type(step).__name__ == "Call"]
+
+
+def test_a_start_registers_with_its_key_and_opens_a_session_for_this_process(talk, play):
+    sessions = []
+    talk.on_session = sessions.append
+
+    _, steps = play(talk.start(), [view(), SessionView("s1", "j1", 1, 60, 15)])
+
+    (_, _, register), (_, path, session) = bodies(steps)
+    assert register.idempotency_key == "key"
+    assert path == "/v1/jobs/j1/sessions"
+    assert session.pid > 0
+    assert session.started.isdigit()
+    assert sessions[0].heartbeat_s == 15
+
+
+def test_a_job_without_a_place_says_why_and_what_would_let_it_in(talk, play):
+    waiting = Waiting([Reason("full", "both rollout nodes are taken")], 2, ["slo=2.0"])
+
+    play(talk.start(), [view("waiting", waiting=waiting), SessionView("s1", "j1", 1, 60, 15)])
+
+    assert talk.said == [
+        "a (run 1) waits for a place, number 2: both rollout nodes are taken; would start now with slo=2.0"
+    ]
+
+
+def test_a_run_that_is_over_cannot_be_joined(talk, play):
+    with pytest.raises(JobEnded, match="run 1 of job a is lost"):
+        play(talk.start(), [view("lost")])
+
+
+def test_a_slot_of_the_process_before_this_one_is_released(talk, play):
+    answers = [view(slot="t1"), SessionView("s2", "j1", 1, 60, 15), RUNNING, ReleaseView("t1", "released")]
+
+    _, steps = play(talk.start(), answers)
+
+    assert bodies(steps)[-1][1] == "/v1/slots/t1/release"
+    assert bodies(steps)[-1][2].fence == "1.7"
+
+
+def test_a_request_keeps_its_id_until_it_is_granted(talk, play):
+    held, steps = play(talk.enter("rollout"), [slot("queued"), slot("loading"), Unreachable("restart"), RUNNING])
+
+    ids = {body.request_id for _, _, body in bodies(steps)}
+    assert len(ids) == 1
+    assert (held.slot, held.fence, held.gpus) == ("t1", "1.7", ("h/gpu0",))
+
+
+def test_each_stay_has_a_request_of_its_own(talk, play):
+    first, _ = play(talk.enter("rollout"), [RUNNING])
+    second, _ = play(talk.enter("rollout"), [RUNNING])
+
+    assert first.request_id != second.request_id
+
+
+def test_the_first_ask_blocks_briefly_so_that_a_wait_is_told_soon(talk, play):
+    _, steps = play(talk.enter("rollout"), [slot("queued"), slot("queued"), RUNNING])
+
+    waits = [body.wait_s for _, _, body in bodies(steps)]
+    assert waits[0] <= 2
+    assert waits[1] >= 20
+
+
+def test_while_it_waits_it_says_so_at_once_and_then_each_minute(talk):
+    flow = talk.enter("rollout")
+    step = next(flow)
+    lines_at = {}
+    queued = slot("queued", position=2, expected_wait_s=190, reason="held by job b")
+    while talk._clock.now < 1200:
+        talk._clock.now += step.body.wait_s  # the daemon blocks for as long as it may
+        step = flow.send(queued)
+        lines_at.setdefault(len(talk.said), talk._clock.now - 1000)
+
+    assert list(lines_at.values()) == [1, 61, 121, 181]
+    assert talk.said[0] == "a waits for rollout: 2 before it, about 3 min 10 s, held by job b"
+    assert talk.said[1].startswith("a waits for rollout (for 1 min 1 s now): ")
+    flow.close()
+
+
+def test_when_it_gets_its_turn_after_a_wait_it_says_that_too(talk):
+    flow = talk.enter("rollout")
+    next(flow)
+    talk._clock.now += 1
+    flow.send(slot("queued", position=0))
+    talk._clock.now += 25
+    with pytest.raises(StopIteration):
+        flow.send(RUNNING)
+
+    assert talk.said == ["a waits for rollout: it is next", "a has rollout, after 26 s"]
+
+
+def test_a_turn_that_comes_at_once_is_no_news(talk, play):
+    play(talk.enter("rollout"), [RUNNING])
+
+    assert talk.said == []
+
+
+def test_a_daemon_that_does_not_block_is_not_asked_in_a_tight_loop(talk, play):
+    _, steps = play(talk.enter("rollout"), [slot("queued")] * 50 + [RUNNING])
+
+    pauses = [step.seconds for step in steps if type(step).__name__ == "Pause"]
+    assert len(pauses) == 50
+    assert pauses[-1] == 1.0
+
+
+def test_a_request_that_was_dropped_while_the_daemon_was_away_is_made_anew(talk, play):
+    _, steps = play(talk.enter("rollout"), [slot("queued"), slot("withdrawn"), RUNNING])
+
+    ids = [body.request_id for _, _, body in bodies(steps)]
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_state_that_cannot_be_loaded_is_a_fault_with_its_reason(talk, play):
+    with pytest.raises(SlotFaulted, match="CUDA out of memory") as raised:
+        play(talk.enter("rollout"), [slot("loading"), slot("faulted", reason="CUDA out of memory")])
+
+    assert raised.value.phase == "rollout"
+
+
+def test_a_fault_is_known_while_the_gpus_are_being_reclaimed(talk, play):
+    with pytest.raises(SlotFaulted):
+        play(talk.enter("rollout"), [slot("loading"), slot("reclaiming")])
+
+
+def test_a_slot_revoked_before_it_began_is_lost(talk, play):
+    with pytest.raises(SlotLost, match="revoked"):
+        play(talk.enter("rollout"), [slot("loading"), slot("revoked")])
+
+
+def test_ctrl_c_while_waiting_withdraws_the_request(talk, play):
+    answers = [slot("queued"), KeyboardInterrupt(), slot("queued"), None]
+
+    flow = talk.enter("rollout")
+    with pytest.raises(KeyboardInterrupt):
+        _, steps = play(recorded(flow, steps := []), answers)
+
+    assert bodies(steps)[-1][:2] == ("DELETE", "/v1/slots/t1")
+    assert bodies(steps)[-2][2].wait_s == 0
+
+
+def test_if_it_was_granted_in_the_meantime_it_is_released(talk, play):
+    with pytest.raises(KeyboardInterrupt):
+        play(
+            recorded(talk.enter("rollout"), steps := []),
+            [slot("queued"), KeyboardInterrupt(), RUNNING, ReleaseView("t1", "released")],
+        )
+
+    assert bodies(steps)[-1][1] == "/v1/slots/t1/release"
+    assert bodies(steps)[-1][2].fence == "1.7"
+
+
+def test_if_its_turn_comes_between_asking_and_withdrawing_it_is_released_too(talk, play):
+    with pytest.raises(KeyboardInterrupt):
+        play(
+            recorded(talk.enter("rollout"), steps := []),
+            [KeyboardInterrupt(), slot("queued"), Conflict("it is running"), RUNNING, ReleaseView("t1", "released")],
+        )
+
+    assert bodies(steps)[-1][1] == "/v1/slots/t1/release"
+
+
+def recorded(flow, steps):
+    """Pass a flow through, keeping its steps even when it raises."""
+    answer = error = None
+    while True:
+        try:
+            step = flow.throw(error) if error else flow.send(answer)
+        except StopIteration as end:
+            return end.value
+        steps.append(step)
+        answer = error = None
+        try:
+            answer = yield step
+        except GeneratorExit:
+            raise
+        except BaseException as thrown:
+            error = thrown
+
+
+def test_a_request_that_could_not_be_taken_back_is_settled_before_the_next_one(talk):
+    # The daemon is away during the clean-up, which ends after seconds all the same.
+    steps = []
+    flow = recorded(talk.enter("rollout"), steps)
+    next(flow)
+    step = flow.throw(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            talk._clock.now += 1
+            step = flow.throw(Unreachable("away")) if type(step).__name__ == "Call" else flow.send(None)
+    assert talk._clock.now - 1000 < 15
+    left_behind = bodies(steps)[0][2].request_id
+
+    step = next(talk.enter("rollout"))
+
+    assert step.body.request_id == left_behind
+
+
+def test_a_release_carries_the_next_request_and_the_next_phase_uses_it(talk, play):
+    held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+    _, steps = play(
+        talk.leave(held, measured={"reward": 1.0}, then="train", failing=False),
+        [ReleaseView("t1", "released", slot("queued"))],
+    )
+    carried = bodies(steps)[0][2]
+    assert carried.measured == {"reward": 1.0}
+
+    _, steps = play(talk.enter("train"), [RUNNING])
+
+    assert bodies(steps)[0][2].request_id == carried.next.request_id
+
+
+def test_a_next_that_is_granted_in_the_release_needs_no_further_call(talk, play):
+    held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+    play(talk.leave(held, measured={}, then="train", failing=False), [ReleaseView("t1", "released", RUNNING)])
+
+    entered, _ = talk.enter("train"), None
+    with pytest.raises(StopIteration) as end:
+        next(entered)
+
+    assert end.value.value.fence == "1.7"
+
+
+def test_a_next_that_is_not_entered_is_given_back_before_another_phase(talk, play):
+    held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+    play(talk.leave(held, measured={}, then="train", failing=False), [ReleaseView("t1", "released", RUNNING)])
+
+    _, steps = play(talk.enter("rollout"), [RUNNING, ReleaseView("t1", "released"), RUNNING])
+
+    assert [path for _, path, _ in bodies(steps)] == ["/v1/jobs/j1/slots", "/v1/slots/t1/release", "/v1/jobs/j1/slots"]
+
+
+def test_a_next_that_was_refused_is_asked_for_anew(talk, play):
+    held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+    _, steps = play(
+        talk.leave(held, measured={}, then="train", failing=False),
+        [ReleaseView("t1", "released", None, "the job is paused")],
+    )
+
+    _, more = play(talk.enter("train"), [RUNNING])
+
+    assert bodies(more)[0][2].request_id != bodies(steps)[0][2].next.request_id
+
+
+def test_a_release_outlives_any_absence_of_the_daemon(talk, play):
+    held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+
+    view, _ = play(
+        talk.leave(held, measured={}, then=None, failing=False),
+        [Unreachable("away")] * 500 + [ReleaseView("t1", "released")],
+    )
+
+    assert view.status == "released"
+
+
+def test_a_failing_program_waits_for_a_minute_and_no_longer(talk):
+    held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+    flow = talk.leave(held, measured={}, then="train", failing=True)
+    step = next(flow)
+    assert step.body.next is None
+
+    with pytest.raises(GaveUp):
+        while True:
+            talk._clock.now += 5
+            step = flow.throw(Unreachable("away")) if type(step).__name__ == "Call" else flow.send(None)
+
+    assert 60 <= talk._clock.now - 1000 <= 80
+
+
+def test_a_refused_release_is_a_lost_slot_with_the_daemons_reason(talk, play):
+    held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+
+    with pytest.raises(SlotLost, match="it is revoked by root") as raised:
+        play(talk.leave(held, measured={}, then=None, failing=False), [Conflict("it is revoked by root")])
+
+    assert (raised.value.slot, raised.value.phase) == ("t1", "rollout")
+    assert held.lost
+
+
+def test_figures_that_the_daemon_refuses_do_not_keep_the_gpus(talk, play):
+    held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+
+    _, steps = play(
+        talk.leave(held, measured={"x": 1.0}, then="nap", failing=False),
+        [Unprocessable("no phase nap"), ReleaseView("t1", "released")],
+    )
+
+    assert bodies(steps)[1][2].measured == {}
+    assert bodies(steps)[1][2].next is None
+
+
+def test_a_session_that_is_gone_is_opened_anew_with_the_same_key(talk, play):
+    gone, new = NotFound("no session s1", status=404), SessionView("s2", "j1", 1, 60, 15)
+
+    _, steps = play(talk.enter("rollout"), [gone, view(), new, RUNNING])
+
+    assert bodies(steps)[2][2].idempotency_key == "key"
+    assert bodies(steps)[3][2].session == "s2"
+    assert bodies(steps)[3][2].request_id == bodies(steps)[0][2].request_id
+
+
+def test_a_slot_held_across_a_new_session_is_released_with_its_newer_fence(talk, play):
+    held, _ = play(talk.enter("rollout"), [RUNNING])
+    play(talk.beat_refused("s1", 404, ""), [view(), SessionView("s2", "j1", 1, 60, 15)])
+    newer = slot("running", fence="1.9")
+
+    _, steps = play(
+        talk.leave(held, measured={}, then=None, failing=False),
+        [Conflict("stale fence"), newer, ReleaseView("t1", "released")],
+    )
+
+    assert bodies(steps)[1][2].request_id == held.request_id
+    assert bodies(steps)[2][2].fence == "1.9"
+
+
+def test_a_job_that_was_ended_gets_no_more_slots(talk, play):
+    with pytest.raises(JobEnded, match=r"ended .*by root"):
+        play(talk.enter("rollout"), [Conflict("job j1 is ended"), view("ended", reason="by root")])
+    with pytest.raises(JobEnded):
+        next(talk.enter("rollout"))
+
+
+def test_a_process_that_was_taken_over_does_not_fight_for_the_session(talk, play):
+    with pytest.raises(JobEnded, match="another process has taken over"):
+        play(talk.beat_refused("s1", 409, "fenced"), [view(session="s9")])
+
+
+def test_a_lost_job_marks_the_slot_that_it_holds(talk, play):
+    held, _ = play(talk.enter("rollout"), [RUNNING])
+
+    with pytest.raises(JobEnded):
+        play(talk.beat_refused("s1", 404, "no session"), [NotFound("no job")])
+
+    assert held.lost
+
+
+def test_endless_refusals_are_not_repeated_endlessly(talk, play):
+    answers = []
+    for number in range(4):
+        answers += [NotFound("nothing here"), view(), SessionView(f"s{number + 2}", "j1", 1, 60, 15)]
+
+    with pytest.raises(NotFound):
+        play(talk.enter("rollout"), answers)
+
+
+def test_the_end_of_a_job_never_raises(talk, play):
+    play(talk.end("finished", keep=False), [Unprocessable("no")])
+
+    assert "could not tell the daemon" in talk.said[0]
+
+
+def test_leaving_closes_the_session_and_nothing_else(talk, play):
+    _, steps = play(talk.end("", keep=True), [None])
+
+    assert bodies(steps)[0][:2] == ("DELETE", "/v1/sessions/s1")

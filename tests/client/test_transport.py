@@ -1,0 +1,177 @@
+"""Over the wire: TCP and Unix socket; every error of httpx is one of ours, every refusal has its class."""
+
+import asyncio
+import pickle
+
+import httpx
+import pytest
+
+import rollmuxd
+from rollmuxd.client import calls, errors
+from rollmuxd.client.aio import AsyncDaemon
+from rollmuxd.client.sync import Daemon
+from rollmuxd.client.transport import Reply, problem
+from rollmuxd.client.where import Address
+from rollmuxd.testing import FakeDaemon
+
+
+@pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
+def test_a_daemon_is_reached_over_tcp_and_over_its_socket(listening, unix):
+    server = listening(unix=unix)
+
+    with Daemon(server.url) as daemon:
+        job = daemon.post("/v1/jobs", {"name": "a", "phases": [], "wants": {}} | REGISTER)
+        again = daemon.get(f"/v1/jobs/{job['job']}")
+
+    assert again["name"] == "a"
+
+
+REGISTER = {"phases": [{"name": "train", "pools": ["train"]}], "wants": {"train": {}}}
+
+
+def test_and_by_the_async_twin(listening):
+    server = listening(unix=True)
+
+    async def ask():
+        async with AsyncDaemon(server.url) as daemon:
+            return await daemon.call(calls.orders("j1", 0, "none", 0.0))
+
+    with pytest.raises(errors.NotFound, match="no session"):
+        asyncio.run(ask())
+
+
+def test_the_key_goes_along_as_a_bearer(listening):
+    server = listening()
+
+    with Daemon(server.url, "rk-123") as daemon, pytest.raises(errors.NotFound):
+        daemon.get("/v1/jobs/none")
+
+    assert server.headers_seen[0]["authorization"] == "Bearer rk-123"
+
+
+def test_ids_with_slashes_stay_one_segment():
+    assert calls.drain("nodes", "host1/gpu0-3").path == "/v1/nodes/host1%2Fgpu0-3/drain"
+
+
+def test_a_proxy_for_the_internet_is_not_asked_for_the_daemon(listening, monkeypatch):
+    server = listening()
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+
+    with Daemon(server.url) as daemon, pytest.raises(errors.NotFound):
+        daemon.get("/v1/jobs/none")
+
+
+# httpcore does not close the socket of a Unix connection that fails; it goes when it is collected.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_nobody_there_is_unreachable_and_says_where(tmp_path):
+    with Daemon(f"unix://{tmp_path}/none.sock") as daemon, pytest.raises(errors.Unreachable, match=r"none\.sock"):
+        daemon.get("/v1/jobs")
+
+
+def _all(kind):
+    return {kind} | {deeper for sub in kind.__subclasses__() for deeper in _all(sub)}
+
+
+@pytest.mark.parametrize(
+    "error", sorted(_all(httpx.HTTPError) | {httpx.InvalidURL, httpx.StreamError}, key=lambda kind: kind.__name__)
+)
+def test_every_error_of_httpx_is_one_of_ours(error, monkeypatch):
+    def fail(*_, **__):
+        raise error.__new__(error, "trouble")
+
+    daemon = Daemon(address=Address("http://box"))
+    monkeypatch.setattr(httpx.Client, "request", fail)
+
+    with daemon, pytest.raises(rollmuxd.RollmuxError):
+        daemon.get("/v1/jobs")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, errors.Refused),
+        (401, errors.Unauthorised),
+        (403, errors.Unauthorised),
+        (404, errors.NotFound),
+        (409, errors.Conflict),
+        (413, errors.Refused),
+        (422, errors.Unprocessable),
+        (429, errors.TooManyRequests),
+        (500, errors.Refused),
+        (502, errors.Unavailable),
+        (503, errors.Unavailable),
+        (504, errors.Unavailable),
+    ],
+)
+def test_each_status_has_its_error(status, kind):
+    content = b'{"title": "no", "status": 1, "detail": "because", "request_id": "r7", "data": {"slot": "s1"}}'
+
+    error = problem(Reply(status, {"retry-after": "2.5"}, content))
+
+    assert type(error) is kind
+    assert (error.status, error.detail, error.request_id, error.data) == (status, "because", "r7", {"slot": "s1"})
+    assert error.retry_after_s == 2.5
+
+
+def test_a_job_that_is_alive_elsewhere_has_an_error_of_its_own():
+    error = problem(Reply(409, {}, b'{"title": "no", "status": 409, "detail": "", "data": {"pid": 7, "host": "h"}}'))
+
+    assert type(error) is rollmuxd.JobAlive
+
+
+def test_an_error_page_of_a_proxy_is_an_error_too():
+    error = problem(Reply(502, {"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, b"<html>Bad gateway"))
+
+    assert isinstance(error, errors.Unavailable)
+    assert "<html>Bad gateway" in str(error)
+
+
+def test_an_answer_of_some_other_program_is_a_bad_answer(monkeypatch):
+    monkeypatch.setattr(httpx.Client, "request", lambda *_, **__: httpx.Response(200, text="hello"))
+
+    with Daemon(address=Address("http://box")) as daemon, pytest.raises(errors.BadAnswer, match="GET /v1/jobs/a"):
+        daemon.call(calls.job("a"))
+
+
+def test_fields_of_a_newer_daemon_are_ignored(monkeypatch):
+    answer = {"session": "s1", "job": "j1", "run": 1, "lease_s": 60, "heartbeat_s": 15, "moon": "full"}
+    monkeypatch.setattr(httpx.Client, "request", lambda *_, **__: httpx.Response(200, json=answer))
+
+    with Daemon(address=Address("http://box")) as daemon:
+        assert daemon.call(calls.open_session("j1", None)).session == "s1"
+
+
+def test_a_daemon_that_restarts_between_two_calls_is_found_again(listening):
+    server = listening()
+    with Daemon(server.url) as daemon:
+        with pytest.raises(errors.NotFound):
+            daemon.get("/v1/jobs/none")
+        server.stop()
+        with pytest.raises(errors.Unreachable):
+            daemon.get("/v1/jobs/none")
+        server.start()
+        with pytest.raises(errors.NotFound):
+            daemon.get("/v1/jobs/none")
+
+
+@pytest.mark.parametrize("name", [name for name in rollmuxd.__all__ if isinstance(getattr(rollmuxd, name), type)])
+def test_errors_survive_the_way_between_processes(name):
+    kind = getattr(rollmuxd, name)
+    if not issubclass(kind, Exception):
+        return
+    error = kind("what happened")
+    error.slot = "s1"
+
+    copy = pickle.loads(pickle.dumps(error))
+
+    assert type(copy) is kind
+    assert str(copy) == "what happened"
+    assert copy.slot == "s1"
+
+
+def test_the_fake_is_a_transport_for_anybodys_httpx_client():
+    fake = FakeDaemon()
+
+    with httpx.Client(transport=fake.transport, base_url="http://fake") as client:
+        assert client.post("/v1/jobs", json={"name": "a", **REGISTER}).json()["job"] == "j1"

@@ -1,0 +1,113 @@
+"""A plugin is found by its name once it is installed, and one bad plugin hides no other."""
+
+import sys
+import textwrap
+
+import pytest
+
+from rollmuxd.spi import NotInstalled
+from rollmuxd.spi.discovery import BrokenPlugin, find, find_backend, find_policy, find_residency, installed, names
+
+GOOD = """
+class Good:
+    traits = None
+    async def open(self): ...
+    async def inventory(self): ...
+    async def observe(self): ...
+    async def kill(self): ...
+    async def close(self): ...
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Installs a distribution: its entry points, and its module's source."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def put(project, points, module="", source=""):
+        info = tmp_path / f"{project.replace('-', '_')}-1.2.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project}\nVersion: 1.2\n")
+        (info / "entry_points.txt").write_text(textwrap.dedent(points))
+        if module:
+            (tmp_path / f"{module}.py").write_text(textwrap.dedent(source))
+            monkeypatch.delitem(sys.modules, module, raising=False)
+
+    yield put
+    for name in [name for name in sys.modules if name.startswith("stranger_")]:
+        del sys.modules[name]
+
+
+def test_our_own_are_found_like_anybodys():
+    from rollmuxd_backend_mock import MockBackend, MockResidency
+    from rollmuxd_channel import ChannelResidency
+
+    assert find_backend("mock") is MockBackend
+    assert find_residency("mock") is MockResidency
+    assert find_residency("channel") is ChannelResidency
+    assert installed("backend")["mock"].origin.startswith("rollmuxd-backend-mock ")
+
+
+def test_a_strangers_is_found_by_its_name(install):
+    install("stranger", "[rollmuxd.backends]\nstranger = stranger_good:Good\n", "stranger_good", GOOD)
+    assert "stranger" in names("backend")
+    assert find_backend("stranger").__name__ == "Good"
+    assert installed("backend")["stranger"].origin == "stranger 1.2"
+
+
+def test_what_is_not_installed_is_answered_with_what_is_and_how_to_get_it(install):
+    install("stranger", "[rollmuxd.backends]\nray = stranger_good:Good\n", "stranger_good", GOOD)
+    with pytest.raises(NotInstalled) as missing:
+        find("backend", "ry")
+    there = ", ".join(names("backend"))
+    assert str(missing.value) == (
+        f'backend "ry" is not installed (installed: {there}); did you mean "ray"? else pip install rollmuxd-backend-ry'
+    )
+
+
+def test_a_name_near_to_nothing_gets_no_guess():
+    with pytest.raises(NotInstalled) as missing:
+        find_residency("vllm")
+    assert str(missing.value).startswith('residency driver "vllm" is not installed (installed: ')
+    assert str(missing.value).endswith("; pip install rollmuxd-vllm")
+    with pytest.raises(NotInstalled, match="pip install rollmuxd-policy-loom"):
+        find_policy("loom")
+
+
+@pytest.mark.parametrize(
+    ("value", "source", "why"),
+    [
+        ("stranger_bad:Good", "import no_such_module_anywhere", "ModuleNotFoundError: No module named"),
+        ("stranger_bad:Good", "1 / 0", "ZeroDivisionError"),
+        ("stranger_bad:Good", "def broken(:", "SyntaxError"),
+        ("stranger_bad:Better", GOOD, "AttributeError"),
+        ("stranger_bad:Good", "Good = 7", "is 7, and an entry point must name a class"),
+        ("stranger_bad:Good", "class Good: open = close = None", "lacks inventory, observe, kill"),
+    ],
+)
+def test_one_that_cannot_be_used_is_reported_with_its_error_and_hides_no_other(install, value, source, why):
+    install("stranger", f"[rollmuxd.backends]\nbad = {value}\n", "stranger_bad", source)
+    there = installed("backend")
+    assert there["mock"].cls is not None
+    assert there["mock"].error is None
+    assert there["bad"].cls is None
+    assert why in str(there["bad"].error)
+    assert find_backend("mock") is not None
+    with pytest.raises(BrokenPlugin) as broken:
+        find_backend("bad")
+    assert str(broken.value).startswith('backend "bad" (stranger 1.2) cannot be used: stranger_bad:')
+
+
+def test_a_name_that_two_packages_claim_is_given_to_neither(install):
+    install("stranger-one", "[rollmuxd.backends]\ntwin = stranger_one:Good\n", "stranger_one", GOOD)
+    install("stranger-two", "[rollmuxd.backends]\ntwin = stranger_two:Good\n", "stranger_two", GOOD)
+    with pytest.raises(BrokenPlugin, match="two packages claim this name") as broken:
+        find_backend("twin")
+    assert "stranger-one 1.2" in str(broken.value)
+    assert "stranger-two 1.2" in str(broken.value)
+
+
+def test_nothing_is_imported_for_a_list_of_names(install):
+    install("stranger", "[rollmuxd.backends]\nlate = stranger_late:Good\n", "stranger_late", "1 / 0")
+    assert "late" in names("backend")
+    assert "stranger_late" not in sys.modules

@@ -1,0 +1,543 @@
+"""Each file in ``transcripts/`` is a scenario that the core plays through: what came in, what happened, what must be done.
+
+The first line of a file says what is at stake. Then lines of the small language of :class:`Play`, each beginning with
+a time in seconds; under each, indented, what followed: ``.`` a fact, ``>`` an effect, ``=`` an answer,
+``rejected:`` a refusal. These indented lines are written by the tool and reviewed as a diff of behaviour::
+
+    ROLLMUX_REWRITE=1 .venv/bin/python -m pytest tests/core/test_transcripts.py
+
+An ``expect`` line is written by hand and holds whatever the tool writes: the sentence that the file is about.
+After every line, unasked: the invariants hold, a refusal has changed nothing, and the facts so far, encoded, decoded
+and replayed into an empty state, give the very bytes that the live state has.
+
+A file with a line ``# bug: ...`` in its head is a promise that the core breaks today; it is expected to fail, and fails
+the run once it passes, so that the line goes away with the bug.
+"""
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rollmuxd.core import effects as e
+from rollmuxd.core import facts as f
+from rollmuxd.core import inputs as i
+from rollmuxd.core import invariants
+from rollmuxd.core.config import Config, DriverTraits
+from rollmuxd.core.errors import Rejected
+from rollmuxd.core.model import (
+    Fence,
+    IfUnmet,
+    JobSpec,
+    OnLoss,
+    OrderKind,
+    OrderStatus,
+    Park,
+    PhaseSpec,
+    StateSpec,
+    Want,
+)
+from rollmuxd.core.placement import RollMux
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.state import State
+
+FOLDER = Path(__file__).parent / "transcripts"
+REWRITE = os.environ.get("ROLLMUX_REWRITE") == "1"
+
+#: inventories that many scenarios share; started and seen at 0, which is not printed
+WORLDS = {
+    "split": ("node r1 h1/gpu0-1 rollout", "node t1 h1/gpu2-3 train", "0 start", "0 seen"),
+    "two-rollout": (
+        "node r1 h1/gpu0-1 rollout", "node r2 h1/gpu2-3 rollout", "node t1 h1/gpu4-5 train", "0 start", "0 seen",
+    ),
+    "shared": ("node n1 h1/gpu0-1 rollout,train", "0 start", "0 seen"),
+    "two-hosts": ("node r1 h1/gpu0-1 rollout", "node t1 h2/gpu0-1 train", "0 start", "0 seen h1", "0 seen h2"),
+}  # fmt: skip
+
+#: options of ``job`` that are no phases
+_JOB_WORDS = {
+    "slo", "nodes", "gpus", "named", "ram", "mb", "left", "driver", "park", "on_loss", "colocate", "priority",
+    "if_unmet", "key", "replace", "side", "nostate", "owner", "load_s", "park_s",
+}  # fmt: skip
+_PHASE = re.compile(r"(?P<name>\w+)(@(?P<pools>[\w+]+))?(=(?P<s>[\d.]*)(~(?P<gap>[\d.]+))?(/(?P<min>\d+))?)?")
+
+
+def _ms(seconds: str) -> int:
+    return round(float(seconds) * 1000)
+
+
+def _gpus(words: str) -> tuple[str, ...]:
+    """``h1/gpu0-3`` is four GPUs."""
+    found: list[str] = []
+    for word in words.split(","):
+        host, _, last = word.rpartition("/gpu")
+        low, _, high = last.partition("-")
+        found += [f"{host}/gpu{number}" for number in range(int(low), int(high or low) + 1)]
+    return tuple(found)
+
+
+def _per_pool(text: str, pools: list[str]) -> dict[str, str]:
+    """``rollout:2,train:1``, or one value for every pool."""
+    if ":" not in text:
+        return dict.fromkeys(pools, text)
+    return dict(part.split(":") for part in text.split(","))
+
+
+class Play:
+    """One scenario, in play: reads a line, hands its input to the core, and gives back what followed.
+
+    ``join`` is ``job`` and ``session``; ``obey`` has every open order done. Before ``start``: ``world NAME``, or ``node NAME GPUS POOLS [mb=] [price=]``, ``host NAME ram=GB``, ``driver NAME idempotent probes``,
+    ``config KEY=SECONDS ...``, ``policy KEY=VALUE ...``; they have no time.
+    """
+
+    def __init__(self) -> None:
+        self.config, self.policy = Config(grace_ms=5_000), {}
+        self.hosts: dict[str, i.HostSpec] = {}
+        self.nodes: dict[str, i.NodeSpec] = {}
+        self.core: Scheduler | None = None
+        self.journal: list[bytes] = []
+        self.now = 0
+        self.asked = 0
+        self.directed = False
+        self.specs: dict[str, JobSpec] = {}
+        self.keys: dict[str, str] = {}
+        self.replayed = State()
+
+    # ---- the world ---------------------------------------------------------------------------------------------
+
+    def do_node(self, name: str, gpus: str, pools: str, *words: str) -> None:
+        more = dict(word.split("=") for word in words)
+        host = gpus.partition("/")[0]
+        self.hosts.setdefault(host, i.HostSpec(host, "mock", 1_000_000))
+        self.nodes[name] = i.NodeSpec(
+            name, host, _gpus(gpus), tuple(pools.split(",")), gpu_mb=int(more.get("mb", 0)),
+            price_per_gpu_hour=float(more.get("price", 1)),
+        )  # fmt: skip
+
+    def in_forget(self, node: str) -> i.Input:
+        """The daemon starts anew with a configuration that has the node no more."""
+        del self.nodes[node]
+        return self.in_start()
+
+    def do_host(self, name: str, ram: str) -> None:
+        self.hosts[name] = i.HostSpec(name, "mock", round(float(ram.removeprefix("ram=")) * 1000))
+
+    def do_driver(self, name: str, *traits: str) -> None:
+        known = {**self.config.drivers, name: DriverTraits("idempotent" in traits, "probes" in traits)}
+        self.config = msgspec.structs.replace(self.config, drivers=known)
+
+    def do_config(self, *words: str) -> None:
+        for word in words:
+            key, value = word.split("=")
+            field = key if key in Config.__struct_fields__ else f"{key}_ms"
+            given = _ms(value) if field.endswith("_ms") else type(getattr(self.config, field))(value)
+            self.config = msgspec.structs.replace(self.config, **{field: given})
+
+    def do_policy(self, *words: str) -> None:
+        for word in words:
+            key, _, value = word.partition("=")
+            self.policy[key] = int(value) if value else True
+
+    # ---- reading a line ----------------------------------------------------------------------------------------
+
+    def line(self, text: str) -> list[str]:
+        """Play one line; what followed, without indentation."""
+        words = shlex.split(text)
+        if words[0] == "world":
+            for given in WORLDS[words[1]]:
+                self.line(given)
+            return []
+        if not re.fullmatch(r"[\d.]+", words[0]):
+            assert words[0] in {"node", "host", "driver", "config", "policy"}, f"no time in {text!r}"
+            assert self.core is None or words[0] in {"node"}, f"too late for {text!r}: it has started"
+            getattr(self, f"do_{words[0]}")(*words[1:])
+            return []
+        self.now, verb, args = _ms(words[0]), words[1], words[2:]
+        if verb in {"expect", "why", "explain", "place", "due"}:
+            return getattr(self, f"look_{verb}")(*args)
+        if verb == "join":  # a job and its session
+            return self._hand(self.in_job(*args)) + self._hand(self.in_session(args[0]))
+        if verb == "obey":
+            return self._obey()
+        if verb == "restart":
+            state = State()
+            for row in self.journal:
+                state.apply(f.decode(row))
+            self.core = Scheduler(self.config, RollMux(**self.policy), state)
+        if self.core is None:
+            self.core = Scheduler(self.config, RollMux(**self.policy))
+        return self._hand(getattr(self, f"in_{verb}")(*args))
+
+    def _obey(self) -> list[str]:
+        """Every driver does what it was told, truthfully, until nothing is left to do."""
+        said = []
+        while issued := [name for name, told in self.core.state.orders.items() if told.status is OrderStatus.ISSUED]:
+            said += self._hand(self.in_done(issued[0]))
+        return said
+
+    def _hand(self, given: i.Input) -> list[str]:
+        before = msgspec.json.encode(self.core.state)
+        due = self.core.deadline()
+        try:
+            decision = self.core.handle(given, self.now)
+        except Rejected as no:
+            assert msgspec.json.encode(self.core.state) == before, "a refusal changed something"
+            assert self.core.deadline() == due, "a refusal changed what is waited for"
+            return [f"rejected: {no}"]
+        for fact in decision.facts:
+            row = f.encode(fact)
+            self.journal.append(row)
+            self.replayed.apply(f.decode(row))
+        live = msgspec.json.encode(self.core.state)
+        assert msgspec.json.encode(self.replayed) == live, "replay gives another state"
+        assert msgspec.json.encode(msgspec.json.decode(live, type=State)) == live, "a snapshot gives another state"
+        invariants.check(self.core.state)
+        said = [f". {self._fact(fact)}" for fact in decision.facts]
+        said += [f"> {self._effect(effect)}" for effect in decision.effects]
+        return said + self._answer(given, decision.answer)
+
+    # ---- saying what followed --------------------------------------------------------------------------------------
+
+    def _named(self, job: str) -> str:
+        known = self.core.state.jobs.get(job)
+        return known.spec.name if known is not None else job
+
+    def _fact(self, fact: f.Fact) -> str:
+        words = [f.name(fact)]
+        for field in type(fact).__struct_fields__:
+            value = getattr(fact, field)
+            if field == "at" or value in (None, "", (), {}, False, 0):
+                continue
+            if field == "spec":
+                value = value.name
+            elif field in ("host", "node") and not isinstance(value, str):
+                value = value.id
+            elif field == "job":
+                value = self._named(value)
+            elif field == "wheel":
+                value = " ".join(f"{self._named(v.job)}.{v.phase}" for v in value)
+            elif field == "pins":
+                value = " ".join(f"{pool}:{','.join(nodes)}" for pool, nodes in value.items())
+            elif field == "measured":
+                value = " ".join(f"{key}:{number:g}" for key, number in value.items())
+            elif isinstance(value, Fence):
+                value = f"{value.incarnation}.{value.number}"
+            elif isinstance(value, tuple):
+                value = ",".join(value)
+            words.append(f"{field}={value}" if " " not in str(value) else f'{field}="{value}"')
+        return " ".join(words)
+
+    def _effect(self, effect: e.Effect) -> str:
+        match effect:
+            case e.Perform(order, again):
+                told = self.core.state.orders.get(order)
+                what = f" ({told.kind} {told.pool} of {self._named(told.job)} on {told.node})" if told else ""
+                return f"perform {order}{' again' if again else ''}{what}"
+            case e.Probe(order):
+                return f"probe {order}"
+            case e.Observe(host):
+                return f"observe {host}"
+            case e.Kill(job, run, session):
+                return f"kill {self._named(job)} run {run} session {session}"
+        raise AssertionError(effect)
+
+    def _answer(self, given: i.Input, answer: object) -> list[str]:
+        said = []
+        if answer.repeated:
+            said.append("repeated")
+        if isinstance(given, i.RequestSlot):
+            said.append(f"{answer.slot} is {self.core.state.slots[answer.slot].status}")
+        if isinstance(given, i.OpenSession):
+            said.append(f"session {answer.session}")
+        if isinstance(given, i.ReleaseSlot) and answer.next_slot:
+            said.append(f"next {answer.next_slot} is {self.core.state.slots[answer.next_slot].status}")
+        if answer.next_refused:
+            said.append(f"next refused: {answer.next_refused}")
+        self.directed = bool(answer.directives)
+        for told in answer.directives:
+            keep = f" keep {','.join(told.keep)}" if told.keep else ""
+            said.append(f"{told.kind} {told.slot}{keep}{f' ({told.reason})' if told.reason else ''}")
+        return [f"= {', '.join(said)}"] if said else []
+
+    # ---- looking (changes nothing) -----------------------------------------------------------------------------------
+
+    def look_expect(self, what: str, is_: str, *more: str) -> list[str]:
+        """``expect s1 running``, ``expect A admitted``, ``expect r1 up``, ``expect A:rollout parked``.
+
+        ``expect s1 held h1/gpu0``: what it holds. ``expect h1/gpu0 clear``. ``expect A iterations 3``.
+        """
+        state = self.core.state
+        if ":" in what:
+            job, pool = what.split(":")
+            found = ",".join(dict.fromkeys(k.status for k in state.states.values() if (k.job, k.pool) == (self._job(job), pool)))
+        elif "/gpu" in what:
+            gpu = next(gpu for node in state.nodes.values() for name, gpu in node.gpus.items() if name == what)
+            found = f"held {gpu.holder}" if gpu.holder else f"stained {self._named(gpu.stain)}" if gpu.stain else "clear"
+        elif what in state.slots:
+            slot = state.slots[what]
+            found = f"held {','.join(slot.gpus)}" if is_ == "held" else str(slot.status)
+        elif what in state.nodes:
+            found = str(state.nodes[what].status)
+        elif is_ == "unasked":  # no directive to its last heartbeat
+            found = "asked" if self.directed else "unasked"
+        elif is_ == "iterations":
+            found = f"iterations {state.jobs[self._job(what)].progress.finished}"
+        else:
+            found = str(state.jobs[self._job(what)].status) if what in self.specs else "unknown"
+        wanted = " ".join((is_, *more))
+        assert found == wanted, f"at {self.now / 1000:g} s: {what} is to be {wanted!r}, and is {found!r}"
+        return []
+
+    def look_why(self, what: str) -> list[str]:
+        """Why a slot or a job waits, and what would let it in."""
+        if what in self.core.state.slots:
+            at = self.core.slot_position(what)
+            wait = self.core.expected_wait_ms(what, self.now)
+            head = f"= {at} visits before it, about {'?' if wait is None else f'{wait / 1000:g}'} s"
+            return [head, *(f"= {reason.code}: {reason.text}" for reason in self.core.why_slot_waits(what, self.now))]
+        job = self._job(what)
+        said = [f"= position {self.core.job_position(job, self.now)}"]
+        said += [f"= {reason.code}: {reason.text}" for reason in self.core.why_job_waits(job, self.now)]
+        return said + [f"= would start with {wish}" for wish in self.core.would_start_with(job, self.now)]
+
+    def look_explain(self, job: str) -> list[str]:
+        return [f"= {sentence}" for sentence in self.core.explain(self._job(job), self.now)[1]]
+
+    def look_due(self) -> list[str]:
+        due = self.core.deadline()
+        return ["= nothing is due" if due is None else f"= due at {due / 1000:g}"]
+
+    # ---- inputs --------------------------------------------------------------------------------------------------------
+
+    def _job(self, name: str) -> str:
+        return self.core.state.names.get(f"team/{name}", name)
+
+    def _session(self, name: str) -> str:
+        return name if re.fullmatch(r"e\d+", name) else self.core.state.jobs[self._job(name)].session or "none"
+
+    def _slot(self, name: str) -> str:
+        """A slot, or a job's slot that runs (else the one that waits)."""
+        if re.fullmatch(r"s\d+", name):
+            return name
+        job = self.core.state.jobs[self._job(name)]
+        return job.slot or job.queued or "none"
+
+    def _sights(self, gpus: tuple[str, ...], words: tuple[str, ...]) -> tuple[i.GpuSight, ...]:
+        """All these GPUs clear, except ``h1/gpu0=5000`` or ``h1/gpu0=5000:pid_4711``."""
+        used: dict[str, tuple[int, tuple[str, ...]]] = {}
+        for word in words:
+            names, _, seen = word.partition("=")
+            mb, _, who = seen.partition(":")
+            for gpu in _gpus(names):
+                used[gpu] = (int(mb), (who.replace("_", " "),) if who else ())
+        return tuple(i.GpuSight(gpu, *used.get(gpu, (0, ()))) for gpu in gpus)
+
+    def in_start(self, incarnation: str = "1", *, gone: str = "") -> i.Input:
+        return i.Start(tuple(self.hosts.values()), tuple(self.nodes.values()), int(incarnation))
+
+    in_restart = in_start
+
+    def in_seen(self, *words: str) -> i.Input:
+        words_ = list(words)
+        host = words_.pop(0) if words_ and words_[0] in self.hosts else next(iter(self.hosts))
+        boot = next((word.removeprefix("boot=") for word in words_ if word.startswith("boot=")), "")
+        gpus = tuple(gpu for node in self.nodes.values() if node.host == host for gpu in node.gpus)
+        return i.HostSeen(host, self._sights(gpus, tuple(w for w in words_ if "/gpu" in w)), boot)
+
+    def in_unreachable(self, host: str, *why: str) -> i.Input:
+        return i.HostUnreachable(host, " ".join(why) or "no route")
+
+    def in_job(self, name: str, *words: str) -> i.Input:
+        """``job A slo=2 rollout=10~1/2 train=5 sync@rollout+train=1``: seconds, ~ own gap, / fewest GPUs."""
+        more = {w.partition("=")[0]: w.partition("=")[2] for w in words if w.partition("=")[0] in _JOB_WORDS}
+        phases = [self._phase(w) for w in words if w.partition("=")[0] not in _JOB_WORDS]
+        side = [self._phase(w) for w in more.get("side", "").split(";") if w]
+        pools = list(dict.fromkeys(pool for phase in (*phases, *side) for pool in phase.pools))
+        nodes, gpus = (_per_pool(more.get(key, d), pools) for key, d in (("nodes", "1"), ("gpus", "0")))
+        named = _per_pool(more["named"], pools) if "named" in more else {}
+        ram, mb, left = (_per_pool(more.get(key, "0"), pools) for key in ("ram", "mb", "left"))
+        wants = tuple(
+            Want(p, int(nodes.get(p, 1)), int(gpus.get(p, 0)), tuple(named[p].split("+")) if p in named else ())
+            for p in pools
+        )
+        states = tuple(
+            StateSpec(
+                p, int(mb.get(p, 0)), int(left.get(p, 0)), round(float(ram.get(p, 0)) * 1000), more.get("driver", "channel"),
+                _ms(more.get("load_s", "0")), _ms(more.get("park_s", "0")),
+            )
+            for p in pools
+        )  # fmt: skip
+        spec = JobSpec(
+            name=name, phases=tuple(phases), wants=wants, side=tuple(side),
+            states=() if "nostate" in more else states,
+            slo=float(more["slo"]) if "slo" in more else None, priority=int(more.get("priority", 0)),
+            on_loss=OnLoss(more.get("on_loss", "hold")), park=Park(more.get("park", "lazy")),
+            if_unmet=IfUnmet(more.get("if_unmet", "best_effort")), colocate="colocate" in more,
+        )  # fmt: skip
+        self.specs[name], self.keys[name] = spec, more.get("key", "")
+        return i.RegisterJob("team", "ann", spec, more.get("key", ""), "replace" in more)
+
+    def _phase(self, word: str) -> PhaseSpec:
+        got = _PHASE.fullmatch(word)
+        assert got is not None, f"{word!r} is no phase"
+        return PhaseSpec(
+            got["name"], tuple((got["pools"] or got["name"]).split("+")), _ms(got["s"]) if got["s"] else None,
+            _ms(got["gap"] or "0"), int(got["min"] or 0),
+        )  # fmt: skip
+
+    def in_session(self, name: str, *words: str) -> i.Input:
+        more = dict(word.split("=") for word in words)
+        key = more.get("key", self.keys.get(name, ""))
+        return i.OpenSession(self._job(name), key, int(more.get("pid", 100)), "box", more.get("started", ""))
+
+    def in_close(self, name: str) -> i.Input:
+        return i.CloseSession(self._session(name))
+
+    def in_beat(self, name: str, *words: str) -> i.Input:
+        """``beat A``; ``beat A 80/100``: how far its slot is; ``beat e1 s1 1/2``."""
+        slot = next((word for word in words if re.fullmatch(r"s\d+", word)), None)
+        done, _, total = next((word for word in words if "/" in word), "0/0").partition("/")
+        if slot is None and int(total) and not name.startswith("e"):
+            slot = self._slot(name)
+        return i.Heartbeat(self._session(name), slot, int(done), int(total))
+
+    def in_ask(self, name: str, phase: str, *words: str) -> i.Input:
+        self.asked += 1
+        request = next((word for word in words if "=" not in word), f"{name}-{self.asked}")
+        session = next((word.removeprefix("session=") for word in words if word.startswith("session=")), name)
+        return i.RequestSlot(self._job(name), self._session(session), phase, request)
+
+    def in_release(self, name: str, *words: str) -> i.Input:
+        """``release A``; ``release s1 fence=1.1 next=train:r7``; ``clear``, or what was seen on its GPUs."""
+        more = {w.partition("=")[0]: w.partition("=")[2] for w in words if "/gpu" not in w}
+        name = self._slot(name)
+        slot = self.core.state.slots.get(name)
+        fence = (slot.fence if slot else None) or Fence(0, 0)
+        if "fence" in more:
+            fence = Fence(*map(int, more["fence"].split(".")))
+        following = None
+        if "next" in more:
+            self.asked += 1
+            phase, _, request = more["next"].partition(":")
+            following = i.NextRequest(phase, request or f"next-{self.asked}")
+        sights = tuple(word for word in words if "/gpu" in word)
+        seen = self._sights(slot.gpus, sights) if slot and (sights or "clear" in more) else ()
+        return i.ReleaseSlot(name, fence, seen, following)
+
+    def in_done(self, order: str, *words: str) -> i.Input:
+        """The driver did it, and its GPUs were seen clear; ``unseen``: nobody looked; ``h1/gpu0=5000``: they are not."""
+        told = self.core.state.orders.get(order)
+        if told is None or "unseen" in words or told.kind is OrderKind.LOAD:
+            return i.OrderDone(order)
+        return i.OrderDone(order, self._sights(self.nodes[told.node].gpus, words))
+
+    def in_fail(self, order: str, *why: str) -> i.Input:
+        return i.OrderFailed(order, " ".join(why) or "no")
+
+    def in_lost(self, order: str, *why: str) -> i.Input:
+        return i.OrderLostContact(order, " ".join(why) or "timed out")
+
+    def in_detach(self, slot: str) -> i.Input:
+        return i.DetachSlot(self._slot(slot))
+
+    def in_withdraw(self, slot: str) -> i.Input:
+        return i.WithdrawSlot(self._slot(slot))
+
+    def in_shrink(self, name: str, keep: str, *words: str) -> i.Input:
+        """``shrink A keep=h1/gpu0 [fence=1.1] [clear | h1/gpu1=500]``."""
+        slot = self.core.state.slots[self._slot(name)]
+        more = dict(w.split("=") for w in words if w.startswith("fence="))
+        fence = Fence(*map(int, more["fence"].split("."))) if more else slot.fence
+        kept = _gpus(keep.removeprefix("keep="))
+        gone = tuple(gpu for gpu in slot.gpus if gpu not in kept)
+        sights = tuple(word for word in words if "/gpu" in word)
+        return i.ShrinkSlot(slot.id, fence, kept, self._sights(gone, sights) if sights or "clear" in words else ())
+
+    def in_revoke(self, slot: str, *why: str) -> i.Input:
+        return i.RevokeSlot(self._slot(slot), "ops", " ".join(why))
+
+    def in_end(self, name: str) -> i.Input:
+        return i.EndJob(self._job(name), "ann")
+
+    def in_pause(self, name: str) -> i.Input:
+        return i.PauseJob(self._job(name), "ann")
+
+    def in_resume(self, name: str) -> i.Input:
+        return i.ResumeJob(self._job(name), "ann")
+
+    def in_reinstate(self, name: str) -> i.Input:
+        return i.ReinstateJob(self._job(name), "ann")
+
+    def in_drain(self, node: str, *words: str) -> i.Input:
+        return i.DrainNode(node, "ops", "evict" in words)
+
+    def in_undrain(self, node: str) -> i.Input:
+        return i.UndrainNode(node, "ops")
+
+    def in_declare(self, node: str) -> i.Input:
+        return i.DeclareClear(node, "ops", "I looked")
+
+    def in_tick(self) -> i.Input:
+        return i.Tick()
+
+    def in_stalled(self, late: str) -> i.Input:
+        return i.Stalled(_ms(late))
+
+
+def play(text: str) -> str:
+    """The whole file anew: its own lines, and under each what followed."""
+    it, written = Play(), []
+    for line in text.splitlines():
+        if line.startswith("    "):
+            continue
+        written.append(line.rstrip())
+        if line.strip() and not line.startswith("#"):
+            try:
+                written += [f"    {said}" for said in it.line(line)]
+            except Exception as error:
+                error.add_note("\n".join(written[-12:]))
+                raise
+    return "\n".join(written).rstrip() + "\n"
+
+
+def _files() -> list[object]:
+    found = []
+    for path in sorted(FOLDER.glob("*.txt")):
+        bug = next((line for line in path.read_text().splitlines() if line.startswith("# bug:")), None)
+        marks = [pytest.mark.xfail(reason=bug.removeprefix("# bug: "), strict=not REWRITE)] if bug else []
+        found.append(pytest.param(path, id=path.stem, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize("path", _files())
+def test_the_core_does_what_the_transcript_says(path: Path) -> None:
+    text = path.read_text()
+    assert text.startswith("# "), f"{path.name} does not say what is at stake"
+    assert re.search(r"^[\d.]+ expect ", text, re.MULTILINE), f"{path.name} has no line that says what is right"
+    played = play(text)
+    if REWRITE:
+        played = re.sub(r"^# bug:.*\n", "", played, flags=re.MULTILINE)
+        path.write_text(played)
+    assert text == played or REWRITE, _diff(text, played)
+
+
+def _diff(old: str, new: str) -> str:
+    import difflib
+
+    return "\n" + "\n".join(difflib.unified_diff(old.splitlines(), new.splitlines(), "written", "played", lineterm="", n=4))
+
+
+def test_every_input_of_the_core_is_in_some_transcript() -> None:
+    verbs = {word for path in FOLDER.glob("*.txt") for word in re.findall(r"^[\d.]+ (\w+)", path.read_text(), re.MULTILINE)}
+    missing = {name for name in vars(Play) if name.startswith("in_")} - {f"in_{verb}" for verb in verbs}
+    assert not missing
+
+
+def test_every_fact_of_part_one_is_in_some_transcript() -> None:
+    told = {word for path in FOLDER.glob("*.txt") for word in re.findall(r"^    \. (\w+)", path.read_text(), re.MULTILINE)}
+    everything = {str(kind.__struct_config__.tag) for kind in f.Fact.__subclasses__()}
+    #: grown: not before part 4; a removed host, and the visit of a side phase (see init_is_granted)
+    assert everything - told <= {"slot_grown", "host_removed", "visit_added"}

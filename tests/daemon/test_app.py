@@ -1,0 +1,204 @@
+"""The daemon as a whole, in this process, on real sockets: it starts, is found, stops, or says why it cannot."""
+
+import json
+import os
+import signal
+import socket
+import stat
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+import httpx
+import pytest
+
+from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.inputs import RegisterJob
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.daemon import app
+from rollmuxd.daemon.app import CannotStart, serve
+from rollmuxd.daemon.journal import Journal
+from rollmuxd.daemon.settings import Settings
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.e2e]
+
+
+@pytest.fixture
+def settings(tmp_path):
+    def make(**daemon) -> Settings:
+        return Settings(daemon={"state_dir": tmp_path / "state", "listen": "127.0.0.1:0", "shutdown_s": 2, **daemon})
+
+    return make
+
+
+@asynccontextmanager
+async def running(settings: Settings):
+    """A daemon, until the block is left; then it is told to stop, as by an operator."""
+    found: list[app.Ready] = []
+    ready = anyio.Event()
+
+    def on_ready(where: app.Ready) -> None:
+        found.append(where)
+        ready.set()
+
+    async with anyio.create_task_group() as tasks:
+
+        async def run() -> None:
+            await serve(settings, on_ready=on_ready)
+            ready.set()
+
+        tasks.start_soon(run)
+        with anyio.fail_after(20):
+            await ready.wait()
+        yield found[0]
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def client(where: app.Ready, **options) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        transport=httpx.AsyncHTTPTransport(uds=where.socket), base_url="http://daemon", timeout=30, **options
+    )
+
+
+async def test_it_serves_on_both_sockets_and_says_where(settings, tmp_path):
+    async with running(settings()) as where:
+        said = json.loads((tmp_path / "state" / "daemon.json").read_bytes())
+        assert said == {"pid": os.getpid(), "url": where.url, "socket": str(tmp_path / "state" / "rollmux.sock")}
+        assert stat.S_IMODE(os.stat(where.socket).st_mode) == 0o600
+        async with client(where) as unix, httpx.AsyncClient(base_url=where.url) as tcp:
+            assert (await unix.get("/readyz")).status_code == 200
+            assert (await tcp.get("/readyz")).status_code == 200
+            assert (await unix.get("/v1/jobs")).status_code == 200
+            assert (await tcp.get("/v1/jobs")).status_code == 401
+
+
+async def test_after_a_stop_in_good_order_nothing_is_left_but_the_journal(settings, tmp_path):
+    async with running(settings()):
+        pass
+    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["journal.sqlite3", "lock", "reserve"]
+    journal = Journal.open(tmp_path / "state")
+    past = journal.load()
+    await journal.close()
+
+    assert past.snapshot is not None
+    assert list(past.facts) == []
+
+
+async def test_nobody_but_the_owner_can_read_the_journal(settings, tmp_path):
+    (tmp_path / "state").mkdir(mode=0o755)
+    async with running(settings()):
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "state").glob("journal*")}
+
+        assert set(modes.values()) == {0o600}
+        assert len(modes) == 3
+
+
+async def test_a_parked_long_poll_holds_no_stop_up_and_is_answered(settings):
+    answers = []
+    began = 0.0
+
+    async def poll(where: app.Ready, parked: anyio.Event) -> None:
+        async with client(where) as unix:
+            parked.set()
+            answers.append((await unix.get("/v1/facts", params={"after": 10_000, "wait_ms": 60_000})).status_code)
+
+    async with anyio.create_task_group() as tasks:
+        async with running(settings()) as where:
+            parked = anyio.Event()
+            tasks.start_soon(poll, where, parked)
+            await parked.wait()
+            await anyio.sleep(0.2)
+            began = anyio.current_time()
+        took = anyio.current_time() - began
+
+    assert took < 2
+    assert answers[0] in (200, 503)
+
+
+async def test_a_restart_goes_on_where_the_last_one_ended(settings):
+    async def last(where: app.Ready) -> tuple[int, list[str]]:
+        async with client(where) as unix:
+            page = (await unix.get("/v1/facts")).json()
+            return page["last"], [fact["fact"] for fact in page["facts"]]
+
+    async with running(settings()) as where:
+        seq, _ = await last(where)
+    async with running(settings()) as where:
+        again, names = await last(where)
+
+    assert again == seq + 1
+    assert names.count("daemon_started") == 2
+
+
+async def test_a_socket_that_a_killed_daemon_left_is_no_hindrance(settings, tmp_path):
+    (tmp_path / "state").mkdir()
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(tmp_path / "state" / "rollmux.sock"))
+    left.close()
+    async with running(settings()) as where, client(where) as unix:
+        assert (await unix.get("/readyz")).status_code == 200
+
+
+async def test_a_port_in_use_is_a_sentence_and_the_state_directory_is_let_go(settings, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotStart, match=rf"cannot listen on 127.0.0.1:{port}: another program"):
+            await serve(settings(listen=f"127.0.0.1:{port}"))
+    async with running(settings()):
+        pass
+
+
+async def test_a_second_daemon_on_the_same_state_is_told_of_the_first(settings):
+    async with running(settings()):
+        with pytest.raises(CannotStart, match=f"pid {os.getpid()}.*daemon.state_dir"):
+            await serve(settings(socket="/tmp/another.sock"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"daemon": {"policy": "lomo"}}, r'daemon\.policy: policy "lomo" is not installed'),
+        ({"policy": {"nope": {}}, "daemon": {"policy": "nope"}}, r"nope"),
+        ({"residency": {"chanel": {}}}, r'residency driver "chanel" is not installed'),
+        (
+            {"hosts": [{"id": "h", "backend": "mok", "nodes": [{"gpus": [0], "pools": ["p"]}]}]},
+            r'"mok" is not installed',
+        ),
+    ],
+)
+async def test_what_is_not_installed_is_said_with_what_is(tmp_path, changes, why):
+    daemon = {"state_dir": tmp_path / "state", "listen": "127.0.0.1:0", **changes.pop("daemon", {})}
+    with pytest.raises(CannotStart, match=why):
+        await serve(Settings(daemon=daemon, **changes))
+
+
+async def test_a_broken_invariant_stops_the_daemon_and_is_what_it_dies_of(settings, monkeypatch):
+    real = Scheduler.handle
+
+    def handle(self, given, now):
+        if isinstance(given, RegisterJob):
+            raise BrokenInvariant("two slots hold box/gpu0")
+        return real(self, given, now)
+
+    monkeypatch.setattr(Scheduler, "handle", handle)
+
+    async def poke(where: app.Ready) -> None:
+        body = {"name": "a", "phases": [{"name": "train", "pools": ["train"]}], "wants": {"train": {}}}
+        async with client(where) as unix:
+            with suppress(httpx.HTTPError):
+                await unix.post("/v1/jobs", json=body)
+
+    async with anyio.create_task_group() as tasks:
+        with anyio.fail_after(20), pytest.raises(BrokenInvariant, match="two slots hold"):
+            await serve(settings(), on_ready=lambda where: tasks.start_soon(poke, where))
+
+
+async def test_systemd_is_told_when_it_is_ready_and_when_it_stops(settings, monkeypatch, tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        async with running(settings()):
+            assert systemd.recv(100) == b"READY=1"
+        assert systemd.recv(100) == b"STOPPING=1"

@@ -1,0 +1,188 @@
+"""Every rank is told each order until it has answered it; nobody is told what was taken back. In virtual time."""
+
+import anyio
+import pytest
+
+from rollmuxd.core.errors import Conflict
+from rollmuxd.core.facts import JobEnded
+from rollmuxd.core.model import OrderKind
+from rollmuxd.daemon.channel import LATELY_S, ChannelHub
+from rollmuxd.spi import ChannelCommand, ContactLost, RankResult
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
+
+
+def park(order: str = "o1") -> ChannelCommand:
+    return ChannelCommand(order, OrderKind.PARK, "rollout", "box/gpu0", ("box/gpu0",), warm=False)
+
+
+def ok(rank: int) -> RankResult:
+    return RankResult(rank, ok=True)
+
+
+async def rank_works(hub: ChannelHub, rank: int, ranks: int, session: str = "n1", done: list | None = None) -> None:
+    hub.dial("j1", session, rank, ranks)
+    while True:
+        command = await hub.next_order("j1", session, rank, 20)
+        if command is not None:
+            if done is not None:
+                done.append((rank, command.order))
+            hub.result("j1", session, rank, command.order, ok(rank))
+
+
+async def test_all_ranks_are_told_and_all_answers_are_waited_for():
+    hub, done = ChannelHub(), []
+    async with anyio.create_task_group() as tasks:
+        for rank in range(3):
+            tasks.start_soon(rank_works, hub, rank, 3, "n1", done)
+        results = await hub.tell("j1", 3, park())
+
+        assert results == (ok(0), ok(1), ok(2))
+        assert sorted(done) == [(0, "o1"), (1, "o1"), (2, "o1")]
+        assert hub.last("j1", "o1") == results
+        assert hub.ranks("j1") == (0, 1, 2)
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_rank_that_dials_in_late_is_told_too():
+    hub = ChannelHub()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(rank_works, hub, 0, 2)
+
+        async def late() -> None:
+            await anyio.sleep(50)
+            await rank_works(hub, 1, 2)
+
+        tasks.start_soon(late)
+        assert len(await hub.tell("j1", 2, park())) == 2
+        tasks.cancel_scope.cancel()
+
+
+async def test_told_twice_each_rank_does_it_once():
+    hub, done = ChannelHub(), []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(rank_works, hub, 0, 1, "n1", done)
+        first = await hub.tell("j1", 1, park())
+        await anyio.sleep(1)
+
+        assert await hub.tell("j1", 1, park()) == first
+        assert done == [(0, "o1")]
+        tasks.cancel_scope.cancel()
+
+
+async def test_what_was_fetched_and_not_answered_is_handed_out_again():
+    hub = ChannelHub()
+    hub.dial("j1", "n1", 0, 1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(hub.tell, "j1", 1, park())
+        await anyio.sleep(0.1)
+        assert await hub.next_order("j1", "n1", 0, 1) == park()
+        assert await hub.next_order("j1", "n1", 0, 1) == park()
+        hub.result("j1", "n1", 0, "o1", ok(0))
+        assert await hub.next_order("j1", "n1", 0, 1) is None
+
+
+async def test_a_command_that_was_given_up_is_handed_out_to_nobody():
+    hub = ChannelHub()
+    hub.dial("j1", "n1", 0, 1)
+    with anyio.move_on_after(5):
+        await hub.tell("j1", 1, park())
+
+    assert await hub.next_order("j1", "n1", 0, 1) is None
+    assert hub.last("j1", "o1") is None
+
+
+async def test_a_result_that_comes_after_the_telling_was_given_up_is_still_known():
+    hub = ChannelHub()
+    hub.dial("j1", "n1", 0, 1)
+    with anyio.move_on_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hub.tell, "j1", 1, park())
+            await anyio.sleep(0.1)
+            assert await hub.next_order("j1", "n1", 0, 1) == park()
+    hub.result("j1", "n1", 0, "o1", ok(0))
+    hub.result("j1", "n1", 0, "o1", RankResult(0, ok=False, error="a second time, otherwise"))
+
+    assert hub.last("j1", "o1") == (ok(0),)
+    assert await hub.tell("j1", 1, park()) == (ok(0),)
+
+
+async def test_a_result_from_before_a_restart_of_the_daemon_is_taken():
+    hub = ChannelHub()
+    hub.dial("j1", "n1", 0, 1)
+    hub.result("j1", "n1", 0, "o9", ok(0))
+
+    assert hub.last("j1", "o9") == (ok(0),)
+    assert hub.last("j1", "o8") is None
+    assert hub.last("j2", "o9") is None
+
+
+async def test_a_newer_session_takes_the_line_over_and_what_the_older_had_fetched_is_lost():
+    hub = ChannelHub()
+    hub.dial("j1", "n1", 0, 1)
+    errors = []
+
+    async def tell(order: str) -> None:
+        try:
+            await hub.tell("j1", 1, park(order))
+        except ContactLost as error:
+            errors.append(str(error))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tell, "o1")
+        await anyio.sleep(0.1)
+        await hub.next_order("j1", "n1", 0, 1)
+        tasks.start_soon(tell, "o2")  # not fetched: the newer session's to do
+        await anyio.sleep(0.1)
+        hub.dial("j1", "n2", 0, 1)
+        await anyio.sleep(0.1)
+        assert len(errors) == 1
+        with pytest.raises(Conflict):
+            await hub.next_order("j1", "n1", 0, 1)
+        with pytest.raises(Conflict):
+            hub.result("j1", "n1", 0, "o2", ok(0))
+        tasks.start_soon(rank_works, hub, 0, 1, "n2")
+        await anyio.sleep(0.1)
+        assert hub.last("j1", "o2") == (ok(0),)
+        tasks.cancel_scope.cancel()
+
+
+async def test_ranks_not_heard_of_for_long_are_not_counted():
+    hub = ChannelHub()
+    hub.dial("j1", "n1", 0, 2)
+    await anyio.sleep(LATELY_S - 1)
+    hub.dial("j1", "n1", 1, 2)
+    await anyio.sleep(2)
+
+    assert hub.ranks("j1") == (1,)
+    assert hub.ranks("j2") == ()
+
+
+async def test_a_poll_ends_in_time_and_when_the_daemon_stops():
+    hub = ChannelHub()
+    hub.dial("j1", "n1", 0, 1)
+    with anyio.fail_after(20.1):
+        assert await hub.next_order("j1", "n1", 0, 20) is None
+    with anyio.fail_after(1):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hub.next_order, "j1", "n1", 0, 1000)
+            await anyio.sleep(0.1)
+            hub.close()
+
+
+async def test_the_line_of_a_job_that_ended_is_taken_down():
+    hub = ChannelHub()
+    hub.dial("j1", "n1", 0, 1)
+    hub.on_facts([(1, JobEnded(at=0, job="j1", reason=""))])
+    with pytest.raises(Conflict):
+        await hub.next_order("j1", "n1", 0, 1)
+
+
+async def test_what_is_remembered_is_bounded():
+    hub = ChannelHub()
+    hub.dial("j1", "n1", 0, 1)
+    for number in range(500):
+        hub.result("j1", "n1", 0, f"o{number}", ok(0))
+
+    assert hub.last("j1", "o499") is not None
+    assert hub.last("j1", "o0") is None

@@ -1,0 +1,415 @@
+"""Whatever the disk, the core and the clock do, these sentences about the writer stay true.
+
+- No answer, refusal, reading or effect leaves before the facts that it hangs on are durable.
+- After a failed commit memory is what the journal is, and nobody was told otherwise.
+- Who could not be heard is not held silent.
+
+All of it in virtual time.
+"""
+
+import asyncio
+import time
+
+import anyio
+import pytest
+
+from rollmuxd.core import facts as f
+from rollmuxd.core import inputs as i
+from rollmuxd.core.effects import Observe
+from rollmuxd.core.errors import BrokenInvariant, UnknownThing
+from rollmuxd.core.inputs import Heartbeat, HostUnreachable, RegisterJob, WithdrawSlot
+from rollmuxd.core.model import JobSpec
+from rollmuxd.daemon.driver import Unavailable
+from rollmuxd.daemon.journal import JournalFailed, MemoryJournal
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def add(host: str) -> HostUnreachable:
+    return HostUnreachable(host, "")
+
+
+def kept(journal: MemoryJournal) -> list[str]:
+    return [fact.host.id for _, fact in journal.load(snapshot=False).facts if isinstance(fact, f.HostAdded)]
+
+
+async def test_an_answer_waits_until_its_facts_are_durable(running, slow_journal):
+    async with running(slow_journal(1.0)) as rig:
+        began = now()
+        answer = await rig.driver.submit(add("a"))
+
+        assert now() - began == pytest.approx(1.0)
+        assert answer.slot == "a"
+
+
+async def test_a_refusal_and_a_reading_wait_for_the_facts_that_they_may_have_seen(running, slow_journal):
+    async with running(slow_journal(1.0)) as rig:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(rig.driver.submit, add("a"))
+            await anyio.sleep(0.25)
+            began = now()
+
+            assert "a" in await rig.driver.read(lambda core, _: list(core.state.hosts))
+            assert now() - began == pytest.approx(0.75)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(rig.driver.submit, add("b"))
+            await anyio.sleep(0.25)
+            began = now()
+            with pytest.raises(UnknownThing):
+                await rig.driver.submit(WithdrawSlot("s1"))
+
+            assert now() - began == pytest.approx(0.75)
+
+
+async def test_a_heartbeat_that_finds_no_commit_under_way_is_answered_at_once(running, slow_journal):
+    async with running(slow_journal(1.0)) as rig:
+        await rig.driver.submit(add("a"))
+        beat = rig.driver.submit(Heartbeat("n1"))
+
+        with pytest.raises(StopIteration):  # it comes to its end without waiting once
+            beat.send(None)
+
+
+async def test_inputs_that_come_during_a_commit_share_the_next_one_and_are_answered_in_order(running, slow_journal):
+    async with running(slow_journal(1.0)) as rig:
+        answered = []
+
+        async def submit(host: str) -> None:
+            answered.append((await rig.driver.submit(add(host))).slot)
+
+        began = now()
+        async with anyio.create_task_group() as tasks:
+            for number in range(100):
+                tasks.start_soon(submit, f"h{number}")
+
+        assert answered == [f"h{number}" for number in range(100)]
+        assert now() - began == pytest.approx(1.0)
+
+
+async def test_effects_come_after_their_facts_are_durable_and_in_order(running, slow_journal):
+    async with running(slow_journal(1.0)) as rig:
+        rig.driver.post(add("a"))
+        rig.driver.post(add("b"))
+        await anyio.sleep(0.9)
+        assert rig.performed == []
+        await anyio.sleep(0.2)
+
+        assert rig.performed == [Observe("a"), Observe("b")]
+
+
+async def test_sinks_get_each_fact_once_with_its_number(running):
+    async with running(MemoryJournal()) as rig:
+        await rig.driver.submit(add("a"))
+        await anyio.sleep(0.01)
+
+        assert [(seq, f.name(fact)) for seq, fact in rig.sunk] == [(1, "daemon_started"), (2, "host_added")]
+
+
+async def test_after_a_failed_commit_who_waits_and_who_comes_is_told_unavailable(running, slow_journal):
+    journal = slow_journal(1.0)
+    async with running(journal) as rig:
+        journal.failing = JournalFailed("disk on fire")
+        refused = []
+
+        async def submit(host: str) -> None:
+            try:
+                await rig.driver.submit(add(host))
+            except Unavailable:
+                refused.append(host)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(submit, "a")
+            tasks.start_soon(submit, "b")
+        assert refused == ["a", "b"]
+        with pytest.raises(Unavailable):
+            await rig.driver.submit(Heartbeat("n1"))
+        with pytest.raises(Unavailable):
+            await rig.driver.read(lambda core, _: core.state)
+
+        assert rig.performed == []
+        assert kept(journal) == []
+
+
+async def test_the_writer_comes_back_with_what_the_journal_has(running):
+    journal = MemoryJournal()
+    async with running(journal) as rig:
+        await rig.driver.submit(add("a"))
+        journal.failing = JournalFailed("disk full")
+        with pytest.raises(Unavailable):
+            await rig.driver.submit(add("lost"))
+        await anyio.sleep(60)
+        journal.failing = None
+        await anyio.sleep(6)
+
+        assert rig.hosts() == ["a"]
+        await rig.driver.submit(add("b"))
+        assert kept(journal) == ["a", "b"]
+        assert [seq for seq, _ in journal.load().facts] == [1, 2, 3, 4]
+        assert sum(isinstance(given, i.Start) for core in rig.cores for _, given in core.given) == 2
+
+
+async def test_a_result_that_comes_while_the_writer_is_down_is_kept(running):
+    journal = MemoryJournal()
+    async with running(journal) as rig:
+        journal.failing = JournalFailed("disk full")
+        with pytest.raises(Unavailable):
+            await rig.driver.submit(add("a"))
+        rig.driver.post(i.OrderDone("o1"))
+        rig.driver.post(i.HostSeen("a", ()))
+        journal.failing = None
+        await anyio.sleep(1)
+
+        assert [type(given) for _, given in rig.core.given][:2] == [i.Start, i.OrderDone]
+
+
+async def test_a_bug_of_ours_stops_the_writer_and_the_journal_has_not_seen_it(running):
+    journal = MemoryJournal()
+    async with running(journal) as rig:
+        await rig.driver.submit(add("a"))
+        with pytest.raises(BrokenInvariant):
+            await rig.driver.submit(i.CloseSession("broken"))
+        await rig.driver.stopped.wait()
+
+        assert len(rig.failed) == 1
+        assert kept(journal) == ["a"]
+        assert journal.load().snapshot is None
+
+
+async def test_an_input_that_crashes_the_core_harms_its_sender_only(running):
+    journal = MemoryJournal()
+    async with running(journal) as rig:
+        await rig.driver.submit(add("a"))
+        with pytest.raises(KeyError):
+            await rig.driver.submit(i.CloseSession("crash"))
+        await anyio.sleep(1)
+
+        assert rig.hosts() == ["a"]  # the half-done host is gone
+        await rig.driver.submit(add("b"))
+        assert kept(journal) == ["a", "b"]
+
+
+async def test_a_tick_that_crashes_each_time_does_not_take_the_whole_processor(running):
+    async with running(MemoryJournal()) as rig:
+        rig.core.crash_on_tick = True
+        rig.core.due = rig.core.state.at + 1
+        rig.driver.post(Heartbeat("n1"))
+        await anyio.sleep(1)
+
+        assert 2 <= len(rig.cores) <= 12
+
+
+async def test_the_core_is_called_at_its_deadline(running):
+    async with running(MemoryJournal()) as rig:
+        rig.core.due = rig.core.state.at + 3_000
+        rig.driver.post(Heartbeat("n1"))
+        await anyio.sleep(3.1)
+
+        assert [at for at, given in rig.core.given if isinstance(given, i.Tick)] == [1_003_000]
+
+
+async def test_an_earlier_deadline_moves_the_timer_forward(running):
+    async with running(MemoryJournal()) as rig:
+        rig.core.due = rig.core.state.at + 5_000
+        rig.driver.post(Heartbeat("n1"))
+        rig.core.due = rig.core.state.at + 1_000
+        rig.driver.post(Heartbeat("n1"))
+        await anyio.sleep(1.1)
+
+        assert [at for at, given in rig.core.given if isinstance(given, i.Tick)] == [1_001_000]
+
+
+async def test_a_loop_that_was_late_is_on_record_before_anything_else_is_handled(running):
+    async with running(MemoryJournal(), lease_ms=60_000) as rig:
+        rig.jumped[0] = 30.0
+        await rig.driver.submit(Heartbeat("n1"))
+
+        kinds = [type(given) for _, given in rig.core.given]
+        assert kinds == [i.Start, i.Stalled, Heartbeat]
+        assert rig.core.given[1][1].late_ms == 30_000 - 7_500  # a pulse, an eighth of the lease, was not due before
+
+
+async def test_a_loop_that_was_late_by_less_than_a_quarter_lease_is_not(running):
+    async with running(MemoryJournal(), lease_ms=60_000) as rig:
+        rig.jumped[0] = 7.5 + 14.0
+        await rig.driver.submit(Heartbeat("n1"))
+
+        assert i.Stalled not in [type(given) for _, given in rig.core.given]
+
+
+async def test_quiet_hours_are_no_stall(running):
+    async with running(MemoryJournal(), lease_ms=60_000) as rig:
+        await anyio.sleep(7_200)
+
+        assert i.Stalled not in [type(given) for _, given in rig.core.given]
+
+
+async def test_snapshots_are_written_and_a_restart_begins_with_one(running):
+    journal = MemoryJournal()
+    async with running(journal, snapshot_every=10) as rig:
+        for number in range(25):
+            await rig.driver.submit(add(f"h{number}"))
+    past = journal.load()
+    assert past.seq >= 20
+    assert len(list(past.facts)) <= 6
+    async with running(journal) as rig:
+        assert rig.hosts() == [f"h{number}" for number in range(25)]
+        await rig.driver.submit(add("next"))
+        assert rig.driver.durable_seq == 28
+
+
+async def test_a_snapshot_that_cannot_be_read_costs_time_only(running):
+    journal = MemoryJournal()
+    async with running(journal) as rig:
+        await rig.driver.submit(add("a"))
+    await journal.snapshot(2, b'{"jobs": 3}')
+    async with running(journal) as rig:
+        assert rig.hosts() == ["a"]
+
+
+async def test_a_stop_in_good_order_leaves_a_snapshot_of_everything(running):
+    journal = MemoryJournal()
+    async with running(journal) as rig:
+        rig.driver.post(add("a"))
+        rig.driver.stop()
+        await rig.driver.stopped.wait()
+
+        assert journal.load().seq == 2
+        with pytest.raises(Unavailable):
+            await rig.driver.submit(Heartbeat("n1"))
+
+
+async def test_a_stop_is_not_kept_waiting_by_a_disk_that_fails(running):
+    journal = MemoryJournal()
+    async with running(journal) as rig:
+        journal.failing = JournalFailed("no disk")
+        rig.driver.post(add("a"))
+        await anyio.sleep(100)
+        rig.driver.stop()
+        with anyio.fail_after(0.1):
+            await rig.driver.stopped.wait()
+
+
+async def test_time_goes_on_from_the_last_fact_where_the_wall_clock_was_set_back(running):
+    journal = MemoryJournal()
+    async with running(journal, wall=5_000.0) as rig:
+        await rig.driver.submit(add("a"))
+    async with running(journal, wall=10.0) as rig:
+        await anyio.sleep(2)
+        await rig.driver.submit(add("b"))
+        facts = [fact for _, fact in journal.load().facts]
+
+        assert [fact.at for fact in facts] == sorted(fact.at for fact in facts)
+        assert facts[-1].at == 5_002_000
+
+
+async def test_while_the_disk_is_full_only_what_makes_more_work_is_refused(running):
+    journal = MemoryJournal()
+    async with running(journal) as rig:
+        journal.tight = True
+        with pytest.raises(Unavailable, match="full"):
+            await rig.driver.submit(RegisterJob("o", "u", JobSpec("a", (), ())))
+        await rig.driver.submit(add("a"))
+        await anyio.sleep(11)
+
+        assert not journal.tight
+
+
+# ---- who waits for news --------------------------------------------------------------------------------------------
+
+
+async def test_a_waiter_is_woken_by_facts_of_its_slot_and_of_its_job_and_no_others(running):
+    async with running(MemoryJournal()) as rig:
+        slot = f.SlotQueued(at=0, slot="s1", job="j1", run=1, session="n1", phase="rollout", request_id="r")
+        rig.core.state.slots["s1"] = slot  # of a slot, the driver asks for its job only
+        with rig.driver.subscribe("s1") as waiter:
+            for number, fact in enumerate(
+                [
+                    f.SlotWithdrawn(at=0, slot="s1", reason=""),
+                    f.JobPaused(at=0, job="j1", by="x"),
+                ]
+            ):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(waiter.changed)
+                    await anyio.sleep(0.01)
+                    rig.driver._wake_for([(number, fact)])
+            rig.driver._wake_for([(9, f.SlotWithdrawn(at=0, slot="s2", reason=""))])
+            with anyio.move_on_after(1) as scope:
+                await waiter.changed()
+
+            assert scope.cancelled_caught
+        assert rig.driver._waiters == {}
+
+
+async def test_news_between_looking_and_waiting_is_not_missed(running):
+    async with running(MemoryJournal()) as rig, rig.driver.subscribe("s1") as waiter:
+        rig.driver._wake_for([(1, f.SlotWithdrawn(at=0, slot="s1", reason=""))])
+        with anyio.fail_after(0.1):
+            await waiter.changed()
+
+
+async def test_draining_and_a_failing_disk_wake_everybody(running):
+    journal = MemoryJournal()
+    async with running(journal) as rig:
+        woken = 0
+
+        async def wait() -> None:
+            nonlocal woken
+            with rig.driver.subscribe("s1") as waiter:
+                await waiter.changed()
+                woken += 1
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(1000):
+                tasks.start_soon(wait)
+            await anyio.sleep(0.1)
+            journal.failing = JournalFailed("x")
+            rig.driver.post(add("a"))
+        assert woken == 1000
+        rig.driver.drain()
+        with anyio.fail_after(0.1):
+            await wait()
+        assert woken == 1001
+
+
+async def test_a_thousand_parked_waiters_cost_a_handover_nothing(running):
+    async with running(MemoryJournal()) as rig:
+        waiters = [rig.driver.subscribe(f"s{number}") for number in range(1000)]
+        fact = f.SlotWithdrawn(at=0, slot="s500", reason="")
+        began = time.process_time()
+        for number in range(1000):
+            rig.driver._wake_for([(number, fact)])
+
+        assert time.process_time() - began < 0.5  # a thousand times; one look at each waiter would be a million
+        for waiter in waiters:
+            waiter.close()
+
+
+async def test_the_feed_waits_for_facts_and_gives_up_in_time(running, slow_journal):
+    async with running(slow_journal(1.0)) as rig:
+        assert [seq for seq, _ in (await rig.driver.facts_after(0, 0, 10))[0]] == [1]
+        began = now()
+        assert await rig.driver.facts_after(1, 500, 10) == ([], 1)
+        assert now() - began == pytest.approx(0.5)
+        rig.driver.post(add("a"))
+        facts, last = await rig.driver.facts_after(1, 30_000, 10)
+
+        assert now() - began == pytest.approx(1.5)
+        assert [f.name(fact) for _, fact in facts] == ["host_added"]
+        assert last == 2
+        assert rig.driver._news == {}
+
+
+async def test_the_feed_comes_in_pages(running):
+    async with running(MemoryJournal()) as rig:
+        for number in range(10):
+            await rig.driver.submit(add(f"h{number}"))
+        seen, last = [], 0
+        while page := (await rig.driver.facts_after(last, 0, 4))[0]:
+            seen += [seq for seq, _ in page]
+            last = page[-1][0]
+
+        assert seen == list(range(1, 12))

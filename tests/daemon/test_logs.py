@@ -1,0 +1,69 @@
+"""A line for each fact, with the job and slot that it is about, and no secret."""
+
+import io
+import json
+import logging
+
+import pytest
+import structlog
+
+from rollmuxd.core import facts as f
+from rollmuxd.core import model as m
+from rollmuxd.core.state import State
+from rollmuxd.daemon import logs
+
+
+@pytest.fixture
+def written():
+    stream = io.StringIO()
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    logs.set_up("info", "json", stream)
+    yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+    root.handlers[:], level = before
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def test_every_line_names_the_job_and_the_slot_that_it_is_about(written):
+    state = State()
+    slot = m.Slot("s1", "j1", 1, "n1", "rollout", "r1", 0)
+    state.slots["s1"] = slot
+    state.sessions["n2"] = m.Session("n2", "j2", 1, 0)
+    write = logs.fact_logger(lambda: state)
+    issued = f.OrderIssued(
+        at=0, order="o1", kind=m.OrderKind.LOAD, job="j1", run=1, pool="rollout", node="h/gpu0", driver="d", slot="s1"
+    )
+    write(
+        [(1, f.SlotGranted(at=5, slot="s1", fence=m.Fence(1, 7))), (2, f.SessionLost(at=5, session="n2")), (3, issued)]
+    )
+    write([(4, f.OrderEnded(at=5, order="o1"))])
+    granted, lost, _, ended = written()
+
+    assert (granted["event"], granted["job"], granted["slot"], granted["seq"]) == ("slot_granted", "j1", "s1", 1)
+    assert (lost["job"], lost["level"]) == ("j2", "warning")
+    assert (ended["event"], ended["job"], ended["slot"]) == ("order_ended", "j1", "s1")
+
+
+def test_no_secret_is_logged(written):
+    spec = m.JobSpec("math", (), ())
+    fact = f.JobRegistered(at=0, job="j1", owner="o", user="u", run=1, spec=spec, idempotency_key="hush")
+    logs.fact_logger(State)([(1, fact)])
+
+    assert "hush" not in json.dumps(written())
+    assert written()[0]["name"] == "math"
+
+
+def test_lines_of_the_standard_library_come_out_the_same_way(written):
+    logging.getLogger("somebodys.plugin").warning("it is %s", "late")
+    logging.getLogger("uvicorn.access").info("GET /")
+    (line,) = written()
+
+    assert (line["event"], line["level"], line["logger"]) == ("it is late", "warning", "somebodys.plugin")
+
+
+def test_the_level_holds_for_both(written):
+    structlog.get_logger().debug("no")
+    logging.getLogger("x").debug("no")
+
+    assert written() == []

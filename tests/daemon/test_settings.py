@@ -1,0 +1,238 @@
+"""Whatever is wrong with the settings is answered with the file, the key and the remedy, all of it at once."""
+
+import os
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rollmuxd.core.config import DriverTraits
+from rollmuxd.core.inputs import HostSpec, NodeSpec
+from rollmuxd.daemon.settings import (
+    BadSettings,
+    Settings,
+    is_loopback,
+    load_settings,
+    node_id,
+    parse_gpus,
+    split_address,
+)
+
+REPOSITORY = Path(__file__).parents[2]
+HOST = '[[hosts]]\nid = "box"\nbackend = "mock"\nnodes = [{gpus = "0-1", pools = ["rollout"]}]\n'
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch, tmp_path):
+    for name in list(os.environ):
+        if name.startswith("ROLLMUX_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+
+
+def write(text: str, path: str = "rollmux.toml") -> Path:
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def wrong(text: str) -> str:
+    with pytest.raises(BadSettings) as caught:
+        load_settings(write(text))
+    return str(caught.value)
+
+
+# ---- the sample ----------------------------------------------------------------------------------------------------
+
+
+def test_the_sample_in_the_repository_loads_and_gives_the_defaults():
+    sample = load_settings(REPOSITORY / "rollmux.toml")
+    bare = Settings()
+
+    assert [host.id for host in sample.hosts] == ["box1", "box2"]
+    for table in ("daemon", "policy", "lease", "limits", "defaults", "log", "access"):
+        assert getattr(sample, table) == getattr(bare, table), table
+
+
+def test_the_sample_names_every_setting():
+    text = (REPOSITORY / "rollmux.toml").read_text()
+    sample = tomllib.loads(re.sub(r"^# ([a-z_]+ = )", r"\1", text, flags=re.MULTILINE))
+    for table in ("daemon", "lease", "limits", "defaults", "log", "access"):
+        assert set(sample[table]) == set(type(getattr(Settings(), table)).model_fields), table
+    host = sample["hosts"][0]
+    fields = Settings.model_fields["hosts"].annotation.__args__[0].model_fields
+    assert set(host) == set(fields)
+    assert set(host["nodes"][0]) == set(fields["nodes"].annotation.__args__[0].model_fields)
+
+
+def test_every_setting_says_what_it_is():
+    for name, field in Settings.model_fields.items():
+        inner = getattr(field.annotation, "model_fields", {})
+        for key, setting in inner.items():
+            assert setting.description, f"{name}.{key}"
+
+
+# ---- where they come from ------------------------------------------------------------------------------------------
+
+
+def test_without_a_file_the_defaults_make_a_daemon_without_hosts():
+    settings = load_settings()
+
+    assert settings.hosts == ()
+    assert settings.daemon.listen == "127.0.0.1:7878"
+    assert settings.lease.lease_s == 60
+
+
+def test_the_first_file_that_is_found_counts(tmp_path):
+    write("[lease]\nlease_s = 90", f"{tmp_path}/home/.config/rollmux/rollmux.toml")
+    assert load_settings().lease.lease_s == 90
+    write("[lease]\nlease_s = 80")
+    assert load_settings().lease.lease_s == 80
+    write("[lease]\nlease_s = 70", "other.toml")
+    assert load_settings(Path("other.toml")).lease.lease_s == 70
+
+
+def test_a_file_that_is_named_and_missing_is_an_error(monkeypatch):
+    with pytest.raises(BadSettings, match=r"nowhere\.toml: there is no such file"):
+        load_settings(Path("nowhere.toml"))
+    monkeypatch.setenv("ROLLMUX_CONFIG", "gone.toml")
+    with pytest.raises(BadSettings, match=r"gone\.toml"):
+        load_settings()
+
+
+def test_the_environment_goes_over_the_file(monkeypatch):
+    write("[lease]\nlease_s = 90\nheartbeat_s = 20")
+    monkeypatch.setenv("ROLLMUX_LEASE__LEASE_S", "45")
+    monkeypatch.setenv("ROLLMUX_HOSTS", '[{"id": "h", "backend": "b", "nodes": [{"gpus": [0], "pools": ["p"]}]}]')
+    settings = load_settings()
+
+    assert (settings.lease.lease_s, settings.lease.heartbeat_s) == (45, 20)
+    assert settings.hosts[0].id == "h"
+
+
+def test_the_clients_own_variables_are_no_business_of_the_daemon(monkeypatch):
+    for name in ("URL", "API_KEY", "API_KEY_FILE", "SOCKET", "REQUIRED", "GIVE_UP_S"):
+        monkeypatch.setenv(f"ROLLMUX_{name}", "x")
+    load_settings()
+
+
+# ---- what is wrong -------------------------------------------------------------------------------------------------
+
+
+def test_a_typo_is_answered_with_the_key_that_was_meant():
+    text = HOST.replace("gpus =", "gpu =")
+    lines = wrong(text).splitlines()
+
+    assert "rollmux.toml: hosts[0].nodes[0].gpu is not a setting; did you mean gpus?" in lines
+    assert "rollmux.toml: hosts[0].nodes[0].gpus is missing" in lines
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("[lesae]", "rollmux.toml: lesae is not a setting; did you mean lease?"),
+        ("[lease]\nlease = 5", "rollmux.toml: lease.lease is not a setting; did you mean lease_s?"),
+        ("[log]\nzzz = 5", "rollmux.toml: log.zzz is not a setting; known here: level, format"),
+        ("[policy.rolmux]\nprune = true", "rollmux.toml: policy.rolmux is not a setting; did you mean policy.rollmux?"),
+        ("[policy.rollmux]\nprun = 1", "rollmux.toml: policy.rollmux.prun is not a setting; did you mean prune?"),
+        ("[lease]\nlease_s = -1", "rollmux.toml: lease.lease_s: input should be greater than 0 (it is -1)"),
+        ("[lease]\nlease_s = 20", "rollmux.toml: lease: lease_s (20) must be at least twice heartbeat_s (15)"),
+        ("[lease]\nlease_s = nan", "lease.lease_s: input should be a finite number"),
+        ('[daemon]\nmode = "observe"', 'rollmux.toml: daemon.mode: mode "observe" comes later'),
+        ('[daemon]\nlisten = "here"', "rollmux.toml: daemon.listen: 'here' is no address"),
+        ('[daemon]\nlisten = "0.0.0.0:1"', "0.0.0.0:1 can be reached from other machines"),
+        (f'[daemon]\nsocket = "/{"x" * 120}"', "longer than the 107 bytes"),
+        ("[daemon", "rollmux.toml: this is not TOML: "),
+        (HOST + HOST, "rollmux.toml: hosts: box is there twice"),
+        (HOST.replace('"0-1"', '"1-0"'), "hosts[0].nodes[0].gpus: '1-0' names no GPUs"),
+        (HOST.replace('"0-1"', "[0, 0]"), "hosts[0].nodes[0].gpus: a GPU is named twice"),
+        (HOST.replace('"0-1"', "[]"), "hosts[0].nodes[0].gpus: a node has at least one GPU"),
+        (HOST.replace('"box"', '"a/b"'), "hosts[0].id: string should match pattern"),
+        (
+            HOST.replace("nodes = [{", 'nodes = [{gpus = [1], pools = ["train"]}, {'),
+            "hosts[0]: GPU 1 is in nodes[0] and in nodes[1]",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_file_key_and_remedy(text, answer):
+    assert answer in wrong(text)
+
+
+def test_everything_that_is_wrong_is_said_at_once():
+    assert len(wrong("[lease]\nlease = 1\n[log]\nlevel = 'loud'\n[limits]\norder_s = 0").splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("variable", "answer"),
+    [
+        ("ROLLMUX_DAEMON__LISTN", "did you mean ROLLMUX_DAEMON__LISTEN?"),
+        ("ROLLMUX_APIKEY", "did you mean ROLLMUX_API_KEY?"),
+        ("ROLLMUX_LEASE_S", "ROLLMUX_LEASE_S is not a setting"),
+        ("ROLLMUX_DAEMON__LISTEN__X", "ROLLMUX_DAEMON__LISTEN__X is not a setting"),
+    ],
+)
+def test_a_variable_that_sets_nothing_is_answered(monkeypatch, variable, answer):
+    monkeypatch.setenv(variable, "x")
+    with pytest.raises(BadSettings) as caught:
+        load_settings()
+    assert answer in str(caught.value)
+
+
+def test_a_bad_value_in_the_environment_is_said_to_be_there(monkeypatch):
+    monkeypatch.setenv("ROLLMUX_LEASE__LEASE_S", "soon")
+    with pytest.raises(BadSettings, match=r"^environment: lease\.lease_s: .*'soon'"):
+        load_settings()
+
+
+def test_options_of_backends_and_of_other_policies_are_theirs_to_check(monkeypatch):
+    monkeypatch.setenv("ROLLMUX_BACKENDS__MOCK__SPEED", "7")
+    settings = load_settings(write('[daemon]\npolicy = "mine"\n[policy.mine]\nx = 1\n[backends.mock]\nseed = 3'))
+
+    assert settings.backends["mock"] == {"seed": 3, "speed": "7"}
+    assert settings.policy_options() == {"x": 1}
+
+
+# ---- over the border -----------------------------------------------------------------------------------------------
+
+
+def test_the_core_gets_milliseconds_megabytes_and_ids():
+    settings = load_settings(
+        write("[lease]\nlease_s = 30.5\n[limits]\nclear_tolerance_gb = 0.25\n" + HOST + "ram_gb = 1.5\n")
+    )
+    config = settings.to_core_config({"channel": DriverTraits(probes=True)})
+    start = settings.to_start()
+
+    assert (config.lease_ms, config.clear_tolerance_mb) == (30_500, 250)
+    assert config.drivers["channel"].probes
+    assert start.hosts == (HostSpec("box", "mock", 1500),)
+    assert start.nodes == (NodeSpec("box/gpu0-1", "box", ("box/gpu0", "box/gpu1"), ("rollout",)),)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "printed"),
+    [((0, 1, 2, 3), "h/gpu0-3"), ((0,), "h/gpu0"), ((3, 0, 1), "h/gpu0-1,3"), ((0, 2), "h/gpu0,2")],
+)
+def test_a_node_is_printed_by_its_gpus(gpus, printed):
+    assert node_id("h", gpus) == printed
+    assert parse_gpus(printed.removeprefix("h/gpu")) == tuple(sorted(gpus))
+
+
+def test_addresses():
+    assert split_address("[::1]:80") == ("::1", 80)
+    assert is_loopback("[::1]:80")
+    assert is_loopback("127.8.8.8:1")
+    assert is_loopback("localhost:1")
+    assert not is_loopback("[::]:1")
+    assert not is_loopback("example.org:1")
+    with pytest.raises(ValueError, match="no address"):
+        split_address("127.0.0.1:70000")
+
+
+def test_beyond_loopback_when_told_that_it_is_meant():
+    settings = load_settings(write('[daemon]\nlisten = "0.0.0.0:80"\n[access]\ninsecure = true'))
+    assert settings.daemon.listen == "0.0.0.0:80"

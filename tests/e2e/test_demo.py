@@ -1,0 +1,81 @@
+"""The demo, whole and short: real processes, a real daemon, and one that is killed in the middle."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numpy")
+pytest.importorskip("rollmuxd.daemon.app")
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(180)]
+
+SHORT = ["--json", "--iterations", "3", "--scale", "0.05"]
+
+
+def demo(*options):
+    return subprocess.run(
+        [sys.executable, "-m", "rollmuxd", "demo", *SHORT, *options], capture_output=True, text=True, timeout=150
+    )
+
+
+def processes_of(folder):
+    """Processes that name the folder on their command line or in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if entry.name.isdigit() and int(entry.name) != os.getpid() and str(folder).encode() in words:
+            found.append(entry.name)
+    return found
+
+
+def test_sharing_changes_no_weights_and_breaks_no_rule(tmp_path):
+    ran = demo("--keep", str(tmp_path / "kept"))
+
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["weights_identical"] is True
+    assert found["violations"] == []
+    assert [job["iterations"] for job in found["jobs"]] == [3, 3, 3]
+    assert found["wall_s"] >= found["lower_bound_s"] > 0
+    assert found["switches"]["loads"] > found["sequential_switches"]["loads"]
+    assert processes_of(tmp_path) == []
+
+
+def test_a_daemon_that_is_killed_in_the_middle_costs_a_pause_and_nothing_else():
+    ran = demo("--kill-daemon-at", "0.4")
+
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["weights_identical"] is True
+    assert found["violations"] == []
+    assert "was killed" in ran.stderr
+
+
+def test_a_ctrl_c_leaves_no_process_behind(tmp_path):
+    kept = tmp_path / "kept"
+    child = subprocess.Popen(
+        [sys.executable, "-m", "rollmuxd", "demo", "--json", "--scale", "0.3", "--keep", str(kept)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    give_up = time.monotonic() + 30
+    while not list(kept.glob("at-once/*.stderr")) and time.monotonic() < give_up:
+        time.sleep(0.1)
+    time.sleep(1.0)
+
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=30)
+
+    assert child.returncode == 1
+    assert (out, "Traceback" in err) == ("", False)
+    assert processes_of(kept) == []

@@ -1,0 +1,64 @@
+"""The feed: in order, complete, and to each what is theirs."""
+
+import anyio
+import pytest
+
+pytestmark = pytest.mark.asyncio
+
+
+async def read(client, **params):
+    return (await client.get("/v1/facts", params=params)).json()
+
+
+async def test_the_feed_is_the_journal_in_order_and_goes_on_where_it_was_left(running):
+    async with running() as world, world.client() as client, world.client("root") as root:
+        await (await world.job(client)).ask("rollout")
+        whole = (await read(root))["facts"]
+        assert [fact["seq"] for fact in whole] == list(range(1, world.driver.durable_seq + 1))
+        assert [fact["fact"] for fact in whole][-2:] == ["slot_claimed", "slot_granted"]
+        parts, after = [], 0
+        while (page := await read(root, after=after, limit=3))["facts"]:
+            parts, after = parts + page["facts"], page["last"]
+        assert parts == whole
+
+
+async def test_who_follows_is_woken_by_the_next_fact(running):
+    async with running() as world, world.client() as client, world.client("root") as root:
+        after = world.driver.durable_seq
+        pages = []
+
+        async def follow() -> None:
+            pages.append(await read(root, after=after, wait_ms=5000))
+
+        with anyio.fail_after(4):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(follow)
+                await anyio.sleep(0.02)
+                await world.job(client)
+        assert pages[0]["facts"][0]["fact"] == "job_registered"
+
+
+async def test_a_follower_waits_on_while_only_others_have_news_and_is_told_how_far_it_is(running):
+    async with running() as world, world.client() as client, world.client("stranger") as stranger:
+        after = world.driver.durable_seq
+        await (await world.job(client)).ask("rollout")
+        page = await read(stranger, after=after, wait_ms=100)
+        assert page == {"facts": [], "last": world.driver.durable_seq}
+
+
+async def test_others_than_admins_see_the_inventory_and_their_own_owners_jobs(running):
+    async with running() as world, world.client() as alice, world.client("stranger") as eve:
+        for client, name in ((alice, "alices-job"), (eve, "eves-job")):
+            job = await world.job(client, name)
+            slot = (await job.ask("rollout", wait_s=0)).json()
+            if slot["status"] == "running":
+                await job.give_back(slot)
+        seen = (await read(eve))["facts"]
+        text = str(seen)
+        assert "host_added" in text
+        assert "node_up" in text
+        assert "eves-job" in text
+        assert "alices" not in text
+        assert {fact.get("slot") for fact in seen} == {None, "s2"}
+        async with world.client("root") as root:
+            assert len((await read(root))["facts"]) == world.driver.durable_seq

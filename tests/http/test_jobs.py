@@ -1,0 +1,176 @@
+"""Jobs, sessions, the inventory, the channel: what the routes say of the state."""
+
+import anyio
+import pytest
+
+pytestmark = pytest.mark.asyncio
+
+LONGER = [
+    {"name": "rollout", "pools": ["rollout"], "seconds": 30},
+    {"name": "train", "pools": ["train"], "seconds": 5},
+]
+
+
+async def test_a_placed_job_shows_where_it_sits(running):
+    async with running() as world, world.client() as client:
+        job = await world.job(client, slo=2.0)
+        view = (await client.get(f"/v1/jobs/{job.id}")).json()
+        assert view["status"] == "admitted"
+        assert view["pins"] == {"rollout": ["h1/gpu0-1"], "train": ["h1/gpu2-3"]}
+        assert view["promised"] is True
+        assert view["estimates"]["rollout"] == {
+            "planned_s": 10.0, "count": 0, "mean_s": None, "p50_s": None, "p95_s": None
+        }  # fmt: skip
+        explained = (await client.get(f"/v1/jobs/{job.id}/explain")).json()
+        assert explained["sentences"]
+
+
+async def test_a_job_that_does_not_fit_waits_with_a_reason_a_position_and_what_would_let_it_in(running):
+    async with running() as world, world.client() as client:
+        await world.job(client, "first", slo=1.0)
+        waiting = (await world.job(client, "second", phases=LONGER, slo=1.0)).id
+        view = (await client.get(f"/v1/jobs/{waiting}")).json()
+        assert view["status"] == "waiting"
+        assert view["waiting"]["position"] == 1
+        assert view["waiting"]["reasons"][0]["text"]
+
+
+async def test_the_same_idempotency_key_is_the_same_run_and_says_so_with_200(running, body_of_job):
+    async with running() as world, world.client() as client:
+        body = body_of_job("math", idempotency_key="k")
+        first, second = [await client.post("/v1/jobs", json=body) for _ in range(2)]
+        assert (first.status_code, second.status_code) == (201, 200)
+        assert first.json()["job"] == second.json()["job"]
+        assert second.json()["run"] == 1
+
+
+async def test_a_run_whose_process_lives_is_409_with_pid_and_host(running, body_of_job):
+    async with running() as world, world.client() as client:
+        await world.job(client, "math")
+        answer = await client.post("/v1/jobs", json=body_of_job("math"))
+        assert answer.status_code == 409
+        assert answer.json()["data"] == {"name": "math", "run": 1, "pid": 1, "host": "h1"}
+
+
+async def test_what_can_never_be_met_is_422_and_names_the_shortage(running, body_of_job):
+    async with running() as world, world.client() as client:
+        answer = await client.post("/v1/jobs", json=body_of_job("big", wants={"rollout": {"nodes": 9}, "train": {}}))
+        assert answer.status_code == 422
+        assert answer.json()["type"] == "urn:rollmux:problem:impossible"
+        assert "rollout" in answer.json()["detail"]
+
+
+async def test_what_a_registration_leaves_open_is_as_the_configuration_says(running, body_of_job):
+    async with running(defaults={"slo": 3.0, "on_loss": "kill"}) as world, world.client() as client:
+        await client.post("/v1/jobs", json=body_of_job("one"))
+        await client.post("/v1/jobs", json=body_of_job("two", slo=2.0, on_loss="hold", ranks=4))
+        one, two = world.state.jobs["j1"].spec, world.state.jobs["j2"].spec
+        assert (one.slo, one.on_loss, one.park) == (3.0, "kill", "lazy")
+        assert (two.slo, two.on_loss, two.park) == (2.0, "hold", "at_release")
+
+
+async def test_pause_resume_and_end(running):
+    async with running() as world, world.client() as client:
+        job = await world.job(client)
+        for verb, status in (("pause", "paused"), ("resume", "admitted")):
+            answer = await client.post(f"/v1/jobs/{job.id}/{verb}")
+            assert (answer.status_code, answer.json()["status"]) == (200, status)
+        ended = await client.request("DELETE", f"/v1/jobs/{job.id}", json={"reason": "done"})
+        assert (ended.json()["status"], ended.json()["reason"]) == ("ended", "done")
+        assert (await client.post(f"/v1/jobs/{job.id}/pause")).status_code == 409
+        assert (await client.post(f"/v1/jobs/{job.id}/reinstate")).status_code == 409
+
+
+async def test_a_heartbeat_renews_and_a_closed_session_is_409(running):
+    async with running() as world, world.client() as client:
+        job = await world.job(client)
+        view = (await client.post(f"/v1/sessions/{job.session}/heartbeat")).json()
+        assert view == {"lease_s": 60.0, "directives": []}
+        assert (await client.delete(f"/v1/sessions/{job.session}")).status_code == 200
+        assert (await client.post(f"/v1/sessions/{job.session}/heartbeat")).status_code == 409
+
+
+async def test_lists_come_in_pages_and_are_filtered(running):
+    async with running() as world, world.client() as client, world.client("root") as root:
+        for number in range(12):
+            await world.job(client, f"job{number}")
+        async with world.client("stranger") as stranger:
+            await world.job(stranger, "foreign")
+        seen, after, pages = [], None, 0
+        while pages == 0 or after is not None:
+            params = {"limit": 5} | ({"after": after} if after else {})
+            page = (await root.get("/v1/jobs", params=params)).json()
+            seen += [job["job"] for job in page["items"]]
+            after, pages = page["next"], pages + 1
+        assert seen == [f"j{number}" for number in range(1, 14)]
+        assert pages == 3
+        assert len((await client.get("/v1/jobs")).json()["items"]) == 12
+        assert [job["job"] for job in (await root.get("/v1/jobs?owner=others")).json()["items"]] == ["j13"]
+        assert len((await client.get("/v1/jobs?pool=train")).json()["items"]) == 12
+        assert (await client.get("/v1/jobs?pool=none")).json()["items"] == []
+        assert (await client.get("/v1/jobs?status=ended")).json()["items"] == []
+
+
+async def test_nodes_hosts_pools_and_groups_show_what_is_held(running):
+    async with running() as world, world.client() as client:
+        job = await world.job(client)
+        await job.ask("rollout")
+        node = (await client.get("/v1/nodes/h1/gpu0-1")).json()
+        assert (await client.get("/v1/nodes/h1%2Fgpu0-1")).json() == node
+        assert node["status"] == "up"
+        assert node["price_per_hour"] == 4.0
+        assert [(gpu["holder"], gpu["stain"]) for gpu in node["gpus"]] == [("s1", "j1")] * 2
+        assert [host["reachable"] for host in (await client.get("/v1/hosts")).json()["items"]] == [True]
+        pools = {pool["pool"]: pool for pool in (await client.get("/v1/pools")).json()["items"]}
+        assert pools["rollout"]["gpus_held"] == 2
+        assert pools["train"]["gpus_held"] == 0
+        group = (await client.get("/v1/groups/g1")).json()
+        assert [visit["phase"] for visit in group["wheel"]] == ["rollout", "train"]
+        assert group["cost_per_hour"] == 14.0
+        assert group["wheel"][0]["name"] == "math"
+        async with world.client("stranger") as stranger:
+            assert (await stranger.get("/v1/groups/g1")).json()["wheel"][0]["name"] == ""
+
+
+async def test_a_drained_node_is_drained_and_a_host_is_all_its_nodes(running):
+    async with running() as world, world.client("root") as root:
+        assert (await root.post("/v1/nodes/h1/gpu0-1/drain", json={})).json()["status"] == "drained"
+        assert (await root.post("/v1/nodes/h1/gpu0-1/undrain")).json()["status"] == "up"
+        await root.post("/v1/hosts/h1/drain")
+        assert {node["status"] for node in (await root.get("/v1/nodes")).json()["items"]} == {"drained"}
+        assert (await root.post("/v1/hosts/h9/drain")).status_code == 404
+        assert (await root.post("/v1/nodes/h1/gpu9/drain")).status_code == 404
+
+
+async def test_a_rank_dials_in_is_told_to_load_and_its_result_is_acknowledged(running):
+    async with running() as world, world.client() as client:
+        job = await world.job(client, states={"rollout": {"gpu_gb": 10, "ram_gb": 10}})
+        line = f"/v1/channel/{job.id}"
+        assert (await client.post(f"{line}/ranks/0", json={"session": job.session})).status_code == 200
+        nothing = await client.get(f"{line}/orders", params={"session": job.session, "rank": 0, "wait_s": 0.01})
+        assert nothing.json() == {"order": None}
+        from rollmuxd.core.model import OrderKind
+        from rollmuxd.spi.residency import ChannelCommand
+
+        command = ChannelCommand("o7", OrderKind.LOAD, "rollout", "h1/gpu0-1", ("h1/gpu0", "h1/gpu1"), warm=False)
+        told = []
+
+        async def tell() -> None:
+            told.extend(await world.hub.tell(job.id, 1, command))
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(tell)
+                asked = await client.get(f"{line}/orders", params={"session": job.session, "rank": 0, "wait_s": 5})
+                assert asked.json()["order"]["kind"] == "load"
+                body = {"session": job.session, "rank": 0, "order": "o7", "ok": False, "error": "no memory"}
+                assert (await client.post(f"{line}/results", json=body)).status_code == 200
+        assert (told[0].ok, told[0].error) == (False, "no memory")
+
+
+async def test_an_older_session_is_not_on_the_line_any_more(running):
+    async with running() as world, world.client() as client:
+        job = await world.job(client)
+        await client.post(f"/v1/jobs/{job.id}/sessions", json={"pid": 2})
+        answer = await client.post(f"/v1/channel/{job.id}/ranks/0", json={"session": job.session})
+        assert answer.status_code == 409

@@ -1,0 +1,49 @@
+"""What Prometheus scrapes: right, bounded, and readable by its own parser."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+pytestmark = pytest.mark.asyncio
+
+
+async def scrape(client):
+    answer = await client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+async def test_counters_follow_the_facts_and_gauges_the_state(running):
+    async with running() as world, world.client() as client:
+        job = await world.job(client, states={"rollout": {"gpu_gb": 1, "ram_gb": 1}})
+        slot = (await job.ask("rollout")).json()
+        figures = await scrape(client)
+        assert figures["rollmux_gpus", ("pool", "rollout")] == 2
+        assert figures["rollmux_gpus_running", ("pool", "rollout")] == 2
+        assert figures["rollmux_gpus_held", ("pool", "train")] == 0
+        assert figures["rollmux_nodes", ("pool", "train"), ("status", "up")] == 1
+        assert figures["rollmux_nodes", ("pool", "train"), ("status", "lost")] == 0
+        assert figures["rollmux_jobs", ("owner", "team"), ("status", "admitted")] == 1
+        assert figures["rollmux_slots_granted_total", ("owner", "team")] == 1
+        assert figures["rollmux_switch_seconds_count", ("kind", "load")] == 1
+        await job.give_back(slot)
+        await world.settle()  # sinks come after those who wait
+        figures = await scrape(client)
+        assert figures["rollmux_slots_ended_total", ("how", "released"), ("owner", "team")] == 1
+        assert figures["rollmux_gpus_running", ("pool", "rollout")] == 0
+        calls = ("route", "/v1/slots/{slot}/release"), ("status", "200")
+        assert figures["rollmux_http_requests_total", ("method", "POST"), *calls] == 1
+
+
+async def test_neither_jobs_nor_paths_that_people_make_up_become_labels(running):
+    async with running() as world, world.client() as client:
+        await world.job(client, "math-7b")
+        for path in ("/v1/made-up-1", "/v1/made-up-2", "/v1/jobs/made-up-3"):
+            await client.get(path)
+        await client.request("BREW", "/v1/made-up-4")
+        text = (await client.get("/metrics")).text
+        for word in ("made-up", "math-7b", "j1", "BREW"):
+            assert word not in text
