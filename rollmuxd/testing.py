@@ -161,11 +161,25 @@ class FakeDaemon:
 
     def shrink(self, keep: list[str], reason: str = "the tail of the rollout") -> None:
         """Ask the slot that runs to keep only these GPUs."""
-        self._direct("shrink", keep, reason)
+        with self._lock:
+            running = self._running(None)
+        self.tell([Directive("shrink", running.id if running else None, keep, reason)])
 
-    def stop(self, reason: str = "an operator asks") -> None:
-        """Ask the slot that runs to end."""
-        self._direct("stop", [], reason)
+    def stop(self, reason: str = "an operator revoked it") -> None:
+        """Revoke the slot that runs, and let its holder know by heartbeat."""
+        with self._lock:
+            running = self._running(None)
+            if running is not None:
+                running.status, running.reason = "revoked", reason
+        self.tell([Directive("stop", running.id if running else None, [], reason)])
+
+    def tell(self, directives: list[Directive]) -> None:
+        """Give these directives with every heartbeat, in place of those before."""
+        with self._lock:
+            self._directives = list(directives)
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener.directed(list(directives))
 
     def end_job(self, name: str, reason: str = "an operator ended it") -> None:
         """End a job, as an operator would."""
@@ -320,6 +334,8 @@ class FakeDaemon:
             self._slots[slot.id] = slot
         if slot.status == "queued":
             self._try_grant(slot)
+        if slot.status not in {"queued", "running", "tail"}:
+            raise _No(409, f"slot {slot.id} is {slot.status}", slot=slot.id, status=slot.status, reason=slot.reason)
         return self._view(slot)
 
     def _try_grant(self, slot: _Slot) -> None:
@@ -393,18 +409,13 @@ class FakeDaemon:
         return ChannelView()
 
     def _result(self, job: str, *, params: Mapping[str, str], content: bytes) -> dict[str, Any]:
-        self.results.append(_body(content, ResultBody))
+        body = _body(content, ResultBody)
+        if body.session not in self.sessions:
+            raise _No(404, f"there is no session {body.session!r}")
+        self.results.append(body)
         return {}
 
     # ---- what they are made of ----
-
-    def _direct(self, kind: str, keep: list[str], reason: str) -> None:
-        with self._lock:
-            running = self._running(None)
-            self._directives = [Directive(kind, running.id if running else None, keep, reason)]
-            listeners, directives = list(self._listeners), list(self._directives)
-        for listener in listeners:
-            listener.directed(directives)
 
     def progressed(self, slot: str, done: int, total: int) -> None:
         """For the stand-in of the heartbeat."""

@@ -35,14 +35,15 @@ class Record:
         self.rewards: list[float] = []
         self.phases: list[dict[str, object]] = []
         self._seconds: dict[str, float] = {}
+        self._cpu_seconds: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        start = time.monotonic()
+        start, cpu = time.monotonic(), time.process_time()
         yield
         end = time.monotonic()
         self.phases.append({"step": len(self.rewards), "phase": name, "start": start, "end": end})
-        self._seconds[name] = end - start
+        self._seconds[name], self._cpu_seconds[name] = end - start, time.process_time() - cpu
 
     def iteration(self, reward: float) -> None:
         """Call at the end of each iteration: prints its line."""
@@ -50,6 +51,7 @@ class Record:
         self.rewards.append(reward)
         if self.settings.json:
             times = {f"{name}_s": round(took, 4) for name, took in seconds.items()}
+            times |= {f"{name}_cpu_s": round(took, 4) for name, took in self._cpu_seconds.items()}
             print(json.dumps({"step": step, "reward": round(reward, 4), **times}), flush=True)
         else:
             times = "  ".join(f"{name} {took:.2f} s" for name, took in seconds.items())

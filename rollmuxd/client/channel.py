@@ -14,6 +14,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
+
 from rollmuxd.client import calls
 from rollmuxd.client.calls import Call
 from rollmuxd.client.errors import Refused, RollmuxError
@@ -134,13 +136,21 @@ class Channel:
                 continue
             if view.order is not None:
                 early = 0
-                result = self._results.get(view.order.order) or self._obey(view.order, session)
-                yield from persist(calls.result(self._job, result))
+                result = self._results.get(view.order.order) or self._obey(view.order)
+                # By whatever session is the present one: the order may have taken longer than the last.
+                body = msgspec.structs.replace(result, session=self._session())
+                try:
+                    yield from persist(calls.result(self._job, body))
+                except Refused as error:
+                    if error.status not in {404, 409}:
+                        raise
+                    dialled = ""  # it will tell the order again, and get the result then
+                    yield Pause(1.0)
             elif time.monotonic() - asked < WAIT_S / 2:
                 yield Pause(min(1.0, 0.05 * 2.0 ** min(early, 8)))  # it did not block: do not spin
                 early += 1
 
-    def _obey(self, order: ChannelOrder, session: str) -> ResultBody:
+    def _obey(self, order: ChannelOrder) -> ResultBody:
         began = time.monotonic()
         error = ""
         try:
@@ -150,7 +160,7 @@ class Channel:
             error = f"{type(raised).__name__}: {raised}"[:10_000]
         seconds = time.monotonic() - began
         result = ResultBody(
-            session=session, rank=self._rank, order=order.order, ok=not error, error=error, seconds=seconds
+            session=self._session(), rank=self._rank, order=order.order, ok=not error, error=error, seconds=seconds
         )
         self._results[order.order] = result
         while len(self._results) > REMEMBERED:

@@ -65,7 +65,7 @@ class Slot:
 
     @property
     def directive(self) -> Directive | None:
-        """What the daemon asks of us now, if anything: ``shrink`` (to ``keep``), ``stop``."""
+        """What the daemon asks now, if anything: ``shrink`` (to ``keep``), ``stop`` (the slot is ours no more)."""
         return self.held.directive if self.held is not None else None
 
     @property

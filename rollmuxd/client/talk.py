@@ -220,7 +220,8 @@ class Talk:
                 return view
             if view is not None and view.status in {"withdrawn", "lost"} and view.granted_at is None:
                 # Dropped while we were away for longer than the re-attach time. Nothing was held, so: ask anew.
-                request.id = new_id()
+                request.id, request.view = new_id(), None
+                yield Pause(0.05)
             elif view is not None and view.status not in _COMING:
                 raise self._never_ran(request.phase, view)
             if view is not None and view.status in _COMING:
@@ -233,6 +234,9 @@ class Talk:
             try:
                 request.view = yield from self._persist(calls.request_slot(self.job, body), self._patience_s)
             except (NotFound, Conflict) as error:
+                request.view = _ended(error, request)
+                if request.view is not None:
+                    continue
                 refusals += 1
                 if refusals > 3:  # re-opened, and refused all the same: not the session's fault
                     raise
@@ -404,6 +408,14 @@ class Talk:
 
     def _persist(self, call: Call[T], patience_s: float | None) -> Flow[T]:
         return persist(call, patience_s=patience_s, clock=self._clock, tell=self._tell)
+
+
+def _ended(error: Refused, request: Request) -> SlotView | None:
+    """Return the slot that a refusal speaks of: so is a request answered whose slot has ended (``slot_ended``)."""
+    slot, status = error.data.get("slot"), error.data.get("status")
+    if not isinstance(slot, str) or not isinstance(status, str):
+        return None
+    return SlotView(slot, "", request.phase, status, request.id, reason=str(error.data.get("reason", "")))
 
 
 def _because(reason: str) -> str:

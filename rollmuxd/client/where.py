@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from rollmuxd.client import fakes
 from rollmuxd.client.errors import NoDaemon, RollmuxError
 
 
@@ -41,6 +42,8 @@ def find(url: str | None = None, api_key: str | None = None, environ: Mapping[st
 
     Raises :class:`RollmuxError` for a URL that is none, or a key file that cannot be read.
     """
+    if fakes.current is not None:
+        return Found(Address("http://fake"), ["rollmuxd.testing"])
     named = url or environ.get("ROLLMUX_URL", "")
     if named.strip().lower() in {"off", "none"}:
         return Found(None, [f"ROLLMUX_URL={named}"], off=True)

@@ -105,6 +105,8 @@ def _check_wants(spec: JobSpec, state: State) -> None:
             needed = f"{want.gpus} GPUs" if want.gpus else f"{want.nodes} nodes"
             raise Impossible(f"pool {want.pool} has {len(there)} nodes with {gpus} GPUs, and {needed} are wanted")
         for name in want.named:
+            if not spec.colocate and any(name in other.named for other in spec.wants if other is not want):
+                raise Impossible(f"node {name} is named for two pools; that takes colocate")
             if name not in state.nodes or want.pool not in state.nodes[name].pools:
                 raise Impossible(f"there is no node {name!r} in pool {want.pool}")
         ram = sum(kept.ram_mb for kept in spec.states if kept.pool == want.pool)

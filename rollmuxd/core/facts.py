@@ -148,6 +148,7 @@ class GpusUnclear(Fact, frozen=True, tag="gpus_unclear"):
 
     node: NodeId
     reason: str
+    gpus: tuple[GpuId, ...] = ()
 
 
 # ---- jobs and sessions ---------------------------------------------------------------------------------------------
@@ -306,7 +307,7 @@ class SlotWithdrawn(Fact, frozen=True, tag="slot_withdrawn"):
 
 
 class VisitAdded(Fact, frozen=True, tag="visit_added"):
-    """A side phase takes a place at the end of the wheel's turn, once."""
+    """A side phase takes a place in the wheel, once: just before its job's next visit."""
 
     group: GroupId
     job: JobId

@@ -4,7 +4,7 @@ from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.admission import admit
-from rollmuxd.core.cycle import NOTHING, Cycle
+from rollmuxd.core.cycle import HOLDS, NOTHING, Cycle
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict
 from rollmuxd.core.letting_go import (
@@ -12,9 +12,11 @@ from rollmuxd.core.letting_go import (
     drained_if_empty,
     end_now,
     end_reclaims,
+    finish_release,
     resolve_unknown,
     see_gpus,
     settle,
+    take_away,
     watch,
 )
 from rollmuxd.core.model import HostId, Node, NodeId, NodeStatus, OrderKind, OrderStatus, SlotStatus, StateStatus
@@ -45,12 +47,12 @@ def drain(c: Cycle, ask: i.DrainNode) -> Answer:
 
 
 def undrain(c: Cycle, ask: i.UndrainNode) -> Answer:
-    """The node may be used again, once it was looked at."""
+    """The node may be used again once it was looked at: who knows what was done there meanwhile."""
     node = c.state.node(ask.node)
     if node.status in (NodeStatus.DRAINING, NodeStatus.DRAINED):
         c.fact(f.NodeUndrained(c.now, node.id, ask.by))
-        admit(c)
-        dispatch(c, node.group)
+        c.fact(f.NodeUnseen(c.now, node.id))
+        c.do(e.Observe(node.host))
     elif node.drain:
         raise Conflict(f"node {node.id} is {node.status} ({node.reason}); it can be undrained when it is back")
     return NOTHING
@@ -152,14 +154,25 @@ def host_seen(c: Cycle, told: i.HostSeen) -> Answer:
 
 
 def forget_contents(c: Cycle, nodes: list[NodeId]) -> None:
-    """Another boot id: whatever was in the host's memories is gone."""
+    """Another boot id: whatever was in the host's memories is gone, and whoever ran there runs no more."""
     for name in nodes:
-        for key in c.state.nodes[name].states:
+        node = c.state.nodes[name]
+        for holder in dict.fromkeys(gpu.holder for gpu in node.gpus.values() if gpu.holder is not None):
+            slot = c.state.slots[holder]
+            reason = f"host {node.host} was restarted"
+            if slot.status is SlotStatus.LOADING:
+                take_away(c, slot, f.SlotFaulted(c.now, holder, reason))
+            elif slot.status in HOLDS:
+                take_away(c, slot, f.SlotLost(c.now, holder, reason))
+        for key in node.states:
             kept = c.state.states[key]
             if kept.status is not StateStatus.GONE:
                 if kept.status is not StateStatus.UNKNOWN:
                     c.fact(f.StateUnknown(c.now, kept.job, kept.pool, kept.node))
                 c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
+        for job in list(node.pinned):
+            for closing in list(c.state.jobs[job].closing):
+                finish_release(c, c.state.slots[closing])
 
 
 def see_node(c: Cycle, node: Node, sights: dict[str, i.GpuSight]) -> None:

@@ -6,6 +6,7 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core.admission import admit
 from rollmuxd.core.cycle import PLACED, Cycle
 from rollmuxd.core.model import (
+    Gpu,
     HostId,
     Job,
     JobId,
@@ -154,11 +155,16 @@ def see_gpus(c: Cycle, seen: tuple[i.GpuSight, ...]) -> None:
         gpu = node.gpus[sight.gpu]
         if gpu.stain is None or may_still_fill(c, node, gpu.stain):
             continue
-        if gpu.holder is None or c.state.slots[gpu.holder].status is SlotStatus.RECLAIMING:
+        if given_back(c, gpu):
             by_node.setdefault(node.id, []).append(sight.gpu)
     for name, gpus in by_node.items():
         c.fact(f.GpusCleared(c.now, name, tuple(gpus)))
         end_reclaims(c, c.state.nodes[name])
+
+
+def given_back(c: Cycle, gpu: Gpu) -> bool:
+    """Whether nobody uses the GPU by right any more: only what is left on it keeps it."""
+    return gpu.holder is None or c.state.slots[gpu.holder].status in (SlotStatus.RECLAIMING, SlotStatus.RELEASED)
 
 
 def may_still_fill(c: Cycle, node: Node, job: JobId) -> bool:
@@ -170,11 +176,16 @@ def may_still_fill(c: Cycle, node: Node, job: JobId) -> bool:
         if kept.status in (StateStatus.LOADED, StateStatus.LOADING, StateStatus.PARKING):
             return True
         order = c.state.orders.get(kept.order or "")
-        session = c.state.sessions.get(c.state.jobs[job].session or "")
-        alive = session is not None and session.status is SessionStatus.ALIVE
-        if order is not None and order.kind is OrderKind.LOAD and alive:
+        if order is not None and order.kind is OrderKind.LOAD and run_lives(c, order):
             return True  # no word of it, and the process lives: it may yet load
     return False
+
+
+def run_lives(c: Cycle, order: Order) -> bool:
+    """Whether the process of the run that an order was for is taken to be there."""
+    job = c.state.jobs[order.job]
+    session = c.state.sessions.get(job.session or "")
+    return order.run == job.run and session is not None and session.status is SessionStatus.ALIVE
 
 
 def shrunk(c: Cycle, kept: JobState) -> bool:
@@ -213,14 +224,10 @@ def end_reclaims(c: Cycle, node: Node) -> None:
 
 def expect_clear(c: Cycle, node: Node, job: Job, reason: str) -> None:
     """The job's bytes should be off the node's GPUs now: look again, for a limited time, where they are not."""
-    unclear = [
-        name
-        for name, gpu in node.gpus.items()
-        if gpu.stain == job.id and (gpu.holder is None or c.state.slots[gpu.holder].status is SlotStatus.RECLAIMING)
-    ]
+    unclear = tuple(name for name, gpu in node.gpus.items() if gpu.stain == job.id and given_back(c, gpu))
     if unclear:
-        if node.unclear_since is None:
-            c.fact(f.GpusUnclear(c.now, node.id, f"{', '.join(unclear)} not seen clear {reason}"))
+        if any(name not in node.unclear for name in unclear):
+            c.fact(f.GpusUnclear(c.now, node.id, f"{', '.join(unclear)} not seen clear {reason}", unclear))
         watch(c, node)
     resolve_unknown(c, node)
 
@@ -247,8 +254,7 @@ def look_at(c: Cycle, host: HostId) -> None:
 def watch(c: Cycle, node: Node) -> None:
     """While something on the node should come clear, see to it that it is looked at again."""
     waits_for_clear = any(
-        (gpu.stain is not None and gpu.holder is None and not may_still_fill(c, node, gpu.stain))
-        or (gpu.holder is not None and c.state.slots[gpu.holder].status is SlotStatus.RECLAIMING)
+        gpu.stain is not None and given_back(c, gpu) and not may_still_fill(c, node, gpu.stain)
         for gpu in node.gpus.values()
     ) or any(c.state.states[key].status is StateStatus.UNKNOWN for key in node.states)
     if waits_for_clear:

@@ -7,8 +7,20 @@ from rollmuxd.core.admission import admit, check_spec
 from rollmuxd.core.cycle import HOLDS, NOTHING, PLACED, Cycle
 from rollmuxd.core.decision import Answer, Directive
 from rollmuxd.core.errors import Conflict, RunAlive, TooMany, UnknownThing
-from rollmuxd.core.letting_go import after_departure, drop_requests, end_now, look, settle, take_away
-from rollmuxd.core.model import Job, JobStatus, OnLoss, Session, SessionId, SessionStatus, Slot, SlotStatus, StateStatus
+from rollmuxd.core.letting_go import after_departure, drop_requests, end_now, look, park_own, settle, take_away
+from rollmuxd.core.model import (
+    Group,
+    Job,
+    JobId,
+    JobStatus,
+    OnLoss,
+    Session,
+    SessionId,
+    SessionStatus,
+    Slot,
+    SlotStatus,
+    StateStatus,
+)
 from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.turns import dispatch, next_fence
 
@@ -28,17 +40,32 @@ def register(c: Cycle, ask: i.RegisterJob) -> Answer:
     job = c.state.next_id("j") if known is None else known.id
     run = 1 if known is None else known.run + 1
     c.fact(f.JobRegistered(c.now, job, ask.owner, ask.user, run, ask.spec, ask.idempotency_key))
+    c.soft.at(c.now + c.config.lease_ms, "opened", job)
     settle(c, c.state.jobs[job])
     admit(c)
     return Answer(job=job)
 
 
 def refuse_if_alive(c: Cycle, known: Job, ask: i.RegisterJob) -> None:
+    """A run is alive while its session is, and for one lease time after its registration without any session."""
     session = c.state.sessions.get(known.session or "")
-    alive = session is not None and session.status is SessionStatus.ALIVE
-    if alive and not ask.replace:
-        assert session is not None  # for the type checker: `alive` says so
+    if ask.replace:
+        return
+    if session is not None and session.status is SessionStatus.ALIVE:
         raise RunAlive(known.spec.name, known.run, session.pid, session.host)
+    if session is None and c.now < known.registered_at + c.config.lease_ms:
+        raise RunAlive(known.spec.name, known.run, 0, "")
+
+
+def never_opened(c: Cycle, job: JobId) -> None:
+    """A registration's deadline: a run whose process never came is lost, so that it keeps no place."""
+    known = c.state.jobs.get(job)
+    if known is None or not known.live or known.session is not None:
+        return
+    if c.now < known.registered_at + c.config.lease_ms:
+        c.soft.at(known.registered_at + c.config.lease_ms, "opened", job)
+    else:
+        job_lost(c, known, "no process opened a session within one lease time of its registration")
 
 
 def end(c: Cycle, ask: i.EndJob) -> Answer:
@@ -123,7 +150,9 @@ def close_session(c: Cycle, ask: i.CloseSession) -> Answer:
     drop_requests(c, job, "its session was closed")
     if job.slot is not None:
         by = f"session {session.id}"
-        take_away(c, c.state.slots[job.slot], f.SlotRevoked(c.now, job.slot, by, "session closed"))
+        slot = c.state.slots[job.slot]
+        take_away(c, slot, f.SlotRevoked(c.now, slot.id, by, "session closed"))
+        park_own(c, job, slot)
     dispatch(c, job.group)
     return Answer(session=session.id)
 
@@ -162,11 +191,7 @@ def heartbeat(c: Cycle, ask: i.Heartbeat) -> Answer:
 
 
 def shrink_wish(c: Cycle, slot: Slot, ask: i.Heartbeat) -> tuple[str, ...]:
-    """The GPUs that a tail should keep; () while it should keep all.
-
-    Never asked when nobody can use the part: the next visit on its nodes must have been asked for, by a phase
-    that starts on as many GPUs as would come free.
-    """
+    """The GPUs that a tail should keep; () while it should keep all, as when nobody can use the part."""
     if slot.status is not SlotStatus.RUNNING or not ask.total or ask.done < c.config.tail_from * ask.total:
         return ()
     job = c.state.jobs[slot.job]
@@ -174,18 +199,28 @@ def shrink_wish(c: Cycle, slot: Slot, ask: i.Heartbeat) -> tuple[str, ...]:
     group = c.state.groups.get(job.group or "")
     if phase is None or group is None or not phase.min_gpus or len(slot.gpus) <= phase.min_gpus:
         return ()
-    free = len(slot.gpus) - phase.min_gpus
-    for node in c.rotation.nodes_of(c.state, group, job.id, slot.phase):
-        head = c.rotation.head(c.state, group, node)
-        if head is None:
-            continue
-        visit = group.wheel[head]
-        other = c.state.jobs[visit.job]
-        wants = find_phase(c.state, other.id, visit.phase)
-        asked = other.queued is not None and c.state.slots[other.queued].phase == visit.phase
-        if asked and wants is not None and other.id != job.id and 0 < wants.min_gpus <= free:
-            return slot.gpus[: phase.min_gpus]
-    return ()
+    keep = slot.gpus[: phase.min_gpus]
+    heads = (c.rotation.head(c.state, group, node) for node in c.rotation.nodes_of(c.state, group, job.id, slot.phase))
+    wanted = any(head is not None and part_helps(c, group, head, slot, keep) for head in dict.fromkeys(heads))
+    return keep if wanted else ()
+
+
+def part_helps(c: Cycle, group: Group, head: int, slot: Slot, keep: tuple[str, ...]) -> bool:
+    """Whether a visit could begin on what the slot would give back, beside what is free already."""
+    visit = group.wheel[head]
+    job = c.state.jobs[visit.job]
+    phase = find_phase(c.state, job.id, visit.phase)
+    if phase is None or not phase.min_gpus or job.id == slot.job or job.status not in PLACED or job.slot is not None:
+        return False
+    asked = c.state.slots.get(job.queued or "")
+    if asked is None or asked.phase != visit.phase or asked.id in c.soft.detached:
+        return False
+    nodes = c.rotation.nodes_of(c.state, group, job.id, visit.phase)
+    if any(c.rotation.head(c.state, group, node) != head for node in nodes):
+        return False
+    gpus = [(name, gpu.holder) for node in nodes for name, gpu in c.state.nodes[node].gpus.items()]
+    free = sum(holder is None or (holder == slot.id and name not in keep) for name, holder in gpus)
+    return free >= phase.min_gpus
 
 
 def lose(c: Cycle, session: Session) -> None:
@@ -193,9 +228,13 @@ def lose(c: Cycle, session: Session) -> None:
     c.fact(f.SessionLost(c.now, session.id))
     c.soft.forget_session(session.id)
     job = c.state.jobs[session.job]
-    if not job.live or job.session != session.id:
-        return
-    reason = f"no heartbeat from pid {session.pid} on {session.host or 'an unnamed host'} for one lease time"
+    if job.live and job.session == session.id:
+        where = session.host or "an unnamed host"
+        job_lost(c, job, f"no heartbeat from pid {session.pid} on {where} for one lease time")
+
+
+def job_lost(c: Cycle, job: Job, reason: str) -> None:
+    """Its requests go, its slot is taken away; where its states are has to be seen."""
     group = job.group
     drop_requests(c, job, reason)
     if job.slot is not None:
@@ -206,7 +245,7 @@ def lose(c: Cycle, session: Session) -> None:
         if kept.status not in (StateStatus.GONE, StateStatus.PARKED, StateStatus.UNKNOWN):
             c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
     if job.spec.on_loss is OnLoss.KILL:
-        c.do(e.Kill(job.id, job.run, session.id))
+        c.do(e.Kill(job.id, job.run, job.session))
     look(c, job)
     settle(c, job)
     dispatch(c, group)

@@ -252,7 +252,8 @@ class Node(Struct):
     pinned: list[JobId] = field(default_factory=list)
     #: keys of the states that may be on it
     states: list[str] = field(default_factory=list)
-    #: since when it is asked, without success, to come clear; None: it is not
+    #: GPUs that should be clear and are not, and since when; None: none
+    unclear: list[GpuId] = field(default_factory=list)
     unclear_since: Millis | None = None
 
 

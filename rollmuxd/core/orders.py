@@ -7,6 +7,7 @@ from rollmuxd.core.cycle import NOTHING, Cycle
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.letting_go import (
     after_departure,
+    drained_if_empty,
     expect_clear,
     finish_release,
     park_own,
@@ -50,6 +51,7 @@ def after_order(c: Cycle, job: Job, order: Order) -> None:
         if slot.status is SlotStatus.RECLAIMING and order.kind is OrderKind.LOAD:
             park_own(c, job, slot)  # it was taken away while it was being loaded
     group = job.group
+    drained_if_empty(c, c.state.nodes[order.node])
     settle(c, job)
     dispatch(c, group)
     after_departure(c, job)
@@ -101,7 +103,7 @@ def fault(c: Cycle, order: Order, reason: str) -> None:
     quarantine(c, job, reason)
     if slot is not None:
         finish_release(c, slot)
-    expect_clear(c, c.state.nodes[order.node], job, f"since it {reason}")
+    expect_clear(c, c.state.nodes[order.node], job, f"({reason})")
     settle(c, job)
     dispatch(c, group)
     after_departure(c, job)

@@ -366,7 +366,7 @@ class RollMux:
             legs, unknown = (*summary.legs, *legs), unknown or summary.unknown
         return Placed(
             group=None if group is None else group.id,
-            pins=candidate.pins,
+            pins={want.pool: candidate.pins[want.pool] for want in job.spec.wants},
             wheel=(*before, *(PlannedVisit(job.id, phase.name) for phase in job.spec.phases)),
             admission=candidate.admission,
             status=JobStatus.PROBING if shape.solo_ms is None else JobStatus.ADMITTED,
@@ -580,6 +580,8 @@ def _named_nodes(state: State, job: Job, group: Group | None = None) -> dict[Poo
     pins = {want.pool: want.named for want in job.spec.wants}
     nodes = [state.nodes.get(name) for names in pins.values() for name in names]
     if not all(pins.values()) or not all(node is not None and _usable(node) for node in nodes):
+        return None
+    if not job.spec.colocate and len({node.id for node in nodes if node is not None}) < len(nodes):
         return None
     groups = {node.group for node in nodes if node is not None and node.group is not None}
     return pins if groups == ({group.id} if group is not None else set()) else None

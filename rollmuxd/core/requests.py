@@ -8,9 +8,13 @@ from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict, Impossible, Rejected, StaleFence, TooMany
 from rollmuxd.core.letting_go import (
     after_departure,
+    drained_if_empty,
     drop_requests,
     end_now,
+    expect_clear,
     finish_release,
+    may_still_fill,
+    nodes_of,
     park_own,
     see_gpus,
     settle,
@@ -76,6 +80,8 @@ def queue(c: Cycle, job: Job, session: SessionId, phase: str, request_id: str) -
 def judge(c: Cycle, job: Job) -> None:
     """A probed job has been measured: it gets its promise, or what it chose for the case."""
     verdict = c.policy.judge(c.state, job)
+    if verdict.period_ms is None and job.spec.slo is not None:
+        return  # another member's times are not known yet: the next iteration tells more
     if job.spec.slo is None or verdict.promised or job.spec.if_unmet is IfUnmet.BEST_EFFORT:
         c.fact(f.JobPromised(c.now, job.id, verdict.promised, verdict.period_ms))
         admit(c)
@@ -128,8 +134,14 @@ def release(c: Cycle, ask: i.ReleaseSlot) -> Answer:
         park_own(c, job, slot)
     finish_release(c, slot)
     see_gpus(c, ask.seen)
+    for node in nodes_of(c, job):
+        if slot.status is SlotStatus.OVER and not may_still_fill(c, node, job.id) and len(node.pinned) > 1:
+            expect_clear(c, node, job, f"after {job.spec.name} released them")
+        drained_if_empty(c, node)
     next_slot, refused = next_request(c, job, slot, ask)
-    dispatch(c, job.group)
+    group = job.group
+    settle(c, job)
+    dispatch(c, group)
     return Answer(slot=slot.id, next_slot=next_slot, next_refused=refused)
 
 

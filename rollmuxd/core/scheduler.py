@@ -2,8 +2,8 @@
 
 The rooms, each building on those before it: ``turns`` (whose turn it is in a group), ``admission`` (who gets in),
 ``letting_go`` (ending things, and when GPUs are clear), ``orders`` (what drivers report), ``lives`` (jobs and
-sessions), ``requests`` (what jobs ask of slots), ``inventory`` (hosts and nodes). A handler reads: may it be (all refusing
-comes first), what happened (``c.fact``), what must be done (``c.do``).
+sessions), ``requests`` (what jobs ask of slots), ``inventory`` (hosts and nodes). A handler reads: may it be (all
+refusing comes first), what happened (``c.fact``), what must be done (``c.do``).
 """
 
 from collections.abc import Callable
@@ -54,9 +54,10 @@ _HANDLERS: dict[type, Callable[[Cycle, Any], Answer]] = {
     i.Stalled: inventory.stalled,
 }
 
-#: what a deadline of each kind leads to; its key is a session, slot, group, host or node
+#: what a deadline of each kind leads to; its key is a session, job, slot, group, host or node
 _DUE: dict[str, Callable[[Cycle, str], None]] = {
     "lease": lives.lease_ran_out,
+    "opened": lives.never_opened,
     "detach": requests.give_up,
     "dispatch": dispatch,
     "look": inventory.look_again,

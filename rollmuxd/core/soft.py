@@ -69,6 +69,9 @@ class Soft:
         for session in state.sessions.values():
             if session.status is SessionStatus.ALIVE:
                 self.see(session.id, now, config.lease_ms)
+        for job in state.jobs.values():
+            if job.live and job.session is None:
+                self.at(now + config.lease_ms, "opened", job.id)
         self.waiting = 0
         for slot in state.slots.values():
             if slot.status is SlotStatus.QUEUED:
@@ -102,7 +105,7 @@ class Soft:
         """The host was looked at; what is still to come clear there plans the next look."""
         self._looks.pop(host, None)
 
-    # ---- deadlines -----------------------------------------------------------------------------------------------------
+    # ---- deadlines ------------------------------------------------------------
 
     def at(self, due: Millis, kind: str, key: str) -> None:
         """Something is to be looked after at that time. Said twice, the earlier holds."""

@@ -201,12 +201,14 @@ class State(Struct):
         node = self.nodes[fact.node]
         for gpu in fact.gpus:
             node.gpus[gpu].stain = None
-        if all(gpu.stain is None for gpu in node.gpus.values()):
-            node.unclear_since = None
+        _no_more_unclear(node, fact.gpus)
 
     def _gpus_unclear(self, fact: f.GpusUnclear) -> None:
         node = self.nodes[fact.node]
-        node.unclear_since, node.reason = fact.at, fact.reason
+        node.reason = fact.reason
+        node.unclear += [gpu for gpu in fact.gpus if gpu not in node.unclear]
+        if node.unclear_since is None:
+            node.unclear_since = fact.at
 
     def _job_registered(self, fact: f.JobRegistered) -> None:
         job = self.jobs.get(fact.job)
@@ -304,11 +306,14 @@ class State(Struct):
         job = self.jobs[fact.job]
         self._set_job(job, fact)
         job.promised, job.planned_period_ms = fact.promised, fact.period_ms
+        if job.group is not None:  # what was derived from the group without this job's times is out of date
+            self.groups[job.group].version += 1
 
     def _job_paused(self, fact: f.JobPaused) -> None:
         job = self.jobs[fact.job]
-        job.resume_to = job.status
+        before = job.status
         self._set_job(job, fact)
+        job.resume_to = before
         job.reason = f"paused by {fact.by}"
         job.paused_at = fact.at if job.slot is None else None
 
@@ -432,20 +437,12 @@ class State(Struct):
 
     def _visit_added(self, fact: f.VisitAdded) -> None:
         group = self.groups[fact.group]
-        turn = min((visit.turn for visit in group.wheel), default=0)
-        group.wheel.append(Visit(job=fact.job, phase=fact.phase, turn=turn, once=True))
+        turn, index = min((visit.turn, at) for at, visit in enumerate(group.wheel) if visit.job == fact.job)
+        group.wheel.insert(index, Visit(job=fact.job, phase=fact.phase, turn=turn, once=True))
         group.version += 1
 
     def _visit_skipped(self, fact: f.VisitSkipped) -> None:
-        self._pass_visit(self.groups[fact.group], fact.visit)
-
-    def _pass_visit(self, group: Group, index: int) -> None:
-        visit = group.wheel[index]
-        if visit.once:
-            del group.wheel[index]
-            group.version += 1
-        else:
-            visit.turn += 1
+        self.groups[fact.group].wheel[fact.visit].turn += 1
 
     def _slot_claimed(self, fact: f.SlotClaimed) -> None:
         slot = self.slots[fact.slot]
@@ -462,7 +459,13 @@ class State(Struct):
                     if mine.holder is not None:
                         raise BrokenInvariant(f"{gpu} is held by slot {mine.holder}, and slot {slot.id} claims it")
                     mine.holder, mine.stain = slot.id, job.id
-        self._pass_visit(group, fact.visit)
+            _no_more_unclear(self.nodes[name], fact.gpus)  # whose bytes they are holds them again
+        visit = group.wheel[fact.visit]
+        if visit.once:
+            del group.wheel[fact.visit]
+            group.version += 1
+        else:
+            visit.turn += 1
 
     def _slot_granted(self, fact: f.SlotGranted) -> None:
         slot = self.slots[fact.slot]
@@ -487,6 +490,11 @@ class State(Struct):
         slot = self.slots[fact.slot]
         slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
         slot.gpus = fact.gpus
+        for pins in self.jobs[slot.job].pins.values():
+            for name in pins:
+                for gpu, it in self.nodes[name].gpus.items():
+                    if gpu in fact.gpus:
+                        it.holder, it.stain = slot.id, slot.job
 
     def _unhold(self, slot: Slot, keep: tuple[str, ...] = ()) -> None:
         for pins in self.jobs[slot.job].pins.values():
@@ -605,6 +613,13 @@ class State(Struct):
             kept.order = None
         if fact.status is StateStatus.GONE:
             kept.warm = False
+
+
+def _no_more_unclear(node: Node, gpus: tuple[str, ...]) -> None:
+    if node.unclear_since is not None:
+        node.unclear = [gpu for gpu in node.unclear if gpu not in gpus]
+        if not node.unclear:
+            node.unclear_since = None
 
 
 def _merged(old: list[Visit], planned: tuple[f.PlannedVisit, ...]) -> list[Visit]:

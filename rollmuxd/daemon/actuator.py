@@ -207,7 +207,8 @@ class Actuator:
             pool=order.pool,
             node=node.id,
             host=host.id,
-            gpus=tuple(node.gpus),
+            # A slot that starts on a part of its node loads onto that part: the rest is somebody's tail.
+            gpus=tuple(g for g in node.gpus if slot is None or order.kind is not OrderKind.LOAD or g in slot.gpus),
             state=next((spec for spec in job.spec.states if spec.pool == order.pool), StateSpec(pool=order.pool)),
             ranks=job.spec.ranks,
             warm=kept is not None and kept.warm,

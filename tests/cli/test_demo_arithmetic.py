@@ -101,7 +101,7 @@ def test_the_scale_makes_the_shortest_phase_long_enough():
     shapes = [{"rollout": 1.0, "train": 2.0}, {"rollout": 0.8, "train": 4.0}]
 
     # 0.5 s / 0.8 s, and 3 iterations of 7.8 s * 0.63 are 15 s.
-    assert measure.choose_scale(shapes, iterations=3) == 0.63
+    assert measure.choose_scale(shapes, iterations=3, shortest_s=0.5) == 0.63
 
 
 def test_the_scale_is_cut_where_the_jobs_in_turn_would_take_too_long():

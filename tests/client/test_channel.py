@@ -117,6 +117,24 @@ def test_a_result_is_repeated_until_it_was_acknowledged(daemon, until):
     assert len(seen) == 1
 
 
+def test_a_result_of_an_order_that_outlived_its_session_is_told_by_the_next(daemon, until):
+    job, seen = rollmuxd.job("a"), []
+
+    @job.on_park
+    def park(order):
+        seen.append(order.order)
+        daemon.forget_sessions()
+
+    with job:
+        order = daemon.order("park", "train")
+        until(lambda: seen)
+        with job.phase("rollout"):  # opens the session anew
+            result = daemon.result_of(order)
+
+    assert result.session != "s2"
+    assert len(seen) == 1
+
+
 def test_a_state_with_sizes_and_no_hooks_dials_in_and_says_yes(daemon):
     with rollmuxd.job("a", train=dict(nodes=1, gpu_gb=40, ram_gb=80)):
         assert daemon.result_of(daemon.order("park", "train")).ok
@@ -142,25 +160,22 @@ def test_a_new_session_dials_in_anew(daemon, until):
     assert len(next(iter(daemon.dialled.values()))) >= 2
 
 
-def test_hooks_of_an_async_job_may_be_coroutines_on_its_loop(daemon):
+@pytest.mark.asyncio
+async def test_hooks_of_an_async_job_may_be_coroutines_on_its_loop(daemon):
     seen = []
 
-    async def main():
-        job = rollmuxd.ajob("a")
+    job = rollmuxd.ajob("a")
 
-        @job.on_load
-        async def load(order):
-            await asyncio.sleep(0)
-            seen.append(asyncio.get_running_loop())
+    @job.on_load
+    async def load(order):
+        await asyncio.sleep(0)
+        seen.append(asyncio.get_running_loop())
 
-        async with job:
-            result = await asyncio.to_thread(daemon.result_of, daemon.order("load", "rollout"))
-        return result, asyncio.get_running_loop()
-
-    result, loop = asyncio.run(main())
+    async with job:
+        result = await asyncio.to_thread(daemon.result_of, daemon.order("load", "rollout"))
 
     assert result.ok
-    assert seen == [loop]
+    assert seen == [asyncio.get_running_loop()]
 
 
 def test_a_hook_for_a_pool_that_the_job_has_not_is_an_error():

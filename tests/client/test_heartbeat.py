@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import rollmuxd
+from rollmuxd.client.heartbeat import Beater
 from rollmuxd.client.pulse import HeartbeatProcess
 from rollmuxd.client.where import find
 from rollmuxd.testing import FakeDaemon
@@ -173,6 +174,31 @@ def test_where_no_process_can_be_started_a_thread_beats(beating, until, monkeypa
     assert "a thread beats" in heard.troubles[0]
 
 
+def test_the_end_of_its_stdin_is_its_end():
+    read, write = os.pipe()
+    os.close(write)
+
+    Beater(read, 1, None).run()
+
+    os.close(read)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_lets_go_of_the_pipes(beating, until):
+    pulse, fake, _, _ = beating()
+    until(lambda: fake.beats)
+    pipes = [pulse._stdin.fileno(), pulse._stdout.fileno()]
+
+    child = os.fork()
+    if child == 0:
+        still_open = sum(Path(f"/proc/self/fd/{fd}").exists() for fd in pipes)
+        os._exit(still_open)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    beats = len(fake.beats)
+    until(lambda: len(fake.beats) > beats)
+
+
 TRAINER = """
     import os, signal, sys, time, rollmuxd
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
@@ -186,7 +212,10 @@ def trainer(server, body):
     """Start a program that holds a slot; returns it and the pid of its heartbeat."""
     code = textwrap.dedent(TRAINER).format(body=body)
     environ = {**os.environ, "ROLLMUX_URL": server.url}
-    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environ, cwd=ROOT)
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    program = subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=environ, cwd=ROOT, start_new_session=True
+    )
     return program, int(program.stdout.readline())
 
 
@@ -212,6 +241,7 @@ def test_it_ends_with_its_parent_though_a_forked_worker_lives_on(listening, unti
     finally:
         os.kill(worker, signal.SIGKILL)
         program.stdout.close()
+        program.stderr.close()
 
 
 def test_it_beats_while_its_parent_holds_the_interpreter_lock(listening, until):
@@ -242,10 +272,11 @@ def test_ctrl_c_ends_the_trainer_in_good_order_and_the_heartbeat_last(listening,
     fake = HastyDaemon()
     program, heart = trainer(listening(fake), "time.sleep(60)")
 
-    program.send_signal(signal.SIGINT)
-    program.communicate()
+    os.killpg(program.pid, signal.SIGINT)  # as a terminal does it
+    _, said = program.communicate()
 
     until(lambda: not alive(heart))
+    assert "heartbeat" not in said
     assert len(fake.asked("POST", "/release")) == 1
     assert fake.ended == {"a": "interrupted"}
 

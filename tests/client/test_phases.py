@@ -9,6 +9,7 @@ import pytest
 
 import rollmuxd
 from rollmuxd import testing
+from rollmuxd.wire.answers import Directive
 
 
 @pytest.fixture
@@ -50,7 +51,8 @@ def test_a_phase_is_a_decorator_too(daemon):
     assert job.slot is None
 
 
-def test_a_coroutine_function_of_a_plain_job_waits_without_blocking_its_loop(daemon):
+@pytest.mark.asyncio
+async def test_a_coroutine_function_of_a_plain_job_waits_without_blocking_its_loop(daemon):
     job = rollmuxd.job("a")
     daemon.wait("rollout", math.inf)
 
@@ -58,33 +60,27 @@ def test_a_coroutine_function_of_a_plain_job_waits_without_blocking_its_loop(dae
     async def rollout():
         return job.slot.id
 
-    async def main():
+    with job:
         waiting = asyncio.create_task(rollout())
         while not daemon.asked("POST", "/slots"):
             await asyncio.sleep(0)
         daemon.go("rollout")
-        return await waiting
-
-    with job:
-        assert asyncio.run(main())
-    assert daemon.ended
+        assert await waiting
 
 
-def test_the_async_twin(daemon):
-    async def main():
-        async with rollmuxd.ajob("a", slo=2.0) as job:
-            async with job.phase("rollout", then="train") as slot:
-                slot.measure(tokens=5)
-                await slot.shrink(slot.gpus[:1])
-                assert slot.gpus == ("fake/gpu0",)
+@pytest.mark.asyncio
+async def test_the_async_twin(daemon):
+    async with rollmuxd.ajob("a", slo=2.0) as job:
+        async with job.phase("rollout", then="train") as slot:
+            slot.measure(tokens=5)
+            await slot.shrink(slot.gpus[:1])
+            assert slot.gpus == ("fake/gpu0",)
 
-            @job.phase("train")
-            async def train():
-                return job.slot.phase
+        @job.phase("train")
+        async def train():
+            return job.slot.phase
 
-            assert await train() == "train"
-
-    asyncio.run(main())
+        assert await train() == "train"
 
     assert daemon.phases == ["rollout", "train"]
     assert daemon.measured == [("rollout", {"tokens": 5.0})]
@@ -97,28 +93,46 @@ def test_a_plain_function_is_no_phase_of_an_async_job(daemon):
         rollmuxd.ajob("a").phase("rollout")(lambda: None)
 
 
-def test_a_cancelled_wait_takes_its_request_back(daemon):
+@pytest.mark.asyncio
+async def test_a_cancelled_wait_takes_its_request_back(daemon):
     daemon.wait("rollout", math.inf)
 
-    async def main():
-        async with rollmuxd.ajob("a") as job:
+    async with rollmuxd.ajob("a") as job:
 
-            async def roll():
-                async with job.phase("rollout"):
-                    pass
-
-            task = asyncio.create_task(roll())
-            while not daemon.asked("POST", "/slots"):
-                await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            async with job.phase("train"):
+        async def roll():
+            async with job.phase("rollout"):
                 pass
 
-    asyncio.run(main())
+        task = asyncio.create_task(roll())
+        while not daemon.asked("POST", "/slots"):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with job.phase("train"):
+            pass
 
     assert [call.method for call in daemon.calls if "/v1/slots/" in call.path] == ["DELETE", "POST"]
+    assert daemon.phases == ["train"]
+
+
+def test_ctrl_c_in_the_middle_of_a_call_takes_the_request_back(daemon, monkeypatch):
+    daemon.wait("rollout", math.inf)
+    handle, interrupt = daemon.handle, [KeyboardInterrupt]
+
+    def interrupted(method, path, params, content):
+        answer = handle(method, path, params, content)
+        if path.endswith("/slots") and interrupt:
+            raise interrupt.pop()
+        return answer
+
+    monkeypatch.setattr(daemon, "handle", interrupted)
+    with rollmuxd.job("a") as job:
+        with pytest.raises(KeyboardInterrupt), job.phase("rollout"):
+            pass
+        with job.phase("train"):
+            pass
+
     assert daemon.phases == ["train"]
 
 
@@ -169,12 +183,22 @@ def test_directives_reach_the_slot_and_shrinking_answers_them(daemon):
             slot.shrink(["fake/gpu9"])
 
 
+def test_a_revoked_slot_is_known_to_be_lost_and_raises_when_left(daemon):
+    with rollmuxd.job("a") as job, pytest.raises(rollmuxd.SlotLost, match="by root"), job.phase("rollout") as slot:
+        daemon.stop("revoked by root")
+        assert slot.lost
+        assert slot.directive.kind == "stop"
+
+
 def test_a_directive_for_another_slot_is_not_for_this_one(daemon):
-    with rollmuxd.job("a") as job:
-        with job.phase("rollout"):
-            daemon.stop()
-        with job.phase("train") as slot:
-            assert slot.directive is None
+    with rollmuxd.job("a") as job, job.phase("rollout") as slot:
+        daemon.tell([Directive("stop", "another")])
+        assert slot.directive is None
+        daemon.tell([Directive("shrink", slot.id), Directive("stop", "another")])
+        assert slot.directive.kind == "shrink"
+        assert not slot.lost
+        daemon.tell([])
+        assert slot.directive is None
 
 
 def test_a_daemon_that_goes_away_in_mid_phase_is_only_a_pause(daemon, capfd):
@@ -315,13 +339,12 @@ def test_without_a_daemon_everything_is_a_no_op_that_says_so_once(capfd):
     assert "/run/rollmux/rollmux.sock" in said[0]
 
 
-def test_and_so_is_the_async_twin():
-    async def main():
-        async with rollmuxd.ajob("a") as job, job.phase("rollout") as slot:
-            await slot.shrink([])
-            return job.alone
+@pytest.mark.asyncio
+async def test_and_so_is_the_async_twin():
+    async with rollmuxd.ajob("a") as job, job.phase("rollout") as slot:
+        await slot.shrink([])
 
-    assert asyncio.run(main())
+    assert job.alone
 
 
 def test_unless_one_is_required(monkeypatch):

@@ -1,6 +1,7 @@
 """Several ranks: one talks, the others follow through a store, and nobody waits inside a collective."""
 
 import threading
+from collections import Counter
 
 import pytest
 
@@ -161,8 +162,7 @@ def test_the_same_store_serves_a_second_start(daemon):
     for thread in threads:
         thread.join(30)
 
-    assert len(seen) == 4
-    assert len(set(seen)) == 2
+    assert sorted(Counter(seen).values()) == [2, 2]  # both ranks, both times, in the same slot
 
 
 def test_every_rank_dials_the_channel_with_the_session_of_rank_0(daemon, until):

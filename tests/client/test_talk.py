@@ -166,6 +166,18 @@ def test_state_that_cannot_be_loaded_is_a_fault_with_its_reason(talk, play):
     assert raised.value.phase == "rollout"
 
 
+def test_a_request_that_ended_is_known_by_its_refusal_too(talk, play):
+    # The daemon answers 409 for a request whose slot will never run; `data` says what became of it.
+    data = {"slot": "t1", "status": "faulted", "reason": "CUDA out of memory"}
+    with pytest.raises(SlotFaulted, match="CUDA out of memory"):
+        play(talk.enter("rollout"), [slot("loading"), Conflict("slot t1 is faulted", data=data)])
+
+    data = {"slot": "t1", "status": "withdrawn", "reason": "nobody asked for it any more"}
+    _, steps = play(talk.enter("rollout"), [slot("queued"), Conflict("slot t1 is withdrawn", data=data), RUNNING])
+    ids = [body.request_id for _, _, body in bodies(steps)]
+    assert ids[0] == ids[1] != ids[2]
+
+
 def test_a_fault_is_known_while_the_gpus_are_being_reclaimed(talk, play):
     with pytest.raises(SlotFaulted):
         play(talk.enter("rollout"), [slot("loading"), slot("reclaiming")])

@@ -1,6 +1,6 @@
 """Over the wire: TCP and Unix socket; every error of httpx is one of ours, every refusal has its class."""
 
-import asyncio
+import gc
 import pickle
 
 import httpx
@@ -29,15 +29,13 @@ def test_a_daemon_is_reached_over_tcp_and_over_its_socket(listening, unix):
 REGISTER = {"phases": [{"name": "train", "pools": ["train"]}], "wants": {"train": {}}}
 
 
-def test_and_by_the_async_twin(listening):
+@pytest.mark.asyncio
+async def test_and_by_the_async_twin(listening):
     server = listening(unix=True)
 
-    async def ask():
-        async with AsyncDaemon(server.url) as daemon:
-            return await daemon.call(calls.orders("j1", 0, "none", 0.0))
-
-    with pytest.raises(errors.NotFound, match="no session"):
-        asyncio.run(ask())
+    async with AsyncDaemon(server.url) as daemon:
+        with pytest.raises(errors.NotFound, match="no session"):
+            await daemon.call(calls.orders("j1", 0, "none", 0.0))
 
 
 def test_the_key_goes_along_as_a_bearer(listening):
@@ -65,8 +63,11 @@ def test_a_proxy_for_the_internet_is_not_asked_for_the_daemon(listening, monkeyp
 # httpcore does not close the socket of a Unix connection that fails; it goes when it is collected.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_nobody_there_is_unreachable_and_says_where(tmp_path):
-    with Daemon(f"unix://{tmp_path}/none.sock") as daemon, pytest.raises(errors.Unreachable, match=r"none\.sock"):
-        daemon.get("/v1/jobs")
+    with Daemon(f"unix://{tmp_path}/none.sock") as daemon:
+        with pytest.raises(errors.Unreachable, match=r"none\.sock") as raised:
+            daemon.get("/v1/jobs")
+        del raised
+        gc.collect()
 
 
 def _all(kind):

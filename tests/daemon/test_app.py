@@ -64,6 +64,9 @@ async def test_it_serves_on_both_sockets_and_says_where(settings, tmp_path):
         said = json.loads((tmp_path / "state" / "daemon.json").read_bytes())
         assert said == {"pid": os.getpid(), "url": where.url, "socket": str(tmp_path / "state" / "rollmux.sock")}
         assert stat.S_IMODE(os.stat(where.socket).st_mode) == 0o600
+        umask = os.umask(0)
+        os.umask(umask)
+        assert umask & 0o100 == 0  # that of the socket holds for the socket only
         async with client(where) as unix, httpx.AsyncClient(base_url=where.url) as tcp:
             assert (await unix.get("/readyz")).status_code == 200
             assert (await tcp.get("/readyz")).status_code == 200

@@ -94,11 +94,14 @@ async def test_effects_come_after_their_facts_are_durable_and_in_order(running, 
     async with running(slow_journal(1.0)) as rig:
         rig.driver.post(add("a"))
         rig.driver.post(add("b"))
-        await anyio.sleep(0.9)
+        await anyio.sleep(0.5)
+        rig.driver.post(add("c"))
         assert rig.performed == []
-        await anyio.sleep(0.2)
-
+        await anyio.sleep(0.6)
         assert rig.performed == [Observe("a"), Observe("b")]
+        await anyio.sleep(0.5)
+
+        assert rig.performed == [Observe("a"), Observe("b"), Observe("c")]
 
 
 async def test_sinks_get_each_fact_once_with_its_number(running):
@@ -148,6 +151,7 @@ async def test_the_writer_comes_back_with_what_the_journal_has(running):
         assert rig.hosts() == ["a"]
         await rig.driver.submit(add("b"))
         assert kept(journal) == ["a", "b"]
+        assert rig.performed == [Observe("a"), Observe("b")]  # and nothing of what was lost
         assert [seq for seq, _ in journal.load().facts] == [1, 2, 3, 4]
         assert sum(isinstance(given, i.Start) for core in rig.cores for _, given in core.given) == 2
 

@@ -170,6 +170,17 @@ async def test_a_hundred_thousand_facts_are_loaded_in_well_under_a_second(tmp_pa
     await journal.close()
 
 
+async def test_every_commit_is_on_the_disk_before_it_is_answered(tmp_path):
+    journal = Journal.open(tmp_path)
+    await journal.append([(1, host(1))])
+    journal._failed = JournalFailed("to see it opened anew")
+    for _ in range(2):
+        assert journal._writer.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+        assert journal._writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        await journal.recover()
+    await journal.close()
+
+
 async def test_two_daemons_do_not_share_a_state_directory(tmp_path):
     journal = Journal.open(tmp_path)
     with pytest.raises(JournalInUse, match=f"pid {os.getpid()}"):
@@ -221,12 +232,13 @@ MOUNTS = """\
         ("/homes", False),
     ],
 )
-async def test_a_network_file_system_is_refused(directory, refused):
+@pytest.mark.parametrize("mounts", [MOUNTS, "\n".join(reversed(MOUNTS.splitlines()))], ids=["in order", "reversed"])
+async def test_a_network_file_system_is_refused(directory, refused, mounts):
     if refused:
         with pytest.raises(JournalRefused, match=r"nfs4 at /home.*daemon\.state_dir"):
-            refuse_remote(Path(directory), MOUNTS)
+            refuse_remote(Path(directory), mounts)
     else:
-        refuse_remote(Path(directory), MOUNTS)
+        refuse_remote(Path(directory), mounts)
 
 
 class FullDiskJournal(Journal):

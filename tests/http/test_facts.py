@@ -3,6 +3,13 @@
 import anyio
 import pytest
 
+from rollmuxd.core.facts import JobRegistered, SlotOver, SlotQueued
+from rollmuxd.core.model import JobSpec
+from rollmuxd.core.state import State
+from rollmuxd.daemon.access import Caller
+from rollmuxd.daemon.http.belongs import Belongs
+from rollmuxd.daemon.keys import Role
+
 pytestmark = pytest.mark.asyncio
 
 
@@ -62,3 +69,13 @@ async def test_others_than_admins_see_the_inventory_and_their_own_owners_jobs(ru
         assert {fact.get("slot") for fact in seen} == {None, "s2"}
         async with world.client("root") as root:
             assert len((await read(root))["facts"]) == world.driver.durable_seq
+
+
+async def test_a_fact_about_a_slot_that_nobody_remembers_is_shown_to_admins_only():
+    belongs, forgotten = Belongs(), SlotOver(at=1, slot="s77")
+    team, admin = Caller("team", "alice", Role.LEAD, "alice"), Caller("ops", "op", Role.ADMIN, "op")
+    assert not belongs.visible(forgotten, team, State())
+    assert belongs.visible(forgotten, admin, State())
+    belongs.visible(JobRegistered(0, "j9", "team", "alice", 1, JobSpec("a", (), ())), admin, State())
+    belongs.visible(SlotQueued(1, "s77", "j9", 1, "e1", "train", "r"), admin, State())
+    assert belongs.visible(forgotten, team, State())

@@ -135,7 +135,9 @@ async def test_nodes_hosts_pools_and_groups_show_what_is_held(running):
 async def test_a_drained_node_is_drained_and_a_host_is_all_its_nodes(running):
     async with running() as world, world.client("root") as root:
         assert (await root.post("/v1/nodes/h1/gpu0-1/drain", json={})).json()["status"] == "drained"
-        assert (await root.post("/v1/nodes/h1/gpu0-1/undrain")).json()["status"] == "up"
+        await root.post("/v1/nodes/h1/gpu0-1/undrain")
+        await world.settle()  # what is on it is looked at anew
+        assert (await root.get("/v1/nodes/h1/gpu0-1")).json()["status"] == "up"
         await root.post("/v1/hosts/h1/drain")
         assert {node["status"] for node in (await root.get("/v1/nodes")).json()["items"]} == {"drained"}
         assert (await root.post("/v1/hosts/h9/drain")).status_code == 404

@@ -1,5 +1,6 @@
 """What Prometheus scrapes: right, bounded, and readable by its own parser."""
 
+import anyio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -29,11 +30,14 @@ async def test_counters_follow_the_facts_and_gauges_the_state(running):
         assert figures["rollmux_jobs", ("owner", "team"), ("status", "admitted")] == 1
         assert figures["rollmux_slots_granted_total", ("owner", "team")] == 1
         assert figures["rollmux_switch_seconds_count", ("kind", "load")] == 1
+        assert figures["rollmux_slot_wait_seconds_count", ("owner", "team")] == 1
+        await anyio.sleep(0.05)
         await job.give_back(slot)
         await world.settle()  # sinks come after those who wait
         figures = await scrape(client)
         assert figures["rollmux_slots_ended_total", ("how", "released"), ("owner", "team")] == 1
         assert figures["rollmux_gpus_running", ("pool", "rollout")] == 0
+        assert figures["rollmux_gpu_seconds_used_total", ("owner", "team")] >= 2 * 0.05
         calls = ("route", "/v1/slots/{slot}/release"), ("status", "200")
         assert figures["rollmux_http_requests_total", ("method", "POST"), *calls] == 1
 
@@ -44,6 +48,7 @@ async def test_neither_jobs_nor_paths_that_people_make_up_become_labels(running)
         for path in ("/v1/made-up-1", "/v1/made-up-2", "/v1/jobs/made-up-3"):
             await client.get(path)
         await client.request("BREW", "/v1/made-up-4")
+        await client.request("BREW", "/v1/jobs")
         text = (await client.get("/metrics")).text
         for word in ("made-up", "math-7b", "j1", "BREW"):
             assert word not in text

@@ -39,6 +39,12 @@ def test_a_typo_in_a_body_is_against_the_description_too():
     assert DOCUMENT["components"]["schemas"]["RegisterBody"]["additionalProperties"] is False
 
 
+def test_a_body_may_be_left_out_only_where_none_of_its_fields_is_required():
+    paths = DOCUMENT["paths"]
+    assert paths["/v1/jobs"]["post"]["requestBody"]["required"] is True
+    assert paths["/v1/slots/{slot}/revoke"]["post"]["requestBody"]["required"] is False
+
+
 def test_the_path_of_a_node_is_one_parameter():
     parameters = DOCUMENT["paths"]["/v1/nodes/{node}/drain"]["post"]["parameters"]
     assert [parameter["name"] for parameter in parameters] == ["node"]

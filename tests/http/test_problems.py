@@ -136,6 +136,23 @@ async def test_a_body_too_large_is_413_whether_it_says_its_length_or_not(running
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(("headers", "read"), [({}, 3), ({"content-length": "99999999999"}, 0)])
+async def test_no_more_of_a_body_that_is_too_large_is_read_than_shows_it(running, send_raw, headers, read):
+    async with running(limits={"max_body_mb": 0.1}) as world:
+        pieces = 0
+
+        async def receive() -> dict[str, object]:
+            nonlocal pieces
+            pieces += 1
+            return {"type": "http.request", "body": b" " * 40_000, "more_body": True}
+
+        headers = {"authorization": f"Bearer {world.secrets['alice']}", **headers}
+        sent = await send_raw(world.app, "POST", "/v1/jobs", receive, headers=headers)
+        assert sent[0]["status"] == 413
+        assert pieces == read
+
+
+@pytest.mark.asyncio
 async def test_a_body_that_is_not_json_by_its_own_word_is_415(running):
     async with running() as world, world.client() as client:
         assert (await client.post("/v1/jobs", data={"name": "x"})).status_code == 415

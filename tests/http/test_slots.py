@@ -209,3 +209,28 @@ async def test_an_admin_ends_a_slot_and_its_waiting_holder_learns_it_from_the_he
         assert revoked.status_code == 200
         beat = await client.post(f"/v1/sessions/{job.session}/heartbeat", json={"slot": slot})
         assert beat.json()["directives"][0]["kind"] == "stop"
+
+
+async def test_a_next_that_has_to_wait_is_attended_only_once_somebody_asks_for_it(running):
+    async with running() as world, world.client() as client:
+        one, two = await world.job(client, "one"), await world.job(client, "two")
+        slot = (await one.ask("rollout")).json()
+        mine = (await two.ask("rollout", wait_s=0)).json()
+        await one.give_back(slot)
+        mine = (await two.ask("rollout", request_id=mine["request_id"])).json()
+        slot = (await one.ask("train")).json()
+        told = (await two.give_back(mine, next={"phase": "train", "request_id": "n"})).json()
+        assert told["next"]["status"] == "queued"
+        assert not world.attached(told["next"]["slot"])
+
+        async def wait() -> None:
+            assert (await two.ask("train", request_id="n", wait_s=10)).json()["status"] == "running"
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait)
+                await anyio.sleep(0.02)
+                # The release is repeated by a client that has not heard its answer, while it waits already.
+                assert (await two.give_back(mine, next={"phase": "train", "request_id": "n"})).status_code == 200
+                assert world.attached(told["next"]["slot"])
+                await one.give_back(slot)

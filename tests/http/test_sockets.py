@@ -1,10 +1,13 @@
-"""Bad input of any kind gets a clear error and changes nothing that it should not: every route, over a real socket."""
+"""Over real sockets: bad input of any kind gets a clear error, and the kernel says who is at the other end."""
 
 import asyncio
+import os
+import pwd
 import socket
 import threading
 from contextlib import contextmanager
 
+import httpx
 import pytest
 import schemathesis
 import uvicorn
@@ -24,7 +27,7 @@ LEFT_OUT = ("positive_data_acceptance", "max_response_time")
 def sparing(test):
     """Few examples, the same ones each time: a smoke test, kept short."""
     return settings(
-        max_examples=5,
+        max_examples=3,
         deadline=None,
         derandomize=True,
         database=None,
@@ -34,19 +37,22 @@ def sparing(test):
 
 
 @contextmanager
-def serving(running):
-    """The daemon on a port, in a thread; gives its address and an admin's key."""
+def serving(running, path=None):
+    """The daemon on a port, or on a Unix socket, in a thread; gives its address and an admin's key."""
     found = {}
     ready, stop = threading.Event(), threading.Event()
 
     async def serve():
-        with socket.create_server(("127.0.0.1", 0)) as listening:
+        family, address = (socket.AF_INET, ("127.0.0.1", 0)) if path is None else (socket.AF_UNIX, str(path))
+        with socket.socket(family) as listening:
+            listening.bind(address)
             async with running(limits={"max_body_mb": 0.2}) as world:
                 config = uvicorn.Config(
                     world.app, http=PeerHttpToolsProtocol, lifespan="off", log_config=None, access_log=False, ws="none"
                 )
                 server = uvicorn.Server(config)
-                found.update(url=f"http://127.0.0.1:{listening.getsockname()[1]}", secret=world.secrets["root"])
+                port = f":{listening.getsockname()[1]}" if path is None else ""
+                found.update(url=f"http://127.0.0.1{port}", secret=world.secrets["root"])
                 async with world.client("root") as client:
                     await (await world.job(client)).ask("rollout")
 
@@ -90,8 +96,21 @@ def test_a_fuzzer_finds_no_crash_and_no_contradiction_to_the_description(running
 
 @pytest.mark.parametrize("method", ["TRACE", "PATCH"])
 def test_a_method_that_no_route_has_is_405_over_the_wire(running, method):
-    import httpx
-
     with serving(running) as (url, secret):
         answer = httpx.request(method, f"{url}/v1/jobs", headers={"Authorization": f"Bearer {secret}"})
         assert answer.status_code == 405
+
+
+def test_at_a_real_unix_socket_the_kernel_says_who_calls_and_no_key_is_needed(running, tmp_path, body_of_job):
+    path = tmp_path / "s"
+    with serving(running, path) as (url, _), httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+        for number in range(2):  # a kept connection too
+            view = client.post(f"{url}/v1/jobs", json=body_of_job(f"job{number}")).json()
+            name = pwd.getpwuid(os.getuid()).pw_name
+            assert (view["owner"], view["user"]) == (name, name)
+        assert client.get(f"{url}/v1/keys").status_code == 200
+
+
+def test_at_a_tcp_port_nobody_is_known_without_a_key(running):
+    with serving(running) as (url, _):
+        assert httpx.get(f"{url}/v1/jobs").status_code == 401

@@ -172,7 +172,7 @@ def switches(facts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 # ---- how much work -------------------------------------------------------------------------------------------------
 
 #: The demo's switches, a few tens of milliseconds each, shall be small beside its phases.
-SHORTEST_PHASE_S = 0.5
+SHORTEST_PHASE_S = 0.52
 #: What all jobs one after the other may take, so that both runs and what is around them stay under two minutes.
 LONGEST_SEQUENTIAL_S = 60.0
 

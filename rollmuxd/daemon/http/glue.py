@@ -356,7 +356,8 @@ async def _answer(
         if status == 500:
             log.exception("http_failed", request_id=request_id, method=scope["method"], path=path)
     headers += [kind, (b"content-length", str(len(body)).encode())]
-    shared.metrics.answered(path, scope["method"], status)
+    # People make up methods: only those that a route has become labels.
+    shared.metrics.answered(path, "any" if isinstance(what, Refusal) else scope["method"], status)
     start: Message = {"type": "http.response.start", "status": status, "headers": headers}
     await send(start)
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})

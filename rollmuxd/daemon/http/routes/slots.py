@@ -98,24 +98,24 @@ async def detach(call: Call, slot: SlotId) -> None:
 async def _granted(call: Call, slot: SlotId, wait_s: float) -> SlotView:
     """Wait until the slot runs, for at most so long."""
     driver = call.services.driver
+
+    async def waits() -> bool:
+        # Only the status: why it waits takes some thought, and is worth it once, in the answer.
+        return await call.read(lambda core, now: core.state.slot(slot).status) in views.COMING
+
+    async def until_granted() -> None:
+        while not driver.draining.is_set():
+            await waiter.changed()
+            if not await waits():
+                return
+
     with driver.subscribe(slot) as waiter:
-        view = await _show(call, slot)
-
-        async def until_granted() -> None:
-            while not driver.draining.is_set():
-                await waiter.changed()
-                if await call.read(lambda core, now: core.state.slot(slot).status) not in views.COMING:
-                    return
-
-        if SlotStatus(view.status) in views.COMING and wait_s > 0:
-            if await call.park(until_granted, wait_s) is Parked.GONE:
-                raise ClientGone
-            view = await _show(call, slot)
-            if driver.draining.is_set() and SlotStatus(view.status) in views.COMING:
-                raise Refusal(
-                    problems.DRAINING, "the daemon is being stopped or restarted; the request keeps its place"
-                )
+        if await waits() and wait_s > 0 and await call.park(until_granted, wait_s) is Parked.GONE:
+            raise ClientGone
+    view = await _show(call, slot)
     status = SlotStatus(view.status)
+    if wait_s > 0 and status in views.COMING and driver.draining.is_set():
+        raise Refusal(problems.DRAINING, "the daemon is being stopped or restarted; the request keeps its place")
     if status not in views.COMING and status not in views.ON:
         because = f": {view.reason}" if view.reason else ""
         raise Refusal(

@@ -1,0 +1,217 @@
+"""How fast the scheduler decides: nothing but ``Scheduler.handle`` and ``Policy.place``, on one core, without any IO.
+
+The floor of a decision is the least that anything with this interface does: look up a handler by the input's type,
+make one fact, write it down, wrap it up. The floor of a placement is one look at every group and at every node.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from figures import Json, Rounds, at_least, at_most, median, no_collector, quantile, say, short
+from world import CONFIG, World, inventory, job_spec
+
+from rollmuxd.core import invariants
+from rollmuxd.core.cycle import NOTHING
+from rollmuxd.core.decision import Decision
+from rollmuxd.core.facts import SlotWithdrawn
+from rollmuxd.core.inputs import Input, RegisterJob
+from rollmuxd.core.model import Job, JobSpec, Millis
+from rollmuxd.core.placement import RollMux
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.state import State
+
+GROUPS: Final = 20
+JOBS_A_GROUP: Final = 5
+#: inputs of a slot's cycle and heartbeats in one batch: 30 % and 70 %
+TURNS, BEATS = 12, 28
+#: jobs that are placed already, when one more comes
+RESIDENTS: Final = (100, 500, 1_000, 2_000)
+#: production mix: seconds of rollout and train, nodes of each, and share of the jobs
+MIX: Final = {
+    "7B_8k": (133.8, 112.8, 1, 0.5),
+    "8B_32k": (888.0, 559.5, 1, 0.165),
+    "14B_8k": (238.6, 197.4, 1, 0.07),
+    "7B_4k": (80.5, 77.0, 1, 0.07),
+    "8B_8k": (310.1, 120.5, 1, 0.05),
+    "32B_8k": (267.6, 361.8, 2, 0.05),
+    "3B_8k": (128.3, 71.3, 1, 0.03),
+    "4B_32k": (734.3, 464.7, 1, 0.02),
+    "14B_4k": (145.0, 126.7, 1, 0.015),
+    "8B_16k": (580.5, 241.0, 1, 0.01),
+    "4B_8k": (262.5, 86.8, 1, 0.01),
+    "8B_4k": (140.6, 70.9, 1, 0.005),
+    "3B_4k": (79.3, 47.0, 1, 0.005),
+}
+
+
+def run(budget_s: float, *, small: bool = False) -> Json:
+    """Throughput at 100 jobs, and the time of a placement at up to 2,000."""
+    with no_collector():
+        found = throughput(0.5 * budget_s)
+        found["placement"] = placement(0.5 * budget_s, RESIDENTS[:2] if small else RESIDENTS)
+    most = max(found["placement"], key=int)
+    found[f"placement_ms_{most}"] = found["placement"][most]["p50_ms"]
+    found["targets"] = {
+        "inputs_per_s": at_least(found["inputs_per_s"], 50_000),
+        "slot_cycle_per_s": at_least(found["slot_cycle_per_s"], 15_000),
+        f"placement_ms_{most}": at_most(found[f"placement_ms_{most}"], 10),
+    }
+    return found
+
+
+# ---- throughput ------------------------------------------------------------------------------------------------------
+
+
+class Least:
+    """What has the scheduler's interface, and does no more than it must."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[type, Callable[[Input, Millis], SlotWithdrawn]] = {}
+        self._last: dict[str, SlotWithdrawn] = {}
+
+    def handle(self, given: Input, now: Millis) -> Decision:
+        fact = self._handlers.get(type(given), self._note)(given, now)
+        return Decision((fact,), (), NOTHING)
+
+    def _note(self, given: Input, now: Millis) -> SlotWithdrawn:
+        fact = self._last["s1"] = SlotWithdrawn(now, "s1", "")
+        return fact
+
+
+def busy_world() -> World:
+    """Groups of five, in which everybody's states come and go."""
+    world = World(inventory(GROUPS, GROUPS))
+    for number in range(GROUPS * JOBS_A_GROUP):
+        world.register(job_spec(f"job{number}", (80_500, 77_000)))
+    sizes = [len(group.jobs) for group in world.core.state.groups.values()]
+    assert sizes == [JOBS_A_GROUP] * GROUPS, sizes
+    world.begin()
+    return world
+
+
+class Watch:
+    """Adds up what batches took: by this thread's processor time, and by the clock."""
+
+    def __init__(self) -> None:
+        self.count, self.processor_s, self.wall_s = 0, 0.0, 0.0
+
+    def time(self, handle: Callable[[Input, Millis], Decision], given: Sequence[Input], now: Millis) -> list[Decision]:
+        wall, processor = time.perf_counter(), time.thread_time()
+        made = [handle(one, now) for one in given]
+        self.processor_s += time.thread_time() - processor
+        self.wall_s += time.perf_counter() - wall
+        self.count += len(given)
+        return made
+
+
+def one_round(world: World, batches: int, beats: int) -> tuple[Watch, Watch]:
+    """So many batches, to the scheduler and to the floor in turn."""
+    ours, floor, least = Watch(), Watch(), Least()
+    for number in range(batches):
+        given = world.batch(TURNS, beats)
+        decisions = ours.time(world.core.handle, given, world.now)
+        floor.time(least.handle, given, world.now)
+        for one, decision in zip(given, decisions, strict=True):
+            world.take(one, decision)
+        world.tick(10)
+        if not beats and number % 100 == 0:
+            world.beat_all()
+    return ours, floor
+
+
+def throughput(budget_s: float) -> Json:
+    """Inputs in a second of processor time: the mix, and the slot's cycle alone."""
+    world = busy_world()
+    for _ in range(3):
+        one_round(world, 100, BEATS)
+    rates: dict[str, list[tuple[Watch, Watch]]] = {"inputs": [], "slot_cycle": []}
+    for _ in Rounds(budget_s, least=3, most=15):
+        rates["inputs"].append(one_round(world, 400, BEATS))
+        rates["slot_cycle"].append(one_round(world, 400, 0))
+        say(f"core: {_rate(rates['inputs'][-1][0]):,.0f} inputs/s, {_rate(rates['slot_cycle'][-1][0]):,.0f} of slots")
+    invariants.check(world.core.state)
+    iterations = [job.progress.finished for job in world.core.state.jobs.values()]
+    assert min(iterations) > 0, iterations
+    found: Json = {"jobs": len(iterations), "rounds": len(rates["inputs"])}
+    for name, rounds in rates.items():
+        found[f"{name}_per_s"] = short(median([_rate(ours) for ours, _ in rounds]))
+        found[f"{name}_per_s_by_the_clock"] = short(median([ours.count / ours.wall_s for ours, _ in rounds]))
+        found[f"{name}_floor_per_s"] = short(median([_rate(floor) for _, floor in rounds]))
+        found[f"{name}_times_the_floor"] = short(median([_rate(floor) / _rate(ours) for ours, floor in rounds]))
+    return found
+
+
+def _rate(watch: Watch) -> float:
+    return watch.count / watch.processor_s
+
+
+# ---- placement -------------------------------------------------------------------------------------------------------
+
+
+def arrivals(seed: int) -> Callable[[], JobSpec]:
+    """Jobs of the production mix, with SLOs between 1 and 2, the same ones every time."""
+    rng = random.Random(seed)
+    kinds, shares = list(MIX), [share for *_, share in MIX.values()]
+    count = 0
+
+    def arrive() -> JobSpec:
+        nonlocal count
+        count += 1
+        kind = rng.choices(kinds, shares)[0]
+        rollout, train, width, _ = MIX[kind]
+        times = round(rollout * 1000), round(train * 1000)
+        return job_spec(f"{kind}-{count}", times, slo=round(rng.uniform(1, 2), 3), width=width)
+
+    return arrive
+
+
+def placement(budget_s: float, residents: Sequence[int]) -> Json:
+    """How long it takes to place one more job, among so many."""
+    nodes = 850 * residents[-1] // 2_000
+    world = World(inventory(nodes, nodes))
+    core, policy, arrive, newcomers = world.core, RollMux(), arrivals(1), arrivals(2)
+    found: Json = {}
+    for number in residents:
+        began = time.monotonic()
+        while len(core.state.jobs) < number:
+            core.handle(RegisterJob("team", "someone", arrive()), world.now)
+        say(f"core: {number} jobs are placed, in {len(core.state.groups)} groups ({time.monotonic() - began:.1f} s more)")
+        assert not core.state.waiting, f"{len(core.state.waiting)} jobs found no place"
+        found[str(number)] = _one_more(budget_s / len(residents), core, policy, newcomers)
+    return found
+
+
+def _one_more(budget_s: float, core: Scheduler, policy: RollMux, arrive: Callable[[], JobSpec]) -> Json:
+    took: list[float] = []
+    floors: list[float] = []
+    placed: dict[str, int] = {}
+    for number in Rounds(budget_s, least=30, most=400):
+        job = Job("new", "team", "someone", arrive(), core.state.at)
+        if number == 0:
+            policy.place(core.state, job)  # what is derived of each group is kept: as it is in a daemon
+        began = time.thread_time()
+        answer = policy.place(core.state, job)
+        middle = time.thread_time()
+        look_once(core.state)
+        floors.append(time.thread_time() - middle)
+        took.append(middle - began)
+        how = "waits" if answer is None else answer.admission
+        placed[how] = placed.get(how, 0) + 1
+    return {
+        "p50_ms": short(1000 * quantile(took, 0.5)),
+        "p99_ms": short(1000 * quantile(took, 0.99)),
+        "times_the_floor": short(quantile(took, 0.5) / quantile(floors, 0.5)),
+        "samples": len(took),
+        "groups": len(core.state.groups),
+        "nodes": len(core.state.nodes),
+        "placed": placed,
+    }
+
+
+def look_once(state: State) -> tuple[int, int]:
+    """The least that any search over all groups, and for a free node, has to look at."""
+    members = sum(len(group.jobs) < CONFIG.max_jobs for group in state.groups.values())
+    free = sum(node.group is None for node in state.nodes.values())
+    return members, free

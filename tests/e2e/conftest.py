@@ -1,0 +1,530 @@
+"""Live tests: a real daemon, real client processes, and the record of the mock backend as witness.
+
+``daemon_on(**what)`` starts a daemon of the test's own, with leases of less than two seconds; ``client(name)`` starts a trainer
+(``workloads/trainer.py``), which does phase by phase what the test tells it, on its main thread, through the public
+API; ``script(path)`` starts a whole program. Whatever was started is killed at the end of the test, whatever happened,
+and the daemon's log is shown where the test has failed.
+
+Conditions are polled (``until``), with a deadline that says what was waited for.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rollmuxd.client.sync import Daemon as Line
+
+WORKLOADS = Path(__file__).with_name("workloads")
+LEASE_S, HEARTBEAT_S = 1.6, 0.3
+#: what may come on top of any time limit: other people use this machine too
+SLACK_S = 1.5
+
+CONFIG = """
+[daemon]
+listen = "127.0.0.1:0"
+state_dir = {state}
+
+[lease]
+lease_s = {lease_s}
+heartbeat_s = {heartbeat_s}
+reattach_s = {reattach_s}
+grace_s = {grace_s}
+
+[limits]
+order_s = {order_s}
+clear_s = {clear_s}
+observe_s = {observe_s}
+
+[[hosts]]
+id = "mock"
+backend = "mock"
+ram_gb = 64
+
+[hosts.options]
+copy_gbps = 100
+memory = {memory}
+record = {record}
+faults = {faults}
+"""
+
+NODE = """
+[[hosts.nodes]]
+gpus = {gpus}
+pools = {pools}
+gpu_gb = 96
+"""
+
+
+def until(what: str, look: Callable[[], Any], within: float = 15.0, every: float = 0.02) -> Any:
+    """Return what ``look`` finds, as soon as it finds something."""
+    give_up = time.monotonic() + within
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > give_up:
+            pytest.fail(f"after {within:g} s still not: {what}")
+        time.sleep(every)
+
+
+def clean_environment(home: Path, **more: str) -> dict[str, str]:
+    """The environment of all that is started: nothing of rollmuxd's that whoever runs the tests has set."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX_", "XDG_"))}
+    return {**env, "HOME": str(home), "PYTHONUNBUFFERED": "1", **more}
+
+
+def children_of(pid: int) -> list[int]:
+    """Its child processes: of a trainer, the heartbeat."""
+    threads = list(Path(f"/proc/{pid}/task").iterdir())
+    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+class LiveDaemon:
+    """One daemon process after the other, on one state directory."""
+
+    def __init__(self, folder: Path, *, nodes: tuple[tuple[str, str], ...], settings: dict[str, float]) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.log = folder / "daemon.log"
+        self._memory = folder / "memory.json"
+        self._record = folder / "witness.jsonl"
+        self._faults = folder / "faults.json"
+        numbers = {
+            "lease_s": LEASE_S,
+            "heartbeat_s": HEARTBEAT_S,
+            "reattach_s": 20.0,
+            "grace_s": 1.0,
+            "order_s": 10.0,
+            "clear_s": 30.0,
+            "observe_s": 0.5,
+            **settings,
+        }
+        paths = {"state": self.state, "memory": self._memory, "record": self._record, "faults": self._faults}
+        text = CONFIG.format(**numbers, **{name: json.dumps(str(path)) for name, path in paths.items()})
+        for gpus, pool in nodes:
+            text += NODE.format(gpus=json.dumps(gpus), pools=json.dumps([pool]))
+        self._config = folder / "rollmux.toml"
+        self._config.write_text(text)
+        self.socket = self.state / "rollmux.sock"
+        self.url = f"unix://{self.socket}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._line = Line(self.url)
+
+    # ---- its life ----------------------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def tcp(self) -> str:
+        """Where it listens on TCP."""
+        return str(json.loads((self.state / "daemon.json").read_text())["url"])
+
+    def start(self) -> None:
+        self.launch()
+        self.wait_ready()
+
+    def launch(self) -> None:
+        """Start the process, and do not wait for it."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rollmuxd", "daemon", "run", "--config", str(self._config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=clean_environment(self.folder),
+                cwd=self.folder,
+            )
+
+    def wait_ready(self) -> None:
+        until("the daemon is ready", self._ready, within=20, every=0.05)
+
+    def _ready(self) -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            pytest.fail(f"the daemon ended with {self.process.returncode}")
+        try:
+            if json.loads((self.state / "daemon.json").read_text())["pid"] != self.process.pid:
+                return False
+            return self.call("GET", "/readyz", quietly=True).status_code == 200
+        except (OSError, ValueError, httpx.TransportError):
+            return False
+
+    def kill9(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self._line.close()
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit status."""
+        assert self.process is not None
+        self._line.close()
+        self.process.terminate()
+        status = self.process.wait(20)
+        return status
+
+    def restart(self) -> None:
+        assert self.process is not None
+        assert self.process.poll() is not None, "it is still running"
+        self.start()
+
+    def close(self) -> None:
+        self._line.close()
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    # ---- what it says ------------------------------------------------------------------------------------------------
+
+    def get(self, path: str, **params: Any) -> Any:
+        return self._line.get(path, **params)
+
+    def post(self, path: str, body: Any = None) -> Any:
+        return self._line.post(path, body)
+
+    def call(
+        self, method: str, path: str, body: Any = None, *, key: str = "", tcp: bool = False, quietly: bool = False
+    ) -> httpx.Response:
+        """One call by hand: its answer, whatever it is. (Retried by nobody.)"""
+        transport = httpx.HTTPTransport() if tcp else httpx.HTTPTransport(uds=str(self.socket))
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        with httpx.Client(transport=transport, base_url=self.tcp if tcp else "http://rollmuxd", timeout=20) as line:
+            return line.request(method, path, json=body, headers=headers)
+
+    def facts(self, *kinds: str, after: int = 0, **having: Any) -> list[dict[str, Any]]:
+        """The journal's facts after a number: of these kinds, if any, and with these fields."""
+        found: list[dict[str, Any]] = []
+        while True:
+            page = self.get("/v1/facts", after=after)
+            found += page["facts"]
+            after = page["last"]
+            if not page["facts"]:
+                break
+        return [
+            fact
+            for fact in found
+            if (not kinds or fact["fact"] in kinds) and all(fact.get(name) == value for name, value in having.items())
+        ]
+
+    def last_seq(self) -> int:
+        seqs = [fact["seq"] for fact in self.facts()]
+        return seqs[-1] if seqs else 0
+
+    def jobs(self) -> dict[str, dict[str, Any]]:
+        """All jobs, by name."""
+        return {job["name"]: job for job in self.get("/v1/jobs")["items"]}
+
+    def job(self, name: str) -> dict[str, Any]:
+        found = self.get(f"/v1/jobs/{name}")
+        assert isinstance(found, dict)
+        return found
+
+    def slot(self, slot: str) -> dict[str, Any]:
+        found = self.get(f"/v1/slots/{slot}")
+        assert isinstance(found, dict)
+        return found
+
+    def waits(self, name: str) -> dict[str, Any] | None:
+        """The job's queued slot, if it has one that a call attends."""
+        job = self.job(name)
+        slot = self.slot(job["slot"]) if job["slot"] else None
+        if slot is None or slot["status"] != "queued" or any(why["code"] == "detached" for why in slot["reasons"]):
+            return None
+        return slot
+
+    def witness(self) -> list[dict[str, Any]]:
+        """What the mock's hardware has seen, in order."""
+        if not self._record.exists():
+            return []
+        return [json.loads(line) for line in self._record.read_text().splitlines()]
+
+    def fault(self, **script: Any) -> None:
+        """Put this faults file in place, at once; without anything: all is well again."""
+        beside = self._faults.with_suffix(".new")
+        beside.write_text(json.dumps(script))
+        beside.replace(self._faults)
+
+    # ---- what must hold in every test --------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """What holds however a test has tried: nothing was held twice, and fences only grew."""
+        witness = self.witness()
+        assert [line["why"] for line in witness if line["event"] == "violation"] == []
+        assert doubles(witness) == []
+        if self.process is not None and self.process.poll() is None:
+            facts = self.facts()
+            assert [fact["seq"] for fact in facts] == list(range(1, len(facts) + 1))
+            fences = [tuple(fact["fence"]) for fact in facts if fact["fact"] == "slot_granted"]
+            assert fences == sorted(set(fences))
+
+
+def doubles(witness: list[dict[str, Any]]) -> list[str]:
+    """Loads of a job onto a GPU that had another job's bytes: by a reckoning of our own, beside the mock's."""
+    there: dict[str, dict[tuple[str, int, str], int]] = {}
+    found = []
+    for line in witness:
+        if line["event"] == "boot":
+            there.clear()
+        if "job" not in line or line["event"] == "violation":
+            continue
+        mine = there.setdefault(line["gpu"], {})
+        who = (line["job"], line["run"], line["pool"])
+        if line["event"] == "load" and (others := [other for other in mine if other[:2] != who[:2]]):
+            found.append(f"{line['name']} onto {line['gpu']}, where {others} were")
+        mine[who] = line["mb"]
+        if not line["mb"]:
+            del mine[who]
+    return found
+
+
+class Trainer:
+    """A client process that does what it is told, and writes down when it held which GPUs."""
+
+    def __init__(self, name: str, process: "subprocess.Popen[str]", log: Path) -> None:
+        self.name = name
+        self.process = process
+        self.log = log
+        self.events: list[dict[str, Any]] = []
+        #: when it was killed, by the monotonic clock
+        self.died = float("inf")
+        self._asked = 0
+        self._lock = threading.Lock()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                self.events.append(json.loads(line))
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def heartbeat(self) -> int:
+        """The pid of its heartbeat process."""
+        children = children_of(self.pid)
+        assert len(children) == 1, f"{self.name} has the child processes {children}"
+        return children[0]
+
+    def ask(self, do: str, **what: Any) -> int:
+        """Tell it to do something, and do not wait for that."""
+        assert self.process.stdin is not None
+        with self._lock:
+            self._asked += 1
+            self.process.stdin.write(json.dumps({"do": do, "number": self._asked, **what}) + "\n")
+            self.process.stdin.flush()
+            return self._asked
+
+    def answer(self, number: int, within: float = 15.0) -> dict[str, Any]:
+        """What came of it."""
+
+        def look() -> dict[str, Any] | None:
+            if self.process.poll() is not None and not self._reader.is_alive() and self.done(number) is None:
+                pytest.fail(f"{self.name} has ended with {self.process.returncode}:\n{self.log.read_text()}")
+            return self.done(number)
+
+        found = until(f"{self.name} answers", look, within)
+        assert isinstance(found, dict)
+        return found
+
+    def done(self, number: int) -> dict[str, Any] | None:
+        return next((event for event in self.events if event.get("number") == number), None)
+
+    def do(self, do: str, within: float = 15.0, **what: Any) -> dict[str, Any]:
+        """Tell it to do something; what came of it, which must be well."""
+        answer = self.answer(self.ask(do, **what), within)
+        assert "error" not in answer, answer
+        return answer
+
+    def fails(self, do: str, within: float = 15.0, **what: Any) -> dict[str, Any]:
+        """Tell it to do something; the error that came of it."""
+        answer = self.answer(self.ask(do, **what), within)
+        assert "error" in answer, answer
+        return answer
+
+    def stays(self) -> list[tuple[str, float, float]]:
+        """When it held each GPU, by its own clock: from after the grant until before the release."""
+        left = {event["slot"]: event["at"] for event in self.happened("leaving")}
+        gone = {(event["slot"], gpu): event["at"] for event in self.happened("shrinking") for gpu in event["gone"]}
+        return [
+            (gpu, event["at"], min(gone.get((slot, gpu), self.died), left.get(slot, self.died)))
+            for event in self.happened("granted")
+            for slot in [event["slot"]]
+            for gpu in event["gpus"]
+        ]
+
+    def happened(self, event: str) -> list[dict[str, Any]]:
+        return [one for one in list(self.events) if one.get("event") == event]
+
+    def kill(self, *, heartbeat_too: bool = True) -> float:
+        """SIGKILL, and to its heartbeat too; wall time of it."""
+        heartbeats = children_of(self.pid) if heartbeat_too else []
+        at = time.time()
+        for pid in (self.pid, *heartbeats):
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self.died = time.monotonic()
+        return at
+
+    def freeze(self) -> None:
+        """SIGSTOP to the trainer, not to its heartbeat."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            for pid in (*children_of(self.pid), self.pid):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        if self.process.stdin is not None:
+            try:
+                self.process.stdin.close()
+            except BrokenPipeError:
+                pass
+        self._reader.join(5)
+
+
+def overlaps(*trainers: Trainer) -> list[str]:
+    """Where two of them held a GPU at the same time, by their own clocks, which are one: the machine's monotonic one."""
+    stays = sorted((gpu, begin, end, one.name) for one in trainers for gpu, begin, end in one.stays())
+    found = []
+    for (gpu, begin, end, name), (other_gpu, other_begin, other_end, other) in zip(stays, stays[1:], strict=False):
+        if gpu == other_gpu and other_begin < end:
+            found.append(f"{gpu}: {name} {begin:.3f}-{end:.3f}, {other} {other_begin:.3f}-{other_end:.3f}")
+    return found
+
+
+class Live:
+    """What a live test has: everything that it started, and the means to wait."""
+
+    until = staticmethod(until)
+    overlaps = staticmethod(overlaps)
+    doubles = staticmethod(doubles)
+    children_of = staticmethod(children_of)
+    lives = staticmethod(lives)
+    lease_s, heartbeat_s, slack_s = LEASE_S, HEARTBEAT_S, SLACK_S
+    one_and_one = (("0", "rollout"), ("1", "train"))
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.daemons: list[LiveDaemon] = []
+        self.trainers: list[Trainer] = []
+        self._spares: list[Trainer] = []
+
+    def daemon(
+        self, nodes: tuple[tuple[str, str], ...] = one_and_one, *, spares: int = 2, **settings: float
+    ) -> LiveDaemon:
+        """A daemon that runs. ``nodes``: GPUs and pool of each; ``spares``: trainers that start meanwhile."""
+        made = LiveDaemon(self.folder, nodes=nodes, settings=settings)
+        self.daemons.append(made)
+        made.launch()
+        self._spares += [self._start(f"trainer-{number}", ["trainer.py"], made.url) for number in range(spares)]
+        made.wait_ready()
+        return made
+
+    def _start(self, name: str, command: list[str], url: str) -> Trainer:
+        log = self.folder / f"{name}-{len(self.trainers)}.log"
+        with log.open("w") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, str(WORKLOADS / command[0]), *command[1:]],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env=clean_environment(self.folder, ROLLMUX_URL=url, ROLLMUX_REQUIRED="1"),
+            )
+        trainer = Trainer(name, process, log)
+        self.trainers.append(trainer)
+        return trainer
+
+    def trainer(self, name: str, url: str | None = None, *, bytes_: bool = True, **job: Any) -> Trainer:
+        """A trainer that is told what to do. ``bytes_``: it has state, which the mock's driver moves."""
+        state = {"gpu_gb": 2, "ram_gb": 2, "driver": "mock"} if bytes_ else {}
+        told = {"rollout": state, "train": state, "init": False, **job}
+        for pool in ("rollout", "train"):
+            if told[pool] is not None:
+                told[pool] = {**state, **told[pool]}
+        spare = self._spares.pop(0) if self._spares and url is None else None
+        trainer = spare or self._start(name, ["trainer.py"], url or self.daemons[-1].url)
+        trainer.name = name
+        trainer.ask("make", name=name, settings=told)
+        return trainer
+
+    def script(self, path: str, *arguments: str, url: str | None = None) -> Trainer:
+        """A whole program, which tells what it does as a trainer does."""
+        name = arguments[0] if arguments else Path(path).stem
+        return self._start(name, [path, *arguments], url or self.daemons[-1].url)
+
+    def holder(self, name: str, phase: str = "rollout", **job: Any) -> Trainer:
+        """A trainer that holds a slot."""
+        trainer = self.trainer(name, **job)
+        trainer.do("enter", phase=phase)
+        return trainer
+
+    def waiter(self, name: str, phase: str = "rollout", **job: Any) -> tuple[Trainer, int]:
+        """A trainer that waits for a slot, and the number of what it was asked."""
+        trainer = self.trainer(name, **job)
+        trainer.do("start")
+        number = trainer.ask("enter", phase=phase)
+        self.until(f"{name} waits", lambda: self.daemons[-1].waits(name))
+        return trainer, number
+
+    def check(self) -> None:
+        """What holds however a test has tried: by the clients' own clocks, the hardware, and the journal."""
+        for daemon in self.daemons:
+            daemon.check()
+        assert overlaps(*self.trainers) == []
+
+    def close(self) -> None:
+        for trainer in self.trainers:
+            trainer.close()
+        for daemon in self.daemons:
+            daemon.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """What must hold in every live test is part of the test: checked at its end, while its daemon still runs."""
+    done = yield
+    live = pyfuncitem.funcargs.get("live")
+    if live is not None:
+        live.check()
+    return done
+
+
+@pytest.fixture
+def live(tmp_path):
+    """The live things of one test."""
+    made = Live(tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+        for log in (*(daemon.log for daemon in made.daemons), *(trainer.log for trainer in made.trainers)):
+            # Shown by pytest where the test has failed.
+            print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-60:]))

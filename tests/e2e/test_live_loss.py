@@ -1,0 +1,205 @@
+"""Trainers that are killed or stopped, in every place where that can happen, and what becomes of their GPUs."""
+
+import os
+import signal
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+def lost_within_a_lease(live, daemon, name, killed_at):
+    """The job is lost, neither sooner than its lease allows nor later. Wall time of the loss."""
+    job = daemon.job(name)["job"]
+    lost = live.until(f"{name} is lost", lambda: daemon.facts("job_lost", job=job), within=4 * live.lease_s)
+    at = lost[-1]["at"] / 1000
+    # A loop that was late (this machine is busy) renews every lease, and says so.
+    stalls = [fact for fact in daemon.facts("loop_stalled") if killed_at < fact["at"] / 1000 < at]
+    assert at - killed_at >= live.lease_s - live.heartbeat_s - 0.2, "lost before its lease had run out"
+    assert at - killed_at <= live.lease_s * (1 + len(stalls)) + live.slack_s
+    return at
+
+
+def test_killed_while_waiting_it_leaves_the_queue_within_a_lease_and_is_never_granted(live):
+    daemon = live.daemon()
+    a = live.holder("a")
+    b, _ = live.waiter("b")
+    c, asked = live.waiter("c")
+    waiting = daemon.job("b")["slot"]
+    assert daemon.slot(daemon.job("c")["slot"])["position"] > daemon.slot(waiting)["position"]
+
+    killed_at = b.kill()
+    # Its turn comes while nobody knows yet that it is dead: still it is given nothing.
+    a.do("leave")
+    lost_within_a_lease(live, daemon, "b", killed_at)
+
+    assert daemon.facts("slot_withdrawn", slot=waiting)
+    c.answer(asked)
+    assert daemon.facts("slot_granted", slot=waiting) == []
+    assert daemon.facts("slot_claimed", slot=waiting) == []
+    assert daemon.job("b")["status"] == "ended"
+
+
+@pytest.mark.parametrize("clear_later", [False, True], ids=["clear at once", "clear later"])
+def test_killed_while_holding_its_gpus_are_given_on_only_when_they_were_seen_clear(live, clear_later):
+    daemon = live.daemon()
+    a = live.holder("a")
+    b, asked = live.waiter("b")
+    if clear_later:  # the process is gone, and its bytes are not: a hung driver, a child that nobody knows of
+        left = {"gpu": "mock/gpu0", "mb": 2000, "process": f"pid {a.pid} [python] <defunct>"}
+        daemon.fault(strangers=[left])
+
+    killed_at = a.kill()
+    lost_at = lost_within_a_lease(live, daemon, "a", killed_at)
+
+    if clear_later:
+        seen = len(daemon.facts())
+        time.sleep(1.2)  # at least two looks at the host, by its settings: nothing comes of them
+        assert b.done(asked) is None
+        waits = daemon.slot(daemon.job("b")["slot"])
+        held = next(why for why in waits["reasons"] if why["code"] == "held_by_lost")
+        assert held["text"] == f"mock/gpu0 is held by lost job a, pid {a.pid}, until it was seen clear"
+        assert held["data"]["pid"] == a.pid
+        assert f"lost job a, pid {a.pid}" in " ".join(daemon.get("/v1/jobs/b/explain")["sentences"])
+        assert daemon.facts("gpus_cleared", node="mock/gpu0", after=seen) == []
+        daemon.fault()
+    granted = b.answer(asked)
+
+    facts = daemon.facts()
+    number = {fact["fact"]: fact["seq"] for fact in facts if fact.get("slot") == granted["slot"]}
+    cleared = [fact for fact in facts if fact["fact"] == "gpus_cleared" and fact["node"] == "mock/gpu0"]
+    assert cleared[-1]["at"] / 1000 >= lost_at
+    assert cleared[-1]["seq"] < number["slot_claimed"]
+
+
+def test_killed_while_its_state_is_being_loaded_its_gpus_go_to_the_next(live):
+    daemon = live.daemon()
+    daemon.fault(faults=[{"do": "delay", "method": "load", "job": "a", "delay_s": 3.0}])
+    a = live.trainer("a")
+    a.ask("enter", phase="rollout")
+    slot = live.until("its state is being loaded", lambda: daemon.facts("slot_claimed"))[0]["slot"]
+    b, asked = live.waiter("b")
+
+    killed_at = a.kill()
+    lost_within_a_lease(live, daemon, "a", killed_at)
+
+    assert b.answer(asked)["gpus"] == ["mock/gpu0"]
+    assert daemon.facts("slot_granted", slot=slot) == []
+    assert daemon.facts("slot_lost", slot=slot)
+
+
+def test_a_trainer_killed_alone_takes_its_heartbeat_with_it(live):
+    daemon = live.daemon(spares=1)
+    a = live.holder("a")
+    heartbeat = a.heartbeat
+
+    killed_at = a.kill(heartbeat_too=False)
+
+    live.until("the heartbeat has ended", lambda: not live.lives(heartbeat), within=3)
+    lost_within_a_lease(live, daemon, "a", killed_at)
+
+
+def test_a_trainer_that_is_lost_and_still_lives_keeps_its_gpus_from_others_until_it_is_gone(live):
+    daemon = live.daemon()
+    a = live.holder("a")
+    b, asked = live.waiter("b")
+    heartbeat = a.heartbeat
+    # Nothing of it answers any more, but its bytes are there.
+    a.freeze()
+    os.kill(heartbeat, signal.SIGKILL)
+    lost_within_a_lease(live, daemon, "a", time.time())
+
+    def reasons():
+        return {why["code"]: why["text"] for why in daemon.slot(daemon.job("b")["slot"])["reasons"]}
+
+    assert f"lost job a, pid {a.pid}" in reasons()["held_by_lost"]
+    assert b.done(asked) is None
+    a.kill()
+    assert b.answer(asked)["gpus"] == ["mock/gpu0"]
+
+
+def test_a_trainer_that_wakes_after_it_was_lost_is_told_when_it_leaves_its_phase(live):
+    daemon = live.daemon()
+    a = live.holder("a", bytes_=False)
+    b, asked = live.waiter("b", bytes_=False)
+    a.freeze()
+    os.kill(a.heartbeat, signal.SIGKILL)
+    # It keeps nothing on the GPU, so that there is nothing to wait for.
+    assert b.answer(asked)["gpus"] == ["mock/gpu0"]
+    at = time.monotonic()
+
+    a.thaw()
+
+    lost = a.fails("leave")
+    assert lost["error"] == "SlotLost"
+    assert a.fails("enter", phase="train")["error"] == "JobEnded"
+    assert daemon.job("b")["slot"] == b.happened("granted")[0]["slot"]
+    # What it did while it did not know is no fault of anybody here.
+    a.died = min(a.died, b.happened("granted")[0]["at"])
+    assert at < lost["at"]
+
+
+def test_killed_between_its_slots_it_is_lost_and_its_group_goes_on(live):
+    daemon = live.daemon()
+    a, b = live.trainer("a"), live.trainer("b")
+    for one in (a, b):
+        one.do("loop", rounds=1, seconds=0.0)
+    a.do("enter", phase="rollout")
+    a.do("leave")
+
+    killed_at = a.kill()
+    # It asks while the dead one's state is still loaded, as far as anybody knows.
+    b.do("loop", rounds=3, seconds=0.02, within=20)
+    lost_within_a_lease(live, daemon, "a", killed_at)
+
+    b.do("loop", rounds=2, seconds=0.02)
+    live.until("nothing of a is left", lambda: daemon.job("a")["status"] == "ended")
+    assert daemon.jobs()["b"]["status"] in {"admitted", "probing"}
+
+
+def test_a_heartbeat_that_is_killed_is_started_again_and_nothing_is_lost(live):
+    daemon = live.daemon()
+    a = live.holder("a")
+    first = a.heartbeat
+
+    os.kill(first, signal.SIGKILL)
+    live.until("there is another", lambda: [pid for pid in live.children_of(a.pid) if pid != first], within=5)
+    session = daemon.job("a")["session"]
+    time.sleep(live.lease_s + 0.5)  # a lease goes by
+
+    assert daemon.job("a")["session"] == session
+    a.do("leave")
+    a.do("loop", rounds=1, seconds=0.0)
+    assert daemon.facts("session_lost") == []
+
+
+def test_a_stopped_trainer_keeps_its_slot_through_its_heartbeat_and_goes_on_when_it_wakes(live):
+    daemon = live.daemon()
+    a = live.holder("a")
+    b, asked = live.waiter("b")
+
+    a.freeze()  # a debugger, a long save, a held GIL
+    time.sleep(2 * live.lease_s)  # two leases go by
+
+    assert daemon.facts("session_lost") == []
+    assert daemon.slot(a.happened("granted")[0]["slot"])["status"] == "running"
+    assert b.done(asked) is None
+    a.thaw()
+    a.do("leave")
+    assert b.answer(asked)["gpus"] == ["mock/gpu0"]
+    a.do("enter", phase="train")
+
+
+def test_a_trainer_that_fails_in_a_phase_gives_its_gpus_back_at_once(live):
+    daemon = live.daemon(lease_s=20.0)
+    live.script("failing.py", "failing")
+    live.until("it holds", lambda: daemon.facts("slot_granted"))
+    b, asked = live.waiter("b")
+    began = time.monotonic()
+
+    (daemon.folder / "fail").touch()
+
+    b.answer(asked)
+    assert time.monotonic() - began < 5, "it waited for a lease to run out"
+    assert daemon.job("failing")["reason"] == "failed: ZeroDivisionError: division by zero"

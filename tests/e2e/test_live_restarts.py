@@ -1,0 +1,172 @@
+"""The daemon is killed, stopped and started again, under load. Jobs notice a pause and nothing else."""
+
+import resource
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+def test_killed_while_one_holds_and_two_wait_it_finds_all_three_again(live):
+    daemon = live.daemon(spares=3)
+    a = live.holder("a")
+    b, b_asked = live.waiter("b")
+    c, c_asked = live.waiter("c")
+    held = a.happened("granted")[0]
+    waiting = {name: daemon.job(name)["slot"] for name in "bc"}
+    order = sorted("bc", key=lambda name: daemon.slot(waiting[name])["position"])
+    before = daemon.last_seq()
+
+    daemon.kill9()
+    assert [one.done(asked) for one, asked in ((b, b_asked), (c, c_asked))] == [None, None]
+    daemon.restart()
+
+    # The slot, its holder and its fence are what they were; so are the requests.
+    slot = daemon.slot(held["slot"])
+    assert (slot["status"], slot["fence"], slot["gpus"]) == ("running", held["fence"], held["gpus"])
+    assert {name: daemon.job(name)["slot"] for name in "bc"} == waiting
+    for name in "bc":
+        live.until(f"{name} has come back", lambda name=name: daemon.waits(name))
+    assert sorted("bc", key=lambda name: daemon.slot(waiting[name])["position"]) == order
+    a.do("leave")
+    for one, asked in ((b, b_asked), (c, c_asked)):
+        assert one.answer(asked)["slot"] == waiting[one.name]
+        one.do("leave")
+    after = daemon.facts("slot_granted", after=before)
+    assert [fact["slot"] for fact in after] == [waiting[name] for name in order]
+    assert daemon.facts("slot_lost", "slot_revoked", "slot_withdrawn", "session_lost", "job_lost") == []
+    for one in (a, b, c):
+        one.do("end")
+
+
+def test_killed_again_and_again_under_load_every_job_does_all_its_iterations(live):
+    daemon = live.daemon(spares=3)
+    trainers = [live.trainer(name) for name in "abc"]
+    asked = [(one, one.ask("loop", rounds=5, seconds=0.02, then=one.name == "b")) for one in trainers]
+
+    seen = 0
+    for _ in range(2):
+        # Not at a moment of our choosing: somewhere among some ten more facts.
+        live.until("there is news", lambda: daemon.last_seq() >= seen + 20)
+        daemon.kill9()
+        daemon.restart()
+        seen = daemon.last_seq()
+    for one, number in asked:
+        assert "error" not in one.answer(number, within=40)
+
+    assert {len(one.happened("granted")) for one in trainers} == {10}
+    # Every stay is in the journal once, under the fence that its client was told.
+    told = {(event["slot"], event["fence"]) for one in trainers for event in one.happened("granted")}
+    assert {(fact["slot"], ".".join(map(str, fact["fence"]))) for fact in daemon.facts("slot_granted")} == told
+    assert len(daemon.facts("daemon_started")) == 3
+
+
+def test_killed_in_the_middle_of_a_load_it_sees_the_load_through(live):
+    daemon = live.daemon(spares=1)
+    daemon.fault(faults=[{"do": "delay", "method": "load", "delay_s": 1.0, "times": 1}])
+    a = live.trainer("a")
+    number = a.ask("enter", phase="rollout")
+    live.until("its state is being loaded", lambda: daemon.facts("order_issued"))
+
+    daemon.kill9()
+    assert a.done(number) is None
+    daemon.restart()
+
+    assert a.answer(number)["gpus"] == ["mock/gpu0"]
+    assert [line["event"] for line in daemon.witness() if line.get("gpu") == "mock/gpu0"] == ["load", "loaded"]
+    a.do("leave")
+
+
+def test_a_hook_that_ran_while_the_daemon_was_killed_is_not_run_again(live):
+    daemon = live.daemon(spares=1)
+    own = {"rollout": {"gpu_gb": 2, "ram_gb": 2, "driver": "channel"}, "train": None, "phases": ["rollout"]}
+    a = live.trainer("a", bytes_=False, **own)
+    a.do("hooks", kinds=["load", "park", "discard"], seconds=1.0)
+    number = a.ask("enter", phase="rollout")
+    live.until("its hook runs", lambda: a.happened("hook"))
+
+    daemon.kill9()
+    daemon.restart()
+
+    # It is told once more, and answers what it answered before.
+    assert a.answer(number)["gpus"] == ["mock/gpu0"]
+    assert [event["hook"] for event in a.happened("hook")] == ["load"]
+    a.do("leave")
+
+
+def test_a_holder_is_killed_while_the_daemon_is_away(live):
+    daemon = live.daemon()
+    a = live.holder("a")
+    b, asked = live.waiter("b")
+
+    daemon.kill9()
+    a.kill()
+    daemon.restart()
+
+    # Its lease runs from the start on, since nobody could have renewed it before.
+    started = daemon.facts("daemon_started")[-1]["at"]
+    b.answer(asked)
+    lost = daemon.facts("session_lost")
+    assert [fact["session"] for fact in lost] == ["e1"]
+    assert lost[0]["at"] - started >= (live.lease_s - 0.1) * 1000
+
+
+def test_stopped_under_load_it_ends_with_0_stops_no_job_and_all_finish_after_its_return(live):
+    daemon = live.daemon(spares=3)
+    feed = live.script("follow.py", "follow")
+    a = live.holder("a")
+    b, b_asked = live.waiter("b")
+    c, c_asked = live.waiter("c", phase="train")
+    live.until("somebody follows", lambda: feed.happened("facts"))
+
+    began = time.monotonic()
+    assert daemon.stop() == 0
+    assert time.monotonic() - began < 5, "long polls held it up"
+    assert not daemon.socket.exists()
+    assert not (daemon.state / "daemon.json").exists()
+
+    # The holder works on through it, and is still there afterwards; what it asks for in between waits.
+    assert a.process.poll() is None
+    leaving = a.ask("leave")
+    time.sleep(0.3)
+    assert a.done(leaving) is None
+    daemon.restart()
+
+    assert "error" not in a.answer(leaving)
+    assert "error" not in b.answer(b_asked)
+    b.do("leave")
+    assert "error" not in c.answer(c_asked)
+    c.do("leave")
+    assert daemon.facts("slot_lost", "slot_revoked", "slot_withdrawn", "session_lost") == []
+    # The feed has missed nothing, and told nothing twice.
+    last = daemon.last_seq()
+    live.until("the feed has caught up", lambda: feed.happened("facts")[-1]["seqs"][-1] >= last)
+    seqs = [seq for event in feed.happened("facts") for seq in event["seqs"]]
+    assert seqs == list(range(1, len(seqs) + 1))
+
+
+def test_a_disk_that_takes_nothing_more_is_answered_with_503_and_all_go_on_when_it_does(live):
+    daemon = live.daemon()
+    a = live.holder("a")
+    b, asked = live.waiter("b")
+    before = daemon.last_seq()
+    unlimited = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
+
+    # No file of the daemon may grow: neither the journal's log nor anything else.
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (4096, unlimited[1]))
+    body = {"name": "late", "phases": [{"name": "rollout", "pools": ["rollout"]}], "wants": {"rollout": {}}}
+    refused = live.until("it refuses", lambda: (r := daemon.call("POST", "/v1/jobs", body)).status_code == 503 and r)
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert int(refused.headers["retry-after"]) >= 1
+    leaving = a.ask("leave")
+    time.sleep(0.5)
+    assert a.done(leaving) is None, "released, and nobody has written that down"
+    assert b.done(asked) is None
+
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, unlimited)
+    assert "error" not in a.answer(leaving, within=25)
+    assert "error" not in b.answer(asked, within=25)
+    assert daemon.process.poll() is None
+    assert not any(fact["fact"] == "slot_lost" for fact in daemon.facts(after=before))
+    assert "late" not in daemon.jobs()
