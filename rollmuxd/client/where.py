@@ -76,6 +76,8 @@ def default_sockets(environ: Mapping[str, str] = os.environ) -> list[str]:
     paths = [environ["ROLLMUX_SOCKET"]] if environ.get("ROLLMUX_SOCKET") else []
     if environ.get("XDG_RUNTIME_DIR"):
         paths.append(f"{environ['XDG_RUNTIME_DIR']}/rollmux/rollmux.sock")
+    if environ.get("XDG_STATE_HOME"):
+        paths.append(f"{environ['XDG_STATE_HOME']}/rollmux/rollmux.sock")
     home = environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111  (Path.home raises where there is none)
     return [*paths, f"{home}/.local/state/rollmux/rollmux.sock", "/run/rollmux/rollmux.sock"]
 

@@ -89,9 +89,37 @@ def check_spec(spec: JobSpec, state: State, config: Config) -> None:
         if config.drivers and kept.driver not in config.drivers:
             known = ", ".join(sorted(config.drivers))
             raise Impossible(f"residency driver {kept.driver!r} is not installed (installed: {known})")
-    if spec.slo is not None and spec.slo < 1:
-        raise Impossible(f"slo is {spec.slo:g}: nobody is faster shared than alone, so it is at least 1")
+    if spec.slo is not None and not 1 <= spec.slo < float("inf"):
+        raise Impossible(f"slo is {spec.slo:g}: nobody is faster shared than alone, so it is at least 1, and finite")
+    _check_numbers(spec)
     _check_wants(spec, state)
+
+
+def _check_numbers(spec: JobSpec) -> None:
+    phases = [
+        (f"{field} of phase {phase.name}", value, 0)
+        for phase in (*spec.phases, *spec.side)
+        for field, value in (("time", phase.planned_ms or 0), ("gap", phase.gap_ms), ("min_gpus", phase.min_gpus))
+    ]
+    wants = [
+        (f"{field} wanted of pool {want.pool}", value, least)
+        for want in spec.wants
+        for field, value, least in (("nodes", want.nodes, 1), ("GPUs", want.gpus, 0))
+    ]
+    states = [
+        (f"{field} of the {kept.pool} state", value, 0)
+        for kept in spec.states
+        for field, value in (
+            ("GPU memory", kept.gpu_mb),
+            ("left-over", kept.leftover_mb),
+            ("RAM", kept.ram_mb),
+            ("load time", kept.load_ms),
+            ("park time", kept.park_ms),
+        )
+    ]
+    for what, value, least in (*phases, *wants, *states, ("ranks", spec.ranks, 1)):
+        if value < least:
+            raise Impossible(f"{what}: {value}, and it is at least {least}")
 
 
 def _check_wants(spec: JobSpec, state: State) -> None:

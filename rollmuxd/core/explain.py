@@ -171,6 +171,8 @@ class Explainer:
         known = state.slot(slot)
         job = state.jobs[known.job]
         group = state.groups.get(job.group or "")
+        if known.status is not SlotStatus.QUEUED:
+            return 0
         if group is None:
             return len(state.waiting)
         index = rotation.visit_of(state, group, job.id, known.phase)
@@ -183,7 +185,7 @@ class Explainer:
         job = state.jobs[known.job]
         group = state.groups.get(job.group or "")
         index = None if group is None else rotation.visit_of(state, group, job.id, known.phase)
-        if group is None or index is None:
+        if group is None or index is None or known.status is not SlotStatus.QUEUED:
             return None
         total = 0
         for visit in rotation.before(state, group, index):

@@ -249,7 +249,7 @@ def not_clear(c: Cycle, name: NodeId) -> None:
         c.soft.at(due, "clear", name)
     else:
         seconds = c.config.clear_limit_ms // 1000
-        c.fact(f.NodeQuarantined(c.now, name, f"{node.reason}; not clear within {seconds} s"))
+        c.fact(f.NodeQuarantined(c.now, name, f"{node.unclear_reason}; not clear within {seconds} s"))
         c.soft.look_later(node.host, c.now, c.config)
 
 

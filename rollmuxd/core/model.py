@@ -254,6 +254,7 @@ class Node(Struct):
     states: list[str] = field(default_factory=list)
     #: GPUs that should be clear and are not, and since when; None: none
     unclear: list[GpuId] = field(default_factory=list)
+    unclear_reason: str = ""
     unclear_since: Millis | None = None
 
 

@@ -137,14 +137,16 @@ class RollMux:
             reasons.append(miss.reason)
             if miss.own_slo:
                 suggestions[f"slo={ceil(miss.own_slo * 100) / 100:g}"] = None
+        lacking = []
         for want in job.spec.wants:
             free = [node for node in state.nodes.values() if want.pool in node.pools and _free(node)]
             if len(free) < want.nodes or sum(len(node.gpus) for node in free) < want.gpus:
                 needed = f"{want.gpus} GPUs" if want.gpus else f"{want.nodes} nodes"
                 text = f"pool {want.pool} has {len(free)} free nodes, and a group of its own needs {needed} there"
                 reasons.append(Reason("no_free_nodes", text, {"pool": want.pool, "free": len(free)}))
-                if not want.gpus:
-                    suggestions[f"{want.nodes - len(free)} more free {want.pool} node(s)"] = None
+                lacking.append("" if want.gpus else f"{want.nodes - len(free)} more free {want.pool} node(s)")
+        if lacking and all(lacking):
+            suggestions[" and ".join(lacking)] = None
         if not reasons:
             text = "the free nodes' hosts have not the RAM for its parked states, or the nodes overlap"
             reasons.append(Reason("no_ram", text))
@@ -255,11 +257,14 @@ class RollMux:
     # ---- does it do? -------------------------------------------------------------------------------------------------
 
     def _miss(self, state: State, shape: "_Shape", candidate: Candidate) -> Miss | None:
-        """Why a candidate does not do, for people."""
-        period = self._too_slow_ms(state, shape, candidate)
-        if period is not None and candidate.group is not None:
-            return _slo_miss(state, shape, self._summary(state, candidate.group), candidate.group, period)
-        return self._miss_ram(state, shape.job, candidate) or self._miss_memory(state, shape.job, candidate)
+        """Why a candidate does not do, for people; another SLO is no help where RAM or memory are short as well."""
+        short = self._miss_ram(state, shape.job, candidate) or self._miss_memory(state, shape.job, candidate)
+        group = candidate.group
+        if group is None or self._too_slow_ms(state, shape, candidate) is None:
+            return short
+        summary = self._summary(state, group)
+        slow = _slo_miss(state, shape, summary, group, period_ms((*summary.legs, *shape.legs(candidate.pins))))
+        return slow if short is None else Miss(slow.reason)
 
     def _fits(self, state: State, shape: "_Shape", candidate: Candidate) -> bool:
         """Whether every member's promise, every host's RAM and every GPU's memory allow it."""
@@ -334,11 +339,13 @@ class RollMux:
         names = ", ".join(state.jobs[name].spec.name for name in group.jobs)
         if len(group.jobs) >= self.max_group:
             return Miss(Reason("group_full", f"group {group.id} ({names}) has its {self.max_group} jobs"))
-        miss: Miss | None = None
+        misses: list[Miss] = []
         more = _free_nodes(state, shape.job, self._parts(shape.job))
         candidates = chain(self._packings(state, shape.job, group), self._scaling(state, shape.job, group, more))
         for candidate in candidates:
-            miss = self._miss(state, shape, candidate) or miss
+            found = self._miss(state, shape, candidate)
+            if found is not None:
+                misses.append(found)
         summary = self._summary(state, group)
         if shape.solo_ms is None and summary.limit_ms is not None:
             text = f"group {group.id} ({names}) has promises to keep, and this job's times are not known yet"
@@ -346,8 +353,8 @@ class RollMux:
         if shape.limit_ms is not None and summary.unknown:
             text = f"group {group.id} ({names}) has a member whose times are not known yet"
             return Miss(Reason("member_unknown", text, {"group": group.id}))
-        if miss is not None:
-            return miss
+        if misses:  # the one that the least change of its own would do away with
+            return min(misses, key=lambda miss: miss.own_slo or float("inf"))
         if self.prune and summary.load and max(summary.load.values()) >= summary.longest_ms:
             return Miss(Reason("saturated", f"group {group.id} ({names}) is saturated", {"group": group.id}))
         text = f"group {group.id} ({names}) has not the nodes it wants, or they are not up"

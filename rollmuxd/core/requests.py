@@ -21,7 +21,7 @@ from rollmuxd.core.letting_go import (
     take_away,
 )
 from rollmuxd.core.lives import live_session
-from rollmuxd.core.model import Fence, IfUnmet, Job, JobStatus, Park, SessionId, Slot, SlotId, SlotStatus
+from rollmuxd.core.model import Fence, IfUnmet, Job, JobStatus, NodeId, Park, SessionId, Slot, SlotId, SlotStatus
 from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.turns import dispatch, take_place
 
@@ -100,7 +100,10 @@ def detach(c: Cycle, ask: i.DetachSlot) -> Answer:
     """Nobody waits on the line: the request keeps its place for the re-attach time, and is not granted meanwhile."""
     slot = c.state.slots.get(ask.slot)
     if slot is not None and slot.status is SlotStatus.QUEUED:
-        c.soft.detach(slot.id, c.now + c.config.reattach_ms)
+        phase = find_phase(c.state, slot.job, slot.phase)
+        gap = 0 if phase is None else phase.gap_ms
+        c.soft.detach(slot.id, until=c.now + c.config.reattach_ms, awaited_until=c.now + gap + c.config.grace_ms)
+        dispatch(c, c.state.jobs[slot.job].group)
     return NOTHING
 
 
@@ -127,10 +130,10 @@ def release(c: Cycle, ask: i.ReleaseSlot) -> Answer:
         return Answer(slot=slot.id, next_slot=slot.next_slot, next_refused=slot.next_refused, repeated=True)
     check_holder(c, slot, ask.fence)
     job = c.state.jobs[slot.job]
-    was_tail = slot.status is SlotStatus.TAIL
+    partly = len(slot.gpus) < sum(len(c.state.nodes[name].gpus) for name in phase_nodes(c, job, slot))
     c.fact(f.SlotReleased(c.now, slot.id, ask.measured))
     c.soft.forget_slot(slot.id)
-    if job.spec.park is Park.AT_RELEASE or was_tail:  # after a shrink only a part of it is still loaded
+    if job.spec.park is Park.AT_RELEASE or partly:  # what is loaded on a part must not pass for loaded on all
         park_own(c, job, slot)
     finish_release(c, slot)
     see_gpus(c, ask.seen)
@@ -143,6 +146,11 @@ def release(c: Cycle, ask: i.ReleaseSlot) -> Answer:
     settle(c, job)
     dispatch(c, group)
     return Answer(slot=slot.id, next_slot=next_slot, next_refused=refused)
+
+
+def phase_nodes(c: Cycle, job: Job, slot: Slot) -> tuple[NodeId, ...]:
+    phase = find_phase(c.state, job.id, slot.phase)
+    return () if phase is None else c.state.phase_nodes(job, phase)
 
 
 def check_holder(c: Cycle, slot: Slot, fence: Fence) -> None:

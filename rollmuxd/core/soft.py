@@ -19,8 +19,10 @@ class Soft:
     def __init__(self) -> None:
         #: when each living session was heard of last
         self.seen: dict[SessionId, Millis] = {}
-        #: requests that no call attends, and until when they keep their place
+        #: requests that no call attends, and until when they stay queued
         self.detached: dict[SlotId, Millis] = {}
+        #: and until when the others wait for them, where their turn has come
+        self.awaited: dict[SlotId, Millis] = {}
         #: how far running slots are: done, total
         self.progress: dict[SlotId, tuple[int, int]] = {}
         #: requests that are queued
@@ -44,18 +46,20 @@ class Soft:
         """It has ended."""
         self.seen.pop(session, None)
 
-    def detach(self, slot: SlotId, until: Millis) -> None:
+    def detach(self, slot: SlotId, *, until: Millis, awaited_until: Millis) -> None:
         """Nobody attends the request."""
         self.detached[slot] = until
+        self.awaited[slot] = awaited_until
         self.at(until, "detach", slot)
 
     def attach(self, slot: SlotId) -> bool:
         """Somebody attends it again; tells whether it was detached."""
+        self.awaited.pop(slot, None)
         return self.detached.pop(slot, None) is not None
 
     def forget_slot(self, slot: SlotId) -> None:
         """The request or slot has ended."""
-        self.detached.pop(slot, None)
+        self.attach(slot)
         self.progress.pop(slot, None)
 
     def renew_all(self, now: Millis) -> None:
@@ -76,7 +80,8 @@ class Soft:
         for slot in state.slots.values():
             if slot.status is SlotStatus.QUEUED:
                 self.waiting += 1
-                self.detach(slot.id, now + config.reattach_ms)
+                # a client that could not reach the daemon comes back within a lease, or has lost its session
+                self.detach(slot.id, until=now + config.reattach_ms, awaited_until=now + config.lease_ms)
 
     # ---- looking again -----------------------------------------------------------------------------------------------
 

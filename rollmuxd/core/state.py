@@ -191,7 +191,8 @@ class State(Struct):
         """A node's status, for the facts that say nothing else."""
         node = self.nodes[fact.node]
         node.status = next_status(lifecycle.NODE, node.status, fact, f"node {node.id}")
-        node.reason = getattr(fact, "reason", "")
+        if not isinstance(fact, f.NodeDrained):  # it keeps the reason for which it was drained
+            node.reason = getattr(fact, "reason", "")
         if isinstance(fact, f.NodeDraining):
             node.drain, node.reason = True, f"drained by {fact.by}"
         elif isinstance(fact, f.NodeUndrained):
@@ -205,7 +206,7 @@ class State(Struct):
 
     def _gpus_unclear(self, fact: f.GpusUnclear) -> None:
         node = self.nodes[fact.node]
-        node.reason = fact.reason
+        node.unclear_reason = fact.reason
         node.unclear += [gpu for gpu in fact.gpus if gpu not in node.unclear]
         if node.unclear_since is None:
             node.unclear_since = fact.at

@@ -65,22 +65,26 @@ def advance(c: Cycle, group: Group, job: Job, slot: Slot) -> bool:
 
 
 def may_skip(c: Cycle, group: Group, visit: Visit) -> bool:
-    """Whether the wheel may pass a visit that is not asked for.
+    """Whether the wheel may pass a visit that is not asked for, or whose request nobody attends.
 
     It is awaited while its job is in, or queued for, an earlier phase of its cycle, and for a grace after the
     job's planned gap; a job that is away longer, paused, lost or not yet begun is skipped, and comes back at its
-    own visit.
+    own visit. So does a request that was left alone: it stays queued, but nobody waits for it longer than that.
     """
     job = c.state.jobs[visit.job]
     if job.status not in PLACED:
         return True
-    if job.queued is not None or job.slot is not None:
+    if job.slot is not None:
         return False
-    idle_from = job.progress.idle_from
-    if idle_from is None:
+    if job.queued is not None:
+        due = c.soft.awaited.get(job.queued)  # asked for, but nobody attends the request any more
+        if due is None or c.state.slots[job.queued].phase != visit.phase:
+            return False
+    elif job.progress.idle_from is None:
         return True
-    gap = next((phase.gap_ms for phase in job.spec.phases if phase.name == visit.phase), 0)
-    due = idle_from + gap + c.config.grace_ms
+    else:
+        gap = next((phase.gap_ms for phase in job.spec.phases if phase.name == visit.phase), 0)
+        due = job.progress.idle_from + gap + c.config.grace_ms
     if c.now < due:
         c.soft.at(due, "dispatch", group.id)
     return c.now >= due
@@ -182,5 +186,5 @@ def take_place(c: Cycle, job: Job, phase: str, *, side: bool) -> None:
         return
     place = (group.wheel[mine].turn, mine)
     for index, visit in enumerate(group.wheel):
-        if visit.job == job.id and not visit.once and (visit.turn, index) < place:
+        while visit.job == job.id and not visit.once and (visit.turn, index) < place:  # it may lag by several turns
             c.fact(f.VisitSkipped(c.now, group.id, index, job.id, visit.phase))

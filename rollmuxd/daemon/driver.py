@@ -513,8 +513,8 @@ class Driver:
 
     def _on_time(self) -> None:
         self._timer = None
-        if not self._up:
-            return
+        if not self._up or self.draining.is_set():
+            return  # while stopping, nobody can renew a lease, so none may run out; the next start renews them all
         try:
             self._decide(Tick())
         except Rejected:

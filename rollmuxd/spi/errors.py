@@ -1,9 +1,9 @@
 """What plugins raise, and what is raised about them.
 
-    PluginError
-      NotInstalled      no plugin of that name; says which are there, and how to get it
-      NotDone           the plugin says that it did not do it
-      ContactLost       nobody knows whether it was done
+PluginError
+  NotInstalled      no plugin of that name; says which are there, and how to get it
+  NotDone           the plugin says that it did not do it
+  ContactLost       nobody knows whether it was done
 """
 
 

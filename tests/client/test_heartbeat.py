@@ -271,6 +271,7 @@ def test_it_beats_while_its_parent_is_stopped_in_a_debugger(listening, until):
 def test_ctrl_c_ends_the_trainer_in_good_order_and_the_heartbeat_last(listening, until):
     fake = HastyDaemon()
     program, heart = trainer(listening(fake), "time.sleep(60)")
+    until(lambda: fake.beats)
 
     os.killpg(program.pid, signal.SIGINT)  # as a terminal does it
     _, said = program.communicate()

@@ -12,7 +12,7 @@ from rollmuxd.client.aio import AsyncDaemon
 from rollmuxd.client.sync import Daemon
 from rollmuxd.client.transport import Reply, problem
 from rollmuxd.client.where import Address
-from rollmuxd.testing import FakeDaemon
+from rollmuxd.testing import FakeDaemon, fake_daemon
 
 
 @pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
@@ -169,6 +169,13 @@ def test_errors_survive_the_way_between_processes(name):
     assert type(copy) is kind
     assert str(copy) == "what happened"
     assert copy.slot == "s1"
+
+
+def test_a_command_line_can_be_tested_with_the_fake_too():
+    with fake_daemon() as fake, Daemon() as daemon:
+        daemon.post("/v1/jobs", {"name": "a", **REGISTER})
+
+    assert fake.registered[0].name == "a"
 
 
 def test_the_fake_is_a_transport_for_anybodys_httpx_client():

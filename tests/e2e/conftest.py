@@ -1,13 +1,17 @@
 """Live tests: a real daemon, real client processes, and the record of the mock backend as witness.
 
-``daemon_on(**what)`` starts a daemon of the test's own, with leases of less than two seconds; ``client(name)`` starts a trainer
-(``workloads/trainer.py``), which does phase by phase what the test tells it, on its main thread, through the public
-API; ``script(path)`` starts a whole program. Whatever was started is killed at the end of the test, whatever happened,
-and the daemon's log is shown where the test has failed.
+``live.daemon()`` starts a daemon of the test's own, with leases of less than two seconds; ``live.trainer(name)`` gives
+a trainer (``workloads/trainer.py``), which does phase by phase what the test tells it, on its main thread, through the
+public API; ``live.script(path)`` starts a whole program. What was started is killed at the end of the test, whatever
+happened, and the logs of all of them are shown where the test has failed. What must hold in every test (no GPU held
+twice, fences that only grow) is checked at the end of each.
 
-Conditions are polled (``until``), with a deadline that says what was waited for.
+Conditions are polled (``until``), with a deadline that says what was waited for. A ``time.sleep`` is there only where
+time that goes by is what is tested.
 """
 
+import contextlib
+import itertools
 import json
 import os
 import signal
@@ -33,6 +37,7 @@ CONFIG = """
 [daemon]
 listen = "127.0.0.1:0"
 state_dir = {state}
+shutdown_s = {shutdown_s}
 
 [lease]
 lease_s = {lease_s}
@@ -65,7 +70,7 @@ gpu_gb = 96
 """
 
 
-def until(what: str, look: Callable[[], Any], within: float = 15.0, every: float = 0.02) -> Any:
+def until(what: str, look: Callable[[], Any], within: float = 15.0, every: float = 0.04) -> Any:
     """Return what ``look`` finds, as soon as it finds something."""
     give_up = time.monotonic() + within
     while True:
@@ -79,7 +84,7 @@ def until(what: str, look: Callable[[], Any], within: float = 15.0, every: float
 
 def clean_environment(home: Path, **more: str) -> dict[str, str]:
     """The environment of all that is started: nothing of rollmuxd's that whoever runs the tests has set."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX_", "XDG_"))}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX_", "XDG_", "PYTEST"))}
     return {**env, "HOME": str(home), "PYTHONUNBUFFERED": "1", **more}
 
 
@@ -111,6 +116,7 @@ class LiveDaemon:
             "heartbeat_s": HEARTBEAT_S,
             "reattach_s": 20.0,
             "grace_s": 1.0,
+            "shutdown_s": 10.0,
             "order_s": 10.0,
             "clear_s": 30.0,
             "observe_s": 0.5,
@@ -140,11 +146,6 @@ class LiveDaemon:
         return str(json.loads((self.state / "daemon.json").read_text())["url"])
 
     def start(self) -> None:
-        self.launch()
-        self.wait_ready()
-
-    def launch(self) -> None:
-        """Start the process, and do not wait for it."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "rollmuxd", "daemon", "run", "--config", str(self._config)],
@@ -154,8 +155,6 @@ class LiveDaemon:
                 env=clean_environment(self.folder),
                 cwd=self.folder,
             )
-
-    def wait_ready(self) -> None:
         until("the daemon is ready", self._ready, within=20, every=0.05)
 
     def _ready(self) -> bool:
@@ -180,8 +179,7 @@ class LiveDaemon:
         assert self.process is not None
         self._line.close()
         self.process.terminate()
-        status = self.process.wait(20)
-        return status
+        return self.process.wait(20)
 
     def restart(self) -> None:
         assert self.process is not None
@@ -402,21 +400,51 @@ class Trainer:
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
         if self.process.stdin is not None:
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
-            except BrokenPipeError:
-                pass
         self._reader.join(5)
 
 
 def overlaps(*trainers: Trainer) -> list[str]:
-    """Where two of them held a GPU at the same time, by their own clocks, which are one: the machine's monotonic one."""
+    """Where two of them held a GPU at the same time, by their own clocks (which are one: the machine's)."""
     stays = sorted((gpu, begin, end, one.name) for one in trainers for gpu, begin, end in one.stays())
     found = []
-    for (gpu, begin, end, name), (other_gpu, other_begin, other_end, other) in zip(stays, stays[1:], strict=False):
+    for (gpu, begin, end, name), (other_gpu, other_begin, other_end, other) in itertools.pairwise(stays):
         if gpu == other_gpu and other_begin < end:
             found.append(f"{gpu}: {name} {begin:.3f}-{end:.3f}, {other} {other_begin:.3f}-{other_end:.3f}")
     return found
+
+
+def start(name: str, command: list[str], folder: Path, **environment: str) -> Trainer:
+    """Start a program of ``workloads``."""
+    log = folder / f"{name}-{time.monotonic_ns()}.log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, str(WORKLOADS / command[0]), *command[1:]],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env=clean_environment(folder, ROLLMUX_REQUIRED="1", **environment),
+        )
+    return Trainer(name, process, log)
+
+
+class Spares:
+    """Trainers that have been started and told nothing yet: they import while the tests before wait for something."""
+
+    def __init__(self, folder: Path, number: int = 3) -> None:
+        self._folder, self._number = folder, number
+        self._there: list[Trainer] = []
+
+    def take(self) -> Trainer:
+        while len(self._there) <= self._number:
+            self._there.append(start("trainer", ["trainer.py"], self._folder))
+        return self._there.pop(0)
+
+    def close(self) -> None:
+        for trainer in self._there:
+            trainer.close()
 
 
 class Live:
@@ -430,37 +458,18 @@ class Live:
     lease_s, heartbeat_s, slack_s = LEASE_S, HEARTBEAT_S, SLACK_S
     one_and_one = (("0", "rollout"), ("1", "train"))
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, spares: "Spares") -> None:
         self.folder = folder
         self.daemons: list[LiveDaemon] = []
         self.trainers: list[Trainer] = []
-        self._spares: list[Trainer] = []
+        self._spares = spares
 
-    def daemon(
-        self, nodes: tuple[tuple[str, str], ...] = one_and_one, *, spares: int = 2, **settings: float
-    ) -> LiveDaemon:
-        """A daemon that runs. ``nodes``: GPUs and pool of each; ``spares``: trainers that start meanwhile."""
+    def daemon(self, nodes: tuple[tuple[str, str], ...] = one_and_one, **settings: float) -> LiveDaemon:
+        """A daemon that runs. ``nodes``: GPUs and pool of each."""
         made = LiveDaemon(self.folder, nodes=nodes, settings=settings)
         self.daemons.append(made)
-        made.launch()
-        self._spares += [self._start(f"trainer-{number}", ["trainer.py"], made.url) for number in range(spares)]
-        made.wait_ready()
+        made.start()
         return made
-
-    def _start(self, name: str, command: list[str], url: str) -> Trainer:
-        log = self.folder / f"{name}-{len(self.trainers)}.log"
-        with log.open("w") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, str(WORKLOADS / command[0]), *command[1:]],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                env=clean_environment(self.folder, ROLLMUX_URL=url, ROLLMUX_REQUIRED="1"),
-            )
-        trainer = Trainer(name, process, log)
-        self.trainers.append(trainer)
-        return trainer
 
     def trainer(self, name: str, url: str | None = None, *, bytes_: bool = True, **job: Any) -> Trainer:
         """A trainer that is told what to do. ``bytes_``: it has state, which the mock's driver moves."""
@@ -469,16 +478,18 @@ class Live:
         for pool in ("rollout", "train"):
             if told[pool] is not None:
                 told[pool] = {**state, **told[pool]}
-        spare = self._spares.pop(0) if self._spares and url is None else None
-        trainer = spare or self._start(name, ["trainer.py"], url or self.daemons[-1].url)
+        trainer = self._spares.take()
+        self.trainers.append(trainer)
         trainer.name = name
-        trainer.ask("make", name=name, settings=told)
+        trainer.ask("make", name=name, settings={"url": url or self.daemons[-1].url, **told})
         return trainer
 
     def script(self, path: str, *arguments: str, url: str | None = None) -> Trainer:
         """A whole program, which tells what it does as a trainer does."""
         name = arguments[0] if arguments else Path(path).stem
-        return self._start(name, [path, *arguments], url or self.daemons[-1].url)
+        program = start(name, [path, *arguments], self.folder, ROLLMUX_URL=url or self.daemons[-1].url)
+        self.trainers.append(program)
+        return program
 
     def holder(self, name: str, phase: str = "rollout", **job: Any) -> Trainer:
         """A trainer that holds a slot."""
@@ -517,10 +528,18 @@ def pytest_pyfunc_call(pyfuncitem):
     return done
 
 
+@pytest.fixture(scope="session")
+def spares(tmp_path_factory):
+    """For ``live`` only."""
+    made = Spares(tmp_path_factory.mktemp("trainers"))
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def live(tmp_path):
+def live(tmp_path, spares):
     """The live things of one test."""
-    made = Live(tmp_path)
+    made = Live(tmp_path, spares)
     try:
         yield made
     finally:

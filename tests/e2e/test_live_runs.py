@@ -17,7 +17,7 @@ ROLLOUT = {"train": None, "phases": ["rollout"]}
 
 
 def test_a_restarted_trainer_is_run_2_of_its_job_on_its_old_nodes(live):
-    daemon = live.daemon(TWO_AND_ONE, spares=3)
+    daemon = live.daemon(TWO_AND_ONE)
     first = live.trainer("first", **ROLLOUT)
     first.do("start")
     a = live.trainer("a", **ROLLOUT)
@@ -92,7 +92,7 @@ def test_a_release_under_an_old_fence_is_refused_and_changes_nothing(live):
 
 
 def test_who_may_do_what_over_tcp_and_over_the_socket(live):
-    daemon = live.daemon(spares=1)
+    daemon = live.daemon()
     mine = live.holder("mine")
     slot = mine.happened("granted")[0]
     session = daemon.job("mine")["session"]

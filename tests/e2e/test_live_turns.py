@@ -1,6 +1,7 @@
 """Jobs that take turns on a real daemon: what the clients, the journal and the hardware each say of it."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,21 +34,19 @@ def test_two_jobs_take_turns_and_no_gpu_is_ever_held_twice(live):
 
 
 def test_the_checks_of_these_tests_see_a_double_hold(live):
-    daemon = live.daemon()
-    a, b = live.trainer("a"), live.trainer("b")
-    for one in (a, b):
-        one.do("loop", rounds=1, seconds=0.0)
-    witness = daemon.witness()
-    parks = [number for number, line in enumerate(witness) if line["event"] == "park" and line["gpu"] == "mock/gpu0"]
+    def line(event, name, mb):
+        about = {"gpu": "h/gpu0", "job": f"j-{name}", "name": name, "run": 1, "pool": "rollout"}
+        return {"event": event, "mb": mb, **about}
 
-    del witness[parks[0]]
+    parked = [line("load", "a", 9), line("park", "a", 0), line("load", "b", 9), line("dead", "b", 0)]
+    assert live.doubles(parked) == []
+    assert live.doubles([parked[0], parked[2]])
 
-    assert live.doubles(witness)
-    stays = a.stays()
-    b.events.append({**next(event for event in a.events if event.get("event") == "granted"), "event": "granted"})
-    assert live.overlaps(a, b)
-    assert stays
-    b.events.pop()
+    def one(name, begin, end):
+        return SimpleNamespace(name=name, stays=lambda: [("h/gpu0", begin, end)])
+
+    assert live.overlaps(one("a", 1.0, 2.0), one("b", 2.0, 3.0)) == []
+    assert live.overlaps(one("a", 1.0, 2.1), one("b", 2.0, 3.0))
 
 
 def test_a_release_carries_the_request_for_the_next_phase(live):
@@ -106,7 +105,6 @@ def test_a_tail_shrinks_when_another_can_use_the_part(live):
     b.do("leave")
 
 
-@pytest.mark.xfail(reason="core: what was loaded on a part of a node counts as loaded on all of it", strict=True)
 def test_who_started_on_a_part_of_a_node_has_its_state_on_all_of_it_when_it_is_given_all(live):
     daemon = live.daemon(nodes=(("0-1", "rollout"), ("2", "train")))
     some = {"nodes": 1, "min_gpus": 1}

@@ -9,7 +9,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "life-cycles.md"
 
 HEAD = """# Life cycles
 
-Drawn from the tables in `rollmuxd/core/lifecycle.py` (`ROLLMUX_REWRITE=1 make test` draws them anew). What is not here cannot happen. An arrow's label is the fact that leads along it.
+Drawn from the tables in `rollmuxd/core/lifecycle.py` (`ROLLMUX_REWRITE=1 make test` draws them anew). What is not here
+cannot happen. An arrow's label is the fact that leads along it.
 """
 
 

@@ -197,7 +197,7 @@ class JobFailed(Exception):
 
 
 def measure_shapes(plan: Sequence[JobPlan], folder: Path, children: Children) -> dict[str, dict[str, float]]:
-    """CPU seconds per phase at scale 1, of each shape, from a short run of it alone on one core and without a daemon."""
+    """CPU seconds per phase at scale 1, of each shape, from a short run of it on one core and without a daemon."""
     measured: dict[str, dict[str, float]] = {}
     for job in plan:
         if job.shape in measured:

@@ -1,4 +1,4 @@
-"""A whole program that fails in the middle of a phase, when a file called ``fail`` is there; its name is its argument."""
+"""A whole program that fails in a phase, once a file called ``fail`` is in its home; its name is its argument."""
 
 import sys
 import time

@@ -12,7 +12,7 @@ from typing import Any
 
 import rollmuxd
 import rollmuxd.client.phases
-import rollmuxd.client.transport  # noqa: F401  # before it is told anything: a test waits for that
+import rollmuxd.client.transport  # now, and not when a test waits for it
 
 
 def tell(**what: Any) -> None:
@@ -62,7 +62,9 @@ class Trainer:
         self.slot = None
         self.phase.__exit__(None, None, None)
 
-    def loop(self, rounds: int, seconds: float, phases: tuple[str, ...] = ("rollout", "train"), then: bool = False) -> None:
+    def loop(
+        self, rounds: int, seconds: float, phases: tuple[str, ...] = ("rollout", "train"), then: bool = False
+    ) -> None:
         """Iterations, as a training loop has them; with ``then`` the next phase is asked for by the release."""
         stays = [phase for _ in range(rounds) for phase in phases]
         for number, phase in enumerate(stays):
