@@ -1,10 +1,12 @@
 """Who gets in: what a registration must be, and which waiting jobs fit now."""
 
+from itertools import combinations
+
 from rollmuxd.core import facts as f
 from rollmuxd.core.config import Config
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.errors import Impossible
-from rollmuxd.core.model import Job, JobId, JobSpec, Millis
+from rollmuxd.core.model import Job, JobId, JobSpec, Millis, Movable, OnLoss
 from rollmuxd.core.state import State
 from rollmuxd.core.turns import dispatch, take_place
 
@@ -74,7 +76,13 @@ def check_spec(spec: JobSpec, state: State, config: Config) -> None:
     names = [phase.name for phase in (*spec.phases, *spec.side)]
     if not spec.phases or len(set(names)) != len(names) or len(set(wanted)) != len(wanted):
         raise Impossible("a job has at least one cycle phase, and names each phase and each pool once")
+    used = {pool for phase in (*spec.phases, *spec.side) for pool in phase.pools}
+    for want in spec.wants:
+        if want.pool not in used:
+            raise Impossible(f"nodes of pool {want.pool} are wanted, and no phase uses them")
     for phase in (*spec.phases, *spec.side):
+        if len(set(phase.pools)) != len(phase.pools):
+            raise Impossible(f"phase {phase.name} names a pool twice ({', '.join(phase.pools)})")
         for pool in phase.pools:
             if pool not in wanted:
                 raise Impossible(
@@ -83,7 +91,14 @@ def check_spec(spec: JobSpec, state: State, config: Config) -> None:
     for phase in spec.side:
         if phase.name != "init":
             raise Impossible(f"side phase {phase.name} is not to be had yet; only init is")
+    if spec.on_loss is OnLoss.RELAUNCH or spec.movable is not Movable.NO:
+        raise Impossible("on_loss=relaunch and movable are not to be had yet; on_loss is hold or kill, movable is no")
     for kept in spec.states:
+        if kept.leftover_mb > kept.gpu_mb:
+            raise Impossible(
+                f"its {kept.pool} state leaves {kept.leftover_mb / 1000:g} GB on a GPU while parked, "
+                f"and takes {kept.gpu_mb / 1000:g} GB there while loaded"
+            )
         if kept.pool not in wanted:
             raise Impossible(f"a state is declared for pool {kept.pool}, of which nothing is wanted")
         if config.drivers and kept.driver not in config.drivers:
@@ -146,4 +161,30 @@ def _check_wants(spec: JobSpec, state: State) -> None:
         for kept in spec.states:
             if kept.pool == want.pool and all(node.gpu_mb and kept.gpu_mb > node.gpu_mb for node in there):
                 largest = max(node.gpu_mb for node in there)
-                raise Impossible(f"its {want.pool} state needs {kept.gpu_mb} MB of a GPU that has {largest} MB")
+                needs, has = kept.gpu_mb / 1000, largest / 1000
+                raise Impossible(f"its {want.pool} state needs {needs:g} GB of a GPU that has {has:g} GB")
+    _check_together(spec, state)
+
+
+def _check_together(spec: JobSpec, state: State) -> None:
+    """Pools may share nodes: together they must have as many as are wanted, each node once unless colocated."""
+    for want in spec.wants:
+        if len(set(want.named)) != len(want.named):
+            raise Impossible(f"a node is named twice for pool {want.pool} ({', '.join(want.named)})")
+    if spec.colocate:
+        pools = [want.pool for want in spec.wants]
+        most = max(want.nodes for want in spec.wants)
+        there = sum(all(pool in node.pools for pool in pools) for node in state.nodes.values())
+        if there < most:
+            raise Impossible(f"colocate: {there} nodes are in all of {', '.join(pools)}, and {most} are wanted")
+        return
+    for count in range(2, len(spec.wants) + 1):  # Hall's condition; a job wants of a few pools only
+        for wants in combinations(spec.wants, count):
+            pools = [want.pool for want in wants]
+            needed = sum(want.nodes for want in wants)
+            there = sum(any(pool in node.pools for pool in pools) for node in state.nodes.values())
+            if there < needed:
+                raise Impossible(
+                    f"{' and '.join(pools)} need {needed} different nodes, and there are {there}; "
+                    "with colocate one node serves several pools"
+                )

@@ -20,6 +20,12 @@ from rollmuxd.core.model import (
 from rollmuxd.core.policy import Refusal
 from rollmuxd.core.rotation import find_phase
 
+_ADMITTED = {
+    "packing": "packed onto nodes that the group had",
+    "scaling": "beside the group's training nodes, on rollout nodes of its own",
+    "isolated": "on nodes that were free",
+}
+
 
 class Explainer:
     """Answers for people, from the scheduler's state."""
@@ -79,7 +85,9 @@ class Explainer:
         others = [state.jobs[name].spec.name for name in group.jobs if name != job.id]
         nodes = "; ".join(f"{pool}: {', '.join(names)}" for pool, names in job.pins.items())
         company = f"with {', '.join(others)}" if others else "alone"
-        sentences = [f"It sits in group {group.id} {company}, on {nodes} (admitted by {job.admission})."]
+        sentences = [
+            f"It sits in group {group.id} {company}, on {nodes} ({_ADMITTED.get(job.admission, job.admission)})."
+        ]
         period = self._c.policy.period_ms(state, group.id)
         if period is None:
             sentences.append("The group's period is not planned yet: a member's times are still being measured.")
@@ -132,7 +140,8 @@ class Explainer:
         names = [f"{state.jobs[v.job].spec.name} ({v.phase})" for v in rotation.before(state, group, index)]
         if not names:
             return []
-        return [Reason("turn", f"{len(names)} visits come first: {', '.join(names)}", {"before": names})]
+        count = "1 visit comes" if len(names) == 1 else f"{len(names)} visits come"
+        return [Reason("turn", f"{count} first: {', '.join(names)}", {"before": names})]
 
     def _node_in_the_way(self, node: Node, job: Job) -> list[Reason]:
         state = self._c.state
@@ -144,8 +153,9 @@ class Explainer:
                 return [self._held(gpu, state.slots[it.holder])]
         for key in node.states:
             kept = state.states[key]
-            if kept.job != job.id and kept.status in (StateStatus.LOADED, StateStatus.PARKING):
-                name = state.jobs[kept.job].spec.name
+            if kept.status is StateStatus.PARKING or (kept.job != job.id and kept.status is StateStatus.LOADED):
+                whose = "its own" if kept.job == job.id else state.jobs[kept.job].spec.name
+                name = f"{whose} ({kept.pool})"
                 return [Reason("parking", f"the state of {name} is {kept.status} on {node.id}", {"node": node.id})]
         for gpu, it in node.gpus.items():
             if it.stain is not None and it.stain != job.id:

@@ -17,6 +17,7 @@ from itertools import chain, combinations, islice
 from math import ceil
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import phase_ms, solo_ms
@@ -109,19 +110,24 @@ class RollMux:
     def place(self, state: State, job: Job) -> Placed | None:
         """Algorithm 1 over the state's inventory; see the module's head for what it leaves open."""
         shape = _Shape(job, self.whole_pools)
-        if job.spec.slo is None:
-            alone = self._isolated(state, job)
-            if alone is not None:
-                return self._placed(state, shape, alone)
         groups = [group for group in state.groups.values() if self._worth_trying(state, shape, group)]
-        best = self._first(state, shape, (c for group in groups for c in self._packings(state, job, group)))
-        if best is None:  # packing costs nothing, so a tie keeps the first; free nodes are looked for only now
-            more = _free_nodes(state, job, self._parts(job))
-            best = self._first(state, shape, (c for group in groups for c in self._scaling(state, job, group, more)))
-            alone = self._isolated(state, job)
-            if alone is not None and (best is None or alone.price < best.price):
-                best = alone
+        packings = (c for group in groups for c in self._packings(state, job, group))
+        if job.spec.slo is None:
+            best = self._isolated(state, job) or self._scaled(state, shape, groups)
+            best = best or self._first(state, shape, packings)
+        else:
+            best = self._first(state, shape, packings)
+            if best is None:  # packing costs nothing, so a tie keeps the first; free nodes are looked for only now
+                best, alone = self._scaled(state, shape, groups), self._isolated(state, job)
+                if alone is not None and (best is None or alone.price < best.price):
+                    best = alone
         return None if best is None else self._placed(state, shape, best)
+
+    def _scaled(self, state: State, shape: "_Shape", groups: list[Group]) -> Candidate | None:
+        """The first group that does with further rollout nodes; these are the same for every group."""
+        more = _free_nodes(state, shape.job, self._parts(shape.job))
+        candidates = (c for group in groups for c in self._scaling(state, shape.job, group, more))
+        return self._first(state, shape, candidates)
 
     def _first(self, state: State, shape: "_Shape", candidates: Iterator[Candidate]) -> Candidate | None:
         """The first that does. They come in the order of their price."""
@@ -137,19 +143,7 @@ class RollMux:
             reasons.append(miss.reason)
             if miss.own_slo:
                 suggestions[f"slo={ceil(miss.own_slo * 100) / 100:g}"] = None
-        lacking = []
-        for want in job.spec.wants:
-            free = [node for node in state.nodes.values() if want.pool in node.pools and _free(node)]
-            if len(free) < want.nodes or sum(len(node.gpus) for node in free) < want.gpus:
-                needed = f"{want.gpus} GPUs" if want.gpus else f"{want.nodes} nodes"
-                text = f"pool {want.pool} has {len(free)} free nodes, and a group of its own needs {needed} there"
-                reasons.append(Reason("no_free_nodes", text, {"pool": want.pool, "free": len(free)}))
-                lacking.append("" if want.gpus else f"{want.nodes - len(free)} more free {want.pool} node(s)")
-        if lacking and all(lacking):
-            suggestions[" and ".join(lacking)] = None
-        if not reasons:
-            text = "the free nodes' hosts have not the RAM for its parked states, or the nodes overlap"
-            reasons.append(Reason("no_ram", text))
+        reasons += self._why_not_alone(state, job, suggestions)
         return Refusal(tuple(reasons), tuple(suggestions))
 
     def judge(self, state: State, job: Job) -> Verdict:
@@ -168,6 +162,34 @@ class RollMux:
         """By closed form where it is exact, else by the recurrence."""
         summary = self._summary(state, state.groups[group], fresh=True)
         return None if summary.unknown else period_ms(summary.legs)
+
+    def _why_not_alone(self, state: State, job: Job, suggestions: dict[str, None]) -> list[Reason]:
+        """Why there is no group of its own; adds what would make one to the suggestions."""
+        groups = dict.fromkeys(
+            node.group
+            for want in job.spec.wants
+            for name in want.named
+            if (node := state.nodes[name]).group is not None
+        )
+        if len(groups) > 1:
+            text = f"the nodes that it names are in groups {', '.join(map(str, groups))}, which are not merged"
+            return [Reason("named_apart", text)]
+        reasons, wishes, others = [], [], []
+        for want in job.spec.wants:
+            free = [node for node in state.nodes.values() if want.pool in node.pools and _free(node)]
+            if len(free) >= want.nodes and sum(len(node.gpus) for node in free) >= want.gpus:
+                others.append(want)
+                continue
+            needed = f"{want.gpus} GPUs" if want.gpus else f"{want.nodes} nodes"
+            text = f"pool {want.pool} has {len(free)} free nodes, and a group of its own needs {needed} there"
+            reasons.append(Reason("no_free_nodes", text, {"pool": want.pool, "free": len(free)}))
+            wishes.append("" if want.gpus else f"{want.nodes - len(free)} more free {want.pool} node(s)")
+        if _free_nodes(state, job, others) is None:
+            text = "of the free nodes, not enough have the RAM for its parked states on their hosts, or they overlap"
+            reasons.append(Reason("no_ram", text))
+        elif wishes and all(wishes) and not any(want.named for want in job.spec.wants):
+            suggestions[" and ".join(wishes)] = None
+        return reasons
 
     # ---- candidates --------------------------------------------------------------------------------------------------
 
@@ -204,12 +226,8 @@ class RollMux:
     def _packings(self, state: State, job: Job, group: Group) -> Iterator[Candidate]:
         """Ways to put the job on nodes that the group has."""
         used_for = self._summary(state, group).used_for
-        if any(want.named for want in job.spec.wants):
-            named = _named_nodes(state, job, group)
-            if named is not None and all(
-                set(named[pool]) == set(used_for.get(pool, ())) for pool in named if pool in self.whole_pools
-            ):
-                yield Candidate(group, named, "packing", _price(state, named))
+        named = _named_nodes(state, job, group)
+        if named is None:
             return
         whole = self._whole(state, job, group)
         if whole is None:
@@ -217,9 +235,12 @@ class RollMux:
         if job.spec.colocate and whole:
             yield from self._colocated(state, job, group, whole)
             return
-        taken = {node for nodes in whole.values() for node in nodes}
-        for pins in _subsets(state, self._parts(job), used_for, taken):
-            yield Candidate(group, {**whole, **pins}, "packing", 0.0)
+        if any(set(named[pool]) != set(whole[pool]) for pool in named if pool in whole):
+            return
+        parts = [want for want in self._parts(job) if want.pool not in named]
+        fixed = {**whole, **named}
+        for pins in _subsets(state, parts, used_for, {node for nodes in fixed.values() for node in nodes}):
+            yield Candidate(group, {**fixed, **pins}, "packing", _price(state, named))
 
     def _scaling(
         self, state: State, job: Job, group: Group, more: dict[PoolName, tuple[NodeId, ...]] | None
@@ -245,8 +266,9 @@ class RollMux:
 
     def _isolated(self, state: State, job: Job) -> Candidate | None:
         """Free nodes of its own, those it sat on before first, then the cheapest."""
-        named = any(want.named for want in job.spec.wants)
-        pins = _named_nodes(state, job) if named else _free_nodes(state, job, list(job.spec.wants))
+        named = _named_nodes(state, job, None)
+        rest = [want for want in job.spec.wants if not want.named]
+        pins = None if named is None else _free_nodes(state, job, rest, named)
         if pins is None:
             return None
         candidate = Candidate(None, pins, "isolated", _price(state, pins))
@@ -542,8 +564,12 @@ def _choices(state: State, want: Want, nodes: list[NodeId]) -> Iterator[tuple[No
             return
 
 
-def _free_nodes(state: State, job: Job, wants: list[Want]) -> dict[PoolName, tuple[NodeId, ...]] | None:
-    """Free nodes for the wanted pools, or None. The pool with the fewest free nodes chooses first."""
+def _free_nodes(
+    state: State, job: Job, wants: list[Want], named: dict[PoolName, tuple[NodeId, ...]] | None = None
+) -> dict[PoolName, tuple[NodeId, ...]] | None:
+    """Free nodes for the wanted pools beside those named, or None. The pool with the fewest chooses first."""
+    if job.spec.colocate and len(wants) > 1:
+        return _free_colocated(state, job, wants, named or {})
     before = {name for nodes in job.last_pins.values() for name in nodes}
     free: dict[PoolName, list[Node]] = {want.pool: [] for want in wants}
     for node in state.nodes.values():
@@ -551,17 +577,11 @@ def _free_nodes(state: State, job: Job, wants: list[Want]) -> dict[PoolName, tup
             for pool in node.pools:
                 if pool in free:
                     free[pool].append(node)
-    pins: dict[PoolName, tuple[NodeId, ...]] = {}
-    used: set[NodeId] = set()
+    pins: dict[PoolName, tuple[NodeId, ...]] = dict(named or {})
+    used = {name for names in pins.values() for name in names}
     ram_taken: dict[HostId, int] = {}
     for want in sorted(wants, key=lambda want: len(free[want.pool])):
         ram = sum(spec.ram_mb for spec in job.spec.states if spec.pool == want.pool)
-        if job.spec.colocate and pins:
-            chosen = next(iter(pins.values()))
-            if not all(want.pool in state.nodes[name].pools for name in chosen):
-                return None
-            pins[want.pool] = chosen
-            continue
         ordered = sorted(free[want.pool], key=lambda node: (node.id not in before, _node_price(node)))
         names: list[NodeId] = []
         gpus = 0
@@ -579,19 +599,31 @@ def _free_nodes(state: State, job: Job, wants: list[Want]) -> dict[PoolName, tup
             return None
         used.update(names)
         pins[want.pool] = tuple(names)
-    return {want.pool: pins[want.pool] for want in wants}
+    return pins
 
 
-def _named_nodes(state: State, job: Job, group: Group | None = None) -> dict[PoolName, tuple[NodeId, ...]] | None:
-    """The nodes that the job named, if they are up, and free or in the group (at least one of them there)."""
-    pins = {want.pool: want.named for want in job.spec.wants}
-    nodes = [state.nodes.get(name) for names in pins.values() for name in names]
-    if not all(pins.values()) or not all(node is not None and _usable(node) for node in nodes):
-        return None
-    if not job.spec.colocate and len({node.id for node in nodes if node is not None}) < len(nodes):
-        return None
-    groups = {node.group for node in nodes if node is not None and node.group is not None}
-    return pins if groups == ({group.id} if group is not None else set()) else None
+def _free_colocated(
+    state: State, job: Job, wants: list[Want], named: dict[PoolName, tuple[NodeId, ...]]
+) -> dict[PoolName, tuple[NodeId, ...]] | None:
+    """The same free nodes for all the wanted pools, or None."""
+    pools = [want.pool for want in wants]
+    most = Want(pool=pools[0], nodes=max(want.nodes for want in wants), gpus=max(want.gpus for want in wants))
+    ram = sum(spec.ram_mb for spec in job.spec.states if spec.pool in pools)
+    one = replace(job.spec, wants=(most,), states=(StateSpec(pool=most.pool, ram_mb=ram),), colocate=False)
+    here = replace(state, nodes={n.id: n for n in state.nodes.values() if all(pool in n.pools for pool in pools)})
+    chosen = _free_nodes(here, Job(job.id, job.owner, job.user, one, 0, last_pins=job.last_pins), [most])
+    return None if chosen is None else {**named, **dict.fromkeys(pools, chosen[most.pool])}
+
+
+def _named_nodes(state: State, job: Job, group: Group | None) -> dict[PoolName, tuple[NodeId, ...]] | None:
+    """The nodes that the job named, by pool, if they are all up, and free or in the group; None otherwise."""
+    pins = {want.pool: want.named for want in job.spec.wants if want.named}
+    for names in pins.values():
+        for name in names:
+            node = state.nodes.get(name)
+            if node is None or not _usable(node) or node.group not in (None, group.id if group else None):
+                return None
+    return pins
 
 
 def _node_price(node: Node) -> float:

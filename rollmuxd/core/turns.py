@@ -119,7 +119,11 @@ def unheld_by(c: Cycle, node: Node, job: JobId) -> bool:
 
 
 def claimable(c: Cycle, job: Job, slot: Slot, nodes: tuple[NodeId, ...]) -> tuple[str, ...] | None:
-    """The GPUs that the slot would hold: all of its nodes', or a part where its phase starts on a part."""
+    """The GPUs that the slot would hold: all of its nodes', or a part where its phase starts on a part.
+
+    Beside a tail, that is, or GPUs that do not come clear; not beside a slot that itself runs on a part: the two
+    would then stay on parts for ever.
+    """
     phase = find_phase(c.state, job.id, slot.phase)
     whole = True
     gpus: list[str] = []
@@ -130,6 +134,8 @@ def claimable(c: Cycle, job: Job, slot: Slot, nodes: tuple[NodeId, ...]) -> tupl
         for gpu, it in node.gpus.items():
             if it.holder is None and (it.stain is None or it.stain == job.id):
                 gpus.append(gpu)
+            elif it.holder is not None and c.state.slots[it.holder].status in (SlotStatus.LOADING, SlotStatus.RUNNING):
+                return None
             else:
                 whole = False
     if whole:

@@ -1,4 +1,4 @@
-"""Each file in ``transcripts/`` is a scenario that the core plays through: what came in, what happened, what must be done.
+"""Each file in ``transcripts/`` is a scenario that the core plays through: what came in, what happened, what is to do.
 
 The first line of a file says what is at stake. Then lines of the small language of :class:`Play`, each beginning with
 a time in seconds; under each, indented, what followed: ``.`` a fact, ``>`` an effect, ``=`` an answer,
@@ -89,7 +89,8 @@ def _per_pool(text: str, pools: list[str]) -> dict[str, str]:
 class Play:
     """One scenario, in play: reads a line, hands its input to the core, and gives back what followed.
 
-    ``join`` is ``job`` and ``session``; ``obey`` has every open order done. Before ``start``: ``world NAME``, or ``node NAME GPUS POOLS [mb=] [price=]``, ``host NAME ram=GB``, ``driver NAME idempotent probes``,
+    ``join`` is ``job`` and ``session``; ``obey`` has every open order done. Before ``start``:
+    ``world NAME``, or ``node NAME GPUS POOLS [mb=] [price=]``, ``host NAME ram=GB``, ``driver NAME idempotent probes``,
     ``config KEY=SECONDS ...``, ``policy KEY=VALUE ...``; they have no time.
     """
 
@@ -106,7 +107,7 @@ class Play:
         self.keys: dict[str, str] = {}
         self.replayed = State()
 
-    # ---- the world ---------------------------------------------------------------------------------------------
+    # ---- the world -----------------------------------------------------------------------------------------------
 
     def do_node(self, name: str, gpus: str, pools: str, *words: str) -> None:
         more = dict(word.split("=") for word in words)
@@ -141,7 +142,7 @@ class Play:
             key, _, value = word.partition("=")
             self.policy[key] = int(value) if value else True
 
-    # ---- reading a line ----------------------------------------------------------------------------------------
+    # ---- reading a line ------------------------------------------------------------------------------------------
 
     def line(self, text: str) -> list[str]:
         """Play one line; what followed, without indentation."""
@@ -152,7 +153,7 @@ class Play:
             return []
         if not re.fullmatch(r"[\d.]+", words[0]):
             assert words[0] in {"node", "host", "driver", "config", "policy"}, f"no time in {text!r}"
-            assert self.core is None or words[0] in {"node"}, f"too late for {text!r}: it has started"
+            assert self.core is None or words[0] == "node", f"too late for {text!r}: it has started"
             getattr(self, f"do_{words[0]}")(*words[1:])
             return []
         self.now, verb, args = _ms(words[0]), words[1], words[2:]
@@ -199,7 +200,7 @@ class Play:
         said += [f"> {self._effect(effect)}" for effect in decision.effects]
         return said + self._answer(given, decision.answer)
 
-    # ---- saying what followed --------------------------------------------------------------------------------------
+    # ---- saying what followed ------------------------------------------------------------------------------------
 
     def _named(self, job: str) -> str:
         known = self.core.state.jobs.get(job)
@@ -262,7 +263,7 @@ class Play:
             said.append(f"{told.kind} {told.slot}{keep}{f' ({told.reason})' if told.reason else ''}")
         return [f"= {', '.join(said)}"] if said else []
 
-    # ---- looking (changes nothing) -----------------------------------------------------------------------------------
+    # ---- looking (changes nothing) -------------------------------------------------------------------------------
 
     def look_expect(self, what: str, is_: str, *more: str) -> list[str]:
         """``expect s1 running``, ``expect A admitted``, ``expect r1 up``, ``expect A:rollout parked``.
@@ -272,21 +273,25 @@ class Play:
         state = self.core.state
         if ":" in what:
             job, pool = what.split(":")
-            found = ",".join(dict.fromkeys(k.status for k in state.states.values() if (k.job, k.pool) == (self._job(job), pool)))
+            found = ",".join(
+                dict.fromkeys(k.status for k in state.states.values() if (k.job, k.pool) == (self._job(job), pool))
+            )
         elif "/gpu" in what:
             gpu = next(gpu for node in state.nodes.values() for name, gpu in node.gpus.items() if name == what)
-            found = f"held {gpu.holder}" if gpu.holder else f"stained {self._named(gpu.stain)}" if gpu.stain else "clear"
+            found = (
+                f"held {gpu.holder}" if gpu.holder else f"stained {self._named(gpu.stain)}" if gpu.stain else "clear"
+            )
         elif what in state.slots:
             slot = state.slots[what]
             found = f"held {','.join(slot.gpus)}" if is_ == "held" else str(slot.status)
         elif what in state.nodes:
-            found = str(state.nodes[what].status)
+            found = str(state.nodes[what].status) if is_ != "reason" else f"reason {state.nodes[what].reason}"
         elif is_ == "unasked":  # no directive to its last heartbeat
             found = "asked" if self.directed else "unasked"
         elif is_ == "iterations":
             found = f"iterations {state.jobs[self._job(what)].progress.finished}"
         else:
-            found = str(state.jobs[self._job(what)].status) if what in self.specs else "unknown"
+            found = str(state.jobs[self._job(what)].status) if f"team/{what}" in state.names else "unknown"
         wanted = " ".join((is_, *more))
         assert found == wanted, f"at {self.now / 1000:g} s: {what} is to be {wanted!r}, and is {found!r}"
         return []
@@ -310,7 +315,7 @@ class Play:
         due = self.core.deadline()
         return ["= nothing is due" if due is None else f"= due at {due / 1000:g}"]
 
-    # ---- inputs --------------------------------------------------------------------------------------------------------
+    # ---- inputs --------------------------------------------------------------------------------------------------
 
     def _job(self, name: str) -> str:
         return self.core.state.names.get(f"team/{name}", name)
@@ -365,7 +370,8 @@ class Play:
         )
         states = tuple(
             StateSpec(
-                p, int(mb.get(p, 0)), int(left.get(p, 0)), round(float(ram.get(p, 0)) * 1000), more.get("driver", "channel"),
+                p, int(mb.get(p, 0)), int(left.get(p, 0)), round(float(ram.get(p, 0)) * 1000),
+                more.get("driver", "channel"),
                 _ms(more.get("load_s", "0")), _ms(more.get("park_s", "0")),
             )
             for p in pools
@@ -428,7 +434,7 @@ class Play:
         return i.ReleaseSlot(name, fence, seen, following)
 
     def in_done(self, order: str, *words: str) -> i.Input:
-        """The driver did it, and its GPUs were seen clear; ``unseen``: nobody looked; ``h1/gpu0=5000``: they are not."""
+        """Done, and its GPUs were seen clear; ``unseen``: nobody looked; ``h1/gpu0=5000``: they are not."""
         told = self.core.state.orders.get(order)
         if told is None or "unseen" in words or told.kind is OrderKind.LOAD:
             return i.OrderDone(order)
@@ -521,23 +527,31 @@ def test_the_core_does_what_the_transcript_says(path: Path) -> None:
     if REWRITE:
         played = re.sub(r"^# bug:.*\n", "", played, flags=re.MULTILINE)
         path.write_text(played)
+    if "\n# bug:" in text:  # the hand-written lines decide; what follows is written once they hold
+        return
     assert text == played or REWRITE, _diff(text, played)
 
 
 def _diff(old: str, new: str) -> str:
     import difflib
 
-    return "\n" + "\n".join(difflib.unified_diff(old.splitlines(), new.splitlines(), "written", "played", lineterm="", n=4))
+    return "\n" + "\n".join(
+        difflib.unified_diff(old.splitlines(), new.splitlines(), "written", "played", lineterm="", n=4)
+    )
 
 
 def test_every_input_of_the_core_is_in_some_transcript() -> None:
-    verbs = {word for path in FOLDER.glob("*.txt") for word in re.findall(r"^[\d.]+ (\w+)", path.read_text(), re.MULTILINE)}
+    verbs = {
+        word for path in FOLDER.glob("*.txt") for word in re.findall(r"^[\d.]+ (\w+)", path.read_text(), re.MULTILINE)
+    }
     missing = {name for name in vars(Play) if name.startswith("in_")} - {f"in_{verb}" for verb in verbs}
     assert not missing
 
 
 def test_every_fact_of_part_one_is_in_some_transcript() -> None:
-    told = {word for path in FOLDER.glob("*.txt") for word in re.findall(r"^    \. (\w+)", path.read_text(), re.MULTILINE)}
+    told = {
+        word for path in FOLDER.glob("*.txt") for word in re.findall(r"^    \. (\w+)", path.read_text(), re.MULTILINE)
+    }
     everything = {str(kind.__struct_config__.tag) for kind in f.Fact.__subclasses__()}
-    #: grown: not before part 4; a removed host, and the visit of a side phase (see init_is_granted)
-    assert everything - told <= {"slot_grown", "host_removed", "visit_added"}
+    #: no slot is grown before part 4; a host has no word of its own in this language
+    assert everything - told == {"slot_grown", "host_removed"}

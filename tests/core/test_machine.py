@@ -1,0 +1,757 @@
+"""Whatever clients, operators and backends do, in whatever order, these sentences stay true (DESIGN section 12).
+
+- A GPU is never held by two slots, a shrunk tail holds its own subset, and no GPU is given on before it was seen clear:
+  who is told "granted" finds no bytes of another job, or of an earlier run, on its GPUs.
+- A request that was withdrawn, whose session is lost, or that stayed detached beyond the re-attach time, is never
+  granted; nor are GPUs claimed for one while nobody attends it.
+- A rejected input changes nothing.
+- Replaying the facts gives the very state that the live scheduler has, and a scheduler that goes on from there
+  (a restart) keeps every other sentence.
+- The death of a job is recorded within its lease.
+- Once faults stop and every backend answers truthfully, every attended request of a live, unquarantined, placed job is
+  granted in the end as holders release.
+
+The machine keeps a world of its own: whose bytes are on which GPU, which processes live, what each driver has truly
+done. The sentences are checked against that world and against what was *told*, not against the scheduler's state.
+
+What the world may do: a driver acts late, reports late, twice, wrongly ("done" and it is not, "failed" and it is), or
+never; a process hangs, and dies later; bytes linger after a park. What it may not: begin a load after its session was
+lost (no scheduler could prevent that; ``on_loss = kill`` does).
+"""
+
+import os
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from rollmuxd.core import effects as e
+from rollmuxd.core import facts as f
+from rollmuxd.core import inputs as i
+from rollmuxd.core import invariants
+from rollmuxd.core.config import Config, DriverTraits
+from rollmuxd.core.errors import Rejected
+from rollmuxd.core.model import Fence, JobSpec, OnLoss, OrderKind, Park, PhaseSpec, StateSpec, Want
+from rollmuxd.core.placement import RollMux
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.state import State
+
+PROFILES = {
+    "quick": settings(max_examples=500, stateful_step_count=60),
+    "thorough": settings(max_examples=1500, stateful_step_count=120),
+}
+
+#: what the machine would break today; each name is the transcript that shows it, and goes when that bug goes
+BROKEN_TODAY = frozenset(os.environ.get("ROLLMUX_BROKEN", "").split())
+
+LEASE, REATTACH = 60_000, 120_000
+HOSTS = (i.HostSpec("h1", "mock", 100_000), i.HostSpec("h2", "mock", 100_000))
+NODES = (
+    i.NodeSpec("r1", "h1", ("h1/gpu0", "h1/gpu1"), ("rollout",)),
+    i.NodeSpec("t1", "h2", ("h2/gpu0", "h2/gpu1"), ("train",)),
+    i.NodeSpec("n1", "h2", ("h2/gpu2", "h2/gpu3"), ("rollout", "train")),
+)
+GPUS = {node.id: node.gpus for node in NODES}
+HOST_GPUS = {host.id: tuple(gpu for node in NODES if node.host == host.id for gpu in node.gpus) for host in HOSTS}
+DRIVERS = {"asked": DriverTraits(probes=True), "again": DriverTraits(idempotent=True), "neither": DriverTraits()}
+
+
+def _spec(name: str, kind: str) -> JobSpec:
+    rollout, train = PhaseSpec("rollout", ("rollout",), 10_000), PhaseSpec("train", ("train",), 10_000)
+    wants = (Want("rollout"), Want("train"))
+    driver = {"parks": "again", "known": "neither"}.get(kind, "asked")
+    states = tuple(StateSpec(pool, 1000, 0, 1000, driver) for pool in ("rollout", "train"))
+    base = JobSpec(
+        name, (rollout, train), wants, states=states, on_loss=OnLoss.KILL if kind == "parks" else OnLoss.HOLD
+    )
+    change = msgspec.structs.replace
+    match kind:
+        case "parks":
+            return change(base, park=Park.AT_RELEASE)
+        case "shrinks":
+            return change(base, phases=(change(rollout, min_gpus=1), train))
+        case "stateless":
+            return change(base, states=())
+        case "syncs":
+            return change(base, phases=(rollout, PhaseSpec("sync", ("rollout", "train"), 1_000), train))
+        case "promised":
+            return change(base, slo=2.5)
+        case "unknown":
+            return change(base, phases=(change(rollout, planned_ms=None), train))
+        case "colocated":
+            return change(base, colocate=True)
+        case "inits":
+            return change(base, side=(PhaseSpec("init", ("rollout", "train"), 1_000),))
+    return base
+
+
+KINDS = ["known", "parks", "shrinks", "stateless", "syncs", "promised", "unknown", "colocated"]
+if "init_is_granted" not in BROKEN_TODAY:
+    KINDS.append("inits")
+NAMES = st.sampled_from(["A", "B", "C", "D"])
+
+
+@dataclass
+class Process:
+    """A run's process, as it truly is."""
+
+    name: str
+    job: str
+    run: int
+    key: str
+    spec: JobSpec
+    session: str = ""
+    #: when the daemon heard of it last (and could have)
+    heard: int = 0
+    alive: bool = True
+    #: it says nothing any more
+    silent: bool = False
+    #: its session has ended, by its own word or another's
+    over: bool = False
+    asked: int = 0
+    step: int = -1
+
+
+@dataclass
+class Told:
+    """An order, as its driver has it."""
+
+    kind: OrderKind
+    who: tuple[str, int]
+    pool: str
+    gpus: tuple[str, ...]
+    acted: bool = False
+    #: it will never be acted upon any more
+    dropped: bool = False
+
+
+@dataclass
+class Grant:
+    """What a client was told: these GPUs are yours."""
+
+    who: tuple[str, int]
+    session: str
+    fence: Fence
+    gpus: tuple[str, ...]
+
+
+@dataclass
+class Request:
+    """What a client asked for, and whether it may still be granted."""
+
+    who: tuple[str, int]
+    session: str
+    name: str
+    phase: str
+    request_id: str
+    attended: bool = True
+    detached_at: int | None = None
+    #: its GPUs are its own and its state is being loaded: from here on it is granted, whoever attends it
+    claimed: bool = False
+    never: str = ""
+
+
+@dataclass
+class World:
+    """What is true, whatever anybody was told."""
+
+    bytes: dict[str, set[tuple[str, int, str]]] = field(
+        default_factory=lambda: {g: set() for gs in GPUS.values() for g in gs}
+    )
+    processes: dict[str, Process] = field(default_factory=dict)
+    graves: list[Process] = field(default_factory=list)
+    orders: dict[str, Told] = field(default_factory=dict)
+    probes: dict[str, None] = field(default_factory=dict)
+
+    def process(self, who: tuple[str, int]) -> Process | None:
+        return next((p for p in (*self.processes.values(), *self.graves) if (p.job, p.run) == who), None)
+
+    def dies(self, process: Process) -> None:
+        process.alive, process.silent = False, True
+        for there in self.bytes.values():
+            there -= {b for b in there if b[:2] == (process.job, process.run)}
+
+    def may_act(self, told: Told) -> bool:
+        process = self.process(told.who)
+        if told.acted or told.dropped or process is None or not process.alive:
+            return False
+        return told.kind is not OrderKind.LOAD or not process.over
+
+    def act(self, told: Told, lingering: str = "") -> None:
+        told.acted = True
+        for gpu in told.gpus:
+            if told.kind is OrderKind.LOAD:
+                self.bytes[gpu].add((*told.who, told.pool))
+            else:
+                had = (*told.who, told.pool) in self.bytes[gpu]
+                self.bytes[gpu] -= {b for b in self.bytes[gpu] if b == (*told.who, told.pool)}
+                if had and gpu == lingering:
+                    self.bytes[gpu].add((*told.who, "lingering"))
+
+    def sights(self, gpus: tuple[str, ...]) -> tuple[i.GpuSight, ...]:
+        return tuple(i.GpuSight(gpu, 20_000 if self.bytes[gpu] else 0) for gpu in gpus)
+
+
+class ClientsOperatorsAndBackends(RuleBasedStateMachine):
+    """See the module's head for the sentences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        limit = 10**9 if "late_clear" in BROKEN_TODAY else 120_000
+        self.config = Config(lease_ms=LEASE, reattach_ms=REATTACH, drivers=DRIVERS, clear_limit_ms=limit)
+        self.core = Scheduler(self.config, RollMux())
+        self.world, self.now, self.keys = World(), 0, 0
+        self.replayed = State()
+        self.granted: dict[str, Grant] = {}
+        self.requests: dict[str, Request] = {}
+        self.give(i.Start(HOSTS, NODES))
+        for host in HOST_GPUS:
+            self.see(host)
+
+    # ---- handing an input over, and bearing witness --------------------------------------------------------------
+
+    def give(self, given: i.Input) -> object:
+        """Hand it over; None if it was refused. Everything that was told is checked against the world."""
+        before = msgspec.json.encode(self.core.state)
+        try:
+            decision = self.core.handle(given, self.now)
+        except Rejected:
+            assert msgspec.json.encode(self.core.state) == before, "a refusal changed something"
+            return None
+        if not decision.facts:
+            assert msgspec.json.encode(self.core.state) == before, "something changed, and no fact tells of it"
+        for fact in decision.facts:
+            self.replayed.apply(f.decode(f.encode(fact)))
+            self.witness(fact)
+        for effect in decision.effects:
+            self.obey(effect)
+        invariants.check(self.core.state)
+        return decision.answer
+
+    def witness(self, fact: f.Fact) -> None:
+        match fact:
+            case f.SlotGranted():
+                self.is_granted(fact)
+            case f.SlotClaimed() if fact.slot in self.requests:  # else in the very answer to its request
+                request = self.requests[fact.slot]
+                assert request.attended, f"{fact.slot} goes ahead, and nobody attends it since {request.detached_at}"
+                assert not request.never, f"{fact.slot} was {request.never}, and goes ahead"
+                request.claimed = True
+            case f.SlotTakenOver() if fact.slot in self.granted and fact.fence:
+                grant = self.granted[fact.slot]
+                assert fact.fence > grant.fence, "a fence went back"
+                grant.session, grant.fence = fact.session, fact.fence
+            case f.SlotTakenOver() if fact.slot in self.requests:
+                self.requests[fact.slot].session = fact.session
+            case f.SlotLost() | f.SlotRevoked() | f.SlotReleased() | f.SlotFaulted():
+                self.granted.pop(fact.slot, None)
+            case f.SlotWithdrawn():
+                self.requests[fact.slot].never = fact.reason
+            case f.SessionLost() | f.SessionClosed() | f.SessionFenced():
+                for process in (*self.world.processes.values(), *self.world.graves):
+                    if process.session == fact.session:
+                        process.over = not isinstance(fact, f.SessionFenced)
+            case f.OrderIssued():
+                slot = self.core.state.slots.get(fact.slot or "")
+                gpus = GPUS[fact.node]
+                if fact.kind is OrderKind.LOAD:
+                    gpus = tuple(gpu for gpu in slot.gpus if gpu in gpus)
+                self.world.orders[fact.order] = Told(fact.kind, (fact.job, fact.run), fact.pool, gpus)
+
+    def is_granted(self, fact: f.SlotGranted) -> None:
+        slot = self.core.state.slots[fact.slot]
+        who = (slot.job, slot.run)
+        held = {gpu: name for name, grant in self.granted.items() for gpu in grant.gpus}
+        for gpu in slot.gpus:
+            assert gpu not in held, f"{gpu} is granted to {fact.slot}, and {held[gpu]} holds it"
+            assert {b[:2] for b in self.world.bytes[gpu]} <= {who}, (
+                f"{gpu}: {self.world.bytes[gpu]} at the grant of {who}"
+            )
+        request, process = self.requests.get(fact.slot), self.world.process(who)
+        if request is not None:  # else it is granted in the very answer to its request
+            assert not request.never, f"{fact.slot} was {request.never}, and is granted"
+        assert process is not None
+        assert not process.over, f"{fact.slot} is granted to a session that is over"
+        assert self.now < process.heard + LEASE, f"{fact.slot} is granted to a process silent since {process.heard}"
+        last = max((grant.fence for grant in self.granted.values()), default=Fence(0, 0))
+        assert fact.fence > last, "a fence went back"
+        self.granted[fact.slot] = Grant(who, slot.session, fact.fence, slot.gpus)
+        if not process.spec.states:
+            for gpu in slot.gpus:
+                self.world.bytes[gpu].add((*who, "work"))
+
+    def obey(self, effect: e.Effect) -> None:
+        match effect:
+            case e.Perform():
+                assert effect.order in self.world.orders
+            case e.Probe():
+                self.world.probes[effect.order] = None
+            case e.Kill():
+                process = self.world.process((effect.job, effect.run))
+                if process is not None:
+                    self.world.dies(process)
+
+    def see(self, host: str) -> None:
+        self.give(i.HostSeen(host, self.world.sights(HOST_GPUS[host])))
+
+    @initialize(kinds=st.lists(st.sampled_from(KINDS), min_size=2, max_size=4))
+    def some_jobs_are_there(self, kinds: list[str]) -> None:
+        for name, kind in zip("ABCD", kinds, strict=False):
+            self.register(name, kind, replace=False)
+
+    # ---- clients -------------------------------------------------------------------------------------------------
+
+    @rule(name=NAMES, kind=st.sampled_from(KINDS), replace=st.booleans())
+    def register(self, name: str, kind: str, replace: bool) -> None:
+        """A new run; where one lives it is refused, or replaces it."""
+        self.keys += 1
+        key = f"k{self.keys}"
+        answer = self.give(i.RegisterJob("team", "ann", _spec(name, kind), key, replace))
+        if answer is None:
+            return
+        job = self.core.state.jobs[answer.job]
+        old = self.world.processes.get(name)
+        if old is not None:
+            self.world.graves.append(old)
+        self.world.processes[name] = Process(name, job.id, job.run, key, job.spec)
+        self.open_session(name)
+
+    @rule(name=NAMES)
+    def open_session(self, name: str) -> None:
+        """A process of the run begins, or begins again."""
+        process = self.world.processes.get(name)
+        if process is None or not process.alive or process.silent:
+            return
+        answer = self.give(i.OpenSession(process.job, process.key, 100, "box"))
+        if answer is not None:
+            process.session, process.heard, process.over = answer.session, self.now, False
+
+    @rule(name=NAMES, index=st.integers(0, 3))
+    def ask(self, name: str, index: int) -> None:
+        process = self.world.processes.get(name)
+        if process is None or process.silent:
+            return
+        phases = (*process.spec.side, *process.spec.phases)
+        phase = phases[index % len(phases)].name
+        process.asked += 1
+        self._asks(process, phase, f"{process.key}-{process.asked}")
+
+    def _asks(self, process: Process, phase: str, request_id: str) -> None:
+        for request in self.requests.values():
+            if request.request_id == request_id and process.session == request.session:
+                request.attended, request.detached_at = True, None  # it may be granted in the very answer
+        answer = self.give(i.RequestSlot(process.job, process.session, phase, request_id))
+        if answer is not None:
+            self._asked(process, answer.slot, phase, request_id)
+
+    def _asked(self, process: Process, slot: str, phase: str, request_id: str) -> None:
+        who = (process.job, process.run)
+        request = self.requests.setdefault(slot, Request(who, process.session, process.name, phase, request_id))
+        assert request.request_id == request_id, "two requests have one slot"
+        request.claimed = request.claimed or self.core.state.slots[slot].status != "queued"
+        request.attended, request.detached_at = True, None
+
+    def _goes_on(self, name: str) -> None:
+        """What a healthy loop does next: it releases and asks for the next phase in one, or asks."""
+        process = self.world.processes.get(name)
+        if process is None or process.silent:
+            return
+        process.step += 1
+        if any(grant.who == (process.job, process.run) for grant in self.granted.values()):
+            self.release(name, process.step % len(process.spec.phases), lingering=False, twice=False)
+        else:
+            self.ask(name, process.step % len(process.spec.phases) + len(process.spec.side))
+
+    @rule(name=NAMES)
+    def goes_on(self, name: str) -> None:
+        self._goes_on(name)
+
+    @rule(names=st.permutations("ABCD"))
+    def all_go_on(self, names: list[str]) -> None:
+        for name in names:
+            self._goes_on(name)
+
+    @rule(count=st.integers(1, 4), lingers=st.booleans())
+    def drivers_work(self, count: int, lingers: bool) -> None:
+        """Some drivers do what they were told and say so; what they move may take its time to go."""
+        for _ in range(count):
+            if self._order(0) is not None:
+                self.drive(0, "done", lingers)
+
+    @rule(names=st.permutations("ABCD"), rounds=st.integers(1, 4), lingers=st.booleans())
+    def a_good_while(self, names: list[str], rounds: int, lingers: bool) -> None:
+        """Nobody is at fault for some rounds; at most, memory comes clear late."""
+        for number in range(rounds):
+            self.all_go_on(names)
+            self.drivers_work(4, lingers and number == 1)
+            self.time_passes(1)
+
+    @rule(name=NAMES)
+    def ask_again(self, name: str) -> None:
+        """The same request again: the same slot; it attends it."""
+        process = self.world.processes.get(name)
+        mine = [r for r in self.requests.values() if process and r.who == (process.job, process.run)]
+        if mine and process.alive and not process.silent:
+            before = len(self.core.state.slots)
+            self._asks(process, mine[-1].phase, mine[-1].request_id)
+            assert len(self.core.state.slots) <= before, "asked again, it made another slot"
+
+    @rule(name=NAMES)
+    def detach(self, name: str) -> None:
+        for slot, request in self.requests.items():
+            if request.name == name and request.attended and not request.never and not request.claimed:
+                self.give(i.DetachSlot(slot))
+                request.attended, request.detached_at = False, self.now
+
+    @rule(name=NAMES)
+    def withdraw(self, name: str) -> None:
+        slot = self._queued(name)
+        if slot and self.give(i.WithdrawSlot(slot)) is not None:
+            self.requests[slot].never = "withdrawn by the machine"
+
+    def _queued(self, name: str) -> str:
+        process = self.world.processes.get(name)
+        return (self.core.state.jobs[process.job].queued or "") if process else ""
+
+    @rule(name=NAMES, following=st.integers(-1, 3), lingering=st.booleans(), twice=st.booleans())
+    def release(self, name: str, following: int, lingering: bool, twice: bool) -> None:
+        """The holder gives its slot back, with what the backend truly saw; a repeat gets the same answer."""
+        process = self.world.processes.get(name)
+        for slot, grant in list(self.granted.items()):
+            if process is None or process.silent or grant.who != (process.job, process.run):
+                continue
+            for gpu in grant.gpus:
+                if (*grant.who, "work") in self.world.bytes[gpu]:
+                    self.world.bytes[gpu].discard((*grant.who, "work"))
+                    if lingering and gpu == grant.gpus[-1]:
+                        self.world.bytes[gpu].add((*grant.who, "lingering"))
+            phases = process.spec.phases
+            process.asked += 1
+            wish = i.NextRequest(phases[following % len(phases)].name, f"{process.key}-{process.asked}")
+            give = i.ReleaseSlot(slot, grant.fence, self.world.sights(grant.gpus), wish if following >= 0 else None)
+            answer = self.give(give)
+            assert answer is not None, "a valid release was refused"
+            if answer.next_slot:
+                self._asked(process, answer.next_slot, wish.phase, wish.request_id)
+            if twice:
+                again = self.give(give)
+                assert (again.next_slot, again.next_refused, again.repeated) == (
+                    answer.next_slot,
+                    answer.next_refused,
+                    True,
+                )
+
+    @rule(slot=st.integers(1, 12), number=st.integers(0, 12))
+    def release_wrongly(self, slot: int, number: int) -> None:
+        """Under a fence that is not its own, or what is not held: refused, or a repeat."""
+        name, fence = f"s{slot}", Fence(1, number)
+        grant = self.granted.get(name)
+        if grant is None or grant.fence != fence:
+            answer = self.give(i.ReleaseSlot(name, fence))
+            assert answer is None or answer.repeated
+
+    @rule(name=NAMES, lingering=st.booleans())
+    def shrink(self, name: str, lingering: bool) -> None:
+        """A holder keeps one GPU."""
+        process = self.world.processes.get(name)
+        for slot, grant in list(self.granted.items()):
+            if process is None or process.silent or grant.who != (process.job, process.run) or len(grant.gpus) < 2:
+                continue
+            gone = grant.gpus[1:]
+            for gpu in gone:
+                self.world.bytes[gpu].clear()
+                if lingering:
+                    self.world.bytes[gpu].add((*grant.who, "lingering"))
+            grant.gpus = grant.gpus[:1]  # before it says so: others may be granted in the very answer
+            assert self.give(i.ShrinkSlot(slot, grant.fence, grant.gpus, self.world.sights(gone))) is not None
+
+    @rule(name=NAMES, done=st.integers(0, 10))
+    def heartbeat(self, name: str, done: int) -> None:
+        process = self.world.processes.get(name)
+        if process is not None and not process.silent:
+            self._beat(process, done)
+
+    def _beat(self, process: Process, done: int = 0) -> None:
+        slot = next((slot for slot, grant in self.granted.items() if grant.who == (process.job, process.run)), None)
+        if self.give(i.Heartbeat(process.session, slot, done, 10)) is not None:
+            process.heard = self.now
+
+    @rule(name=NAMES)
+    def hang(self, name: str) -> None:
+        """A crash is silence."""
+        if name in self.world.processes:
+            self.world.processes[name].silent = True
+
+    @rule(name=NAMES)
+    def die(self, name: str) -> None:
+        """Its bytes go with it, whenever that is."""
+        for process in (*self.world.processes.values(), *self.world.graves):
+            if process.name == name:
+                self.world.dies(process)
+
+    @rule(name=NAMES)
+    def close(self, name: str) -> None:
+        process = self.world.processes.get(name)
+        if process is None or process.silent:
+            return
+        job = self.core.state.jobs[process.job]
+        if "close_while_holding" in BROKEN_TODAY and job.slot is not None:
+            return
+        self.give(i.CloseSession(process.session))
+
+    # ---- operators -----------------------------------------------------------------------------------------------
+
+    @rule(name=NAMES, what=st.sampled_from([i.PauseJob, i.ResumeJob, i.ResumeJob, i.ReinstateJob, i.EndJob]))
+    def operate(self, name: str, what: type) -> None:
+        process = self.world.processes.get(name)
+        if process is not None:
+            self.give(what(process.job, "ops"))
+
+    @rule(name=NAMES)
+    def revoke(self, name: str) -> None:
+        process = self.world.processes.get(name)
+        slot = self.core.state.jobs[process.job].slot if process else None
+        if slot:
+            self.give(i.RevokeSlot(slot, "ops"))
+
+    @rule(node=st.sampled_from(sorted(GPUS)), evict=st.booleans())
+    def drain(self, node: str, evict: bool) -> None:
+        self.give(i.DrainNode(node, "ops", evict))
+
+    @rule(node=st.sampled_from(sorted(GPUS)))
+    def undrain(self, node: str) -> None:
+        self.give(i.UndrainNode(node, "ops"))
+
+    @rule(node=st.sampled_from(sorted(GPUS)))
+    def declare_clear(self, node: str) -> None:
+        """An operator who has truly looked: nothing is there, and nothing is on its way there."""
+        on_its_way = any(self.world.may_act(o) and set(o.gpus) & set(GPUS[node]) for o in self.world.orders.values())
+        if not on_its_way and not any(self.world.bytes[gpu] for gpu in GPUS[node]):
+            self.give(i.DeclareClear(node, "ops"))
+
+    # ---- backends ------------------------------------------------------------------------------------------------
+
+    def _order(self, number: int) -> tuple[str, Told] | None:
+        open_ = [(name, told) for name, told in self.world.orders.items() if name in self.core.state.orders]
+        return open_[number % len(open_)] if open_ else None
+
+    @rule(
+        number=st.integers(0, 5),
+        report=st.sampled_from(["done", "done", "done", "", "failed", "lost", "twice"]),
+        lingers=st.booleans(),
+    )
+    def drive(self, number: int, report: str, lingers: bool) -> None:
+        """A driver does what it was told, and reports it: at once, twice, wrongly or not yet."""
+        chosen = self._order(number)
+        if chosen is None:
+            return
+        name, told = chosen
+        if self.world.may_act(told):
+            self.world.act(told, told.gpus[-1] if lingers and told.gpus else "")
+        if told.acted:
+            self._report(name, told, report or "nothing")
+
+    @rule(number=st.integers(0, 5), report=st.sampled_from(["failed", "lost", "a lie"]))
+    def fail(self, number: int, report: str) -> None:
+        """A driver does not do it, and says so; or says that it did."""
+        chosen = self._order(number)
+        if chosen is None:
+            return
+        name, told = chosen
+        if report == "a lie" and told.kind is OrderKind.LOAD:
+            return  # a load that was not done harms only its own job
+        self._report(name, told, report)
+
+    def _report(self, name: str, told: Told, report: str) -> None:
+        if report in ("done", "twice", "a lie"):
+            told.dropped = True
+            if report == "a lie" and not told.acted:  # what it said is done is still there, and goes in its own time
+                for gpu in told.gpus:
+                    if (*told.who, told.pool) in self.world.bytes[gpu]:
+                        self.world.bytes[gpu].discard((*told.who, told.pool))
+                        self.world.bytes[gpu].add((*told.who, "lingering"))
+            for _ in range(2 if report == "twice" else 1):
+                self.give(i.OrderDone(name, self.world.sights(told.gpus)))
+        elif report == "failed":
+            told.dropped = True
+            self.give(i.OrderFailed(name, "no"))
+        elif report == "lost":
+            self.give(i.OrderLostContact(name, "timed out"))
+
+    @rule(number=st.integers(0, 3), knows=st.booleans())
+    def answer_probe(self, number: int, knows: bool) -> None:
+        asked = list(self.world.probes)
+        if asked:
+            self._answer_probe(asked[number % len(asked)], knows)
+
+    def _answer_probe(self, name: str, knows: bool) -> None:
+        del self.world.probes[name]
+        told = self.world.orders[name]
+        self._report(name, told, ("done" if told.acted else "failed") if knows else "lost")
+
+    @rule(host=st.sampled_from(sorted(HOST_GPUS)))
+    def look(self, host: str) -> None:
+        self.see(host)
+
+    @rule(host=st.sampled_from(sorted(HOST_GPUS)))
+    def unreachable(self, host: str) -> None:
+        self.give(i.HostUnreachable(host, "no route"))
+
+    @rule()
+    def lingering_bytes_go(self) -> None:
+        """So does the work of who was told to stop."""
+        at_work = {(*grant.who, "work") for grant in self.granted.values()}
+        for there in self.world.bytes.values():
+            there -= {b for b in there if b[2] == "lingering" or (b[2] == "work" and b not in at_work)}
+
+    @precondition(lambda self: "reboot" not in BROKEN_TODAY)
+    @rule(host=st.sampled_from(sorted(HOST_GPUS)))
+    def reboot(self, host: str) -> None:
+        """Everything in its memories is gone, and so are orders on their way there."""
+        self.keys += 1
+        for gpu in HOST_GPUS[host]:
+            self.world.bytes[gpu].clear()
+        for told in self.world.orders.values():
+            told.dropped = told.dropped or bool(set(told.gpus) & set(HOST_GPUS[host]))
+        self.give(i.HostSeen(host, self.world.sights(HOST_GPUS[host]), f"boot-{self.keys}"))
+
+    # ---- time ----------------------------------------------------------------------------------------------------
+
+    @rule(seconds=st.sampled_from([1, 1, 5, 5, 20, 59, 61, 125]))
+    def time_passes(self, seconds: int) -> None:
+        """Those who live and are not silent beat now and then; ticks come when they are due."""
+        until = self.now + seconds * 1000
+        while self.now < until:
+            due = self.core.deadline()
+            self.now = min(until, self.now + 15_000, max(self.now, due) if due is not None else until)
+            for process in self.world.processes.values():
+                if process.alive and not process.silent and not process.over and self.now - process.heard >= 10_000:
+                    self._beat(process)
+            for request in self.requests.values():
+                if (
+                    request.detached_at is not None
+                    and not request.claimed
+                    and self.now >= request.detached_at + REATTACH
+                ):
+                    request.never = request.never or "detached for too long"
+            if due is not None and due <= self.now:
+                self.give(i.Tick())
+
+    @rule()
+    def restart(self) -> None:
+        """The daemon goes on from the replayed journal; clients have to ask again."""
+        self.core = Scheduler(
+            self.config, RollMux(), msgspec.json.decode(msgspec.json.encode(self.replayed), type=State)
+        )
+        for process in (*self.world.processes.values(), *self.world.graves):
+            process.heard = self.now  # its lease begins anew
+        for slot, request in self.requests.items():
+            if slot not in self.granted:
+                request.attended, request.detached_at = False, self.now
+        self.give(i.Start(HOSTS, NODES))
+
+    @rule()
+    def stall(self) -> None:
+        self.give(i.Stalled(20_000))
+        for process in self.world.processes.values():
+            process.heard = self.now
+
+    # ---- what stays true -----------------------------------------------------------------------------------------
+
+    @invariant()
+    def replay_gives_the_very_state(self) -> None:
+        assert msgspec.json.encode(self.replayed) == msgspec.json.encode(self.core.state)
+
+    @invariant()
+    def who_was_told_granted_has_the_gpus_to_itself(self) -> None:
+        held: dict[str, str] = {}
+        for slot, grant in self.granted.items():
+            for gpu in grant.gpus:
+                assert gpu not in held, f"{gpu} is held by {held[gpu]} and {slot}"
+                held[gpu] = slot
+                assert {b[:2] for b in self.world.bytes[gpu]} <= {grant.who}, (
+                    f"{gpu} of {slot} has {self.world.bytes[gpu]}"
+                )
+
+    @invariant()
+    def a_silent_process_is_lost_within_its_lease(self) -> None:
+        for process in self.world.processes.values():
+            session = self.core.state.sessions.get(process.session)
+            if session is not None and session.status == "alive" and self.core.deadline() is not None:
+                assert self.now <= process.heard + LEASE or self.core.deadline() <= self.now
+
+    @invariant()
+    def something_is_due_while_somebody_waits_for_time(self) -> None:
+        if self.core.soft.seen:
+            assert self.core.deadline() is not None
+
+    # ---- and in the end ------------------------------------------------------------------------------------------
+
+    @rule()
+    def faults_stop(self) -> None:
+        """Every attended request of a live, unquarantined, placed job is granted in the end."""
+        for process in (*self.world.processes.values(), *self.world.graves):
+            if process.silent or process.over or self.world.processes.get(process.name) is not process:
+                self.world.dies(process)
+        for process in self.world.processes.values():
+            if process.alive and not process.over:
+                self._beat(process)
+                self.give(i.ResumeJob(process.job, "ops"))
+        waiting: dict[str, Request] = {}
+        for name, process in self.world.processes.items():
+            slot = self._queued(name)
+            if slot and process.alive and not process.over and slot in self.requests:
+                request = self.requests[slot]
+                self._asks(process, request.phase, request.request_id)
+                waiting[slot] = request
+        for _ in range(60):
+            self._everybody_is_truthful()
+            state = self.core.state
+            waiting = {
+                slot: request for slot, request in waiting.items()
+                if slot in state.slots and state.slots[slot].status in ("queued", "loading")
+                and state.jobs[state.slots[slot].job].status in ("probing", "admitted")
+            }  # fmt: skip
+            if not waiting:
+                return
+        reasons = {slot: self.core.why_slot_waits(slot, self.now) for slot in waiting}
+        raise AssertionError(f"never granted: {reasons}")
+
+    def _everybody_is_truthful(self) -> None:
+        self.lingering_bytes_go()
+        for name in list(self.world.probes):
+            self._answer_probe(name, knows=True)
+        for name, told in list(self.world.orders.items()):
+            if name in self.core.state.orders:
+                if self.world.may_act(told):
+                    self.world.act(told)
+                self._report(name, told, "done" if told.acted else "failed")
+        for name in GPUS:
+            self.give(i.UndrainNode(name, "ops"))
+        for host in HOST_GPUS:
+            self.see(host)
+        for name in self.world.processes:
+            self.release(name, -1, lingering=False, twice=False)
+        self.time_passes(20)
+
+    def teardown(self) -> None:
+        self.faults_stop()
+
+
+@pytest.mark.timeout(900)
+def test_whatever_anybody_does_the_sentences_stay_true() -> None:
+    profile = PROFILES[os.environ.get("ROLLMUX_PROFILE", "quick")]
+    run_state_machine_as_test(
+        ClientsOperatorsAndBackends,
+        settings=settings(profile, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True),
+    )
