@@ -7,6 +7,7 @@ from rollmuxd.core.config import Config
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.errors import Impossible
 from rollmuxd.core.model import Job, JobId, JobSpec, Millis, Movable, OnLoss
+from rollmuxd.core.policy import Placed
 from rollmuxd.core.state import State
 from rollmuxd.core.turns import dispatch, take_place
 
@@ -22,52 +23,58 @@ def waiting_order(c: Cycle, now: Millis) -> list[JobId]:
     return sorted(c.state.waiting, key=rank)
 
 
-def admit(c: Cycle) -> None:
-    """Place every waiting job that fits. One that has waited too long is not overtaken on the pools it wants."""
+def admit(c: Cycle, only: JobId | None = None) -> None:
+    """Place every waiting job that fits. One that has waited too long is not overtaken on the pools it wants.
+
+    ``only`` a newcomer need be tried where nothing else has changed: the others have been, and still do not fit.
+    """
     if not c.state.waiting:
         return
     reserved: set[str] = set()
-    refused: set[object] = set()
+    refused: dict[object, float] = {}  # the loosest SLO that was refused: with a tighter one it fits even less
     for name in waiting_order(c, c.now):
         job = c.state.jobs[name]
-        if job.pins:  # something of its run before is still there
-            continue
         pools = {want.pool for want in job.spec.wants}
-        shape = _shape_of(job)
-        if shape in refused or pools & reserved:
+        if job.pins or (pools & reserved and name != only):  # something of its run before is still there
             continue
-        placed = c.policy.place(c.state, job)
-        if placed is None:
-            refused.add(shape)
-            if c.now - job.registered_at >= c.config.bounded_wait_ms:
-                reserved |= pools
+        shape, slo = _shape_of(job), job.spec.slo or float("inf")
+        fits_not = refused.get(shape, 0.0) >= slo or (only is not None and name != only)
+        placed = None if fits_not or pools & reserved else c.policy.place(c.state, job)
+        if placed is not None:
+            _seat(c, job, placed)
             continue
-        group = placed.group or c.state.next_id("g")
-        c.fact(
-            f.JobPlaced(
-                c.now,
-                job.id,
-                group,
-                placed.pins,
-                placed.wheel,
-                placed.status,
-                placed.admission,
-                placed.promised,
-                placed.period_ms,
-                placed.cost_per_hour,
-            )
+        refused[shape] = max(slo, refused.get(shape, 0.0))
+        if c.now - job.registered_at >= c.config.bounded_wait_ms:
+            reserved |= pools
+
+
+def _seat(c: Cycle, job: Job, placed: Placed) -> None:
+    group = placed.group or c.state.next_id("g")
+    c.fact(
+        f.JobPlaced(
+            c.now,
+            job.id,
+            group,
+            placed.pins,
+            placed.wheel,
+            placed.status,
+            placed.admission,
+            placed.promised,
+            placed.period_ms,
+            placed.cost_per_hour,
         )
-        if job.queued is not None:
-            slot = c.state.slots[job.queued]
-            take_place(c, job, slot.phase, side=slot.side)
-            dispatch(c, group)
+    )
+    if job.queued is not None:
+        slot = c.state.slots[job.queued]
+        take_place(c, job, slot.phase, side=slot.side)
+        dispatch(c, group)
 
 
 def _shape_of(job: Job) -> object:
     """What placement looks at of a job, for not trying the like again in one round."""
     spec = job.spec
     times = tuple((name, kept.count and kept.total_ms // kept.count) for name, kept in job.times.items())
-    return (spec.phases, spec.wants, spec.states, spec.slo, spec.colocate, times, tuple(job.last_pins.items()))
+    return (spec.phases, spec.wants, spec.states, spec.park, spec.colocate, times, tuple(job.last_pins.items()))
 
 
 def check_spec(spec: JobSpec, state: State, config: Config) -> None:

@@ -39,13 +39,7 @@ class Config(Struct, frozen=True):
     bounded_wait_ms: Millis = 6 * 3_600_000
     #: share of a rollout's work after which its tail may be asked to shrink (RollMux: 0.8)
     tail_from: float = 0.8
-    #: observations of a phase's time that are kept
-    times_kept: int = 64
     #: limits against one client filling the daemon
     max_jobs: int = 10_000
     max_requests_waiting: int = 20_000
-    #: pools of which every job of a group uses all nodes (RollMux: the training pool)
-    whole_pools: tuple[str, ...] = ("train",)
-    #: ended jobs that are still shown; older ones live in the journal only
-    ended_kept: int = 1_000
     drivers: dict[str, DriverTraits] = field(default_factory=dict)

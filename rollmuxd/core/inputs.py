@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from rollmuxd.core.model import Fence, GpuId, HostId, JobId, JobSpec, NodeId, OrderId, SessionId, SlotId
+from rollmuxd.core.model import Fence, GpuId, HostId, JobId, JobSpec, Millis, NodeId, OrderId, SessionId, SlotId
 
 # ---- what clients and operators ask ------------------------------------------------------------------------------
 
@@ -200,11 +200,13 @@ class Start(Struct, frozen=True):
 
 
 class HostSeen(Struct, frozen=True):
-    """A backend looked at a host."""
+    """A backend looked at a host. What was to change on a GPU since the look began was not seen."""
 
     host: HostId
     gpus: tuple[GpuSight, ...]
     boot_id: str = ""
+    #: when the look began, on the clock of ``now``; None: just now
+    since: Millis | None = None
 
 
 class HostUnreachable(Struct, frozen=True):

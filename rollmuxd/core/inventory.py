@@ -13,13 +13,26 @@ from rollmuxd.core.letting_go import (
     end_now,
     end_reclaims,
     finish_release,
+    look_at,
+    park_own,
     resolve_unknown,
     see_gpus,
     settle,
     take_away,
     watch,
 )
-from rollmuxd.core.model import HostId, Node, NodeId, NodeStatus, OrderKind, OrderStatus, SlotStatus, StateStatus
+from rollmuxd.core.model import (
+    HostId,
+    JobStatus,
+    Node,
+    NodeId,
+    NodeStatus,
+    OnLoss,
+    OrderKind,
+    OrderStatus,
+    SlotStatus,
+    StateStatus,
+)
 from rollmuxd.core.orders import order_lost_contact
 from rollmuxd.core.turns import dispatch, issue, unheld_by
 
@@ -64,7 +77,7 @@ def declare_clear(c: Cycle, ask: i.DeclareClear) -> Answer:
     running = [gpu.holder for gpu in node.gpus.values() if gpu.holder is not None]
     for name in running:
         slot = c.state.slots[name]
-        if slot.status is not SlotStatus.RECLAIMING:
+        if slot.status in HOLDS:
             raise Conflict(f"slot {name} of job {slot.job} is {slot.status} on {node.id}; revoke it first")
     c.fact(f.GpusCleared(c.now, node.id, tuple(node.gpus), ask.by, ask.reason or "declared clear"))
     for key in list(node.states):
@@ -76,8 +89,12 @@ def declare_clear(c: Cycle, ask: i.DeclareClear) -> Answer:
     if node.status is NodeStatus.QUARANTINED:
         c.fact(f.NodeUnseen(c.now, node.id))
         c.do(e.Observe(node.host))
+    for name in list(node.pinned):
+        for closing in list(c.state.jobs[name].closing):
+            finish_release(c, c.state.slots[closing])
     end_reclaims(c, node)
     go_on(c, node)
+    admit(c)
     return NOTHING
 
 
@@ -103,6 +120,8 @@ def start(c: Cycle, given: i.Start) -> Answer:
         if node.unclear_since is not None or any(gpu.stain for gpu in node.gpus.values()):
             watch(c, node)
     for job in list(c.state.jobs.values()):
+        if job.status is JobStatus.LOST and job.spec.on_loss is OnLoss.KILL:
+            c.do(e.Kill(job.id, job.run, job.session))  # nobody knows whether it was done
         settle(c, job)
     return NOTHING
 
@@ -111,6 +130,8 @@ def configure(c: Cycle, given: i.Start) -> None:
     """Bring the inventory in line with the configuration; what is in use stays as it is, and drains."""
     for host in given.hosts:
         known = c.state.hosts.get(host.id)
+        if known is not None and not host.ram_mb:  # nobody could ask it: it has what it had
+            host = i.HostSpec(host.id, host.backend, known.ram_mb)
         if known is None or (known.backend, known.ram_mb) != (host.backend, host.ram_mb):
             c.fact(f.HostAdded(c.now, host))
     wanted = {node.id: node for node in given.nodes}
@@ -119,7 +140,9 @@ def configure(c: Cycle, given: i.Start) -> None:
         spec = wanted.get(name)
         if spec is None and not used:
             c.fact(f.NodeRemoved(c.now, name))
-        elif spec is None and node.status is NodeStatus.UNKNOWN:
+        elif spec is None and not node.drain:
+            if node.status in (NodeStatus.LOST, NodeStatus.QUARANTINED):
+                c.fact(f.NodeUnseen(c.now, name))
             c.fact(f.NodeDraining(c.now, name, "the configuration, which has it no more"))
         elif spec is not None and not used and not _same_node(node, spec):
             c.fact(f.NodeAdded(c.now, spec))
@@ -141,12 +164,18 @@ def host_seen(c: Cycle, told: i.HostSeen) -> Answer:
         c.fact(f.HostBooted(c.now, host.id, told.boot_id))
         if rebooted:
             forget_contents(c, host.nodes)
+    since = c.now + 1 if told.since is None else told.since
     sights = {sight.gpu: sight for sight in told.gpus}
+    c.soft.observed(host.id)
+    before = len(c.facts)
     for name in list(host.nodes):
         node = c.state.nodes[name]
-        if all(gpu in sights for gpu in node.gpus):  # a GPU that was not reported was not seen
+        if any(gpu.touched_at >= since for gpu in node.gpus.values()):
+            look_at(c, host.id)
+        elif all(gpu in sights for gpu in node.gpus):  # a GPU that was not reported was not seen
             see_node(c, node, sights)
-    c.soft.observed(host.id)
+    if len(c.facts) > before:
+        admit(c)
     for name in list(host.nodes):
         if name in c.state.nodes:
             watch(c, c.state.nodes[name])
@@ -155,10 +184,12 @@ def host_seen(c: Cycle, told: i.HostSeen) -> Answer:
 
 def forget_contents(c: Cycle, nodes: list[NodeId]) -> None:
     """Another boot id: whatever was in the host's memories is gone, and whoever ran there runs no more."""
+    taken = []
     for name in nodes:
         node = c.state.nodes[name]
         for holder in dict.fromkeys(gpu.holder for gpu in node.gpus.values() if gpu.holder is not None):
             slot = c.state.slots[holder]
+            taken.append(slot)
             reason = f"host {node.host} was restarted"
             if slot.status is SlotStatus.LOADING:
                 take_away(c, slot, f.SlotFaulted(c.now, holder, reason))
@@ -173,6 +204,9 @@ def forget_contents(c: Cycle, nodes: list[NodeId]) -> None:
         for job in list(node.pinned):
             for closing in list(c.state.jobs[job].closing):
                 finish_release(c, c.state.slots[closing])
+    for slot in taken:  # what it had loaded on other hosts
+        if slot.status is SlotStatus.RECLAIMING:
+            park_own(c, c.state.jobs[slot.job], slot)
 
 
 def see_node(c: Cycle, node: Node, sights: dict[str, i.GpuSight]) -> None:
@@ -192,15 +226,19 @@ def see_node(c: Cycle, node: Node, sights: dict[str, i.GpuSight]) -> None:
         reason = f"{strangers[0].gpu} is used by {who} ({strangers[0].used_mb} MB)"
         c.fact(f.NodeOccupied(c.now, node.id, reason))
     elif not strangers and node.status in (NodeStatus.UNKNOWN, NodeStatus.OCCUPIED):
-        if node.drain:
-            c.fact(f.NodeDraining(c.now, node.id, "an operator, before it was seen again"))
-        else:
-            c.fact(f.NodeUp(c.now, node.id))
+        back_in_service(c, node)
     elif node.status is NodeStatus.QUARANTINED and all_clear(c, node, sights):
         c.fact(f.NodeUnseen(c.now, node.id))
-        c.fact(f.NodeUp(c.now, node.id))
+        back_in_service(c, node)
     if len(c.facts) > before:
         go_on(c, node)
+
+
+def back_in_service(c: Cycle, node: Node) -> None:
+    if node.drain:
+        c.fact(f.NodeDraining(c.now, node.id, "an operator, before it was seen again"))
+    else:
+        c.fact(f.NodeUp(c.now, node.id))
 
 
 def all_clear(c: Cycle, node: Node, sights: dict[str, i.GpuSight]) -> bool:
@@ -209,11 +247,10 @@ def all_clear(c: Cycle, node: Node, sights: dict[str, i.GpuSight]) -> bool:
 
 
 def go_on(c: Cycle, node: Node) -> None:
-    """After anything was learnt of a node: let go, drain, admit and grant what it allows."""
+    """After anything was learnt of a node: let go, drain and grant what it allows."""
     for name in list(node.pinned):
         settle(c, c.state.jobs[name])
     drained_if_empty(c, node)
-    admit(c)
     dispatch(c, node.group)
 
 

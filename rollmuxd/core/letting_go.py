@@ -17,6 +17,7 @@ from rollmuxd.core.model import (
     NodeStatus,
     Order,
     OrderKind,
+    OrderStatus,
     SessionStatus,
     Slot,
     SlotStatus,
@@ -54,7 +55,8 @@ def park_own(c: Cycle, job: Job, slot: Slot) -> None:
 def finish_release(c: Cycle, slot: Slot) -> None:
     """The slot is over once nothing that belongs to its release is still moving."""
     if slot.status is SlotStatus.RELEASED and not any(
-        order.slot == slot.id and order.kind is OrderKind.PARK for order in open_orders(c, slot.job)
+        order.slot == slot.id and order.kind is OrderKind.PARK and order.status is OrderStatus.ISSUED
+        for order in open_orders(c, slot.job)
     ):
         c.fact(f.SlotOver(c.now, slot.id))
 
@@ -257,6 +259,7 @@ def watch(c: Cycle, node: Node) -> None:
         gpu.stain is not None and given_back(c, gpu) and not may_still_fill(c, node, gpu.stain)
         for gpu in node.gpus.values()
     ) or any(c.state.states[key].status is StateStatus.UNKNOWN for key in node.states)
+    waits_for_clear = waits_for_clear or node.status is NodeStatus.OCCUPIED
     if waits_for_clear:
         c.soft.look_later(node.host, c.now, c.config)
         if node.unclear_since is not None and node.status is not NodeStatus.QUARANTINED:

@@ -7,7 +7,7 @@ from rollmuxd.core.admission import admit, check_spec
 from rollmuxd.core.cycle import HOLDS, NOTHING, PLACED, Cycle
 from rollmuxd.core.decision import Answer, Directive
 from rollmuxd.core.errors import Conflict, RunAlive, TooMany, UnknownThing
-from rollmuxd.core.letting_go import after_departure, drop_requests, end_now, look, park_own, settle, take_away
+from rollmuxd.core.letting_go import after_departure, drop_requests, end_now, look, settle, take_away
 from rollmuxd.core.model import (
     Group,
     Job,
@@ -42,7 +42,7 @@ def register(c: Cycle, ask: i.RegisterJob) -> Answer:
     c.fact(f.JobRegistered(c.now, job, ask.owner, ask.user, run, ask.spec, ask.idempotency_key))
     c.soft.at(c.now + c.config.lease_ms, "opened", job)
     settle(c, c.state.jobs[job])
-    admit(c)
+    admit(c, only=job if known is None else None)
     return Answer(job=job)
 
 
@@ -152,7 +152,7 @@ def close_session(c: Cycle, ask: i.CloseSession) -> Answer:
         by = f"session {session.id}"
         slot = c.state.slots[job.slot]
         take_away(c, slot, f.SlotRevoked(c.now, slot.id, by, "session closed"))
-        park_own(c, job, slot)
+    nobody_knows(c, job)
     dispatch(c, job.group)
     return Answer(session=session.id)
 
@@ -240,16 +240,21 @@ def job_lost(c: Cycle, job: Job, reason: str) -> None:
     if job.slot is not None:
         take_away(c, c.state.slots[job.slot], f.SlotLost(c.now, job.slot, reason))
     c.fact(f.JobLost(c.now, job.id, reason))
+    nobody_knows(c, job)
+    if job.spec.on_loss is OnLoss.KILL:
+        c.do(e.Kill(job.id, job.run, job.session))
+    settle(c, job)
+    dispatch(c, group)
+    after_departure(c, job)
+
+
+def nobody_knows(c: Cycle, job: Job) -> None:
+    """The process is not there to be asked: what it had on GPUs has to be seen."""
     for key in job.states:
         kept = c.state.states[key]
         if kept.status not in (StateStatus.GONE, StateStatus.PARKED, StateStatus.UNKNOWN):
             c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
-    if job.spec.on_loss is OnLoss.KILL:
-        c.do(e.Kill(job.id, job.run, job.session))
     look(c, job)
-    settle(c, job)
-    dispatch(c, group)
-    after_departure(c, job)
 
 
 def lease_ran_out(c: Cycle, session: SessionId) -> None:

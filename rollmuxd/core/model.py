@@ -231,6 +231,8 @@ class Gpu(Struct):
     holder: SlotId | None = None
     #: the job whose bytes may still be on it, until a backend has seen it clear
     stain: JobId | None = None
+    #: when what is on it was last to change: a look that began before then says nothing of it
+    touched_at: Millis = 0
 
 
 class Node(Struct):
@@ -327,6 +329,8 @@ class JobState(Struct):
     node: NodeId
     #: as it was when the job was placed: a later run may declare another
     spec: StateSpec
+    #: and whose run's it is
+    run: int = 1
     status: StateStatus = StateStatus.GONE
     #: the order that moves it now
     order: OrderId | None = None

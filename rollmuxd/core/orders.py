@@ -100,7 +100,8 @@ def fault(c: Cycle, order: Order, reason: str) -> None:
     slot = c.state.slots.get(order.slot or "")
     if slot is not None and slot.status is SlotStatus.LOADING:
         take_away(c, slot, f.SlotFaulted(c.now, slot.id, reason))
-    quarantine(c, job, reason)
+    if order.run == job.run:  # a new run has nothing to do with what its forerunner left
+        quarantine(c, job, reason)
     if slot is not None:
         finish_release(c, slot)
     expect_clear(c, c.state.nodes[order.node], job, f"({reason})")

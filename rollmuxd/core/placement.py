@@ -33,6 +33,7 @@ from rollmuxd.core.model import (
     Node,
     NodeId,
     NodeStatus,
+    Park,
     PhaseSpec,
     PoolName,
     StateSpec,
@@ -272,6 +273,11 @@ class RollMux:
         if pins is None:
             return None
         candidate = Candidate(None, pins, "isolated", _price(state, pins))
+        shape = _Shape(job, self.whole_pools)
+        nodes = [name for names in pins.values() for name in names]
+        moves = job.spec.park is Park.AT_RELEASE or len(set(nodes)) < len(nodes)
+        if moves and shape.limit_ms is not None and shape.shared_ms > shape.limit_ms:
+            return None  # even alone it moves its states each time, and its promise has no room for that
         if self._miss_ram(state, job, candidate) or self._miss_memory(state, job, candidate):
             return None
         return candidate
@@ -432,7 +438,9 @@ class _Shape:
 
     def scaled(self, phase: PhaseSpec, busy: tuple[Millis, Millis], width: int) -> Millis:
         """A phase on a whole pool that is wider than the job's own want is shorter by as much (data parallel)."""
-        own = self._whole.get(phase.pools[0], width) if len(phase.pools) == 1 else width
+        own = width  # what was measured was measured on the width that it has
+        if phase.planned_ms is not None and len(phase.pools) == 1:
+            own = self._whole.get(phase.pools[0], width)
         return busy[0] * own // width + busy[1] if width > own else busy[0] + busy[1]
 
     def legs(self, pins: dict[PoolName, tuple[NodeId, ...]]) -> tuple[Leg, ...]:

@@ -6,6 +6,7 @@ from rollmuxd.core.admission import admit
 from rollmuxd.core.cycle import HOLDS, NOTHING, Cycle
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict, Impossible, Rejected, StaleFence, TooMany
+from rollmuxd.core.estimates import solo_ms
 from rollmuxd.core.letting_go import (
     after_departure,
     drained_if_empty,
@@ -19,6 +20,7 @@ from rollmuxd.core.letting_go import (
     see_gpus,
     settle,
     take_away,
+    watch,
 )
 from rollmuxd.core.lives import live_session
 from rollmuxd.core.model import Fence, IfUnmet, Job, JobStatus, NodeId, Park, SessionId, Slot, SlotId, SlotStatus
@@ -79,6 +81,8 @@ def queue(c: Cycle, job: Job, session: SessionId, phase: str, request_id: str) -
 
 def judge(c: Cycle, job: Job) -> None:
     """A probed job has been measured: it gets its promise, or what it chose for the case."""
+    if solo_ms(job) is None:
+        return
     verdict = c.policy.judge(c.state, job)
     if verdict.period_ms is None and job.spec.slo is not None:
         return  # another member's times are not known yet: the next iteration tells more
@@ -145,6 +149,7 @@ def release(c: Cycle, ask: i.ReleaseSlot) -> Answer:
     group = job.group
     settle(c, job)
     dispatch(c, group)
+    after_departure(c, job)
     return Answer(slot=slot.id, next_slot=next_slot, next_refused=refused)
 
 
@@ -187,6 +192,8 @@ def shrink(c: Cycle, ask: i.ShrinkSlot) -> Answer:
         return Answer(slot=slot.id, repeated=True)
     c.fact(f.SlotShrunk(c.now, slot.id, kept))
     see_gpus(c, ask.seen)
+    for node in nodes_of(c, c.state.jobs[slot.job]):
+        watch(c, node)
     dispatch(c, c.state.jobs[slot.job].group)
     return Answer(slot=slot.id)
 

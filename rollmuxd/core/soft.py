@@ -31,6 +31,8 @@ class Soft:
         self._looks: dict[HostId, Millis] = {}
         #: after how long the time after that
         self._pause: dict[HostId, Millis] = {}
+        #: when every lease was last renewed in full
+        self.renewed_at: Millis = 0
         self._heap: list[tuple[Millis, str, str]] = []
         self._planned: dict[tuple[str, str], Millis] = {}
 
@@ -64,6 +66,7 @@ class Soft:
 
     def renew_all(self, now: Millis) -> None:
         """Renew every lease in full."""
+        self.renewed_at = now
         for session in self.seen:
             self.seen[session] = now
 
@@ -142,6 +145,8 @@ class Soft:
         if kind == "lease":
             seen = self.seen.get(key)
             return None if seen is None else seen + config.lease_ms
+        if kind == "opened" and self.renewed_at:
+            return max(at, self.renewed_at + config.lease_ms)
         if kind == "detach":
             return self.detached.get(key)
         if kind == "look":

@@ -170,7 +170,9 @@ class State(Struct):
 
     def _node_added(self, fact: f.NodeAdded) -> None:
         spec = fact.node
-        host = self.hosts[spec.host]
+        host, known = self.hosts[spec.host], self.nodes.get(spec.id)
+        if known is not None and known.host != spec.host:
+            self.hosts[known.host].nodes.remove(spec.id)
         if spec.id not in host.nodes:
             host.nodes.append(spec.id)
         self.nodes[spec.id] = Node(
@@ -181,6 +183,7 @@ class State(Struct):
             gpu_type=spec.gpu_type,
             gpu_mb=spec.gpu_mb,
             price_per_gpu_hour=spec.price_per_gpu_hour,
+            drain=known is not None and known.drain,
         )
 
     def _node_removed(self, fact: f.NodeRemoved) -> None:
@@ -250,6 +253,8 @@ class State(Struct):
         group.version += 1
         job.group, job.pins, job.placed_at, job.admission = group.id, fact.pins, fact.at, fact.admission
         job.promised, job.planned_period_ms = fact.promised, fact.period_ms
+        if job.queued is not None:  # waiting for admission is nobody's slowdown
+            job.progress.iteration_excused_ms += fact.at - self.slots[job.queued].queued_at
         for pool, nodes in fact.pins.items():
             for name in nodes:
                 node = self.nodes[name]
@@ -261,7 +266,7 @@ class State(Struct):
                 spec = _state_spec(job, pool)
                 if spec is not None:
                     key = state_key(job.id, pool, name)
-                    self.states[key] = JobState(job=job.id, pool=pool, node=name, spec=spec)
+                    self.states[key] = JobState(job=job.id, pool=pool, node=name, spec=spec, run=job.run)
                     node.states.append(key)
                     job.states.append(key)
                     self.hosts[node.host].reserved_mb += spec.ram_mb
@@ -459,7 +464,7 @@ class State(Struct):
                 if mine is not None:
                     if mine.holder is not None:
                         raise BrokenInvariant(f"{gpu} is held by slot {mine.holder}, and slot {slot.id} claims it")
-                    mine.holder, mine.stain = slot.id, job.id
+                    mine.holder, mine.stain, mine.touched_at = slot.id, job.id, fact.at
             _no_more_unclear(self.nodes[name], fact.gpus)  # whose bytes they are holds them again
         visit = group.wheel[fact.visit]
         if visit.once:
@@ -502,7 +507,7 @@ class State(Struct):
             for name in pins:
                 for gpu, it in self.nodes[name].gpus.items():
                     if it.holder == slot.id and gpu not in keep:
-                        it.holder = None
+                        it.holder, it.touched_at = None, self.at
 
     def _slot_released(self, fact: f.SlotReleased) -> None:
         slot = self.slots[fact.slot]
@@ -567,6 +572,9 @@ class State(Struct):
         if kept.status is StateStatus.UNKNOWN:  # a late word about a lost order: StateSeen says what it means
             return
         kept.status = next_state_status(kept.status, fact, order.kind, f"state {order.pool} of {order.job}")
+        for gpu in self.nodes[order.node].gpus.values():
+            if gpu.stain == order.job:
+                gpu.touched_at = fact.at
         progress = self.jobs[order.job].progress
         if order.kind is OrderKind.LOAD:
             if kept.warm:
@@ -649,8 +657,8 @@ def _count_request(job: Job, fact: f.SlotQueued) -> None:
         progress.iteration_solo_ms += min(gap, planned)
         progress.iteration_excused_ms += max(0, gap - planned)
     progress.idle_from = None
-    if not fact.iteration:
-        return
+    if not fact.iteration or (progress.iteration_from is not None and not progress.iteration_solo_ms):
+        return  # asked anew, and nothing has run meanwhile: still the same iteration
     if progress.iteration_from is not None:
         progress.finished += 1
         progress.solo_ms += progress.iteration_solo_ms

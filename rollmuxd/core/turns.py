@@ -10,7 +10,6 @@ from rollmuxd.core.model import (
     Job,
     JobId,
     JobState,
-    JobStatus,
     Node,
     NodeId,
     NodeStatus,
@@ -22,6 +21,9 @@ from rollmuxd.core.model import (
     Visit,
 )
 from rollmuxd.core.rotation import find_phase
+
+#: nodes on which nothing can be started, for who knows how long
+OUT = (NodeStatus.OCCUPIED, NodeStatus.DRAINING, NodeStatus.DRAINED, NodeStatus.QUARANTINED, NodeStatus.LOST)
 
 
 def dispatch(c: Cycle, group: GroupId | None) -> None:
@@ -44,17 +46,18 @@ def advance(c: Cycle, group: Group, job: Job, slot: Slot) -> bool:
     if visit is None:
         return False
     nodes = c.rotation.nodes_of(c.state, group, job.id, slot.phase)
+    if any(c.state.nodes[name].status is not NodeStatus.UP for name in nodes) or slot.id in c.soft.awaited:
+        return False  # who cannot go passes nobody: two such would pass each other for ever
     first_everywhere = True
     for node in nodes:
         head = c.rotation.head(c.state, group, node)
         if head != visit and head is not None:
             first_everywhere = False
-            if may_skip(c, group, group.wheel[head]):
-                absent = group.wheel[head]
+            absent = group.wheel[head]
+            # its own earlier visit is past: it asks for a later one
+            if absent.job == job.id or may_skip(c, group, absent):
                 c.fact(f.VisitSkipped(c.now, group.id, head, absent.job, absent.phase))
                 return True
-    if slot.id in c.soft.detached:
-        return False
     if not make_room(c, group, visit, job, nodes) or not first_everywhere:
         return False
     gpus = claimable(c, job, slot, nodes)
@@ -77,13 +80,17 @@ def may_skip(c: Cycle, group: Group, visit: Visit) -> bool:
     if job.slot is not None:
         return False
     if job.queued is not None:
+        asked = c.state.slots[job.queued].phase
+        if any(c.state.nodes[name].status in OUT for name in c.rotation.nodes_of(c.state, group, job.id, asked)):
+            return True  # it cannot have its turn: nobody waits for what comes after that
         due = c.soft.awaited.get(job.queued)  # asked for, but nobody attends the request any more
-        if due is None or c.state.slots[job.queued].phase != visit.phase:
+        if due is None:
             return False
     elif job.progress.idle_from is None:
         return True
     else:
-        gap = next((phase.gap_ms for phase in job.spec.phases if phase.name == visit.phase), 0)
+        _, comes = min((it.turn, index) for index, it in enumerate(group.wheel) if it.job == job.id)
+        gap = next((phase.gap_ms for phase in job.spec.phases if phase.name == group.wheel[comes].phase), 0)
         due = job.progress.idle_from + gap + c.config.grace_ms
     if c.now < due:
         c.soft.at(due, "dispatch", group.id)
@@ -99,6 +106,9 @@ def make_room(c: Cycle, group: Group, visit: int, job: Job, nodes: tuple[NodeId,
             clear = False
             continue
         node = c.state.nodes[name]
+        if node.status is not NodeStatus.UP:  # an order that cannot be carried out would be held against its job
+            clear = False
+            continue
         for key in node.states:
             kept = c.state.states[key]
             if kept.status is StateStatus.PARKED or kept.status is StateStatus.GONE:
@@ -174,14 +184,14 @@ def issue(c: Cycle, kind: OrderKind, kept: JobState, slot: SlotId | None) -> Non
     job = c.state.jobs[kept.job]
     driver = kept.spec.driver
     order = c.state.next_id("o")
-    c.fact(f.OrderIssued(c.now, order, kind, job.id, job.run, kept.pool, kept.node, driver, slot))
+    c.fact(f.OrderIssued(c.now, order, kind, job.id, kept.run, kept.pool, kept.node, driver, slot))
     c.do(e.Perform(order))
 
 
 def take_place(c: Cycle, job: Job, phase: str, *, side: bool) -> None:
     """Give a side phase its visit, and pass the job's earlier visits: who asks for a later one has left them."""
     group = c.state.groups.get(job.group or "")
-    if group is None or job.status is JobStatus.WAITING:
+    if group is None or all(visit.job != job.id for visit in group.wheel):
         return
     if side:
         if c.rotation.visit_of(c.state, group, job.id, phase) is None:
