@@ -2,7 +2,7 @@
 
 In the rollout, points are drawn around a centre and scored; in training, the centre moves to the best of
 them.  Without a daemon nothing waits, and the program is the one you had before.  With one, start it twice
-(the second with another name) and watch `rollmuxd top`: one rolls out while the other trains.
+(the second with another name) and look at `rollmuxd slot list`: one rolls out while the other trains.
 """
 
 import random

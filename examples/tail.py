@@ -3,7 +3,10 @@
 Most sequences end early and a few run on, so for the last stretch of a rollout nearly all GPUs idle.  If
 another job could use them, the slot carries a directive to shrink: gather what still runs on the GPUs to
 keep, and only when the others are empty say so with `slot.shrink(keep)`.  A directive may be ignored: the
-rollout then just keeps what it has until its end.
+rollout then just keeps what it has until its end.  `min_gpus` says how few GPUs the tail needs; a job is asked
+only if it says that, and the GPUs are of use only to a job that can begin on as many.  So start it twice:
+
+    python examples/tail.py --name a & python examples/tail.py --name b
 
 The "tokens" are Collatz steps, since nobody can tell how long such a sequence is before it has ended.  The
 sleep per step stands for the forward pass; a real engine would be computing there.
@@ -43,9 +46,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", type=int, default=3)
     parser.add_argument("--step-s", type=float, default=0.1, help="seconds per token (default: %(default)s)")
+    parser.add_argument("--name", default="tail")
     args = parser.parse_args()
     rng, mean = random.Random(7), 0.0
-    with rollmuxd.job("tail", rollout=dict(nodes=1), train=dict(nodes=1)) as job:
+    with rollmuxd.job(args.name, rollout=dict(nodes=1, min_gpus=1), train=dict(nodes=1)) as job:
         for step in range(args.iterations):
             starts = [rng.randrange(2, 100_000) for _ in range(64)]
             with job.phase("rollout") as slot:

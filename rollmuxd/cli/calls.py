@@ -153,10 +153,22 @@ def fail(error: Exception) -> NoReturn:
     if isinstance(error, errors.NoDaemon):
         raise Failed(str(error), NO_DAEMON) from error
     if isinstance(error, errors.NotFound):
-        raise Failed(f"{error}; `rollmuxd NOUN list` shows what there is") from error
+        noun = _noun()
+        raise Failed(f"{error}; `rollmuxd {noun} list` shows what there is" if noun else str(error)) from error
     if isinstance(error, errors.RollmuxError):
         raise Failed(str(error)) from error
     raise error
+
+
+def _noun() -> str | None:
+    """The noun that is being spoken of, if it can be listed: of ``rollmuxd job show x``, ``job``."""
+    context = click.get_current_context(silent=True)
+    above = context.parent if context is not None else None
+    while above is not None:
+        if isinstance(above.command, click.Group) and "list" in above.command.commands:
+            return above.info_name
+        above = above.parent
+    return None
 
 
 # ---- printing --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,18 +12,26 @@ from rollmuxd.cli.calls import Call, print_json, talks
 
 #: The daemon answers as soon as there is a fact, so a long wait costs nothing.
 FOLLOW_WAIT_MS = 20_000
+#: between two tries to reach a daemon that is away while it is followed
+AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 @click.command()
 @click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now on.")
 @click.option("--after", default=0, type=click.IntRange(min=0), help="Only facts after this number.")
+@click.option("--job", help="Only what is about this job (its id, or its name).")
 @talks
-def facts(call: Call, follow: bool, after: int) -> None:
-    """What happened, in order. With --json one object per line."""
-    caught_up = False
+def facts(call: Call, follow: bool, after: int, job: str | None) -> None:
+    """What happened, in order. With --json one object per line.
+
+    Following goes on over a restart of the daemon, and misses nothing.
+    """
+    caught_up = reached = False
+    wait_ms = FOLLOW_WAIT_MS
     try:
         while True:
-            page = call.get("/v1/facts", after=after, wait_ms=FOLLOW_WAIT_MS if caught_up else 0)
+            page = _page(call, again=follow and reached, after=after, wait_ms=wait_ms if caught_up else 0, job=job)
+            reached = True
             for fact in page["facts"]:
                 if call.as_json:
                     print_json(fact)
@@ -35,6 +44,27 @@ def facts(call: Call, follow: bool, after: int) -> None:
     except KeyboardInterrupt:
         if not follow:
             raise
+
+
+def _page(call: Call, *, again: bool, **params: Any) -> Any:
+    """The next facts; ``again``: however long it takes until there is a daemon that answers."""
+    from rollmuxd.client.errors import NoDaemon, Unavailable
+
+    tries = 0
+    while True:
+        try:
+            page = call.get("/v1/facts", **params)
+        except (NoDaemon, Unavailable) as error:
+            if not again:
+                raise
+            if not tries:
+                click.echo(f"rollmuxd: {' '.join(str(error).split())}; trying again until it is back", err=True)
+            time.sleep(AGAIN_S[min(tries, len(AGAIN_S) - 1)])
+            tries += 1
+        else:
+            if tries:
+                click.echo("rollmuxd: it is back", err=True)
+            return page
 
 
 def line(fact: dict[str, Any]) -> str:

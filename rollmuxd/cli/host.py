@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from rollmuxd.cli.calls import Call, cell, fields, part, table, talks
+from rollmuxd.cli.node import pinned, tell_who_stays
 
 
 @click.group()
@@ -53,6 +54,7 @@ def show(call: Call, host: str) -> None:
                 "reachable": view["reachable"],
                 "RAM": f"{cell(view['ram_reserved_gb'])} of {cell(view['ram_gb'])} GB reserved",
                 "nodes": view["nodes"],
+                "jobs": pinned(view),
             }
         ),
     )
@@ -68,7 +70,12 @@ def _said(verb: str) -> Any:
 @talks
 def drain(call: Call, host: str, evict: bool) -> None:
     """Start nothing new on a host's nodes, and let what is parked in its RAM go."""
-    call.answer(call.post(f"/v1/hosts/{part(host)}/drain", {"evict": evict}), _said("draining"))
+
+    def said(view: dict[str, Any]) -> None:
+        _said("draining")(view)
+        tell_who_stays(view, evicted=evict)
+
+    call.answer(call.post(f"/v1/hosts/{part(host)}/drain", {"evict": evict}), said)
 
 
 @host.command()
@@ -76,7 +83,9 @@ def drain(call: Call, host: str, evict: bool) -> None:
 @talks
 def undrain(call: Call, host: str) -> None:
     """Use a host's nodes again."""
-    call.answer(call.post(f"/v1/hosts/{part(host)}/undrain"), _said("undrained"))
+    call.answer(
+        call.post(f"/v1/hosts/{part(host)}/undrain"), _said("undrained, and used again once they were looked at:")
+    )
 
 
 @host.command("declare-clear")

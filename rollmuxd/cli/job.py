@@ -23,7 +23,9 @@ def why(view: dict[str, Any]) -> str:
     waiting = view.get("waiting")
     if waiting and waiting["reasons"]:
         return str(waiting["reasons"][0]["text"])
-    return view.get("reason") or ""
+    if view.get("reason") or view["status"] != "waiting":
+        return view.get("reason") or ""
+    return f"rollmuxd job explain {view['job']}"
 
 
 @job.command("list")

@@ -7,18 +7,37 @@ inside the commands.
 import os
 import sys
 
-import click
+#: what the extra `daemon` brings, as it is imported
+OF_THE_EXTRA = (
+    *("anyio", "click", "httptools", "prometheus_client", "pydantic"),
+    *("pydantic_settings", "rich", "starlette", "structlog", "uvicorn"),
+)
 
-from rollmuxd.cli.daemon import daemon
-from rollmuxd.cli.demo.command import demo
-from rollmuxd.cli.facts import facts
-from rollmuxd.cli.group import group
-from rollmuxd.cli.host import host
-from rollmuxd.cli.job import job
-from rollmuxd.cli.key import key
-from rollmuxd.cli.node import node
-from rollmuxd.cli.report import report
-from rollmuxd.cli.slot import slot
+
+def lacks(error: ModuleNotFoundError) -> str | None:
+    """The line for whoever has the client only; None: it is something else that is missing."""
+    if (error.name or "").partition(".")[0] not in OF_THE_EXTRA:
+        return None
+    return f"rollmuxd: the command line needs {error.name}, which comes with: pip install 'rollmuxd[daemon]'"
+
+
+try:
+    import click
+
+    from rollmuxd.cli.daemon import daemon
+    from rollmuxd.cli.demo.command import demo
+    from rollmuxd.cli.facts import facts
+    from rollmuxd.cli.group import group
+    from rollmuxd.cli.host import host
+    from rollmuxd.cli.job import job
+    from rollmuxd.cli.key import key
+    from rollmuxd.cli.node import node
+    from rollmuxd.cli.report import report
+    from rollmuxd.cli.slot import slot
+except ModuleNotFoundError as missing:
+    if (said := lacks(missing)) is None:
+        raise
+    sys.exit(said)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -38,6 +57,10 @@ def main() -> None:
     """The console script."""
     try:
         cli.main(prog_name="rollmuxd")
+    except ModuleNotFoundError as missing:
+        if (said := lacks(missing)) is None:
+            raise
+        sys.exit(said)
     except BrokenPipeError:
         # The reader (`| head`) has seen enough. What is still buffered must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -62,20 +63,55 @@ def _show(view: dict[str, Any]) -> None:
             "group": view.get("group"),
             "GPU type": view["gpu_type"],
             "price per hour": view["price_per_hour"],
+            "jobs": pinned(view),
             "states": view.get("states"),
         }
     )
     click.echo()
     table(
-        ["GPU", "HELD BY", "BYTES OF", "#USED GB"],
-        [[gpu["gpu"], gpu["holder"], gpu["stain"], gpu.get("used_gb")] for gpu in view["gpus"]],
+        ["GPU", "HELD BY", "BYTES OF", "#USED GB", "PROCESSES", "SEEN"],
+        [
+            [gpu["gpu"], gpu["holder"], gpu["stain"], gpu.get("used_gb"), gpu.get("processes"), gpu.get("seen_at")]
+            for gpu in view["gpus"]
+        ],
         "no GPUs",
     )
+
+
+def pinned(view: dict[str, Any]) -> list[str]:
+    """The jobs that are placed on a node or host, as people know them."""
+    return [f"{job['name']} ({job['job']})" if job.get("name") else str(job["job"]) for job in view.get("jobs", [])]
+
+
+def tell_who_stays(view: dict[str, Any], *, evicted: bool) -> None:
+    """After a drain: the jobs that will get nothing there, and what can be done about it."""
+    stay = pinned(view)
+    if not stay:
+        return
+    if evicted:
+        click.echo(f"ending: {', '.join(stay)}")
+    else:
+        click.echo(f"placed there, and waiting until it is undrained: {', '.join(stay)} (--evict ends them)")
 
 
 def _said(view: dict[str, Any]) -> None:
     reason = f" ({view['reason']})" if view.get("reason") else ""
     click.echo(f"{view['node']}: {view['status']}{reason}")
+
+
+def _drained(*, evict: bool) -> Callable[[dict[str, Any]], None]:
+    def said(view: dict[str, Any]) -> None:
+        _said(view)
+        tell_who_stays(view, evicted=evict)
+
+    return said
+
+
+def _undrained(view: dict[str, Any]) -> None:
+    if view["status"] == "unknown":
+        click.echo(f"{view['node']}: undrained; it is used again once it was looked at")
+    else:
+        _said(view)
 
 
 @node.command()
@@ -84,7 +120,7 @@ def _said(view: dict[str, Any]) -> None:
 @talks
 def drain(call: Call, node: str, evict: bool) -> None:
     """Start nothing new on a node; it is drained when its slots have ended and its GPUs are clear."""
-    call.answer(call.post(f"/v1/nodes/{part(node)}/drain", {"evict": evict}), _said)
+    call.answer(call.post(f"/v1/nodes/{part(node)}/drain", {"evict": evict}), _drained(evict=evict))
 
 
 @node.command()
@@ -92,7 +128,7 @@ def drain(call: Call, node: str, evict: bool) -> None:
 @talks
 def undrain(call: Call, node: str) -> None:
     """Use a node again."""
-    call.answer(call.post(f"/v1/nodes/{part(node)}/undrain"), _said)
+    call.answer(call.post(f"/v1/nodes/{part(node)}/undrain"), _undrained)
 
 
 @node.command("declare-clear")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import click
 
-from rollmuxd.cli.calls import Call, cell, table, talks
+from rollmuxd.cli.calls import Call, table, talks
 
 
 @click.command(short_help="What GPUs were used for, and what sharing saved.")
@@ -36,13 +37,13 @@ def _show(view: dict[str, Any]) -> None:
             [
                 row["name"],
                 row["owner"],
-                row["gpu_hours_held"],
-                row["gpu_hours_used"],
-                row["gpu_hours_allocated"],
-                row["gpu_hours_alone"],
+                hours(row["gpu_hours_held"]),
+                hours(row["gpu_hours_used"]),
+                hours(row["gpu_hours_allocated"]),
+                hours(row["gpu_hours_alone"]),
                 row["iterations"],
                 row["slowdown"],
-                row["wait_turn_hours"],
+                hours(row["wait_turn_hours"]),
             ]
             for row in view["work"]
         ],
@@ -55,19 +56,40 @@ def _show(view: dict[str, Any]) -> None:
             [
                 row["pool"],
                 row["gpus"],
-                row["gpu_hours_capacity"],
-                row["gpu_hours_used"],
-                row["gpu_hours_switching"],
-                row["gpu_hours_idle"],
-                row["gpu_hours_unallocated"],
+                hours(row["gpu_hours_capacity"]),
+                hours(row["gpu_hours_used"]),
+                hours(row["gpu_hours_switching"]),
+                hours(row["gpu_hours_idle"]),
+                hours(row["gpu_hours_unallocated"]),
                 None if row["utilisation"] is None else f"{row['utilisation']:.0%}",
             ]
             for row in view["pools"]
         ],
         "no pools",
     )
-    saving = view["saving"]
-    click.echo(
-        f"\nsaved {cell(saving['gpu_hours_saved'])} GPU-hours: {cell(saving['gpu_hours_allocated'])} allocated, "
-        f"against {cell(saving['gpu_hours_alone'])} for {saving['baseline']}"
+    click.echo(f"\n{_saving(view['saving'])}")
+
+
+def hours(value: float) -> str:
+    """Three digits that say something, however short the time was."""
+    if not value:
+        return "0"
+    digits = max(0, min(6, 2 - math.floor(math.log10(abs(value)))))
+    shown = f"{value:.{digits}f}"
+    return shown.rstrip("0").rstrip(".") if digits else shown
+
+
+def _saving(saving: dict[str, Any]) -> str:
+    saved = saving["gpu_hours_saved"]
+    sides = (
+        f"{hours(saving['gpu_hours_allocated'])} allocated, "
+        f"against {hours(saving['gpu_hours_alone'])} for {saving['baseline']}"
+    )
+    if saved >= 0:
+        return f"saved {hours(saved)} GPU-hours: {sides}"
+    if not saving["gpu_hours_alone"]:
+        return f"nothing to compare yet, since no iteration has finished: {sides}"
+    return (
+        f"not saved, but used on top: {hours(-saved)} GPU-hours: {sides} "
+        "(iterations that have not finished count on the first side only: a longer span tells more)"
     )

@@ -8,14 +8,17 @@ What may be relied on:
 - An order that is under way is not told a second time, also when the writer begins anew and orders it again.
 """
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, assert_never
 
 import anyio
 import structlog
 from anyio.abc import TaskGroup, TaskStatus
+from msgspec import Struct
 
 from rollmuxd.core.effects import Effect, Kill, Observe, Perform, Probe
+from rollmuxd.core.facts import Fact, StateSeen
 from rollmuxd.core.inputs import (
     GpuSight,
     HostSeen,
@@ -25,9 +28,9 @@ from rollmuxd.core.inputs import (
     OrderFailed,
     OrderLostContact,
 )
-from rollmuxd.core.model import GpuId, HostId, JobId, Order, OrderId, OrderKind, SessionId, StateSpec
+from rollmuxd.core.model import GpuId, HostId, JobId, Millis, Order, OrderId, OrderKind, SessionId, StateSpec
 from rollmuxd.core.state import State, state_key
-from rollmuxd.spi import Backend, ContactLost, NotDone, Residency, StateOrder
+from rollmuxd.spi import Backend, ContactLost, NotDone, Residency, Sight, StateOrder
 
 log = structlog.get_logger("rollmuxd.actuator")
 
@@ -46,6 +49,18 @@ KILL_S: Final = 30.0
 TIMES_KEPT: Final = 10_000
 
 
+class Seen(Struct, frozen=True):
+    """What was on a GPU when somebody last looked: for people. Decisions rest on what is posted, never on this."""
+
+    used_mb: int
+    processes: tuple[str, ...]
+    at: Millis
+
+
+def _wall_ms() -> Millis:
+    return round(time.time() * 1000)
+
+
 class Actuator:
     """Performs effects. ``state`` gives the core's state of this moment, ``post`` takes reports."""
 
@@ -57,12 +72,18 @@ class Actuator:
         state: Callable[[], State],
         post: Callable[[Input], None],
         order_s: float = 120.0,
+        now: Callable[[], Millis] = _wall_ms,
     ) -> None:
         self._backends = backends
         self._drivers = drivers
         self._state = state
         self._post = post
         self._order_s = order_s
+        self._now = now
+        #: the last sight of each GPU
+        self.seen: dict[GpuId, Seen] = {}
+        #: of the orders under way
+        self._scopes: dict[OrderId, anyio.CancelScope] = {}
         self._tasks: TaskGroup | None = None
         #: told before this runs, performed when it does
         self._early: list[Effect] = []
@@ -112,28 +133,41 @@ class Actuator:
     # ---- orders ----------------------------------------------------------------------------------------------------
 
     async def _order(self, effect: Perform | Probe) -> None:
-        """Tell or probe one order, and report once."""
-        try:
-            order = self._state().orders.get(effect.order)
-            if order is None:
-                return  # ended while the facts were being written
-            driver = self._drivers.get(order.driver)
-            told = self._told(order)
-            if driver is None:
-                report: Input = OrderFailed(order.id, f'residency driver "{order.driver}" is not there')
-            elif told is None:
-                report = OrderFailed(order.id, f"what it is about is gone (job {order.job}, node {order.node})")
-            elif isinstance(effect, Probe):
-                report = await self._probe(driver, told)
-            else:
-                report = await self._tell(driver, order, told)
-        except Exception as error:
-            # A bug, ours or a plugin's: what has become of the order is not known.
-            log.exception("order_crashed", order=effect.order)
-            report = OrderLostContact(effect.order, _said(error))
-        finally:
-            self._under_way.discard(effect.order)
-        self._post(report)
+        """Tell or probe one order, and report once; nothing, if it has left the books meanwhile."""
+        with anyio.CancelScope() as scope:
+            self._scopes[effect.order] = scope
+            try:
+                report = await self._report(effect)
+            except Exception as error:
+                # A bug, ours or a plugin's: what has become of the order is not known.
+                log.exception("order_crashed", order=effect.order)
+                report = OrderLostContact(effect.order, _said(error))
+            finally:
+                self._under_way.discard(effect.order)
+                del self._scopes[effect.order]
+            if report is not None:
+                self._post(report)
+
+    async def _report(self, effect: Perform | Probe) -> Input | None:
+        order = self._state().orders.get(effect.order)
+        if order is None:
+            return None  # ended while the facts were being written
+        driver = self._drivers.get(order.driver)
+        told = self._told(order)
+        if driver is None:
+            return OrderFailed(order.id, f'residency driver "{order.driver}" is not there')
+        if told is None:
+            return OrderFailed(order.id, f"what it is about is gone (job {order.job}, node {order.node})")
+        if isinstance(effect, Probe):
+            return await self._probe(driver, told)
+        return await self._tell(driver, order, told)
+
+    def on_facts(self, facts: Sequence[tuple[int, Fact]]) -> None:
+        """Stop what is under way for orders that have left the books: their GPUs may be somebody else's by now."""
+        if self._scopes and any(isinstance(fact, StateSeen) for _, fact in facts):
+            orders = self._state().orders
+            for order in [order for order in self._scopes if order not in orders]:
+                self._scopes[order].cancel()
 
     async def _tell(self, driver: Residency, order: Order, told: StateOrder) -> Input:
         verb = {OrderKind.LOAD: driver.load, OrderKind.PARK: driver.park, OrderKind.DISCARD: driver.discard}[told.kind]
@@ -146,7 +180,7 @@ class Actuator:
                     await verb(told)
             except NotDone as error:
                 wait_s = next(retries, None)
-                if wait_s is None:
+                if wait_s is None or told.order not in self._state().orders:
                     return OrderFailed(told.order, _said(error))
                 log.info("order_again", order=told.order, job=told.job, reason=_said(error), in_s=wait_s)
                 await anyio.sleep(wait_s)
@@ -209,7 +243,7 @@ class Actuator:
             host=host.id,
             # A slot that starts on a part of its node loads onto that part: the rest is somebody's tail.
             gpus=tuple(g for g in node.gpus if slot is None or order.kind is not OrderKind.LOAD or g in slot.gpus),
-            state=next((spec for spec in job.spec.states if spec.pool == order.pool), StateSpec(pool=order.pool)),
+            state=kept.spec if kept is not None else StateSpec(pool=order.pool),
             ranks=job.spec.ranks,
             warm=kept is not None and kept.warm,
             pid=0 if session is None else session.pid,
@@ -231,6 +265,7 @@ class Actuator:
         except Exception as error:
             log.info("not_seen", host=host, reason=_said(error))
             return ()
+        self._remember(sight)
         seen = tuple(gpu for gpu in sight.gpus if gpu.gpu in gpus)
         return seen if len(seen) == len(gpus) else ()
 
@@ -250,6 +285,7 @@ class Actuator:
         backend = None if known is None else self._backends.get(known.backend)
         if backend is None:
             return HostUnreachable(host, "no backend that is configured reaches it")
+        since = self._now()
         try:
             with anyio.fail_after(LOOK_S):
                 sight = await backend.observe(host)
@@ -259,7 +295,13 @@ class Actuator:
             if not isinstance(error, ContactLost):
                 log.warning("backend_crashed", host=host, exc_info=True)
             return HostUnreachable(host, _said(error))
-        return HostSeen(host, sight.gpus, sight.boot_id)
+        self._remember(sight)
+        return HostSeen(host, sight.gpus, sight.boot_id, since)
+
+    def _remember(self, sight: Sight) -> None:
+        at = self._now()
+        for gpu in sight.gpus:
+            self.seen[gpu.gpu] = Seen(gpu.used_mb, gpu.processes, at)
 
     # ---- killing ---------------------------------------------------------------------------------------------------
 

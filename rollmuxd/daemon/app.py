@@ -21,7 +21,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import msgspec
@@ -42,8 +42,8 @@ from rollmuxd.daemon.journal import Journal, JournalError, JournalRefused
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.reconcile import Observer, fill_in
 from rollmuxd.daemon.services import Services
-from rollmuxd.daemon.settings import BadSettings, Settings, split_address
-from rollmuxd.spi import Backend, PluginError, Residency, discovery
+from rollmuxd.daemon.settings import BadSettings, Settings, search_path, split_address
+from rollmuxd.spi import Backend, NotInstalled, PluginError, Residency, discovery
 
 log = structlog.get_logger("rollmuxd.daemon")
 
@@ -90,6 +90,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
             state=lambda: driver.scheduler.state,
             post=lambda given: driver.post(given),  # noqa: PLW0108  # made below
             order_s=settings.limits.order_s,
+            now=clock.now,
         )
         observer = Observer([host.id for host in settings.hosts], settings.limits.observe_s, actuator.perform)
         driver = Driver(
@@ -98,7 +99,8 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
             clock,
             actuator.perform,
             await fill_in(settings.to_start(), backends),
-            sinks=(logs.fact_logger(lambda: driver.scheduler.state), metrics.sink, observer.on_facts, hub.on_facts),
+            sinks=(logs.fact_logger(lambda: driver.scheduler.state), metrics.sink, observer.on_facts),
+            prompt=(hub.on_facts, actuator.on_facts),
             begun=metrics.begin,
             lease_ms=config.lease_ms,
         )
@@ -169,7 +171,7 @@ async def open_drivers(settings: Settings, hub: ChannelHub) -> AsyncIterator[Map
             try:
                 driver: Residency = await plugin.use().open(hub, settings.residency.get(name, {}))
             except ValueError as error:
-                raise CannotStart(f"residency.{name}: {error}") from error
+                raise CannotStart(f"{settings.source}: residency.{name}: {error}") from error
             except PluginError as error:
                 log.warning("driver_left_out", driver=name, reason=str(error))
                 continue
@@ -177,7 +179,7 @@ async def open_drivers(settings: Settings, hub: ChannelHub) -> AsyncIterator[Map
             drivers[name] = driver
         if unknown := sorted(set(settings.residency) - set(drivers)):
             raise CannotStart(
-                f'residency.{unknown[0]}: residency driver "{unknown[0]}" is not installed '
+                f'{settings.source}: residency.{unknown[0]}: residency driver "{unknown[0]}" is not installed '
                 f"(installed: {', '.join(drivers) or 'none'})"
             )
         yield drivers
@@ -189,15 +191,29 @@ async def open_backends(settings: Settings) -> AsyncIterator[Mapping[str, Backen
     async with AsyncExitStack() as stack:
         backends: dict[str, Backend] = {}
         for name in dict.fromkeys(host.backend for host in settings.hosts):
+            options = settings.backends.get(name, {})
             try:
-                backend = await discovery.find_backend(name).open(
-                    settings.host_configs(name), settings.backends.get(name, {})
-                )
-            except (PluginError, ValueError) as error:
-                raise CannotStart(str(error)) from error
+                kind = discovery.find_backend(name)
+                if getattr(kind, "keeps_files", False):
+                    options = {"state_dir": str(_folder_of_backend(settings, name)), **options}
+                backend = await kind.open(settings.host_configs(name), options)
+            except PluginError as error:
+                raise CannotStart(f"{settings.source}: hosts: {_said(error, 'backend', name)}") from error
+            except ValueError as error:
+                raise CannotStart(f"{settings.source}: [backends.{name}] or [hosts.options]: {error}") from error
             stack.push_async_callback(_shielded, backend.close)
             backends[name] = backend
         yield backends
+
+
+def _folder_of_backend(settings: Settings, name: str) -> Path:
+    """Where a backend may keep files. Raises CannotStart."""
+    folder = settings.daemon.state_dir.absolute() / "backends" / name
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotStart(f"daemon.state_dir: cannot make {folder}: {error.strerror}") from error
+    return folder
 
 
 def make_policy(settings: Settings) -> Any:
@@ -206,9 +222,19 @@ def make_policy(settings: Settings) -> Any:
     try:
         return discovery.find_policy(name)(**settings.policy_options())
     except PluginError as error:
-        raise CannotStart(f"daemon.policy: {error}") from error
+        raise CannotStart(f"{settings.source}: daemon.policy: {_said(error, 'policy', name)}") from error
     except (TypeError, ValueError) as error:
-        raise CannotStart(f"policy.{name}: {error}") from error
+        raise CannotStart(f"{settings.source}: policy.{name}: {error}") from error
+
+
+def _said(error: PluginError, kind: Literal["backend", "policy"], name: str) -> str:
+    """What is wrong with a plugin. One that is not there is not told to be installed by a name that anybody may own."""
+    if not isinstance(error, NotInstalled):
+        return str(error)
+    there = discovery.names(kind)
+    meant = discovery.nearest(name, there)
+    hint = f'did you mean "{meant}"?' if meant else "install the project that has it, or name another"
+    return f'{kind} "{name}" is not installed (installed: {", ".join(there) or "none"}); {hint}'
 
 
 @contextmanager
@@ -325,10 +351,19 @@ def announce(
     beside = path.with_suffix(".new")
     beside.write_bytes(msgspec.json.encode(ready) + b"\n")
     beside.replace(path)
+    if not settings.hosts:
+        log.warning("no_hosts", reason=without_hosts(settings), remedy="every job will be refused; add [[hosts]]")
     log.info("ready", url=url, socket=ready.socket, pid=ready.pid, hosts=len(settings.hosts))
     notify("READY=1")
     if on_ready is not None:
         on_ready(ready)
+
+
+def without_hosts(settings: Settings) -> str:
+    """Why there are no hosts."""
+    if settings.file is not None:
+        return f"{settings.file} names no hosts"
+    return f"no rollmux.toml found (looked at {', '.join(map(str, search_path()))})"
 
 
 # ---- the HTTP server -------------------------------------------------------------------------------------------------

@@ -11,6 +11,9 @@ What may be relied on:
   that was not acknowledged comes once more.
 - A newer session takes the line over. Commands that the older one has fetched end in ContactLost: with the process
   the state on its GPUs is gone, and nobody can say how far it came.
+- A session that is over is waited for no longer than it can be of use: a lost one not at all; one that was closed, or
+  whose job has ended, for as long as all its ranks are on the line, and at most LINGER_S. In that time a process that
+  ends its job does its discards.
 """
 
 import asyncio
@@ -21,13 +24,17 @@ from typing import Final
 import anyio
 
 from rollmuxd.core.errors import Conflict
-from rollmuxd.core.facts import JobEnded
+from rollmuxd.core.facts import JobEnded, SessionClosed, SessionLost, SessionOpened
 from rollmuxd.core.model import JobId, OrderId, SessionId
 from rollmuxd.daemon.driver import Numbered
 from rollmuxd.spi import ChannelCommand, ContactLost, RankResult
 
 #: a rank that was not heard of for this long is not counted as there
 LATELY_S: Final = 90.0
+#: a process whose session is over may still do what it is told for so long
+LINGER_S: Final = 5.0
+#: of such a process, a rank that neither waits for a command nor does one for so long has left
+LEFT_S: Final = 1.0
 #: orders of a job of which the results are remembered
 ORDERS_KEPT: Final = 32
 
@@ -47,6 +54,11 @@ class _Told:
     lost: str = ""
     answered: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def lose(self, why: str) -> None:
+        if not self.answered.is_set():
+            self.lost = why
+            self.answered.set()
+
     def settle(self) -> None:
         if self.lost or (self.command is not None and all(rank in self.results for rank in range(self.ranks))):
             self.answered.set()
@@ -62,7 +74,26 @@ class _Line:
     session: SessionId = ""
     heard: dict[int, float] = field(default_factory=dict)
     told: dict[OrderId, _Told] = field(default_factory=dict)
-    polls: dict[asyncio.Future[None], None] = field(default_factory=dict)
+    #: who waits for a command, and which rank that is
+    polls: dict[asyncio.Future[None], int] = field(default_factory=dict)
+    #: the session is over, and its process may still do things until then
+    over_at: float | None = None
+
+    def there(self, rank: int, now: float) -> bool:
+        """Whether the rank of a session that is over waits for a command, does one, or did so just now."""
+        return (
+            rank in self.polls.values()
+            or any(rank in told.fetched and rank not in told.results for told in self.told.values() if told.tellers)
+            or now - self.heard.get(rank, -LATELY_S) < LEFT_S
+        )
+
+    def lose(self, why: str) -> None:
+        """Nobody is there any more: what is waited for will not be done."""
+        self.session = ""
+        self.heard.clear()
+        for told in self.told.values():
+            told.lose(why)
+        self.wake()
 
     def wake(self) -> None:
         polls, self.polls = self.polls, {}
@@ -92,11 +123,11 @@ class ChannelHub:
         line = self._lines.setdefault(job, _Line())
         if line.session != session:
             line.session = session
+            line.over_at = None
             line.heard.clear()
             for told in line.told.values():
-                if told.fetched and not told.answered.is_set():
-                    told.lost = "the job's process was replaced while it did this"
-                    told.settle()
+                if told.fetched:
+                    told.lose("the job's process was replaced while it did this")
         line.heard[rank] = self._time()
 
     async def next_order(self, job: JobId, session: SessionId, rank: int, wait_s: float) -> ChannelCommand | None:
@@ -108,15 +139,14 @@ class ChannelHub:
         line = self._line(job, session)
         with anyio.move_on_after(wait_s):
             while not self._closed:
-                if line.session != session:
-                    self._line(job, session)  # raises
+                self._line(job, session)  # raises when that is over
                 line.heard[rank] = self._time()
                 for told in line.told.values():
                     if told.tellers and told.command and rank < told.ranks and rank not in told.results:
                         told.fetched.add(rank)
                         return told.command
                 poll: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                line.polls[poll] = None
+                line.polls[poll] = rank
                 try:
                     await poll
                 finally:
@@ -140,24 +170,31 @@ class ChannelHub:
 
     def ranks(self, job: JobId) -> tuple[int, ...]:
         """The ranks of the job's present session that were heard of lately."""
-        line = self._lines.get(job)
-        since = self._time() - LATELY_S
-        return () if line is None else tuple(sorted(rank for rank, at in line.heard.items() if at >= since))
+        line, now = self._lines.get(job), self._time()
+        if line is None:
+            return ()
+        if line.over_at is not None:
+            return tuple(sorted(rank for rank in line.heard if now < line.over_at and line.there(rank, now)))
+        return tuple(sorted(rank for rank, at in line.heard.items() if at >= now - LATELY_S))
 
     async def tell(self, job: JobId, ranks: int, command: ChannelCommand) -> tuple[RankResult, ...]:
         """Tell all ranks, also those that dial in only later, and wait until each has answered. The caller bounds it.
 
         Raises:
-            ContactLost: the workload's process was replaced by another.
+            ContactLost: the workload's process was replaced by another, or its session is over and it has left.
         """
         line = self._lines.setdefault(job, _Line())
         told = self._told(line, command.order)
         told.command, told.ranks = command, ranks
         told.tellers += 1
         told.settle()
+        self._give_up(line)
         line.wake()
         try:
-            await told.answered.wait()
+            while not told.answered.is_set():
+                with anyio.move_on_after(LEFT_S):
+                    await told.answered.wait()
+                self._give_up(line)
         finally:
             told.tellers -= 1  # at none it is handed out no more, which takes it back where it was not fetched
         if told.lost:
@@ -173,15 +210,59 @@ class ChannelHub:
     # ---- the daemon's side -----------------------------------------------------------------------------------------
 
     def on_facts(self, facts: Sequence[Numbered]) -> None:
-        """A sink: the line of a job that has ended is taken down."""
+        """A sink. It must be told of a fact before anything that follows from the fact is told to ranks."""
         for _, fact in facts:
-            if isinstance(fact, JobEnded):
-                line = self._lines.get(fact.job)
-                # States may still have to be discarded: whoever is told something yet keeps the line up.
-                if line is not None and not any(told.tellers for told in line.told.values()):
-                    del self._lines[fact.job]
-                    line.session = ""
-                    line.wake()
+            match fact:
+                case SessionOpened():
+                    line = self._lines.get(fact.job)
+                    if line is not None and line.over_at is not None:
+                        line.lose("the job's process was replaced by another")
+                        line.over_at = None
+                case SessionLost():
+                    for line in self._of_session(fact.session):
+                        line.over_at = self._time()
+                        line.lose("the session of the job's process is lost")
+                case SessionClosed():
+                    for line in self._of_session(fact.session):
+                        self._over(line)
+                case JobEnded():
+                    line = self._lines.get(fact.job)
+                    if line is not None:
+                        self._over(line)
+                    self._take_down()
+
+    def lingers(self, job: JobId, session: SessionId) -> bool:
+        """Whether the process of a session that is over may still do what it is told."""
+        line = self._lines.get(job)
+        return line is not None and line.session == session and line.over_at is not None and self._time() < line.over_at
+
+    def _of_session(self, session: SessionId) -> list[_Line]:
+        return [line for line in self._lines.values() if session and line.session == session]
+
+    def _over(self, line: _Line) -> None:
+        if line.over_at is None:
+            line.over_at = self._time() + LINGER_S
+        self._give_up(line)
+
+    def _give_up(self, line: _Line) -> None:
+        """Wait no more for ranks of a session that is over, where they have left or have had their time."""
+        now = self._time()
+        if line.over_at is None:
+            return
+        if now >= line.over_at:
+            line.lose("the job's process has ended, or did not do this in its last seconds")
+            return
+        for told in line.told.values():
+            gone = [rank for rank in range(told.ranks) if rank not in told.results and not line.there(rank, now)]
+            if gone:
+                told.lose(f"the job's process has ended (rank {gone[0]} is not on the line)")
+
+    def _take_down(self) -> None:
+        """Forget the lines of processes that are gone, but for those on which something is still waited for."""
+        for job, line in list(self._lines.items()):
+            over = line.over_at is not None and self._time() >= line.over_at + LATELY_S
+            if over and not any(told.tellers for told in line.told.values()):
+                del self._lines[job]
 
     def close(self) -> None:
         """The daemon stops: who waits for a command gets none, and dials in again later."""
@@ -191,7 +272,8 @@ class ChannelHub:
 
     def _line(self, job: JobId, session: SessionId) -> _Line:
         line = self._lines.get(job)
-        if line is None or line.session != session:
+        over = line is not None and line.over_at is not None and self._time() >= line.over_at
+        if line is None or line.session != session or over:
             raise Conflict(f"session {session} is not on the line of job {job}: dial in first, or a newer session has")
         return line
 

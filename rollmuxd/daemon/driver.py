@@ -5,8 +5,9 @@ are on their way to the journal, the caller waits. Since no turn is ever interru
 no queue of inputs: a queue, and a task that empties it, would cost two more turns of the loop for each hand-over of a
 GPU. Facts of many inputs share one fsync, because the journal's thread takes all that wait at once.
 
-When a commit returns, in this order: callers get their answers, who waits for a slot or for facts is woken, effects go
-to the actuator, sinks (logs, metrics) get the facts.
+When a commit returns, in this order: who waits for a slot or for facts is woken, the prompt sinks (channel, actuator) get
+the facts, effects begin, callers get their answers: all of it is durable alike, and those whom GPUs go to come first. (The
+channel thus knows of the end of a job before its discards are told.) The other sinks (logs, metrics) get them soon after.
 
 What would surprise:
 
@@ -55,6 +56,8 @@ from rollmuxd.daemon.journal import AnyJournal, JournalFailed
 T = TypeVar("T")
 #: how often the writer looks whether a full disk has room again
 LOOK_AFTER_S: Final = 10.0
+#: sinks (logs, metrics) are shown facts so much later, many at once
+SINKS_AFTER_S: Final = 0.02
 log = structlog.get_logger("rollmuxd.driver")
 
 Numbered: TypeAlias = tuple[int, Fact]
@@ -152,6 +155,7 @@ class Driver:
         start: Start,
         *,
         sinks: Sequence[Sink] = (),
+        prompt: Sequence[Sink] = (),
         begun: Callable[[State], None] | None = None,
         lease_ms: Millis = 60_000,
         snapshot_every: int = 10_000,
@@ -162,6 +166,8 @@ class Driver:
         self._perform = perform
         self._start = msgspec.structs.replace(start, incarnation=journal.incarnation)
         self._sinks = tuple(sinks)
+        self._prompt = tuple(prompt)
+        self._untold: list[Numbered] = []
         self._begun = begun
         self._late_ms = lease_ms // 4
         #: the loop shows that it lives at least this often, so that lateness is noticed whatever the next deadline
@@ -358,6 +364,7 @@ class Driver:
 
     def _end(self, why: Unavailable) -> None:
         """Drop what is in memory: nobody is told anything that hangs on it."""
+        self.tell_sinks()
         self._up = False
         self._why_down = why.why
         if self._timer is not None:
@@ -442,15 +449,19 @@ class Driver:
             self._end(Unavailable(f"the journal cannot be written: {error}"))
             return
         self.durable_seq = facts[-1][0]
+        self._wake_for(facts)
+        for sink in self._prompt:
+            _tell(sink, facts)
+        while self._effects and self._effects[0][0] <= self.durable_seq:
+            self._perform(self._effects.popleft()[1])
         while self._answers and self._answers[0][0] <= self.durable_seq:
             future = self._answers.popleft()[1]
             if not future.done():
                 future.set_result(None)
-        self._wake_for(facts)
-        while self._effects and self._effects[0][0] <= self.durable_seq:
-            self._perform(self._effects.popleft()[1])
-        # Called soon and not now: those woken above are before it in the loop, and need not wait for a log line.
-        asyncio.get_running_loop().call_soon(self._tell_sinks, facts)
+        # Later and not soon: a hand-over goes round the loop a dozen times, and need not wait for a log line.
+        if not self._untold:
+            asyncio.get_running_loop().call_later(SINKS_AFTER_S, self.tell_sinks)
+        self._untold += facts
         if self.durable_seq - self._snapshot_seq >= self._snapshot_every:
             self._snapshot()
 
@@ -480,12 +491,12 @@ class Driver:
             for waiter in waiters:
                 waiter.wake()
 
-    def _tell_sinks(self, facts: Sequence[Numbered]) -> None:
-        for sink in self._sinks:
-            try:
-                sink(facts)
-            except Exception:
-                log.exception("sink_failed", sink=getattr(sink, "__qualname__", repr(sink)))
+    def tell_sinks(self) -> None:
+        """Let the sinks have what they were not told yet: soon after a commit, and whenever somebody wants to know."""
+        facts, self._untold = self._untold, []
+        if facts:
+            for sink in self._sinks:
+                _tell(sink, facts)
 
     def _snapshot(self) -> None:
         """Have the state as it is kept. It is encoded here, where it cannot change; the journal's thread writes it."""
@@ -525,3 +536,10 @@ class Driver:
 
 def _job_key(job: JobId) -> str:
     return f"job {job}"
+
+
+def _tell(sink: Sink, facts: Sequence[Numbered]) -> None:
+    try:
+        sink(facts)
+    except Exception:
+        log.exception("sink_failed", sink=getattr(sink, "__qualname__", repr(sink)))

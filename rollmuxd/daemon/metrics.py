@@ -8,7 +8,7 @@ Counters start at zero with the daemon, as Prometheus expects; a replayed journa
 from collections import Counter as Tally
 from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -16,6 +16,9 @@ from prometheus_client.registry import Collector
 from rollmuxd.core import facts as f
 from rollmuxd.core.model import JobStatus, Millis, NodeStatus, OrderKind, Slot, SlotStatus
 from rollmuxd.core.state import State
+
+# When a counter was made is when the daemon was started: a second series for each would tell nobody more.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _SWITCH_SECONDS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 _WAIT_SECONDS = (0.1, 1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600)

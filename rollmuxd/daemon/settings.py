@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from rollmuxd.core.config import Config, DriverTraits
@@ -235,7 +235,7 @@ class NodeTable(_Table):
     """Pools that the node is in, usually ``rollout`` or ``train``; both in one homogeneous cluster."""
 
     gpu_type: str = ""
-    """Type of the GPUs, for people and for jobs that ask for one. Default: as the backend sees it."""
+    """Type of the GPUs, for people to read. Default: as the backend sees it."""
 
     gpu_gb: Annotated[float, Field(ge=0, le=10_000)] = 0.0
     """Memory of each GPU in gigabytes. Default: as the backend sees it."""
@@ -307,6 +307,18 @@ class Settings(BaseSettings):
     """Options of a backend for all its hosts: ``[backends.NAME]``; its own documentation says which."""
     residency: dict[Name, dict[str, Any]] = {}
     """Options of a residency driver: ``[residency.NAME]``; its own documentation says which."""
+
+    _file: Path | None = PrivateAttr(default=None)
+
+    @property
+    def file(self) -> Path | None:
+        """The file that they were read from; None: there was none."""
+        return self._file
+
+    @property
+    def source(self) -> str:
+        """What errors name as the place to look at."""
+        return "settings" if self._file is None else str(self._file)
 
     @classmethod
     def settings_customise_sources(
@@ -464,11 +476,13 @@ def load_settings(config: Path | None = None) -> Settings:
     if unknown := list(_unknown_variables()):
         raise BadSettings(unknown)
     try:
-        return Settings(**given)
+        settings = Settings(**given)
     except ValidationError as error:
-        raise BadSettings([_line(dict(problem), file) for problem in error.errors()]) from None
+        raise BadSettings([_line(dict(problem), file) for problem in _distinct(error)]) from None
     except SettingsError as error:
         raise BadSettings([f"environment: {error}; lists and tables are given as JSON"]) from None
+    settings._file = file  # noqa: SLF001  # private to pydantic: it is no setting
+    return settings
 
 
 def search_path() -> tuple[Path, ...]:
@@ -530,12 +544,33 @@ def _inner(annotation: Any) -> type[BaseModel] | None:
     return next((inner for arg in get_args(annotation) if (inner := _inner(arg)) is not None), None)
 
 
+def _distinct(error: ValidationError) -> list[Any]:
+    """What is wrong, less what only follows: a tuple whose one item is wrong is also said to have no items."""
+    problems = error.errors()
+    places = [problem["loc"] for problem in problems]
+    return [
+        problem
+        for problem in problems
+        if problem["type"] != "too_short"
+        or not any(place != problem["loc"] and place[: len(problem["loc"])] == problem["loc"] for place in places)
+    ]
+
+
+def _given_by_environment(location: Sequence[str | int]) -> str | None:
+    """The variable that the value came from: its own, or that of a table or list around it."""
+    parts = [str(part) for part in location]
+    names = (PREFIX + "__".join(parts[:count]).upper() for count in range(len(parts), 0, -1))
+    given = {name.upper() for name in os.environ}
+    return next((name for name in names if name in given), None)
+
+
 def _line(problem: Mapping[str, Any], file: Path | None) -> str:
     """What is wrong with one key, and what to do."""
     location: tuple[str | int, ...] = problem["loc"]
     key = _printed(location)
-    variable = PREFIX + "__".join(str(part) for part in location).upper()
-    source = "environment" if variable in os.environ else str(file or "settings")
+    variable = _given_by_environment(location)
+    exact = PREFIX + "__".join(str(part) for part in location).upper()
+    source = "environment" if variable == exact else f"environment: {variable}" if variable else str(file or "settings")
     if problem["type"] == "extra_forbidden":
         known = _known_at(location[:-1])
         meant = difflib.get_close_matches(str(location[-1]), known, 1)

@@ -59,6 +59,10 @@ class Backend(Protocol):
     async def open(cls, hosts: Sequence[HostConfig], options: Mapping[str, Any]) -> Self:
         """Make the backend for these hosts. Must not need any of them to be reachable.
 
+        ``options`` is the table ``[backends.NAME]``. A class that has ``keeps_files = True`` finds ``state_dir`` in it
+        as well: the path of a folder of its own in the daemon's state directory, there already, for what must outlive
+        the daemon's process. Classes without it are not given the key.
+
         Raises:
             ValueError: an option that it does not know, or a value out of range; names host and key.
         """

@@ -56,13 +56,13 @@ def inventory(rollout: int, train: int) -> Start:
     )
 
 
-def job_spec(name: str, times: tuple[int, int], *, slo: float | None = None, width: int = 1, states: bool = True) -> JobSpec:
+def job_spec(name: str, times: tuple[int, int], *, slo: float | None = None, width: int = 1) -> JobSpec:
     """A job that keeps some of each GPU that it uses, and so has to be loaded and parked."""
     return JobSpec(
         name=name,
         phases=tuple(PhaseSpec(phase, (phase,), planned_ms=took) for phase, took in zip(PHASES, times, strict=True)),
         wants=(Want("rollout", nodes=width), Want("train", nodes=width)),
-        states=tuple(StateSpec(pool, gpu_mb=60_000, ram_mb=200_000, driver="mock") for pool in PHASES) if states else (),
+        states=tuple(StateSpec(pool, gpu_mb=60_000, ram_mb=200_000, driver="mock") for pool in PHASES),
         slo=slo,
     )
 
@@ -121,8 +121,7 @@ class World:
         for number, given in enumerate(slots):
             made.append(given)
             made += (
-                self._beat(leaving)
-                for _ in range(beats * (number + 1) // len(slots) - beats * number // len(slots))
+                self._beat(leaving) for _ in range(beats * (number + 1) // len(slots) - beats * number // len(slots))
             )
         return made
 

@@ -1,5 +1,6 @@
 """However it is called: helps, is quick, reaches the daemon it is told, and fails in one line that says what to do."""
 
+import os
 import subprocess
 import sys
 import time
@@ -104,7 +105,21 @@ def test_the_connection_is_closed_whether_or_not_the_daemon_agreed(rollmuxd, dae
 def test_a_job_that_is_not_there_is_told_with_where_to_look(rollmuxd, daemon):
     ran = rollmuxd("job show nope")
 
-    assert (ran.code, ran.err) == (1, "rollmuxd: there is no 'nope'; `rollmuxd NOUN list` shows what there is\n")
+    assert (ran.code, ran.err) == (1, "rollmuxd: there is no 'nope'; `rollmuxd job list` shows what there is\n")
+
+
+def test_what_cannot_be_listed_names_no_list(rollmuxd, daemon):
+    assert rollmuxd("report").err == "rollmuxd: there is no 'report'\n"
+
+
+def test_with_the_client_alone_the_command_line_says_which_extra_it_needs(tmp_path):
+    # As where `pip install rollmuxd` was all: finding click fails.
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['click'] = None\n")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-m", "rollmuxd", "job", "list"], capture_output=True, text=True, env=env)
+
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == "rollmuxd: the command line needs click, which comes with: pip install 'rollmuxd[daemon]'\n"
 
 
 @pytest.mark.parametrize("command", ["job lsit", "job show", "node list --frobnicate", "report --csv --json", "nope"])

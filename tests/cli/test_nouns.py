@@ -5,6 +5,9 @@ from urllib.parse import unquote
 
 import pytest
 
+from rollmuxd.cli.report import hours
+from rollmuxd.client.errors import NoDaemon, Unreachable, refused
+
 NODE = {
     "node": "box/gpu0",
     "host": "box",
@@ -192,6 +195,41 @@ def test_a_nodes_slash_stays_within_one_part_of_the_path(rollmuxd, daemon):
     assert unquote(daemon.asked[-1][1]) == "/v1/nodes/box/gpu0/drain"
 
 
+def test_a_drain_names_who_stays_and_waits(rollmuxd, daemon):
+    stay = [{"job": "j1", "name": "math-7b"}, {"job": "j9", "name": ""}]
+    daemon["POST /v1/nodes/box%2Fgpu0/drain"] = {**NODE, "status": "draining", "jobs": stay}
+    daemon["POST /v1/hosts/box/drain"] = {**HOST, "jobs": stay}
+    line = "placed there, and waiting until it is undrained: math-7b (j1), j9 (--evict ends them)"
+
+    assert rollmuxd("node drain box/gpu0").lines == ["box/gpu0: draining", line]
+    assert rollmuxd("host drain box").lines[-1] == line
+    assert rollmuxd("host drain box --evict").lines[-1] == "ending: math-7b (j1), j9"
+
+
+def test_an_undrained_node_is_used_again_once_it_was_looked_at(rollmuxd, daemon):
+    daemon["POST /v1/nodes/box%2Fgpu0/undrain"] = {**NODE, "status": "unknown"}
+
+    assert rollmuxd("node undrain box/gpu0").out == "box/gpu0: undrained; it is used again once it was looked at\n"
+
+
+def test_a_node_is_shown_with_the_processes_that_were_seen_there(rollmuxd, daemon):
+    gpu = {**NODE["gpus"][0], "processes": ["pid 7 python"], "seen_at": "2025-06-01T12:00:00.000Z"}
+    daemon["GET /v1/nodes/box%2Fgpu0"] = {**NODE, "gpus": [gpu]}
+
+    ran = rollmuxd("node show box/gpu0")
+
+    assert stripped(ran)[-1] == ["box/gpu0", "s4", "j1", "61.25", "pid 7 python", "2025-06-01T12:00:00.000Z"]
+
+
+def test_a_waiting_job_of_which_the_list_has_no_reason_says_where_to_ask(rollmuxd, daemon, a_job):
+    daemon["GET /v1/jobs"] = {
+        "items": [a_job(status="waiting"), a_job(status="waiting", reason="no room")],
+        "next": None,
+    }
+
+    assert [row[-1] for row in stripped(rollmuxd("job list"))[1:]] == ["rollmuxd job explain j1", "no room"]
+
+
 def test_declaring_a_node_clear_asks_first(rollmuxd, daemon):
     daemon["POST /v1/nodes/box%2Fgpu0/declare-clear"] = NODE
 
@@ -302,6 +340,44 @@ def test_following_waits_for_new_facts_once_it_has_caught_up(rollmuxd, daemon):
     assert [sent["wait_ms"] > 1000 for _, _, sent in daemon.asked] == [False, False, True]
 
 
+def test_following_survives_a_restart_of_the_daemon(rollmuxd, daemon, monkeypatch):
+    slept = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    down = [Unreachable("the daemon does not answer"), NoDaemon("no daemon"), refused(503, "it is being stopped")]
+    answers = [{"facts": FACTS[:1], "last": 1}, *down, {"facts": FACTS[1:], "last": 3}]
+
+    def answer(sent):
+        if not answers:
+            raise KeyboardInterrupt
+        return answers.pop(0)
+
+    daemon["GET /v1/facts"] = answer
+    ran = rollmuxd("facts --follow --json")
+
+    assert ran.code == 0
+    assert [json.loads(line)["seq"] for line in ran.lines] == [1, 2, 3]
+    assert slept == [0.5, 1.0, 2.0]
+    assert ran.err.splitlines() == [
+        "rollmuxd: the daemon does not answer; trying again until it is back",
+        "rollmuxd: it is back",
+    ]
+    assert [sent["after"] for _, _, sent in daemon.asked] == [0, 1, 1, 1, 1, 3]
+
+
+def test_where_there_is_no_daemon_to_begin_with_following_fails_at_once(rollmuxd, daemon):
+    daemon.down = NoDaemon("no daemon")
+
+    assert rollmuxd("facts --follow").code == 3
+
+
+def test_the_facts_about_one_job_are_asked_of_the_daemon(rollmuxd, daemon):
+    daemon["GET /v1/facts"] = {"facts": [], "last": 0}
+
+    rollmuxd("facts --job math-7b")
+
+    assert daemon.asked == [("GET", "/v1/facts", {"after": 0, "wait_ms": 0, "job": "math-7b"})]
+
+
 REPORT = {
     "since": "2025-06-01T00:00:00Z",
     "until": "2025-06-02T00:00:00Z",
@@ -351,6 +427,40 @@ def test_the_report_ends_with_what_was_saved_and_against_what(rollmuxd, daemon):
     assert ran.lines[-1] == "saved 8 GPU-hours: 12 allocated, against 20 for each job alone on the same nodes"
     assert ["train", "8", "192", "9", "1", "2", "180", "5%"] in stripped(ran)
     assert daemon.asked == [("GET", "/v1/report", {"since": "2025-06-01", "by": "job"})]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0, "0"),
+        (0.000417, "0.000417"),
+        (0.0312, "0.0312"),
+        (0.5, "0.5"),
+        (12.345, "12.3"),
+        (180.0, "180"),
+        (-2.5, "-2.5"),
+    ],
+)
+def test_hours_have_three_digits_that_say_something(value, shown):
+    assert hours(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("saving", "line"),
+    [
+        (
+            (0.02, 0.05),
+            "not saved, but used on top: 0.03 GPU-hours: 0.05 allocated, against 0.02 for b (iterations that",
+        ),
+        ((0.0, 0.05), "nothing to compare yet, since no iteration has finished: 0.05 allocated, against 0 for b"),
+    ],
+)
+def test_a_saving_on_a_short_span_reads_sensibly(rollmuxd, daemon, saving, line):
+    alone, allocated = saving
+    figures = {"gpu_hours_alone": alone, "gpu_hours_allocated": allocated, "gpu_hours_saved": alone - allocated}
+    daemon["GET /v1/report"] = {**REPORT, "saving": {"baseline": "b", "cost_saved": 0.0, **figures}}
+
+    assert rollmuxd("report").lines[-1].startswith(line)
 
 
 def test_the_report_as_csv_is_the_daemons_own(rollmuxd, daemon):

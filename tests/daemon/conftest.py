@@ -92,11 +92,13 @@ class Rig:
 
     driver: Driver
     performed: list[Effect]
+    #: what prompt sinks were told, and the others
     sunk: list[tuple[int, f.Fact]]
     cores: list[TinyCore]
     failed: list[BaseException] = field(default_factory=list)
     #: seconds by which the clock is ahead of the loop's: the loop was not let run for so long
     jumped: list[float] = field(default_factory=lambda: [0.0])
+    later: list[tuple[int, f.Fact]] = field(default_factory=list)
 
     @property
     def core(self) -> TinyCore:
@@ -127,6 +129,7 @@ def running() -> Callable[..., Any]:
         clock = SystemClock(monotonic=lambda: loop.time() + jumped[0], wall=lambda: wall)
         performed: list[Effect] = []
         sunk: list[tuple[int, f.Fact]] = []
+        later: list[tuple[int, f.Fact]] = []
         cores: list[TinyCore] = []
 
         def make(state: State) -> Any:
@@ -136,8 +139,8 @@ def running() -> Callable[..., Any]:
         def perform(effects: Sequence[Effect]) -> None:
             performed.extend(effects)
 
-        driver = Driver(make, journal, clock, perform, i.Start((), ()), sinks=[sunk.extend], **options)
-        rig = Rig(driver, performed, sunk, cores, jumped=jumped)
+        driver = Driver(make, journal, clock, perform, i.Start((), ()), prompt=[sunk.extend], sinks=[later.extend], **options)
+        rig = Rig(driver, performed, sunk, cores, jumped=jumped, later=later)
 
         async def guarded(*, task_status: Any) -> None:
             try:

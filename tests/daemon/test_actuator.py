@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
+from rollmuxd.core import facts as f
 from rollmuxd.core import model as m
 from rollmuxd.core.effects import Kill, Observe, Perform, Probe
 from rollmuxd.core.inputs import GpuSight, HostSeen, HostUnreachable, OrderDone, OrderFailed, OrderLostContact
@@ -88,6 +89,8 @@ def world(*orders: m.Order) -> State:
     state.sessions["n1"] = m.Session("n1", "j1", 1, 0, pid=4711, host="elsewhere", started="t0")
     for order in orders:
         state.orders[order.id] = order
+        kept = m.JobState("j1", "rollout", order.node, spec.states[0], order=order.id)
+        state.states[f"j1|rollout|{order.node}"] = kept
     return state
 
 
@@ -276,7 +279,42 @@ async def test_a_look_is_reported_with_all_gpus_of_the_host():
         actuator.perform([Observe("box")])
         await anyio.sleep(1)
 
-        assert posted == [HostSeen("box", (*CLEAR, GpuSight("box/gpu2", 999)), "boot1")]
+        (seen,) = posted
+        assert seen == HostSeen("box", (*CLEAR, GpuSight("box/gpu2", 999)), "boot1", seen.since)
+        assert seen.since is not None
+
+
+async def test_an_order_that_has_left_the_books_is_stopped_and_reports_nothing():
+    """Its GPUs may be somebody else's by now: a late load would put two jobs on one GPU."""
+    driver = ScriptedDriver(60.0)
+    state = world(order(m.OrderKind.LOAD))
+    async with acting(state, driver) as (actuator, posted, _):
+        actuator.perform([Perform("o1")])
+        await anyio.sleep(0.01)
+        assert driver.told
+
+        del state.orders["o1"]
+        actuator.on_facts([(7, f.StateSeen(7, "j1", "rollout", "box/gpu0-1", m.StateStatus.GONE))])
+        await anyio.sleep(0.01)
+
+        assert posted == []
+        assert not actuator._under_way
+
+
+async def test_what_was_seen_last_is_remembered_for_people():
+    backend = ScriptedBackend()
+
+    async def busy() -> Sight:
+        return Sight((GpuSight("box/gpu0", 70_000, ("pid 7 left-over",)),), "boot1")
+
+    backend.sees = busy
+    async with acting(world(), backend=backend) as (actuator, _, _):
+        assert actuator.seen == {}
+        actuator.perform([Observe("box")])
+        await anyio.sleep(0.1)
+        seen = actuator.seen["box/gpu0"]
+        assert (seen.used_mb, seen.processes) == (70_000, ("pid 7 left-over",))
+        assert seen.at > 1_700_000_000_000
 
 
 async def test_looks_asked_for_during_a_look_are_one_more_look():

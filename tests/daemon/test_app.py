@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 import httpx
 import pytest
+import structlog
 
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.inputs import RegisterJob
@@ -17,7 +18,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon import app
 from rollmuxd.daemon.app import CannotStart, serve
 from rollmuxd.daemon.journal import Journal
-from rollmuxd.daemon.settings import Settings
+from rollmuxd.daemon.settings import Settings, load_settings
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.e2e]
 
@@ -174,6 +175,57 @@ async def test_what_is_not_installed_is_said_with_what_is(tmp_path, changes, why
     daemon = {"state_dir": tmp_path / "state", "listen": "127.0.0.1:0", **changes.pop("daemon", {})}
     with pytest.raises(CannotStart, match=why):
         await serve(Settings(daemon=daemon, **changes))
+
+
+async def test_an_unknown_policy_is_not_told_to_be_installed_by_a_name_that_anybody_may_own(tmp_path):
+    with pytest.raises(CannotStart) as caught:
+        await serve(Settings(daemon={"state_dir": tmp_path, "listen": "", "policy": "rolmux"}))
+    assert str(caught.value) == (
+        'settings: daemon.policy: policy "rolmux" is not installed (installed: rollmux); did you mean "rollmux"?'
+    )
+
+
+async def test_an_option_that_a_backend_does_not_know_is_said_with_the_file(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        f'[daemon]\nlisten = ""\nstate_dir = "{tmp_path}/state"\n[backends.mock]\nmemry = 1\n'
+        '[[hosts]]\nid = "h"\nbackend = "mock"\nnodes = [{gpus = "0", pools = ["p"]}]\n'
+    )
+    with pytest.raises(CannotStart, match=r"mine\.toml: \[backends\.mock\].* options\.memry .*did you mean memory"):
+        await serve(load_settings(file))
+
+
+async def test_a_daemon_without_hosts_says_so_and_where_it_looked(settings):
+    with structlog.testing.capture_logs() as lines:
+        async with running(settings()):
+            pass
+    said = next(line for line in lines if line["event"] == "no_hosts")
+    assert said["log_level"] == "warning"
+    assert said["reason"].startswith("no rollmux.toml found (looked at rollmux.toml, ")
+    assert "every job will be refused" in said["remedy"]
+
+
+async def test_only_a_backend_that_asks_for_it_is_given_a_folder(monkeypatch, tmp_path):
+    given = []
+
+    class Plain:
+        @classmethod
+        async def open(cls, hosts, options):
+            given.append(dict(options))
+            raise ValueError("enough")
+
+    class Keeping(Plain):
+        keeps_files = True
+
+    hosts = [{"id": "h", "backend": "mine", "nodes": [{"gpus": [0], "pools": ["p"]}]}]
+    daemon = {"state_dir": tmp_path / "state", "listen": ""}
+    for kind in (Plain, Keeping):
+        monkeypatch.setattr(app.discovery, "find_backend", lambda name, kind=kind: kind)
+        with pytest.raises(CannotStart, match="enough"):
+            await serve(Settings(daemon=daemon, hosts=hosts, backends={"mine": {"x": 1}}))
+    folder = tmp_path / "state" / "backends" / "mine"
+    assert given == [{"x": 1}, {"x": 1, "state_dir": str(folder)}]
+    assert folder.is_dir()
 
 
 async def test_a_broken_invariant_stops_the_daemon_and_is_what_it_dies_of(settings, monkeypatch):

@@ -1,12 +1,14 @@
 """Every rank is told each order until it has answered it; nobody is told what was taken back. In virtual time."""
 
+import contextlib
+
 import anyio
 import pytest
 
 from rollmuxd.core.errors import Conflict
-from rollmuxd.core.facts import JobEnded
+from rollmuxd.core.facts import JobEnded, SessionClosed, SessionLost, SessionOpened
 from rollmuxd.core.model import OrderKind
-from rollmuxd.daemon.channel import LATELY_S, ChannelHub
+from rollmuxd.daemon.channel import LATELY_S, LINGER_S, ChannelHub
 from rollmuxd.spi import ChannelCommand, ContactLost, RankResult
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
@@ -177,8 +179,110 @@ async def test_the_line_of_a_job_that_ended_is_taken_down():
     hub = ChannelHub()
     hub.dial("j1", "n1", 0, 1)
     hub.on_facts([(1, JobEnded(at=0, job="j1", reason=""))])
+    await anyio.sleep(LINGER_S)
     with pytest.raises(Conflict):
         await hub.next_order("j1", "n1", 0, 1)
+
+
+async def how_it_ends(hub: ChannelHub, order: str = "o1", ranks: int = 1) -> tuple[str, float]:
+    """What became of an order, and after how many seconds."""
+    began = anyio.current_time()
+    try:
+        with anyio.fail_after(1000):
+            await hub.tell("j1", ranks, park(order))
+    except ContactLost as error:
+        return str(error), anyio.current_time() - began
+    return "done", anyio.current_time() - began
+
+
+@pytest.mark.parametrize("over", [JobEnded(0, "j1", ""), SessionClosed(0, "n1"), SessionLost(0, "n1")])
+async def test_the_ranks_of_a_process_that_is_gone_are_not_counted_and_not_waited_for(over):
+    hub = ChannelHub()
+    hub.dial("j1", "n1", 0, 1)
+    assert await hub.next_order("j1", "n1", 0, 1) is None
+    ended = []
+
+    async def tell() -> None:
+        ended.append(await how_it_ends(hub))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tell)
+        await anyio.sleep(10)
+        hub.on_facts([(1, over)])
+        await anyio.sleep(0.1)
+        assert hub.ranks("j1") == ()
+        assert ended, "what it was told before is waited for in vain"
+        assert ended[0][1] < 10.2
+    later, after = await how_it_ends(hub, "o2")
+    assert later != "done"
+    assert after < 5
+
+
+async def test_a_process_that_ends_its_job_may_still_do_its_discards():
+    hub, done = ChannelHub(), []
+
+    async def rank() -> None:
+        with contextlib.suppress(Conflict):
+            await rank_works(hub, 0, 1, "n1", done)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(rank)
+        await anyio.sleep(3)
+        hub.on_facts([(1, JobEnded(0, "j1", "finished")), (2, SessionClosed(0, "n1"))])
+        assert hub.lingers("j1", "n1")
+        assert not hub.lingers("j1", "n0")
+        assert hub.ranks("j1") == (0,)  # it is on the line at this moment
+        assert await how_it_ends(hub) == ("done", 0)
+        assert done == [(0, "o1")]
+        await anyio.sleep(LINGER_S)
+        assert not hub.lingers("j1", "n1")
+        assert (await how_it_ends(hub, "o2"))[0] != "done"
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_process_that_ends_its_job_has_only_seconds_for_its_discards():
+    hub = ChannelHub()
+    hub.dial("j1", "n1", 0, 1)
+
+    async def takes_the_order_and_hangs() -> None:
+        await hub.next_order("j1", "n1", 0, 20)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(takes_the_order_and_hangs)
+        await anyio.sleep(1)
+        hub.on_facts([(1, JobEnded(0, "j1", "finished")), (2, SessionClosed(0, "n1"))])
+        what, after = await how_it_ends(hub)
+        assert what != "done"
+        assert after <= LINGER_S + 1
+
+
+async def test_a_new_session_is_waited_for_again():
+    hub = ChannelHub()
+    hub.dial("j1", "n1", 0, 1)
+    hub.on_facts([(1, SessionClosed(0, "n1"))])
+    hub.on_facts([(2, SessionOpened(0, "n2", "j1", 1))])
+
+    async def late() -> None:
+        await anyio.sleep(30)
+        await rank_works(hub, 0, 1, "n2")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(late)
+        assert (await how_it_ends(hub))[0] == "done"
+        tasks.cancel_scope.cancel()
+
+
+async def test_after_a_restart_of_the_daemon_a_rank_is_waited_for_while_its_session_lives():
+    hub = ChannelHub()  # it has heard of nobody
+
+    async def late() -> None:
+        await anyio.sleep(60)
+        await rank_works(hub, 0, 1)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(late)
+        assert (await how_it_ends(hub))[0] == "done"
+        tasks.cancel_scope.cancel()
 
 
 async def test_what_is_remembered_is_bounded():

@@ -104,12 +104,28 @@ async def test_effects_come_after_their_facts_are_durable_and_in_order(running, 
         assert rig.performed == [Observe("a"), Observe("b"), Observe("c")]
 
 
+async def test_sinks_know_of_a_fact_before_anything_of_its_effects_has_begun(running):
+    async with running(MemoryJournal()) as rig:
+        seen = []
+        # As the actuator does it: a task, which runs in the loop's next turn.
+        rig.driver._perform = lambda _: asyncio.get_running_loop().call_soon(lambda: seen.append(len(rig.sunk)))
+        await rig.driver.submit(add("a"))
+        await anyio.sleep(0.01)
+
+        assert seen == [len(rig.sunk)]
+
+
 async def test_sinks_get_each_fact_once_with_its_number(running):
     async with running(MemoryJournal()) as rig:
         await rig.driver.submit(add("a"))
         await anyio.sleep(0.01)
 
         assert [(seq, f.name(fact)) for seq, fact in rig.sunk] == [(1, "daemon_started"), (2, "host_added")]
+        assert rig.later == []  # logs and metrics keep nobody waiting
+
+        await anyio.sleep(0.02)
+
+        assert rig.later == rig.sunk
 
 
 async def test_after_a_failed_commit_who_waits_and_who_comes_is_told_unavailable(running, slow_journal):

@@ -128,8 +128,11 @@ def test_a_typo_is_answered_with_the_key_that_was_meant():
     text = HOST.replace("gpus =", "gpu =")
     lines = wrong(text).splitlines()
 
-    assert "rollmux.toml: hosts[0].nodes[0].gpu is not a setting; did you mean gpus?" in lines
-    assert "rollmux.toml: hosts[0].nodes[0].gpus is missing" in lines
+    # And not also that the list of nodes is too short, which only follows.
+    assert sorted(lines) == [
+        "rollmux.toml: hosts[0].nodes[0].gpu is not a setting; did you mean gpus?",
+        "rollmux.toml: hosts[0].nodes[0].gpus is missing",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -195,6 +198,19 @@ def test_options_of_backends_and_of_other_policies_are_theirs_to_check(monkeypat
 
     assert settings.backends["mock"] == {"seed": 3, "speed": "7"}
     assert settings.policy_options() == {"x": 1}
+
+
+def test_what_the_environment_gave_is_not_blamed_on_the_file(monkeypatch):
+    monkeypatch.setenv("ROLLMUX_HOSTS", '[{"id": 1}]')
+    lines = wrong("[lease]\nlease_s = 90").splitlines()
+
+    assert "environment: ROLLMUX_HOSTS: hosts[0].backend is missing" in lines
+    assert all(line.startswith("environment: ROLLMUX_HOSTS: hosts[0].") for line in lines)
+
+
+def test_settings_know_the_file_that_they_are_from():
+    assert load_settings().source == "settings"
+    assert load_settings(write(HOST, "mine.toml")).source == "mine.toml"
 
 
 # ---- over the border -----------------------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
 """Each example runs to its end without a daemon, since that is how a reader tries it first."""
 
+import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,54 @@ def test_an_example_runs_to_its_end_without_a_daemon(program, says, tmp_path):
     done = subprocess.run(command, env=kept | nowhere, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
     assert says in done.stdout
+
+
+CONFIG = """
+[daemon]
+listen = ""
+state_dir = {state}
+[lease]
+heartbeat_s = 0.1
+[limits]
+observe_s = 0.2
+[[hosts]]
+id = "box"
+backend = "mock"
+[[hosts.nodes]]
+gpus = "0-3"
+pools = ["rollout"]
+[[hosts.nodes]]
+gpus = "4"
+pools = ["train"]
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_the_tail_gives_gpus_to_a_second_one_of_its_kind(tmp_path):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX", "XDG_"))}
+    socket = tmp_path / "state" / "rollmux.sock"
+    env = {**kept, "HOME": str(tmp_path), "ROLLMUX_URL": f"unix://{socket}", "ROLLMUX_REQUIRED": "1"}
+    config = tmp_path / "rollmux.toml"
+    config.write_text(CONFIG.format(state=json.dumps(str(tmp_path / "state"))))
+    with (
+        (tmp_path / "daemon.log").open("wb") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "rollmuxd", "daemon", "run", "--config", str(config)], env=env, stderr=log
+        ) as daemon,
+    ):
+        both = []
+        try:
+            give_up = time.monotonic() + 20
+            while not (tmp_path / "state" / "daemon.json").exists():
+                assert time.monotonic() < give_up, (tmp_path / "daemon.log").read_text()
+                time.sleep(0.05)
+            tail = [sys.executable, str(EXAMPLES / "tail.py"), "--step-s", "0.01", "--iterations", "2"]
+            pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            both += [subprocess.Popen([*tail, "--name", name], env=env, **pipes) for name in "ab"]
+            said = [one.communicate(timeout=60) for one in both]
+        finally:
+            for process in (*both, daemon):
+                process.terminate()
+    assert [one.returncode for one in both] == [0, 0], said
+    assert any("sequences go on, on box/gpu0" in out for out, _ in said), said

@@ -14,6 +14,7 @@ from rollmuxd.core.inputs import GpuSight, HostSeen, HostSpec, NodeSpec, OrderDo
 from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon.access import PEER_EXTENSION, Peer
+from rollmuxd.daemon.actuator import Seen
 from rollmuxd.daemon.channel import ChannelHub
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.driver import Driver
@@ -38,6 +39,7 @@ class Backends:
         self.hold: list[str] | None = None
         self.fail: str = ""
         self.sights: list[tuple[str, tuple[str, ...]]] = []
+        self.seen: dict[str, Seen] = {}
 
     def perform(self, effects: Any) -> None:
         for effect in effects:

@@ -79,3 +79,20 @@ async def test_a_fact_about_a_slot_that_nobody_remembers_is_shown_to_admins_only
     belongs.visible(JobRegistered(0, "j9", "team", "alice", 1, JobSpec("a", (), ())), admin, State())
     belongs.visible(SlotQueued(1, "s77", "j9", 1, "e1", "train", "r"), admin, State())
     assert belongs.visible(forgotten, team, State())
+
+
+async def test_of_one_job_only_what_is_about_it(running):
+    async with running() as world, world.client() as client:
+        a, b = await world.job(client, "a"), await world.job(client, "b")
+        slot = (await a.ask("rollout")).json()
+        await b.ask("rollout", wait_s=0)
+        await a.give_back(slot)
+        await world.settle()
+        page, everything = await read(client, job="a"), await read(client)
+        kinds = [fact["fact"] for fact in page["facts"]]
+        assert {"job_registered", "session_opened", "slot_queued", "slot_granted", "slot_released"} <= set(kinds)
+        assert not {"daemon_started", "node_added"} & set(kinds)
+        assert {fact["job"] for fact in page["facts"] if "job" in fact} == {a.id}
+        assert {fact["slot"] for fact in page["facts"] if "slot" in fact} == {slot["slot"]}
+        assert page["last"] == everything["last"]
+        assert (await client.get("/v1/facts", params={"job": "nope"})).status_code == 404

@@ -3,6 +3,12 @@
 import anyio
 import pytest
 
+from rollmuxd.core.decision import Reason
+from rollmuxd.core.model import Job, JobSpec, JobStatus, PhaseSpec, Want
+from rollmuxd.core.state import State
+from rollmuxd.daemon.actuator import Seen
+from rollmuxd.daemon.http.why import WhyJobsWait
+
 pytestmark = pytest.mark.asyncio
 
 LONGER = [
@@ -33,6 +39,46 @@ async def test_a_job_that_does_not_fit_waits_with_a_reason_a_position_and_what_w
         assert view["status"] == "waiting"
         assert view["waiting"]["position"] == 1
         assert view["waiting"]["reasons"][0]["text"]
+
+
+async def test_a_list_has_the_first_reason_of_each_that_waits_and_follows_what_happens(running):
+    async with running() as world, world.client() as client:
+        first = await world.job(client, "first", slo=1.0)
+        await world.job(client, "second", phases=LONGER, slo=1.0)
+
+        async def listed():
+            return {job["name"]: job["reason"] for job in (await client.get("/v1/jobs")).json()["items"]}
+
+        one = (await client.get("/v1/jobs/second")).json()
+        reasons = await listed()
+        assert reasons == {"first": "", "second": one["waiting"]["reasons"][0]["text"]}
+        assert await listed() == reasons
+        await client.request("DELETE", f"/v1/jobs/{first.id}", json={})
+        await world.settle()
+        assert (await listed())["second"] == ""
+
+
+async def test_a_thousand_that_wait_cost_a_list_no_more_than_a_few_thoughts():
+    thoughts = []
+
+    class Core:
+        state = State()
+
+        def why_job_waits(self, job, now):
+            thoughts.append(job)
+            return (Reason("x", "no room"),)
+
+    def job(number, seconds):
+        spec = JobSpec(f"n{number}", (PhaseSpec("rollout", ("rollout",), seconds),), (Want("rollout"),))
+        return Job(f"j{number}", "o", "u", spec, number, status=JobStatus.WAITING)
+
+    why = WhyJobsWait()
+    alike = why.first(Core(), [job(n, 10) for n in range(1000)], 1, 0)
+    assert (len(alike), len(thoughts)) == (1000, 1)
+    why.first(Core(), [job(n, 10) for n in range(1000)], 1, 5)
+    assert len(thoughts) == 1, "nothing has happened"
+    all_different = why.first(Core(), [job(n, n) for n in range(1000)], 2, 0)
+    assert len(all_different) == len(thoughts) - 1 == 50
 
 
 async def test_the_same_idempotency_key_is_the_same_run_and_says_so_with_200(running, body_of_job):
@@ -130,6 +176,36 @@ async def test_nodes_hosts_pools_and_groups_show_what_is_held(running):
         assert group["wheel"][0]["name"] == "math"
         async with world.client("stranger") as stranger:
             assert (await stranger.get("/v1/groups/g1")).json()["wheel"][0]["name"] == ""
+
+
+async def test_a_node_shows_what_was_last_seen_on_its_gpus(running):
+    async with running() as world, world.client() as client:
+        unseen = (await client.get("/v1/nodes/h1/gpu0-1")).json()["gpus"][0]
+        assert (unseen["used_gb"], unseen["processes"], unseen["seen_at"]) == (None, [], None)
+        world.backends.seen["h1/gpu0"] = Seen(61_250, ("pid 7 python",), 1_700_000_000_000)
+        one, other = (await client.get("/v1/nodes/h1/gpu0-1")).json()["gpus"]
+        assert (one["used_gb"], one["processes"]) == (61.25, ["pid 7 python"])
+        assert one["seen_at"] == "2023-11-14T22:13:20.000Z"
+        assert other["used_gb"] is None
+
+
+async def test_a_drain_names_the_jobs_that_stay(running):
+    async with running() as world, world.client() as client, world.client("root") as root:
+        await world.job(client)
+        for path in ("nodes/h1/gpu0-1", "hosts/h1"):
+            answer = (await root.post(f"/v1/{path}/drain")).json()
+            assert answer["jobs"] == [{"job": "j1", "name": "math"}]
+        async with world.client("stranger") as stranger:
+            assert (await stranger.get("/v1/hosts/h1")).json()["jobs"] == [{"job": "j1", "name": ""}]
+
+
+async def test_a_group_says_what_keeps_it_from_turning(running):
+    async with running() as world, world.client() as client, world.client("root") as root:
+        unplanned = [{"name": "rollout", "pools": ["rollout"]}, {"name": "train", "pools": ["train"]}]
+        await world.job(client, phases=unplanned)
+        assert (await client.get("/v1/groups/g1")).json()["reason"] == "a member's times are still being measured"
+        await root.post("/v1/nodes/h1/gpu0-1/drain")
+        assert (await client.get("/v1/groups/g1")).json()["reason"].startswith("node h1/gpu0-1 is drain")
 
 
 async def test_a_drained_node_is_drained_and_a_host_is_all_its_nodes(running):

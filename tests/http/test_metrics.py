@@ -52,3 +52,10 @@ async def test_neither_jobs_nor_paths_that_people_make_up_become_labels(running)
         text = (await client.get("/metrics")).text
         for word in ("made-up", "math-7b", "j1", "BREW"):
             assert word not in text
+
+
+async def test_no_series_tells_when_a_counter_was_made(running):
+    async with running() as world, world.client() as client:
+        await world.job(client)
+        for accept in ("text/plain", "application/openmetrics-text; version=1.0.0"):
+            assert "_created" not in (await client.get("/metrics", headers={"accept": accept})).text

@@ -117,6 +117,42 @@ async def test_a_bad_query_is_refused_by_the_name_of_its_parameter(running, quer
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "path", ["jobs/math/pause", "jobs/math/resume", "jobs/math/reinstate", "nodes/h1/gpu0-1/undrain"]
+)
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [(b'{"reason": "x"}', 422, "reason"), (b"[]", 422, ""), (b"{", 400, None), (b"{}", None, None), (b"", None, None)],
+)
+async def test_a_call_that_takes_no_body_refuses_one_and_does_nothing(running, path, body, status, field):
+    async with running() as world, world.client("root") as root:
+        await world.job(root, "math")
+        before = world.driver.durable_seq
+        answer = await root.post(f"/v1/{path}", content=body, headers={"content-type": "application/json"})
+        if status is None:
+            assert answer.status_code in (200, 409), answer.text
+            return
+        assert answer.status_code == status, answer.text
+        if field is not None:
+            assert answer.json()["data"] == {"in": "body", "field": field}
+        assert world.driver.durable_seq == before
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "jobs/math"), ("POST", "jobs/math/pause"), ("GET", "nodes/h1/gpu0-1"), ("DELETE", "jobs/math")],
+)
+async def test_a_call_that_takes_no_query_refuses_its_parameters_by_name(running, method, path):
+    async with running() as world, world.client("root") as root:
+        await world.job(root, "math")
+        answer = await root.request(method, f"/v1/{path}?force=1")
+        assert answer.status_code == 422
+        assert answer.json()["data"] == {"in": "query", "field": "force"}
+        assert (await root.get("/v1/jobs/math")).json()["status"] == "admitted"
+
+
+@pytest.mark.asyncio
 async def test_a_query_that_is_not_text_is_400(running):
     async with running() as world, world.client() as client:
         assert (await client.get("/v1/jobs?after=%ff")).status_code == 400

@@ -6,6 +6,9 @@ from functools import partial
 import anyio
 import pytest
 
+from rollmuxd.core.model import SessionStatus
+from rollmuxd.daemon.http.routes.slots import ended_how
+
 pytestmark = pytest.mark.asyncio
 
 
@@ -209,6 +212,42 @@ async def test_an_admin_ends_a_slot_and_its_waiting_holder_learns_it_from_the_he
         assert revoked.status_code == 200
         beat = await client.post(f"/v1/sessions/{job.session}/heartbeat", json={"slot": slot})
         assert beat.json()["directives"][0]["kind"] == "stop"
+
+
+@pytest.mark.parametrize("how", ["faulted", "revoked", "released", "withdrawn"])
+async def test_who_asks_for_a_slot_that_has_ended_is_told_how(running, how):
+    async with running() as world, world.client() as client, world.client("root") as root:
+        job = await world.job(client, states={"rollout": {"gpu_gb": 10, "ram_gb": 10}})
+        if how == "faulted":
+            world.backends.fail = "out of memory"
+        other = await world.job(client, "other") if how == "withdrawn" else None
+        if other is not None:
+            await other.ask("rollout", wait_s=5)
+        first = await job.ask("rollout", request_id="q", wait_s=0 if other is not None else 5)
+        if how == "revoked":
+            await root.post(f"/v1/slots/{first.json()['slot']}/revoke", json={"reason": "maintenance"})
+        elif how == "released":
+            await job.give_back(first.json())
+        elif how == "withdrawn":
+            await client.delete(f"/v1/slots/{first.json()['slot']}")
+        await anyio.sleep(0.1)  # its GPUs are seen clear, and it is over
+        answer = await job.ask("rollout", request_id="q")
+        assert answer.status_code == 409, answer.text
+        data = answer.json()["data"]
+        assert data["ended"] == how
+        assert (data["granted_at"] is None) == (how in {"faulted", "withdrawn"})
+
+
+async def test_a_slot_of_a_lost_session_was_lost(running):
+    async with running() as world, world.client() as client, world.client("root") as root:
+        job = await world.job(client)
+        slot = (await job.ask("rollout")).json()["slot"]
+        await root.post(f"/v1/slots/{slot}/revoke", json={"reason": "maintenance"})
+        await anyio.sleep(0.1)
+        found = world.state.slots[slot]
+        assert (found.status, ended_how(world.state, found)) == ("over", "revoked")
+        world.state.sessions[job.session].status = SessionStatus.LOST
+        assert ended_how(world.state, found) == "lost"
 
 
 async def test_a_next_that_has_to_wait_is_attended_only_once_somebody_asks_for_it(running):

@@ -1,11 +1,18 @@
-"""The docs that are drawn from the code are drawn from this code; ROLLMUX_REWRITE=1 draws them anew."""
+"""What the docs draw from the code is drawn from this code (ROLLMUX_REWRITE=1 draws it anew); links lead somewhere."""
 
 import os
+import re
 from pathlib import Path
+
+import pytest
 
 from rollmuxd.core import facts, lifecycle
 
-PAGE = Path(__file__).parents[2] / "docs" / "life-cycles.md"
+REPOSITORY = Path(__file__).parents[2]
+PAGE = REPOSITORY / "docs" / "life-cycles.md"
+PAGES = [REPOSITORY / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES += sorted((REPOSITORY / "docs").rglob("*.md"))
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)[^)]*\)|^\[[^\]]+\]:\s+(\S+)", re.MULTILINE)
 
 HEAD = """# Life cycles
 
@@ -57,3 +64,17 @@ def test_the_life_cycles_in_the_docs_are_those_of_the_tables() -> None:
         PAGE.write_text(drawn)
 
     assert PAGE.read_text() == drawn
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_link_within_the_repository_leads_somewhere(page: Path) -> None:
+    # Code is no prose: what looks like a link in it is none.
+    text = re.sub(r"^```.*?^```|`[^`\n]+`", "code", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    targets = [(found[1] or found[2]).partition("#")[0] for found in LINK.finditer(text)]
+    within = [target for target in targets if target and "://" not in target and not target.startswith("mailto:")]
+    assert [target for target in within if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_nothing_is_left_to_be_filled_in(page: Path) -> None:
+    assert [line for line in page.read_text().splitlines() if "@@" in line] == []

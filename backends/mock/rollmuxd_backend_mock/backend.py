@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import anyio
 import anyio.lowlevel
@@ -72,6 +72,9 @@ class MockBackend:
         self._stores = stores
         self._witnesses = witnesses
 
+    #: so that hardware is remembered over a restart of the daemon, where ``memory`` says nothing else
+    keeps_files: ClassVar[bool] = True
+
     @classmethod
     async def open(cls, hosts: Sequence[HostConfig], options: Mapping[str, Any]) -> Self:
         """Make the hosts as their options say; ``options`` are defaults for all of them.
@@ -82,8 +85,9 @@ class MockBackend:
         stores: dict[str, _Store] = {}
         witnesses: dict[str, Witness] = {}
         made: dict[str, MockHost] = {}
+        defaults = option_tables.with_memory(options)
         for host in hosts:
-            said = option_tables.read(host.id, {**options, **host.options})
+            said = option_tables.read(host.id, {**defaults, **host.options})
             store = _once(stores, host.id, "memory", said.memory, _open_store)
             witness = _once(witnesses, host.id, "record", said.record, Witness)
             made[host.id] = _make(host, said, store, witness)
@@ -210,8 +214,12 @@ def _make(host: HostConfig, said: MockOptions, store: _Store, witness: Witness) 
         violated=violated,
         alive=processes.alive if said.watch_pids else _trust,
     )
+    real = processes.machine_boot_id()
     if said.boot_id and said.boot_id != hardware.boot_id:
         machine.reboot(said.boot_id)
+    elif not said.boot_id and real and hardware.machine and hardware.machine != real:
+        machine.reboot(uuid.uuid4().hex)
+    hardware.machine = real or hardware.machine
     try:
         fault_files.read(said.faults)
         store.save()

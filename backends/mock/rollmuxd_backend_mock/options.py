@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -26,9 +27,11 @@ class MockOptions(Struct, frozen=True, kw_only=True):
     cold_s: Annotated[float, Meta(ge=0)] = 0.0
     #: what really stays on each GPU after parking; not given: what the job agreed to
     leftover_gb: Annotated[float, Meta(ge=0)] | None = None
-    #: another one than last time: the machine was restarted, and its GPUs and RAM are empty; not given: made up once
+    #: another one than last time: the machine was restarted, and its GPUs and RAM are empty; not given: made up once,
+    #: and anew when this machine has really been restarted
     boot_id: str = ""
-    #: file that GPUs and RAM are remembered in while no daemon runs; not given: forgotten with the process
+    #: file that GPUs and RAM are remembered in while no daemon runs; not given: ``memory.json`` in ``state_dir``;
+    #: empty: forgotten with the process, as by a machine that is restarted whenever the daemon is
     memory: str = ""
     #: file of the witness, one JSON object a line, appended
     record: str = ""
@@ -50,6 +53,13 @@ class MockOptions(Struct, frozen=True, kw_only=True):
     def stays_mb(self, agreed_mb: int) -> int:
         """What stays on each GPU after parking, in MB."""
         return _mb(self.leftover_gb) if self.leftover_gb is not None else agreed_mb
+
+
+def with_memory(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for all hosts, where the daemon's ``state_dir`` has become the default of ``memory``."""
+    given = dict(options)
+    state_dir = given.pop("state_dir", None)
+    return given if state_dir is None else {"memory": str(Path(str(state_dir)) / "memory.json"), **given}
 
 
 def read(where: str, given: Mapping[str, Any]) -> MockOptions:

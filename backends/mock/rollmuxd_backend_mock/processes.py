@@ -9,6 +9,14 @@ import signal
 from pathlib import Path
 
 
+def machine_boot_id() -> str:
+    """This machine's own, another one after each restart; empty where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
 def start_time(pid: int) -> str | None:
     """When the process was started, as the kernel writes it; None where that cannot be told, or it is gone."""
     fields = _stat(pid)

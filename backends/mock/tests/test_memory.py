@@ -264,3 +264,36 @@ def test_a_process_is_never_ended_without_a_start_time_nor_oneself():
     assert not end(os.getpid(), start_time(os.getpid()) or "1")
     assert alive(os.getpid(), start_time(os.getpid()) or "")
     assert not alive(2**40, "")
+
+
+# ---- what the daemon gives it ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_in_a_folder_of_the_daemons_it_remembers_unless_told_to_forget(tmp_path):
+    async def opened(**options):
+        hosts = [HostConfig(id="h", gpus=GPUS, options={"copy_gbps": 1e6, **options})]
+        return await MockBackend.open(hosts, {"state_dir": str(tmp_path)})
+
+    first = await opened()
+    await MockResidency().load(order(first, LOAD))
+    again = await opened()
+    assert await used(again) == [40_000, 40_000]
+    assert (await again.observe("h")).boot_id == (await first.observe("h")).boot_id
+    assert [path.name for path in tmp_path.iterdir()] == ["memory.json"]
+    assert await used(await opened(memory="")) == [0, 0]
+
+
+@pytest.mark.asyncio
+async def test_a_restart_of_this_machine_is_one_of_the_mocks_and_one_of_the_mock_alone_is_kept(tmp_path, monkeypatch):
+    memory = str(tmp_path / "hardware.json")
+    monkeypatch.setattr("rollmuxd_backend_mock.processes.machine_boot_id", lambda: "one")
+    backend = await open_mock(memory=memory)
+    backend.reboot("h")
+    await MockResidency().load(order(backend, LOAD))
+    boot_id = (await backend.observe("h")).boot_id
+    assert await used(await open_mock(memory=memory)) == [40_000, 40_000]
+    monkeypatch.setattr("rollmuxd_backend_mock.processes.machine_boot_id", lambda: "two")
+    again = await open_mock(memory=memory)
+    assert await used(again) == [0, 0]
+    assert (await again.observe("h")).boot_id != boot_id

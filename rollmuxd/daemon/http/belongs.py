@@ -10,6 +10,7 @@ from rollmuxd.daemon.access import Caller
 
 #: slots, sessions and orders of which it is remembered whose they are; about 30 MB
 REMEMBERED: Final = 200_000
+_OF_A_JOB: Final = ("job", "slot", "session", "order")
 
 
 class Belongs:
@@ -27,16 +28,16 @@ class Belongs:
         self._learn(fact)
         if caller.admin:
             return True
-        things = [getattr(fact, name, None) for name in ("job", "slot", "session", "order")]
-        if things == [None] * 4:
-            return True  # the inventory, and the daemon itself
-        job: JobId | None = things[0] or next(
-            (found for thing in things[1:] if (found := self._job(thing, state))), None
-        )
-        if job is None:
-            return False
-        known = state.jobs.get(job)
-        return (self._owners.get(job) if known is None else known.owner) == caller.owner
+        about = self.about(fact, state)
+        if about is None:
+            return all(getattr(fact, name, None) is None for name in _OF_A_JOB)  # the inventory, and the daemon itself
+        known = state.jobs.get(about)
+        return (self._owners.get(about) if known is None else known.owner) == caller.owner
+
+    def about(self, fact: Fact, state: State) -> JobId | None:
+        """The job that a fact is about, if it is about one that is remembered; of a fact that was shown before."""
+        job, *things = (getattr(fact, name, None) for name in _OF_A_JOB)
+        return job or next((found for thing in things if (found := self._job(thing, state))), None)
 
     def _learn(self, fact: Fact) -> None:
         match fact:

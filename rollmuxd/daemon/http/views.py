@@ -1,6 +1,6 @@
 """The core's state as the wire shows it. Pure: each view is made between two inputs, from one consistent state."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -9,9 +9,12 @@ from msgspec import UNSET, UnsetType
 from rollmuxd.core import decision as core_decision
 from rollmuxd.core.model import (
     Fence,
+    Gpu,
+    GpuId,
     Group,
     Host,
     Job,
+    JobId,
     JobStatus,
     Millis,
     Node,
@@ -22,6 +25,8 @@ from rollmuxd.core.model import (
 )
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon.access import Caller
+from rollmuxd.daemon.actuator import Seen
+from rollmuxd.daemon.http import answers
 from rollmuxd.wire import answers as wire
 
 T = TypeVar("T")
@@ -86,8 +91,8 @@ def page(items: Iterable[T], key: Callable[[T], str], limit: int, after: str | U
 # ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
-def job_view(core: Scheduler, job: Job, now: Millis, *, waiting: bool) -> wire.JobView:
-    """One job. ``waiting``: also why it waits, which takes some thought, and lists do without."""
+def job_view(core: Scheduler, job: Job, now: Millis, *, waiting: bool, reason: str | None = None) -> wire.JobView:
+    """One job. ``waiting``: also why it waits, which takes some thought; lists have a ``reason`` instead."""
     on = core.state.slots.get(job.slot or job.queued or "")
     slowdown = core.slowdown(job.id)
     return wire.JobView(
@@ -98,7 +103,7 @@ def job_view(core: Scheduler, job: Job, now: Millis, *, waiting: bool) -> wire.J
         run=job.run,
         status=str(job.status),
         registered_at=iso(job.registered_at),
-        reason=job.reason,
+        reason=reason or job.reason,
         group=job.group,
         pins={pool: list(nodes) for pool, nodes in job.pins.items()},
         admission=job.admission,
@@ -204,35 +209,62 @@ def slot_view(core: Scheduler, slot: Slot, job: Job, caller: Caller, now: Millis
 # ---- inventory -------------------------------------------------------------------------------------------------------
 
 
-def node_view(core: Scheduler, node: Node) -> wire.NodeView:
-    """One node."""
-    return wire.NodeView(
+def node_view(core: Scheduler, node: Node, caller: Caller, seen: Mapping[GpuId, Seen]) -> answers.NodeView:
+    """One node, with what was last seen on its GPUs. Jobs of other owners are named by their ids only."""
+    return answers.NodeView(
         node=node.id,
         host=node.host,
         status=str(node.status),
         pools=list(node.pools),
         gpu_type=node.gpu_type,
         price_per_hour=round(node.price_per_gpu_hour * len(node.gpus), 6),
-        gpus=[wire.GpuView(gpu=name, holder=gpu.holder, stain=gpu.stain) for name, gpu in node.gpus.items()],
+        gpus=[_gpu_view(name, gpu, seen.get(name)) for name, gpu in node.gpus.items()],
         reason=node.reason,
         group=node.group,
         states={
             f"{state.job} {state.pool}": str(state.status)
             for state in (core.state.states[key] for key in node.states if key in core.state.states)
         },
+        jobs=_pinned(core, [node], caller),
     )
 
 
-def host_view(core: Scheduler, host: Host) -> wire.HostView:
+def _gpu_view(name: GpuId, gpu: Gpu, seen: Seen | None) -> answers.GpuView:
+    if seen is None:
+        return answers.GpuView(gpu=name, holder=gpu.holder, stain=gpu.stain)
+    return answers.GpuView(
+        gpu=name,
+        holder=gpu.holder,
+        stain=gpu.stain,
+        used_gb=seen.used_mb / 1000,
+        processes=list(seen.processes),
+        seen_at=iso(seen.at),
+    )
+
+
+def _pinned(core: Scheduler, nodes: Iterable[Node], caller: Caller) -> list[answers.PinnedJob]:
+    """The jobs that are placed on these nodes, each once."""
+    ids = dict.fromkeys(job for node in nodes for job in node.pinned)
+    return [answers.PinnedJob(job=job, name=_name_of(core, job, caller)) for job in ids]
+
+
+def _name_of(core: Scheduler, job_id: JobId, caller: Caller) -> str:
+    """A job's name, for those who may see it."""
+    job = core.state.jobs.get(job_id)
+    return job.spec.name if job is not None and caller.may_read(job) else ""
+
+
+def host_view(core: Scheduler, host: Host, caller: Caller) -> answers.HostView:
     """One host."""
     nodes = [core.state.nodes[name] for name in host.nodes if name in core.state.nodes]
-    return wire.HostView(
+    return answers.HostView(
         host=host.id,
         backend=host.backend,
         ram_gb=host.ram_mb / 1000,
         ram_reserved_gb=host.reserved_mb / 1000,
         nodes=[node.id for node in nodes],
         reachable=any(node.status not in (NodeStatus.LOST, NodeStatus.UNKNOWN) for node in nodes),
+        jobs=_pinned(core, nodes, caller),
     )
 
 
@@ -240,22 +272,27 @@ def group_view(core: Scheduler, group: Group, caller: Caller) -> wire.GroupView:
     """One group. Jobs of other owners are named by their ids only."""
     state = core.state
     nodes = [state.nodes[name] for name in group.nodes]
-
-    def name_of(job_id: str) -> str:
-        job = state.jobs.get(job_id)
-        return job.spec.name if job is not None and caller.may_read(job) else ""
-
+    period = core.group_period_ms(group.id)
     return wire.GroupView(
         group=group.id,
         jobs=list(group.jobs),
         nodes=list(group.nodes),
         wheel=[
-            wire.VisitView(job=visit.job, name=name_of(visit.job), phase=visit.phase, turn=visit.turn)
+            wire.VisitView(job=visit.job, name=_name_of(core, visit.job, caller), phase=visit.phase, turn=visit.turn)
             for visit in group.wheel
         ],
-        period_s=seconds(core.group_period_ms(group.id)),
+        period_s=seconds(period),
         cost_per_hour=round(sum(len(node.gpus) * node.price_per_gpu_hour for node in nodes), 6),
+        reason=_held_up(nodes) or ("a member's times are still being measured" if period is None else ""),
     )
+
+
+def _held_up(nodes: Sequence[Node]) -> str:
+    """What keeps a group from turning: the first of its nodes that cannot be used."""
+    away = next((node for node in nodes if node.status is not NodeStatus.UP), None)
+    if away is None:
+        return ""
+    return f"node {away.id} is {away.status}{f' ({away.reason})' if away.reason else ''}"
 
 
 def pool_views(core: Scheduler) -> list[wire.PoolView]:

@@ -69,14 +69,15 @@ async def result(call: Call, job: str, body: ResultBody) -> ChannelView:
 
 
 async def _line(call: Call, ref: str, session: str) -> Job:
-    """The job, if this is its present session."""
+    """The job, if this is its present session, or the last one, whose process does its discards."""
 
     def find(state: State, caller: Caller, ref: str, *, act: bool) -> Job:
         job = find_job(state, caller, ref, act=act)
         known = state.sessions.get(session)
         if known is None or known.job != job.id:
             raise UnknownThing("session", session)
-        if job.session != session or known.status is not SessionStatus.ALIVE:
+        alive = job.session == session and known.status is SessionStatus.ALIVE
+        if not alive and not call.services.hub.lingers(job.id, session):
             raise Conflict(f"session {session} of job {job.id} is {known.status}; open a new one")
         return job
 

@@ -4,9 +4,11 @@ from typing import Annotated, Any
 
 import anyio
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
+from rollmuxd.daemon.access import find_job
 from rollmuxd.daemon.http.glue import Call, ClientGone, Parked, Query, Routes
+from rollmuxd.daemon.http.routes._query import Id
 from rollmuxd.wire.answers import FactsPage
 
 routes = Routes("facts")
@@ -23,15 +25,21 @@ class FactsQuery(Query, frozen=True):
     after: Annotated[int, Meta(ge=0, le=2**62)] = 0
     wait_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
+    job: Id | UnsetType = UNSET
 
 
-@routes.get("/v1/facts", problems=(503,))
+@routes.get("/v1/facts", problems=(404, 503))
 async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     """Facts with numbers above ``after``. Where there are none, waits up to ``wait_ms`` for some (a long poll).
 
     Ask next with ``after=last``. Admins see all; others what is about their owner's jobs and about the inventory.
+    ``job``: only what is about this job, named by its id or its name.
     """
     driver = call.services.driver
+    of: str | None = None
+    if query.job is not UNSET:
+        name = query.job
+        of = await call.read(lambda core, now: find_job(core.state, call.caller, name).id)
     found: list[dict[str, Any]] = []
     last = query.after
     until = anyio.current_time() + query.wait_ms / 1000
@@ -43,7 +51,9 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
             batch, following = await driver.facts_after(last, wait_ms, min(BATCH, query.limit))
             for seq, fact in batch:
                 last = seq
-                if call.shared.belongs.visible(fact, call.caller, driver.scheduler.state):
+                state = driver.scheduler.state
+                visible = call.shared.belongs.visible(fact, call.caller, state)
+                if visible and (of is None or call.shared.belongs.about(fact, state) == of):
                     found.append({"seq": seq, **msgspec.to_builtins(fact)})
                     if len(found) == query.limit:
                         return

@@ -30,6 +30,7 @@ async def readyz(call: Call) -> Health:
 async def metrics(call: Call) -> Plain:
     """Figures for Prometheus."""
     accept = call.header(b"accept") or ""
+    call.shared.services.driver.tell_sinks()
     body, media_type = await call.read(lambda core, now: call.shared.metrics.expose(core.state, accept))
     return Plain(body, media_type)
 

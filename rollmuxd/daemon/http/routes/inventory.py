@@ -9,19 +9,11 @@ from rollmuxd.core.inputs import DeclareClear, DrainNode, Input, UndrainNode
 from rollmuxd.core.model import HostId, JobId, Millis, Node, NodeId, NodeStatus
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon.http import views
+from rollmuxd.daemon.http.answers import HostPage, HostView, NodePage, NodeView
 from rollmuxd.daemon.http.glue import Call, Query, Routes
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.keys import Role
-from rollmuxd.wire.answers import (
-    GroupPage,
-    GroupView,
-    HostPage,
-    HostView,
-    NodePage,
-    NodeView,
-    PoolPage,
-    PoolView,
-)
+from rollmuxd.wire.answers import GroupPage, GroupView, PoolPage, PoolView
 from rollmuxd.wire.requests import DrainBody, ReasonBody
 
 routes = Routes("inventory")
@@ -66,7 +58,7 @@ async def list_nodes(call: Call, query: NodesQuery) -> NodePage:
     def look(core: Scheduler, now: Millis) -> NodePage:
         nodes = filter(wanted, core.state.nodes.values())
         found, following = views.page(nodes, lambda node: node.id, query.limit, query.after)
-        return NodePage(items=[views.node_view(core, node) for node in found], next=following)
+        return NodePage(items=[_view(call, core, node) for node in found], next=following)
 
     return await call.read(look)
 
@@ -74,7 +66,10 @@ async def list_nodes(call: Call, query: NodesQuery) -> NodePage:
 # A node's id has a slash in it, so these three come before the node itself, which would match them too.
 @routes.post("/v1/nodes/{node:path}/drain", needs=Role.ADMIN, problems=(*BODY, 404, 409))
 async def drain_node(call: Call, node: str, body: DrainBody) -> NodeView:
-    """Nothing new on it; drained when its slots have ended and its GPUs are clear. ``evict``: end its jobs."""
+    """Nothing new on it; drained when its slots have ended and its GPUs are clear. ``evict``: end its jobs.
+
+    Without, ``jobs`` in the answer has those that stay placed on it and wait.
+    """
     await call.services.driver.submit(DrainNode(node=node, by=call.caller.name, evict=body.evict))
     return await _node(call, node)
 
@@ -100,7 +95,11 @@ async def get_node(call: Call, node: str) -> NodeView:
 
 
 async def _node(call: Call, node: NodeId) -> NodeView:
-    return await call.read(lambda core, now: views.node_view(core, core.state.node(node)))
+    return await call.read(lambda core, now: _view(call, core, core.state.node(node)))
+
+
+def _view(call: Call, core: Scheduler, node: Node) -> NodeView:
+    return views.node_view(core, node, call.caller, call.services.actuator.seen)
 
 
 # ---- hosts -----------------------------------------------------------------------------------------------------------
@@ -112,7 +111,7 @@ async def list_hosts(call: Call, query: PageQuery) -> HostPage:
 
     def look(core: Scheduler, now: Millis) -> HostPage:
         found, following = views.page(core.state.hosts.values(), lambda host: host.id, query.limit, query.after)
-        return HostPage(items=[views.host_view(core, host) for host in found], next=following)
+        return HostPage(items=[views.host_view(core, host, call.caller) for host in found], next=following)
 
     return await call.read(look)
 
@@ -125,14 +124,14 @@ async def get_host(call: Call, host: str) -> HostView:
         found = core.state.hosts.get(host)
         if found is None:
             raise UnknownThing("host", host)
-        return views.host_view(core, found)
+        return views.host_view(core, found, call.caller)
 
     return await call.read(look)
 
 
 @routes.post("/v1/hosts/{host}/drain", needs=Role.ADMIN, problems=(*BODY, 404, 409))
 async def drain_host(call: Call, host: str, body: DrainBody) -> HostView:
-    """Drain all its nodes."""
+    """Drain all its nodes. Without ``evict``, ``jobs`` has those that stay placed there and wait."""
     return await _each_node(call, host, lambda node: DrainNode(node=node, by=call.caller.name, evict=body.evict))
 
 

@@ -51,7 +51,11 @@ async def register_job(call: Call, body: RegisterBody) -> JobView:
 
 @routes.get("/v1/jobs")
 async def list_jobs(call: Call, query: JobsQuery) -> JobPage:
-    """The jobs that the caller may see; ended ones too, while the daemon remembers them."""
+    """The jobs that the caller may see; ended ones too, while the daemon remembers them.
+
+    The ``reason`` of one that waits is the first of all its reasons; of a page with many kinds of jobs, the first 50
+    kinds have one. ``explain`` has all.
+    """
 
     def wanted(job: Job) -> bool:
         return (
@@ -64,7 +68,9 @@ async def list_jobs(call: Call, query: JobsQuery) -> JobPage:
     def look(core: Scheduler, now: Millis) -> JobPage:
         jobs = filter(wanted, core.state.jobs.values())
         found, following = views.page(jobs, lambda job: job.id, query.limit, query.after)
-        return JobPage(items=[views.job_view(core, job, now, waiting=False) for job in found], next=following)
+        why = call.shared.why.first(core, found, call.services.driver.durable_seq, now)
+        items = [views.job_view(core, job, now, waiting=False, reason=why.get(job.id)) for job in found]
+        return JobPage(items=items, next=following)
 
     return await call.read(look)
 

@@ -18,7 +18,19 @@ from rollmuxd.core.inputs import (
     ShrinkSlot,
     WithdrawSlot,
 )
-from rollmuxd.core.model import GpuId, Job, JobId, Millis, OrderKind, OrderStatus, Park, Slot, SlotId, SlotStatus
+from rollmuxd.core.model import (
+    GpuId,
+    Job,
+    JobId,
+    Millis,
+    OrderKind,
+    OrderStatus,
+    Park,
+    SessionStatus,
+    Slot,
+    SlotId,
+    SlotStatus,
+)
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access import find_job, find_slot
@@ -121,9 +133,33 @@ async def _granted(call: Call, slot: SlotId, wait_s: float) -> SlotView:
         raise Refusal(
             problems.SLOT_ENDED,
             f"slot {slot} is {view.status}{because}",
-            data={"slot": slot, "status": view.status, "reason": view.reason},
+            data={
+                "slot": slot,
+                "status": view.status,
+                "reason": view.reason,
+                "ended": await call.read(lambda core, _: ended_how(core.state, core.state.slot(slot))),
+                "granted_at": view.granted_at,
+            },
         )
     return view
+
+
+def ended_how(state: State, slot: Slot) -> str:
+    """How a slot that has ended did: ``withdrawn``, ``released``, ``faulted``, ``lost`` or ``revoked``.
+
+    Its status says so only until its GPUs are being reclaimed; afterwards it shows from what else is known.
+    """
+    if slot.released:
+        return str(SlotStatus.RELEASED)
+    if slot.status not in (SlotStatus.RECLAIMING, SlotStatus.OVER):
+        return str(slot.status)
+    session = state.sessions.get(slot.session)
+    if session is None or session.status is SessionStatus.LOST:
+        return str(SlotStatus.LOST)
+    # These are the core's own words for a load that did not come to its end.
+    if slot.granted_at is None and slot.reason.startswith(("could not load its ", "no word of the load of its ")):
+        return str(SlotStatus.FAULTED)
+    return str(SlotStatus.REVOKED)
 
 
 @routes.post("/v1/slots/{slot}/release", problems=(*BODY, 404, 409, 503))

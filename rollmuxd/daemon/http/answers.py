@@ -1,0 +1,50 @@
+"""Answers that say more than those of :mod:`rollmuxd.wire.answers`: what was seen on GPUs, and who stays on a node."""
+
+from msgspec import field
+
+from rollmuxd.wire import answers as wire
+
+
+class GpuView(wire.GpuView, frozen=True):
+    """One GPU: ``holder`` holds it, ``stain`` is whose bytes may still be on it; and what was seen there last."""
+
+    #: processes that have memory there, as the backend names them
+    processes: list[str] = field(default_factory=list)
+    #: when memory and processes were seen; null: not since the daemon was started
+    seen_at: str | None = None
+
+
+class PinnedJob(wire.Answer, frozen=True):
+    """A job that is placed on a node; named to those who may see it."""
+
+    job: str
+    name: str = ""
+
+
+class NodeView(wire.NodeView, frozen=True, kw_only=True):
+    """One node."""
+
+    gpus: list[GpuView]  # type: ignore[assignment]  # narrower, and only ever read
+    #: jobs that are placed on it; while it is drained they get no slot, unless they are ended or it is used again
+    jobs: list[PinnedJob] = field(default_factory=list)
+
+
+class NodePage(wire.Answer, frozen=True):
+    """A page of nodes."""
+
+    items: list[NodeView]
+    next: str | None = None
+
+
+class HostView(wire.HostView, frozen=True, kw_only=True):
+    """One host, and what of its RAM is reserved for parked states."""
+
+    #: jobs that are placed on its nodes
+    jobs: list[PinnedJob] = field(default_factory=list)
+
+
+class HostPage(wire.Answer, frozen=True):
+    """A page of hosts."""
+
+    items: list[HostView]
+    next: str | None = None

@@ -1,0 +1,49 @@
+"""The first reason why a job waits, for lists: what ``explain`` says at length costs too much for a thousand jobs."""
+
+from typing import Final
+
+from rollmuxd.core.model import Job, JobStatus, Millis
+from rollmuxd.core.scheduler import Scheduler
+
+#: kinds of jobs that a page has thought about; at a millisecond each, what the loop can be held up by
+THOUGHTS: Final = 50
+
+
+class WhyJobsWait:
+    """Remembers, for as long as nothing happens, why jobs of one shape wait: most of a queue is alike."""
+
+    def __init__(self) -> None:
+        self._as_of: tuple[int, Millis] = (-1, -1)
+        self._known: dict[object, str] = {}
+
+    def first(self, core: Scheduler, jobs: list[Job], seq: int, now: Millis) -> dict[str, str]:
+        """The first reason of each of these jobs that waits, by job; none of those for which there was no time.
+
+        ``seq`` is the number of the last fact: while it stays, so do the reasons.
+        """
+        if self._as_of != (seq, core.state.at):
+            self._as_of = (seq, core.state.at)
+            self._known.clear()
+        found: dict[str, str] = {}
+        thoughts = THOUGHTS
+        for job in jobs:
+            if job.status is not JobStatus.WAITING:
+                continue
+            shape = _shape_of(job)
+            if shape not in self._known:
+                if not thoughts:
+                    continue
+                thoughts -= 1
+                reasons = core.why_job_waits(job.id, now)
+                self._known[shape] = reasons[0].text if reasons else ""
+            if text := self._known[shape]:
+                found[job.id] = text
+        return found
+
+
+def _shape_of(job: Job) -> object:
+    """All of a job that its reasons depend on: its name and its place in the queue are not among it."""
+    spec = job.spec
+    times = tuple((name, kept.count, kept.total_ms) for name, kept in job.times.items())
+    old = (*job.pins.items(), *job.last_pins.items())
+    return (spec.phases, spec.wants, spec.states, spec.slo, spec.colocate, spec.park, times, len(job.pins), old)

@@ -1,0 +1,54 @@
+"""The benchmarks run, and print what they say they print. How fast it was is not asked here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RUN = Path(__file__).with_name("run.py")
+
+
+def bench(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(RUN), *options], capture_output=True, text=True, timeout=55, check=False)
+
+
+def measured(name: str) -> dict[str, Any]:
+    ended = bench("--only", name, "--budget", "1", "--small")
+    assert ended.returncode == 0, ended.stderr
+    result: dict[str, Any] = json.loads(ended.stdout)
+    assert set(result) == {"machine", name}
+    found: dict[str, Any] = result[name]
+    assert found["targets"]
+    assert found["ok"] is all(target["ok"] for target in found["targets"].values())
+    for path, target in found["targets"].items():
+        assert set(target) in ({"value", "ok", "at_least"}, {"value", "ok", "at_most"})
+        value = found
+        for part in path.split("."):
+            value = value[part]
+        assert value == target["value"]
+    return found
+
+
+def test_core_says_how_many_inputs_a_second_and_how_long_a_placement_takes() -> None:
+    found = measured("core")
+
+    assert found["inputs_per_s"] > found["slot_cycle_per_s"] > 0
+    assert found["inputs_floor_per_s"] > found["inputs_per_s"]
+    assert [found["placement"][size]["p50_ms"] > 0 for size in ("100", "500")] == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", ["handover", "restart", "waiting"])
+def test_a_live_benchmark_runs_to_its_end(name: str) -> None:
+    measured(name)
+
+
+def test_a_benchmark_that_is_not_there_is_named() -> None:
+    ended = bench("--only", "speed")
+
+    assert ended.returncode == 2
+    assert "'speed' is no benchmark" in ended.stderr
