@@ -25,7 +25,8 @@ import anyio
 
 from rollmuxd.core.errors import Conflict
 from rollmuxd.core.facts import JobEnded, SessionClosed, SessionLost, SessionOpened
-from rollmuxd.core.model import JobId, OrderId, SessionId
+from rollmuxd.core.model import JobId, OrderId, SessionId, SessionStatus
+from rollmuxd.core.state import State
 from rollmuxd.daemon.driver import Numbered
 from rollmuxd.spi import ChannelCommand, ContactLost, RankResult
 
@@ -208,6 +209,15 @@ class ChannelHub:
         return told.in_order() if told is not None and told.results else None
 
     # ---- the daemon's side -----------------------------------------------------------------------------------------
+
+    def begin(self, state: State) -> None:
+        """A replay has given this state: of whose sessions are over, nobody is waited for."""
+        for job in state.jobs.values():
+            session = state.sessions.get(job.session or "")
+            if session is None or session.status is not SessionStatus.ALIVE:
+                line = self._lines.setdefault(job.id, _Line())
+                if line.over_at is None:
+                    line.over_at = self._time()
 
     def on_facts(self, facts: Sequence[Numbered]) -> None:
         """A sink. It must be told of a fact before anything that follows from the fact is told to ranks."""

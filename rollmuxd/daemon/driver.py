@@ -5,9 +5,10 @@ are on their way to the journal, the caller waits. Since no turn is ever interru
 no queue of inputs: a queue, and a task that empties it, would cost two more turns of the loop for each hand-over of a
 GPU. Facts of many inputs share one fsync, because the journal's thread takes all that wait at once.
 
-When a commit returns, in this order: who waits for a slot or for facts is woken, the prompt sinks (channel, actuator) get
-the facts, effects begin, callers get their answers: all of it is durable alike, and those whom GPUs go to come first. (The
-channel thus knows of the end of a job before its discards are told.) The other sinks (logs, metrics) get them soon after.
+When a commit returns, in this order: who waits for a slot or for facts is woken, the prompt sinks (channel, actuator)
+get the facts, effects begin, callers get their answers: all of it is durable alike, and those whom GPUs go to come
+first. (The channel thus knows of the end of a job before its discards are told.) The other sinks (logs, metrics) get
+the facts soon after.
 
 What would surprise:
 

@@ -139,7 +139,8 @@ def running() -> Callable[..., Any]:
         def perform(effects: Sequence[Effect]) -> None:
             performed.extend(effects)
 
-        driver = Driver(make, journal, clock, perform, i.Start((), ()), prompt=[sunk.extend], sinks=[later.extend], **options)
+        sinks = {"prompt": [sunk.extend], "sinks": [later.extend]}
+        driver = Driver(make, journal, clock, perform, i.Start((), ()), **sinks, **options)
         rig = Rig(driver, performed, sunk, cores, jumped=jumped, later=later)
 
         async def guarded(*, task_status: Any) -> None:

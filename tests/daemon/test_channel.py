@@ -6,8 +6,9 @@ import anyio
 import pytest
 
 from rollmuxd.core.errors import Conflict
-from rollmuxd.core.facts import JobEnded, SessionClosed, SessionLost, SessionOpened
-from rollmuxd.core.model import OrderKind
+from rollmuxd.core.facts import JobEnded, JobRegistered, SessionClosed, SessionLost, SessionOpened
+from rollmuxd.core.model import JobSpec, OrderKind, SessionStatus
+from rollmuxd.core.state import State
 from rollmuxd.daemon.channel import LATELY_S, LINGER_S, ChannelHub
 from rollmuxd.spi import ChannelCommand, ContactLost, RankResult
 
@@ -282,6 +283,28 @@ async def test_after_a_restart_of_the_daemon_a_rank_is_waited_for_while_its_sess
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(late)
         assert (await how_it_ends(hub))[0] == "done"
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("status", "lives"), [("alive", True), ("lost", False), ("closed", False)])
+async def test_after_a_restart_nobody_is_waited_for_whose_session_is_over(status, lives):
+    state = State()
+    state.apply(JobRegistered(0, "j1", "me", "me", 1, JobSpec("a", (), ())))
+    state.apply(SessionOpened(0, "n1", "j1", 1))
+    state.sessions["n1"].status = SessionStatus(status)
+    hub = ChannelHub()
+    hub.begin(state)
+
+    async def late() -> None:
+        await anyio.sleep(60)
+        if lives:
+            await rank_works(hub, 0, 1)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(late)
+        what, after = await how_it_ends(hub)
+        assert (what == "done") == lives
+        assert lives or after < 5
         tasks.cancel_scope.cancel()
 
 
