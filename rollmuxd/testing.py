@@ -187,6 +187,21 @@ class FakeDaemon:
             view = self._named(name)
             self._jobs[view.job] = msgspec.structs.replace(view, status="ended", reason=reason)
 
+    def quarantine(self, name: str, reason: str = "its state could not be parked") -> None:
+        """Put a job into quarantine: its phases wait, until :meth:`reinstate`."""
+        with self._lock:
+            view = self._named(name)
+            self._jobs[view.job] = msgspec.structs.replace(view, status="quarantined", reason=reason)
+            for slot in self._slots.values():
+                if slot.job == view.job and slot.status == "queued":
+                    slot.status, slot.reason = "withdrawn", f"job quarantined: {reason}"
+
+    def reinstate(self, name: str) -> None:
+        """Let a quarantined job go on."""
+        with self._lock:
+            view = self._named(name)
+            self._jobs[view.job] = msgspec.structs.replace(view, status="admitted", reason="")
+
     def forget_sessions(self) -> None:
         """Know no session any more, as after a restore from a backup."""
         with self._lock:
@@ -292,7 +307,7 @@ class FakeDaemon:
         view = self._job(job)
         reason = (msgspec.json.decode(content) if content else {}).get("reason", "")
         self.ended[view.name] = reason
-        self._jobs[job] = msgspec.structs.replace(view, status="ended", reason=reason)
+        self._jobs[job] = msgspec.structs.replace(view, status="ended", reason=reason, pins={})
         for slot in self._slots.values():
             if slot.job == job and slot.status in {"running", "queued"}:
                 slot.status = "over"
@@ -328,6 +343,9 @@ class FakeDaemon:
     def _asked_for(self, job: str, phase: str, request_id: str) -> SlotView:
         slot = next((slot for slot in self._slots.values() if slot.request_id == request_id), None)
         if slot is None:
+            view = self._jobs[job]
+            if view.status == "quarantined":
+                raise _No(409, f"job {view.name} is quarantined: {view.reason}")
             if any(slot.job == job and slot.status in {"running", "queued"} for slot in self._slots.values()):
                 raise _No(409, f"job {job} has a slot already")
             slot = _Slot(self._new("t"), job, phase, request_id, "queued", "", self._gpu_names())

@@ -52,6 +52,10 @@ class Hooks:
         """Pools that a hook is for; ``*``: all of them."""
         return [pool or "*" for _, pool, _ in self._hooks]
 
+    def moves(self, pool: str) -> bool:
+        """Whether a hook for loads or parks covers the pool."""
+        return any(kind in {"load", "park"} and of in {None, pool} for kind, of, _ in self._hooks)
+
     def run(self, order: ChannelOrder) -> None:
         """Run what is registered for an order: in the order of registration, and backwards for parks and discards.
 
@@ -89,16 +93,24 @@ class Channel:
         self._ranks = ranks
         self._session = session
         self._results: dict[str, ResultBody] = {}
+        #: pools and nodes where there is state that was loaded and not discarded; used by two threads, item by item
+        self._kept: dict[tuple[str, str], None] = {}
         self._stopping = threading.Event()
         self._daemon = _StoppableDaemon(address, self._stopping)
         self._thread = threading.Thread(target=self._run, name="rollmuxd-channel", daemon=True)
         self._thread.start()
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether there is something that this rank was told to load and not to discard since."""
+        return bool(self._kept)
 
     def stop(self) -> None:
         """Take no more orders. Does not wait for the poll at hand, which holds nothing."""
         self._stopping.set()
 
     def _run(self) -> None:
+        said = ""
         try:
             while True:
                 try:
@@ -106,7 +118,9 @@ class Channel:
                 except RollmuxError as error:
                     # Only what no repetition cures comes here. State that cannot be moved is the daemon's to notice;
                     # this thread goes on, since a new session may cure it.
-                    say(f"channel of rank {self._rank}: {error}; dialling again")
+                    if str(error) != said:
+                        said = str(error)
+                        say(f"channel of rank {self._rank}: {error}; dialling again")
                     self._stopping.wait(5.0)
         except _Stopped:
             pass
@@ -120,7 +134,11 @@ class Channel:
         dialled = ""
         early = 0
         while True:
-            session = self._session()
+            # After the end of the job there is none: what is still to be done is done for the one that has ended it.
+            session = self._session() or dialled
+            if not session:
+                yield Pause(1.0)
+                continue
             if dialled != session:
                 yield from persist(calls.dial(self._job, self._rank, RankBody(session=session, ranks=self._ranks)))
                 dialled = session
@@ -138,9 +156,11 @@ class Channel:
                 early = 0
                 result = self._results.get(view.order.order) or self._obey(view.order)
                 # By whatever session is the present one: the order may have taken longer than the last.
-                body = msgspec.structs.replace(result, session=self._session())
+                body = msgspec.structs.replace(result, session=self._session() or session)
                 try:
                     yield from persist(calls.result(self._job, body))
+                    if view.order.kind == "discard":  # not before the daemon knows: then we may be stopped
+                        self._kept.pop((view.order.pool, view.order.node), None)
                 except Refused as error:
                     if error.status not in {404, 409}:
                         raise
@@ -153,6 +173,8 @@ class Channel:
     def _obey(self, order: ChannelOrder) -> ResultBody:
         began = time.monotonic()
         error = ""
+        if order.kind == "load":
+            self._kept[order.pool, order.node] = None
         try:
             self._hooks.run(order)
         except Exception as raised:

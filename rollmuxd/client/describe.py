@@ -1,24 +1,37 @@
 """From the keywords of :func:`rollmuxd.job` to the body of a registration. Pure; a mistake is named with its key."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from rollmuxd.wire.requests import PhaseBody, RegisterBody, StateBody, WantBody
 
+T = TypeVar("T")
+
 _WANT = {"nodes", "gpus", "named"}
 _TIMES = {"seconds", "gap_s", "min_gpus"}
 _STATE = {"gpu_gb", "leftover_gb", "ram_gb", "driver", "load_s", "park_s"}
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+#: what there is of each choice; what the wire has beyond that, the daemon refuses
+_CHOICES = {
+    "park": ("lazy", "at_release"),
+    "on_loss": ("hold", "kill"),
+    "movable": ("no",),
+    "if_unmet": ("best_effort", "wait", "end"),
+}
+_NOT_YET = {("on_loss", "relaunch"), ("movable", "warm"), ("movable", "relaunch")}
 
 
 def registration(
     name: str,
     *,
-    pools: Mapping[str, Mapping[str, Any]],
+    pools: Mapping[str, Any],
     phases: Mapping[str, Any] | Iterable[str] | None = None,
-    side: Mapping[str, Any] | None = None,
+    side: Any = None,
     init: bool | Mapping[str, Any] | None = True,
     hooked: Iterable[str] = (),
     **rest: Any,
@@ -29,11 +42,25 @@ def registration(
     called. ``rest`` is passed on as it is, less what is None. Raises TypeError for a key that there is not, and
     ValueError for a value that cannot be.
     """
+    _named("the job's name", name)
     if not pools:
         raise ValueError(f"job {name!r} needs at least one pool: rollout=dict(nodes=1)")
     for pool, given in pools.items():
+        _named("a pool's name", pool)
+        if not isinstance(given, Mapping):
+            hint = f"; say {pool}=dict(nodes={given})" if isinstance(given, int) and not isinstance(given, bool) else ""
+            raise TypeError(
+                f"{pool}={given!r}: what is wanted of a pool is a dict{hint or f', as {pool}=dict(nodes=1)'}"
+            )
         _known(f"{pool}=", given, _WANT | _TIMES | _STATE)
+    for key, allowed in _CHOICES.items():
+        _chosen(key, rest.get(key), allowed)
     cycle = _cycle(pools, phases)
+    if side is not None and not isinstance(side, Mapping):
+        raise TypeError(f"side={side!r}: side phases are given as a dict, by name")
+    for phase in side or {}:
+        if phase != "init":
+            raise ValueError(f"side=: side phase {phase} is not to be had yet; only init is (see init=)")
     sides = [_phase(phase, given, pools, "side=") for phase, given in (side or {}).items()]
     if init is not None and init is not False and not any(phase.name == "init" for phase in sides):
         told = init if isinstance(init, Mapping) else {}
@@ -41,9 +68,11 @@ def registration(
     body = RegisterBody(
         name=name,
         phases=cycle,
-        wants={pool: WantBody(**_only(given, _WANT)) for pool, given in pools.items()},
+        wants={pool: _made(WantBody, f"{pool}=", _only(given, _WANT)) for pool, given in pools.items()},
         states={
-            pool: StateBody(**_only(given, _STATE)) for pool, given in pools.items() if _has_state(pool, given, hooked)
+            pool: _made(StateBody, f"{pool}=", _only(given, _STATE))
+            for pool, given in pools.items()
+            if _has_state(pool, given, hooked)
         },
         side=sides,
         **{key: value for key, value in rest.items() if value is not None},
@@ -52,6 +81,10 @@ def registration(
     try:
         return msgspec.json.decode(msgspec.json.encode(body), type=RegisterBody)
     except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$.")
+        key = path.rstrip("`")
+        if key in rest:
+            raise ValueError(f"job {name!r}: {key}={rest[key]!r}: {_lower(what)}") from error
         raise ValueError(f"job {name!r}: {error}") from error
 
 
@@ -63,9 +96,11 @@ def _cycle(pools: Mapping[str, Mapping[str, Any]], phases: Mapping[str, Any] | I
             raise ValueError(f"{pool}=dict({stray[0]}=...): no phase is called {pool!r}; put it into phases=")
     cycle = []
     for phase, options in given.items():
+        _named("a phase's name", phase)
         made = _phase(phase, options, pools, "phases=")
         # Said at the pool of the same name, as in rollout=dict(nodes=1, seconds=90): means the phase.
-        cycle.append(msgspec.structs.replace(made, **_only(pools.get(phase, {}), _TIMES - _given(options))))
+        said = _only(pools.get(phase, {}), _TIMES - _given(options))
+        cycle.append(_made(PhaseBody, f"{phase}=", {**msgspec.structs.asdict(made), **said}))
     return cycle
 
 
@@ -77,7 +112,7 @@ def _phase(phase: str, given: Any, pools: Mapping[str, Any], where: str) -> Phas
     for pool in needs:
         if pool not in pools:
             raise ValueError(f"{where}: phase {phase!r} needs pool {pool!r}, and the job has {', '.join(pools)}")
-    return PhaseBody(name=phase, pools=needs, **options)
+    return _made(PhaseBody, f"{where}{phase}", {"name": phase, "pools": needs, **options})
 
 
 def _given(options: Any) -> set[str]:
@@ -95,6 +130,51 @@ def _only(given: Mapping[str, Any], keys: set[str]) -> dict[str, Any]:
 def _known(where: str, given: Mapping[str, Any], keys: set[str]) -> None:
     for key in given:
         if key not in keys:
-            near = difflib.get_close_matches(key, keys, n=1)
+            near = difflib.get_close_matches(str(key), keys, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(keys))}"
             raise TypeError(f"{where}: {key!r} is not a key; {hint}")
+
+
+def _named(what: str, name: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"{what} is {name!r}, and must be a string")
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{what} is {name!r}: a name has letters, digits, . _ - (first a letter or digit); at most 100 of them"
+        )
+
+
+def _chosen(key: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value is None or value in allowed:
+        return
+    there = " or ".join(map(repr, allowed))
+    if (key, value) in _NOT_YET:
+        raise ValueError(f"{key}={value!r} is not to be had yet; there is {there}")
+    near = difflib.get_close_matches(str(value), allowed, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{key}={value!r}: it is {there}{hint}")
+
+
+def _made(kind: type[T], where: str, given: Mapping[str, Any]) -> T:
+    """Make a part of the body; what the wire's limits forbid is named by pool or phase, and by key."""
+    try:
+        # By way of JSON, as it will go: what cannot go there (a numpy integer) is found here too.
+        return msgspec.json.decode(msgspec.json.encode(given), type=kind)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$.")
+        key = re.split(r"[.\[`]", path)[0]
+        raise ValueError(f"{where.rstrip('=')}: {key}={given.get(key)!r}: {_lower(what)}") from error
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def call_with_known(keywords: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raise TypeError for a keyword of :func:`rollmuxd.job` that there is not, with the nearest that there is."""
+    known = set(allowed)
+    for key in keywords:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}=?" if near else f"a pool of that name is pools=dict({key}=dict(nodes=1))"
+            raise TypeError(f"job(): {key}= is not a keyword; {hint}")

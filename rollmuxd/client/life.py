@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
-from rollmuxd.client import fakes, steps, where
+from rollmuxd.client import calls, fakes, steps, where
 from rollmuxd.client.channel import Channel, Hook, Hooks
 from rollmuxd.client.errors import JobEnded, NoDaemon, RollmuxError
 from rollmuxd.client.pulse import HeartbeatProcess, Pulse
@@ -35,6 +35,10 @@ T = TypeVar("T")
 
 _NOWHERE = Address("http://nowhere")
 _said_alone = False
+_said_misspelt = False
+
+#: how long a process that ends stays on the line to discard its state
+DISCARDS_S = 5.0
 
 
 class Stay(Protocol):
@@ -168,6 +172,7 @@ class Life(Generic[S]):
     def _registering(self) -> Flow[None]:
         crew = self._crew
         try:
+            patience_s = steps.patience_from(os.environ)
             address = self._find()
             if address is None:
                 self.alone = True
@@ -177,11 +182,12 @@ class Life(Generic[S]):
             self._reach(address)
             # A key per start: the same job started twice by one process is two runs.
             self.body = self._describe(self._hooks.pools(), self._options.idempotency_key or new_id())
-            talk = Talk(self.body, patience_s=steps.patience_from(os.environ))
+            talk = Talk(self.body, patience_s=patience_s)
             ear = _Ear(talk, address)
             self._pulse = fakes.current.pulse(ear) if fakes.current else HeartbeatProcess(address, ear)
             talk.on_session = self._pulse.session
             self._talk = talk
+            self._warn_of_idle_states()
             yield from talk.start()
         except BaseException as error:
             if crew is not None:
@@ -198,6 +204,16 @@ class Life(Generic[S]):
         if crew is not None:
             crew.publish_start(job=talk.job, session=talk.session, address=address.base_url)
         self._dial()
+
+    def _warn_of_idle_states(self) -> None:
+        pools = [pool for pool, state in self.body.states.items() if state.driver == "channel"]
+        idle = [pool for pool in pools if not self._hooks.moves(pool)]
+        if idle:
+            what = f"pool{'s' if len(idle) > 1 else ''} {', '.join(idle)}"
+            say(
+                f"{self.name}: nothing moves its state in {what}: that is left to this process (driver 'channel'), and "
+                "no hook is registered for it; give on_load and on_park before the start, or say driver=..."
+            )
 
     def _following(self) -> Flow[None]:
         assert self._crew is not None
@@ -217,7 +233,11 @@ class Life(Generic[S]):
             self._dial()
 
     def _find(self) -> Address | None:
-        global _said_alone  # noqa: PLW0603  (once per process)
+        global _said_alone, _said_misspelt  # noqa: PLW0603  (once per process)
+        if not _said_misspelt:
+            _said_misspelt = True
+            for name, meant in where.misspelt(os.environ):
+                say(f"the environment has {name}, which nothing reads; was {meant} meant?")
         found = where.find(self._options.url, self._options.api_key)
         if found.address is None:
             if os.environ.get("ROLLMUX_REQUIRED", "") not in {"", "0"}:
@@ -331,13 +351,36 @@ class Life(Generic[S]):
             return
         self._started = False
         atexit.unregister(self._at_exit)
-        if self._channel is not None:
-            self._channel.stop()
+        channel, job, run = self._channel, self.id, self._talk.run if self._talk is not None else 0
+        if channel is not None and keep:
+            channel.stop()
         try:
+            told = self._rank > 0 and not keep
             if self._talk is not None:
-                yield from self._talk.end(reason, keep=keep)
+                told = yield from self._talk.end(reason, keep=keep)
+            if channel is not None and told and not keep:
+                yield from self._discarding(channel, job, run)
         finally:
+            if channel is not None:
+                channel.stop()
             self._close_down()
+
+    def _discarding(self, channel: Channel, job: str, run: int) -> Flow[None]:
+        """The job is over, and its state still there: stay on the line until it was discarded, for seconds at most."""
+        until = time.monotonic() + DISCARDS_S
+        pause = 0.02
+        while channel.keeps_state and (left := until - time.monotonic()) > 0:
+            yield steps.Pause(min(pause, left))
+            pause = min(0.5, pause * 2)
+            if pause < 0.1:
+                continue
+            try:
+                view = yield from steps.persist(calls.job(job), patience_s=left)
+            except RollmuxError:
+                return
+            # A follower does not know the run, and may be here before rank 0 has ended the job.
+            if (run and view.run != run) or (view.status == "ended" and not view.pins):
+                return
 
     def _close_down(self) -> None:
         pulse, self._pulse = self._pulse, None

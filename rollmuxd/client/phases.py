@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 
 from rollmuxd.client.channel import Hook
-from rollmuxd.client.describe import registration
+from rollmuxd.client.describe import call_with_known, registration
 from rollmuxd.client.errors import RollmuxError
 from rollmuxd.client.life import Life, Options
 from rollmuxd.client.ranks import Store
@@ -332,6 +332,19 @@ def _reason(error: BaseException | None) -> str:
 # ---- making them -----------------------------------------------------------------------------------------------------
 
 
+def _hinting(make: Callable[P, T]) -> Callable[P, T]:
+    """Have an unknown keyword answered with the nearest that there is."""
+    known = list(inspect.signature(make).parameters)
+
+    @functools.wraps(make)
+    def hinting(*args: P.args, **kwargs: P.kwargs) -> T:
+        call_with_known(kwargs, known)
+        return make(*args, **kwargs)
+
+    return hinting
+
+
+@_hinting
 def job(
     name: str,
     *,
@@ -368,8 +381,8 @@ def job(
 
     The cycle is a phase per pool, in that order, unless ``phases`` says otherwise:
     ``phases=dict(rollout="rollout", train="train", sync=["rollout", "train"])``; a value may also be
-    ``dict(pools=..., seconds=..., gap_s=..., min_gpus=...)``. ``side`` declares side phases (``eval``, ``save``) the
-    same way. ``init`` is a side phase over all pools, unless it is false or says something else.
+    ``dict(pools=..., seconds=..., gap_s=..., min_gpus=...)``. ``init`` is a side phase over all pools, unless it is
+    false or says something else. (``side`` is for side phases of other names, which are not there yet.)
 
     ``slo`` bounds the slowdown (2.0: at most twice the time the job would take alone); None is best effort.
     ``ranks``, ``rank`` and ``store`` are for jobs of several processes: rank 0 talks to the daemon, the others follow
@@ -384,7 +397,9 @@ def job(
 
 def ajob(name: str, **settings: Any) -> AsyncJob:
     """Return a job for asyncio, to be entered by ``async with``; the arguments are those of :func:`job`."""
-    bound = inspect.signature(job).bind(name, **settings)
+    signature = inspect.signature(job)
+    call_with_known(settings, signature.parameters)
+    bound = signature.bind(name, **settings)
     bound.apply_defaults()
     describe, options = _parts(bound.arguments)
     return AsyncJob(describe, AsyncSlot, options)

@@ -51,9 +51,12 @@ def patience_from(environ: Mapping[str, str]) -> float | None:
     if not text:
         return None
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
-        raise RollmuxError(f"ROLLMUX_GIVE_UP_S={text} is no number of seconds") from None
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):  # nan neither
+        raise RollmuxError(f"ROLLMUX_GIVE_UP_S={text} is no number of seconds")
+    return seconds
 
 
 def persist(

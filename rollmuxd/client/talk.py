@@ -38,12 +38,16 @@ from rollmuxd.wire.requests import NextBody, RegisterBody, ReleaseBody, SessionB
 
 T = TypeVar("T")
 
-#: a wait shorter than this says nothing: it is how long the first ask blocks
+#: how long the first ask blocks: who has to queue is told so almost at once
+FIRST_WAIT_S = 0.2
+#: a load shorter than this says nothing: it may be part of every turn
 QUIET_S = 1.0
 #: how long each further ask blocks; below the usual idle limits (60 s) of whatever is in between
 WAIT_S = 25.0
 #: a job that starts may wait for a daemon that is being restarted, and not for ever for one that is not there
 START_PATIENCE_S = 120.0
+#: at most between two questions whether a quarantined job was reinstated
+REINSTATED_S = 5.0
 #: clean-ups after an interruption: the user is waiting for the prompt
 CLEAN_UP_S = 10.0
 #: a release while the program is failing: worth a daemon's restart, not worth hanging
@@ -107,6 +111,7 @@ class Talk:
         self.body = body
         self.name = body.name
         self.job = ""
+        self.run = 0
         self.session = ""
         self.held: Held | None = None
         #: why the daemon gives this job no more slots
@@ -131,7 +136,7 @@ class Talk:
         """
         patience_s = START_PATIENCE_S if self._patience_s is None else self._patience_s
         view = yield from self._persist(calls.register(self.body), patience_s)
-        self.job = view.job
+        self.job, self.run = view.job, view.run
         if view.status in _OVER:
             raise JobEnded(f"run {view.run} of job {self.name} is {view.status}{_because(view.reason)}")
         body = this_process(self.body.idempotency_key)
@@ -162,26 +167,33 @@ class Talk:
         except Refused as error:
             self._tell(f"{self.name}: slot {slot} of the process before this one stays: {error}")
 
-    def end(self, reason: str, *, keep: bool) -> Flow[None]:
-        """End the job, or (``keep``) only this process's part in it. Never raises a RollmuxError: the work is done."""
+    def end(self, reason: str, *, keep: bool) -> Flow[bool]:
+        """End the job, or (``keep``) only this process's part in it. Never raises a RollmuxError: the work is done.
+
+        Returns whether the daemon has taken it.
+        """
         if not self.job or (keep and not self.session):
-            return
+            return False
         call: Call[Any] = calls.close_session(self.session) if keep else calls.end_job(self.job, reason)
+        taken = False
         try:
             yield from self._persist(call, CLEAN_UP_S)
+            taken = True
         except (NotFound, Conflict):
             pass  # over already, which is what we want
         except RollmuxError as error:
             self._tell(f"{self.name}: could not tell the daemon that the job is over: {error}")
         self.job = self.session = ""
+        return taken
 
     # ---- slots ----
 
     def enter(self, phase: str) -> Flow[Held]:
-        """Wait for the job's turn, without limit.
+        """Wait for the job's turn, without limit; also while the job is quarantined, for somebody to reinstate it.
 
-        Raises :class:`JobEnded`, :class:`SlotFaulted` (its state could not be loaded), :class:`SlotLost` (revoked
-        before it began), :class:`GaveUp`.
+        A slot that was lost or revoked before we heard of it is asked for anew: nothing has run in it. Raises
+        :class:`JobEnded`, :class:`SlotFaulted` (its state could not be loaded), :class:`SlotLost` (it has ended in
+        another way before it began), :class:`GaveUp`.
         """
         request = yield from self._request_for(phase)
         try:
@@ -210,23 +222,30 @@ class Talk:
     def _granted(self, request: Request) -> Flow[SlotView]:
         began = self._clock()
         said: float | None = None
-        refusals = early = 0
-        wait_s = QUIET_S
+        refusals = early = anew = quarantined = 0
+        quarantine_said: float | None = None
+        wait_s = FIRST_WAIT_S
         while True:
             view = request.view
             if view is not None and view.status in _RUNNING and view.fence is not None:
                 if said is not None:
                     self._tell(f"{self.name} has {request.phase}, after {duration(self._clock() - began)}")
                 return view
-            if view is not None and view.status in {"withdrawn", "lost"} and view.granted_at is None:
-                # Dropped while we were away for longer than the re-attach time. Nothing was held, so: ask anew.
+            if view is not None and view.status in {"withdrawn", "lost", "revoked"}:
+                # Dropped while we were away for longer than the re-attach time, or taken away before we heard that it
+                # was ours. Nothing of ours has run there, so: ask anew. (What is left of it, the daemon looks after.)
+                if view.status != "withdrawn":
+                    how = f"{view.status} before {request.phase} began{_because(view.reason)}"
+                    self._tell(f"{self.name}: slot {view.slot} was {how}; asking again")
                 request.id, request.view = new_id(), None
-                yield Pause(0.05)
+                yield Pause(min(1.0, 0.05 * 2.0 ** min(anew, 8)))
+                anew += 1
             elif view is not None and view.status not in _COMING:
                 raise self._never_ran(request.phase, view)
             if view is not None and view.status in _COMING:
                 now = self._clock()
-                if now - began >= QUIET_S and (said is None or now - said >= SAY_EVERY_S):
+                quiet = view.status != "queued" and now - began < QUIET_S
+                if not quiet and (said is None or now - said >= SAY_EVERY_S):
                     said = now
                     self._tell(self._waits(request.phase, view, now - began))
             asked, session = self._clock(), self.session
@@ -240,14 +259,30 @@ class Talk:
                 refusals += 1
                 if refusals > 3:  # re-opened, and refused all the same: not the session's fault
                     raise
-                yield from self._recover(error, session)
+                job = yield from self._recover(error, session)
+                if job is not None:
+                    refusals, now = 0, self._clock()
+                    if quarantine_said is None or now - quarantine_said >= SAY_EVERY_S:
+                        said = quarantine_said = now
+                        self._tell(self._waits_for_reinstatement(request.phase, job.reason, now - began))
+                    yield Pause(min(REINSTATED_S, 0.5 * 1.5 ** min(quarantined, 16)))
+                    quarantined += 1
                 continue
             if request.view.status not in _RUNNING and self._clock() - asked < wait_s / 2:
                 # It did not block for as long as we allowed (shutting down, paused, a proxy): do not spin.
                 yield Pause(min(1.0, 0.05 * 2.0 ** min(early, 8)))
                 early += 1
             # Back in time for the next line.
-            wait_s = WAIT_S if said is None else min(WAIT_S, max(1.0, said + SAY_EVERY_S - self._clock()))
+            line_at = began + QUIET_S if said is None else said + SAY_EVERY_S
+            if said is None and request.view.status == "queued":
+                wait_s = WAIT_S  # that is said at once
+            else:
+                wait_s = min(WAIT_S, max(QUIET_S, line_at - self._clock()))
+
+    def _waits_for_reinstatement(self, phase: str, reason: str, waited_s: float) -> str:
+        so_far = f" (for {duration(waited_s)} now)" if waited_s >= SAY_EVERY_S / 2 else ""
+        cure = f"`rollmuxd job reinstate {self.name}` lets it go on"
+        return f"{self.name} waits for {phase}{so_far}: quarantined: {reason or 'no reason given'}; {cure}"
 
     def _waits(self, phase: str, view: SlotView, waited_s: float) -> str:
         parts = []
@@ -264,7 +299,7 @@ class Talk:
         return f"{self.name} waits for {phase}{so_far}: {', '.join(parts) or 'no reason given'}"
 
     def _never_ran(self, phase: str, view: SlotView) -> RollmuxError:
-        if view.status in {"faulted", "reclaiming", "over"} and view.granted_at is None:
+        if view.status == "faulted" or (view.status in {"reclaiming", "over"} and view.granted_at is None):
             text = f"{self.name}: the state for {phase} could not be loaded{_because(view.reason)}"
             return SlotFaulted(text, slot=view.slot, phase=phase, reason=view.reason)
         text = f"{self.name}: slot {view.slot} ({phase}) was {view.status} before it began{_because(view.reason)}"
@@ -364,11 +399,14 @@ class Talk:
 
         May run beside the other flows, in another thread. Raises :class:`JobEnded` when the job is over.
         """
-        yield from self._recover(refused(status, detail or f"there is no session {session}"), session)
+        error = refused(status, detail or f"there is no session {session}")
+        if (yield from self._recover(error, session)) is not None:
+            raise error
 
-    def _recover(self, error: Refused, session: str) -> Flow[None]:
+    def _recover(self, error: Refused, session: str) -> Flow[JobView | None]:
+        """Find out why we were refused, and do something about it. A job that is quarantined is returned."""
         if self.session != session:
-            return  # somebody else has recovered: try again
+            return None  # somebody else has recovered: try again
         try:
             view = yield from self._persist(calls.job(self.job), self._patience_s)
         except NotFound as gone:
@@ -381,8 +419,11 @@ class Talk:
             raise self._over(
                 f"another process has taken over run {view.run} of job {self.name}: session {view.session}"
             )
+        elif view.status == "quarantined":
+            return view
         else:
             raise error
+        return None
 
     def _reattach(self, session: str) -> Flow[None]:
         while not self._reattaching.acquire(blocking=False):
@@ -412,10 +453,19 @@ class Talk:
 
 def _ended(error: Refused, request: Request) -> SlotView | None:
     """Return the slot that a refusal speaks of: so is a request answered whose slot has ended (``slot_ended``)."""
-    slot, status = error.data.get("slot"), error.data.get("status")
+    slot, status, granted_at = (error.data.get(key) for key in ("slot", "status", "granted_at"))
     if not isinstance(slot, str) or not isinstance(status, str):
         return None
-    return SlotView(slot, "", request.phase, status, request.id, reason=str(error.data.get("reason", "")))
+    return SlotView(
+        slot,
+        "",
+        request.phase,
+        # ``status`` says how it ended only until it is reclaimed
+        str(error.data.get("ended") or status),
+        request.id,
+        reason=str(error.data.get("reason", "")),
+        granted_at=granted_at if isinstance(granted_at, str) else None,
+    )
 
 
 def _because(reason: str) -> str:

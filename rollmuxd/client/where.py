@@ -5,6 +5,7 @@ there is none. Else it is the first of the default sockets that exists. A socket
 is a daemon that is down, never "no daemon": running beside it unasked could put two jobs on one GPU.
 """
 
+import difflib
 import os
 import urllib.parse
 from collections.abc import Mapping
@@ -14,6 +15,19 @@ from msgspec import Struct
 
 from rollmuxd.client import fakes
 from rollmuxd.client.errors import NoDaemon, RollmuxError
+
+#: what this process, the command line or the daemon reads; the daemon's settings have a double underscore
+VARIABLES = (
+    "ROLLMUX_API_KEY",
+    "ROLLMUX_API_KEY_FILE",
+    "ROLLMUX_CA_FILE",
+    "ROLLMUX_CONFIG",
+    "ROLLMUX_GIVE_UP_S",
+    "ROLLMUX_HOSTS",
+    "ROLLMUX_REQUIRED",
+    "ROLLMUX_SOCKET",
+    "ROLLMUX_URL",
+)
 
 
 class Address(Struct, frozen=True):
@@ -63,6 +77,19 @@ def need(url: str | None = None, api_key: str | None = None, environ: Mapping[st
     if found.address is None:
         raise NoDaemon(nowhere(found.looked))
     return found.address
+
+
+def misspelt(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
+    """Return variables that look as if they were meant for us and are not read, each with the nearest that is."""
+    found = []
+    for name in sorted(environ):
+        known = name in VARIABLES or "__" in name
+        # The whole name, so that ROLMUX_URL is found too; a variable of somebody else's is not like any of ours.
+        if not known and name.upper().startswith("ROL"):
+            near = difflib.get_close_matches(name.upper(), VARIABLES, n=1, cutoff=0.85)
+            if near:
+                found.append((name, near[0]))
+    return found
 
 
 def nowhere(looked: list[str]) -> str:

@@ -31,6 +31,7 @@ from anyio.abc import TaskStatus
 
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.state import State
 from rollmuxd.daemon import logs
 from rollmuxd.daemon.actuator import Actuator
 from rollmuxd.daemon.channel import ChannelHub
@@ -83,6 +84,10 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
         clock = SystemClock()
         metrics = Metrics()
 
+        def begun(state: State) -> None:
+            metrics.begin(state)
+            hub.begin(state)
+
         # The driver hands effects to the actuator, the actuator reports to the driver.
         actuator = Actuator(
             backends,
@@ -101,7 +106,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
             await fill_in(settings.to_start(), backends),
             sinks=(logs.fact_logger(lambda: driver.scheduler.state), metrics.sink, observer.on_facts),
             prompt=(hub.on_facts, actuator.on_facts),
-            begun=metrics.begin,
+            begun=begun,
             lease_ms=config.lease_ms,
         )
         services = Services(

@@ -2,12 +2,15 @@
 
 import asyncio
 import threading
+import time
 
+import msgspec
 import pytest
 
 import rollmuxd
 from rollmuxd import testing
-from rollmuxd.client import fakes
+from rollmuxd.client import channel, fakes
+from rollmuxd.wire.answers import ChannelOrder
 
 
 @pytest.fixture
@@ -192,3 +195,84 @@ def test_the_thread_ends_with_the_job(daemon, until):
 
     until(lambda: not thread.is_alive())
     assert fakes.current is daemon
+
+
+def with_discards_at_the_end(daemon):
+    """Have the daemon tell a discard when the job is ended, as the real one does."""
+    end = daemon._end
+
+    def ends(job, **more):
+        view = end(job, **more)
+        daemon._jobs[job] = view = msgspec.structs.replace(view, pins={"rollout": ["fake/gpu0-1"]})
+        daemon._orders.append((0, ChannelOrder("last", "discard", "rollout", "fake/gpu0-1", [], False)))
+        return view
+
+    daemon._routes = [(m, p, ends if r == end else r) for m, p, r in daemon._routes]
+
+
+def test_a_job_that_ends_stays_on_the_line_until_its_state_is_discarded(daemon):
+    with_discards_at_the_end(daemon)
+    job, seen = rollmuxd.job("a"), []
+    job.on_load(lambda order: None, pool="rollout")
+    job.on_discard(lambda order: seen.append(order.order), pool="rollout")
+    with job:
+        daemon.result_of(daemon.order("load", "rollout"))
+        session = next(iter(daemon.sessions))
+        began = time.monotonic()
+
+    assert seen == ["last"]
+    assert daemon.results[-1].session == session
+    assert time.monotonic() - began < 2
+    assert [call.path for call in daemon.asked("DELETE", "/j1")] == ["/v1/jobs/j1"]
+
+
+def test_a_job_that_ends_waits_for_seconds_only_and_not_at_all_where_nothing_was_loaded(daemon, monkeypatch):
+    monkeypatch.setattr("rollmuxd.client.life.DISCARDS_S", 0.3)
+    job = rollmuxd.job("a", rollout=dict(gpu_gb=2))
+    with job:
+        began = time.monotonic()
+    assert time.monotonic() - began < 0.2
+
+    with_discards_at_the_end(daemon)
+
+    def hangs(hooks, order):
+        if order.kind == "discard":
+            time.sleep(3)
+
+    monkeypatch.setattr(channel.Hooks, "run", hangs)
+    job = rollmuxd.job("b", rollout=dict(gpu_gb=2))
+    with job:
+        daemon.result_of(daemon.order("load", "rollout"))
+        began = time.monotonic()
+    assert 0.2 < time.monotonic() - began < 1.5
+
+
+@pytest.mark.parametrize(
+    ("hooks", "named"),
+    [
+        ([], "pools rollout, train"),
+        ([("on_discard", None)], "pools rollout, train"),
+        ([("on_load", "rollout")], "pool train"),
+        ([("on_park", None)], None),
+    ],
+)
+def test_a_state_that_nobody_moves_is_told_of_at_the_start(daemon, capfd, hooks, named):
+    job = rollmuxd.job("a", rollout=dict(gpu_gb=2), train=dict(gpu_gb=2))
+    for kind, pool in hooks:
+        getattr(job, kind)(lambda order: None, pool=pool)
+    with job:
+        pass
+
+    err = capfd.readouterr().err
+    assert ("nothing moves its state" in err) == (named is not None)
+    if named:
+        assert f"nothing moves its state in {named}: " in err
+        assert "on_load and on_park" in err
+        assert "driver=" in err
+
+
+def test_a_state_of_another_driver_is_not_ours_to_move(daemon, capfd):
+    with rollmuxd.job("a", rollout=dict(gpu_gb=2, driver="vllm"), train=dict(nodes=1)):
+        pass
+
+    assert "nothing moves" not in capfd.readouterr().err

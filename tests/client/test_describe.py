@@ -76,13 +76,11 @@ def test_hooks_declare_the_state_that_they_are_for():
     assert list(made.states) == ["b"]
 
 
-def test_side_phases_and_an_init_of_ones_own():
-    made = body(side=dict(eval=dict(pools="rollout", seconds=30)), init=dict(seconds=120))
+def test_an_init_of_ones_own():
+    init = PhaseBody("init", ["rollout", "train"], seconds=120)
 
-    assert made.side == [
-        PhaseBody("init", ["rollout", "train"], seconds=120),
-        PhaseBody("eval", ["rollout"], seconds=30),
-    ]
+    assert body(init=dict(seconds=120)).side == [init]
+    assert body(side=dict(init=dict(pools=["rollout", "train"], seconds=120))).side == [init]
 
 
 @pytest.mark.parametrize(
@@ -93,16 +91,35 @@ def test_side_phases_and_an_init_of_ones_own():
         (dict(phases=dict(train="trian")), "phase 'train' needs pool 'trian', and the job has rollout, train"),
         (dict(rollout=dict(seconds=3), phases=dict(generate="rollout")), "no phase is called 'rollout'"),
         (dict(slo=0.5), "slo"),
-        (dict(on_loss="panic"), "on_loss"),
-        (dict(rollout=dict(nodes="two")), "nodes"),
+        (dict(side=dict(eval="rollout")), "side phase eval is not to be had yet; only init is"),
+        (dict(on_loss="panic"), "on_loss='panic': it is 'hold' or 'kill'"),
+        (dict(on_loss="relaunch"), "on_loss='relaunch' is not to be had yet; there is 'hold' or 'kill'"),
+        (dict(movable="warm"), "movable='warm' is not to be had yet; there is 'no'"),
+        (dict(movable="yes"), "movable='yes': it is 'no'"),
+        (dict(park="lasy"), "park='lasy': it is 'lazy' or 'at_release'; did you mean 'lazy'"),
+        (dict(if_unmet="cry"), "if_unmet='cry': it is 'best_effort' or 'wait' or 'end'"),
+        (dict(rollout=dict(nodes="two")), "rollout: nodes='two': expected `int`"),
+        (dict(rollout=dict(nodes=-1)), "rollout: nodes=-1: expected `int` >= 1"),
+        (dict(train=dict(gpu_gb=-1)), "train: gpu_gb=-1: expected `float` >= 0"),
+        (dict(train=dict(seconds=-1)), "train: seconds=-1: expected `float` >= 0"),
+        (dict(phases=dict(rollout=dict(pools="rollout", gap_s="x"))), "phases=rollout: gap_s='x': expected `float`"),
+        (dict(rollout=3), r"rollout=3: what is wanted of a pool is a dict; say rollout=dict\(nodes=3\)"),
+        (dict(train="all"), r"train='all': what is wanted of a pool is a dict, as train=dict\(nodes=1\)"),
+        (dict(rolout=dict(nodes=1)), "rolout= is not a keyword; did you mean rollout="),
+        (dict(judge=dict(nodes=1)), r"judge= is not a keyword; a pool of that name is pools=dict\(judge=dict"),
+        (dict(priority=10_000), "priority=10000: expected `int` <= 1000"),
+        (dict(pools={"my pool": {}}), "a pool's name is 'my pool': a name has letters, digits, . _ -"),
+        (dict(phases={"my phase": "train"}), "a phase's name is 'my phase'"),
         (dict(rank=2, ranks=2), "rank=2 of ranks=2"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_sent(settings, says):
-    with pytest.raises((TypeError, ValueError), match=says):
-        rollmuxd.job("math-7b", **settings)
+    for make in (rollmuxd.job, rollmuxd.ajob):
+        with pytest.raises((TypeError, ValueError), match=says):
+            make("math-7b", **settings)
 
 
-def test_a_name_that_cannot_be_is_refused_here():
-    with pytest.raises(ValueError, match="job 'my job'"):
-        rollmuxd.job("my job")
+@pytest.mark.parametrize("name", ["my job", "", "-x", "a" * 101, "a\n"])
+def test_a_name_that_cannot_be_is_refused_here_in_words(name):
+    with pytest.raises(ValueError, match=r"a name has letters, digits, \. _ - .*at most 100"):
+        rollmuxd.job(name)

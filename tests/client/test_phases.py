@@ -448,3 +448,37 @@ def test_a_slot_can_be_lost_later_on(daemon):
                 lost.append(step)
 
     assert lost == [1]
+
+
+def test_a_quarantined_job_waits_and_goes_on_in_the_same_run(daemon, capfd):
+    with rollmuxd.job("a") as job:
+        with job.phase("rollout"):
+            daemon.quarantine("a", "it will not sleep")
+        again = threading.Timer(0.1, daemon.reinstate, ["a"])
+        again.start()
+        with job.phase("train"):
+            pass
+
+    assert daemon.phases == ["rollout", "train"]
+    assert len(daemon.asked("POST", "/sessions")) == 1
+    assert "`rollmuxd job reinstate a` lets it go on" in capfd.readouterr().err
+
+
+def test_a_misspelt_variable_is_told_of_once(daemon, capfd, monkeypatch):
+    monkeypatch.setattr("rollmuxd.client.life._said_misspelt", False)
+    monkeypatch.setenv("ROLLMUX_REQUIERD", "1")
+    for _ in range(2):
+        with rollmuxd.job("a"):
+            pass
+
+    assert capfd.readouterr().err.count("ROLLMUX_REQUIERD, which nothing reads; was ROLLMUX_REQUIRED meant") == 1
+
+
+@pytest.mark.parametrize("limit", ["abc", "-1", "nan"])
+def test_a_limit_that_is_none_is_an_error_with_and_without_a_daemon(monkeypatch, limit):
+    monkeypatch.setenv("ROLLMUX_GIVE_UP_S", limit)
+    monkeypatch.setenv("ROLLMUX_URL", "off")
+    with pytest.raises(rollmuxd.RollmuxError, match="ROLLMUX_GIVE_UP_S"):
+        rollmuxd.job("a").start()
+    with testing.fake_daemon(), pytest.raises(rollmuxd.RollmuxError, match="ROLLMUX_GIVE_UP_S"):
+        rollmuxd.job("a").start()

@@ -3,7 +3,7 @@
 import pytest
 
 from rollmuxd.client.errors import NoDaemon, RollmuxError
-from rollmuxd.client.where import find, need
+from rollmuxd.client.where import find, misspelt, need
 
 
 def test_the_url_in_the_environment_decides():
@@ -92,3 +92,18 @@ def test_a_key_file_that_was_named_must_be_there():
 
 def test_an_address_in_a_message_does_not_give_the_key_away():
     assert "secret" not in f"{find('http://box:1', 'secret', environ={}).address}"
+
+
+def test_variables_that_nothing_reads_are_named_with_the_nearest():
+    environ = {
+        "ROLLMUX_APIKEY": "x", "ROLLMUX_GIVEUP_S": "1", "ROLMUX_URL": "off", "ROLLMUX_REQUIERD": "1",
+        # these are read, or somebody else's
+        "ROLLMUX_URL": "off", "ROLLMUX_DAEMON__LISTEN": "x", "ROLLMUX_MY_OWN_THING": "1", "ROLE": "x", "PATH": "",
+    }  # fmt: skip
+
+    assert misspelt(environ) == [
+        ("ROLLMUX_APIKEY", "ROLLMUX_API_KEY"),
+        ("ROLLMUX_GIVEUP_S", "ROLLMUX_GIVE_UP_S"),
+        ("ROLLMUX_REQUIERD", "ROLLMUX_REQUIRED"),
+        ("ROLMUX_URL", "ROLLMUX_URL"),
+    ]

@@ -1,8 +1,12 @@
 """The daemon is killed, stopped and started again, under load. Jobs notice a pause and nothing else."""
 
+import json
+import re
 import resource
+import shutil
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
@@ -184,3 +188,33 @@ def test_a_disk_that_takes_nothing_more_is_answered_with_503_and_all_go_on_when_
     assert daemon.process.poll() is None
     assert not any(fact["fact"] == "slot_lost" for fact in daemon.facts(after=before))
     assert "late" not in daemon.jobs()
+
+
+def test_on_the_sample_file_a_held_slot_is_still_held_after_a_kill(live):
+    sample = (Path(__file__).parents[2] / "rollmux.toml").read_text()
+    daemon = live.daemon()
+    daemon.stop()
+    text, times = re.subn(
+        r"^listen = .*$",
+        f'listen = "127.0.0.1:0"\nstate_dir = {json.dumps(str(daemon.state))}',
+        sample,
+        flags=re.MULTILINE,
+    )
+    assert times == 1
+    (daemon.folder / "rollmux.toml").write_text(text)
+    shutil.rmtree(daemon.state)
+    daemon.start()
+    a = live.holder("a")
+    held = a.happened("granted")[0]
+
+    daemon.kill9()
+    daemon.restart()
+
+    live.until("the hosts were seen", lambda: all(node["status"] == "up" for node in daemon.get("/v1/nodes")["items"]))
+    slot = daemon.slot(held["slot"])
+    assert (slot["status"], slot["fence"], slot["gpus"]) == ("running", held["fence"], held["gpus"])
+    a.do("leave")
+    a.do("enter", phase="train")
+    a.do("leave")
+    assert len(daemon.facts("host_booted")) == 2, "a restart of the daemon is none of the machines"
+    assert daemon.facts("slot_lost", "slot_revoked", "session_lost", "job_lost") == []

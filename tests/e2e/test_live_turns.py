@@ -1,6 +1,7 @@
 """Jobs that take turns on a real daemon: what the clients, the journal and the hardware each say of it."""
 
 import itertools
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -172,15 +173,56 @@ def test_a_park_that_fails_quarantines_that_job_only_and_it_can_be_reinstated(li
     job = daemon.job("a")
     assert job["status"] == "quarantined"
     assert "the engine will not sleep" in job["reason"]
-    refused = a.fails("enter", phase="rollout")
-    assert "quarantined" in refused["text"]
-    assert "the engine will not sleep" in refused["text"]
+    a.do("spoil", park="")
+    waits = a.ask("enter", phase="rollout")
+    live.until("a says what it waits for", lambda: "`rollmuxd job reinstate a`" in a.log.read_text())
+    assert "quarantined: could not park" in a.log.read_text()
+    assert "the engine will not sleep" in a.log.read_text()
+    assert a.done(waits) is None
     assert {daemon.job(name)["status"] for name in "bc"} <= {"admitted", "probing"}
 
-    a.do("spoil", park="")
     daemon.post("/v1/jobs/a/reinstate")
-    a.do("enter", phase="rollout")
+    assert "error" not in a.answer(waits)
     a.do("leave")
+    # In the same run, and the same session.
+    assert len(daemon.facts("session_opened", job=job["job"])) == 1
     b.do("enter", phase="rollout")
     b.do("leave")
     assert daemon.job("a")["status"] in {"admitted", "probing"}
+
+
+def test_the_end_of_a_job_with_state_holds_nobody_up(live):
+    daemon = live.daemon(order_s=60.0)
+    own = {"rollout": {"gpu_gb": 2, "ram_gb": 2, "driver": "channel"}, "train": None, "phases": ["rollout"]}
+
+    def first_in(name):
+        one = live.trainer(name, bytes_=False, **own)
+        one.do("hooks", kinds=["load", "park", "discard"])
+        one.do("enter", phase="rollout")
+        one.do("leave")
+        return one
+
+    # In good order: its discards are done by its own hooks, and nothing is left to be waited for.
+    a = first_in("a")
+    job = daemon.job("a")["job"]
+    a.do("end", within=4)
+    assert [event["hook"] for event in a.happened("hook")] == ["load", "discard"]
+    live.until("a's place is free", lambda: daemon.facts("placement_ended", job=job), within=2)
+    assert daemon.facts("order_contact_lost") == []
+
+    # Killed, and ended by an operator: nobody is waited for.
+    b = first_in("b")
+    b.kill()
+    daemon.call("DELETE", "/v1/jobs/b", {"reason": "it was killed"})
+    job = daemon.job("b")["job"]
+    live.until("b's place is free", lambda: daemon.facts("placement_ended", job=job), within=9)
+    c = first_in("c")
+
+    # Killed, while another waits for its state to be parked.
+    d, asked = live.waiter("d", bytes_=False, **own)
+    assert "error" not in d.answer(asked, within=15)
+    d.do("leave")
+    d.kill()
+    began = time.monotonic()
+    c.do("enter", phase="rollout", within=20)
+    assert time.monotonic() - began < live.lease_s + 5 + live.slack_s

@@ -87,7 +87,8 @@ class World:
             self.clock,
             self.backends.perform,
             start,
-            sinks=(self.metrics.sink, self.hub.on_facts),
+            sinks=(self.metrics.sink,),
+            prompt=(self.hub.on_facts,),
         )
         self.backends.state = lambda: self.driver.scheduler.state
         # As a real backend: it reports later, and not within the decision that orders it.
