@@ -14,6 +14,7 @@ import contextlib
 import errno
 import importlib.util
 import os
+import resource
 import signal
 import socket
 import stat
@@ -146,6 +147,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
 def main(settings: Settings) -> int:
     """Run a daemon in this process; the exit status. Uses uvloop where it is installed."""
     logs.set_up(settings.log.level, settings.log.format)
+    raise_open_files()
     try:
         anyio.run(serve, settings, backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None})
     except (CannotStart, BadSettings) as error:
@@ -154,6 +156,14 @@ def main(settings: Settings) -> int:
     except BrokenInvariant:
         return 70  # EX_SOFTWARE; the log has it in full
     return 0
+
+
+def raise_open_files() -> None:
+    """Allow this process as many open files as it may have: each waiting client is one, and 1,024 is the usual start."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):  # some systems give a hard limit that cannot be reached
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 # ---- what it is made of ----------------------------------------------------------------------------------------------

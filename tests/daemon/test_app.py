@@ -5,6 +5,8 @@ import os
 import signal
 import socket
 import stat
+import subprocess
+import sys
 from contextlib import asynccontextmanager, suppress
 
 import anyio
@@ -257,3 +259,15 @@ async def test_systemd_is_told_when_it_is_ready_and_when_it_stops(settings, monk
         async with running(settings()):
             assert systemd.recv(100) == b"READY=1"
         assert systemd.recv(100) == b"STOPPING=1"
+
+
+async def test_the_daemon_takes_as_many_open_files_as_it_may_have():
+    """In a process of its own: what was raised stays raised."""
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]));"
+        "from rollmuxd.daemon.app import raise_open_files; raise_open_files();"
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    soft, hard = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout.split()
+
+    assert soft == hard
