@@ -159,7 +159,7 @@ def main(settings: Settings) -> int:
 
 
 def raise_open_files() -> None:
-    """Allow this process as many open files as it may have: each waiting client is one, and 1,024 is the usual start."""
+    """Allow this process as many open files as it may have: each waiting client is one, and 1,024 is usual."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):  # some systems give a hard limit that cannot be reached

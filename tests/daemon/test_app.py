@@ -264,7 +264,8 @@ async def test_systemd_is_told_when_it_is_ready_and_when_it_stops(settings, monk
 async def test_the_daemon_takes_as_many_open_files_as_it_may_have():
     """In a process of its own: what was raised stays raised."""
     program = (
-        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]));"
+        "import resource; hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1];"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard));"
         "from rollmuxd.daemon.app import raise_open_files; raise_open_files();"
         "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
