@@ -462,7 +462,8 @@ def _summarise(state: State, group: Group, whole_pools: tuple[PoolName, ...]) ->
     used: dict[PoolName, dict[NodeId, None]] = {}
     limit: Millis | None = None
     limit_job, unknown, longest = None, False, 0
-    for name in group.jobs:
+    turning = dict.fromkeys(visit.job for visit in group.wheel)
+    for name in turning:  # whoever has left the wheel takes no time any more, and was promised nothing that counts
         job = state.jobs[name]
         for pool, nodes in job.pins.items():
             used.setdefault(pool, {}).update(dict.fromkeys(nodes))
