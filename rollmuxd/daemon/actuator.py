@@ -8,6 +8,7 @@ What may be relied on:
 - An order that is under way is not told a second time, also when the writer begins anew and orders it again.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, assert_never
@@ -82,12 +83,10 @@ class Actuator:
         self._now = now
         #: the last sight of each GPU
         self.seen: dict[GpuId, Seen] = {}
-        #: of the orders under way
-        self._scopes: dict[OrderId, anyio.CancelScope] = {}
         self._tasks: TaskGroup | None = None
         #: told before this runs, performed when it does
         self._early: list[Effect] = []
-        self._under_way: set[OrderId] = set()
+        self._under_way: dict[OrderId, asyncio.Task[None]] = {}
         #: hosts that are being looked at; true: they are to be looked at once more
         self._looking: dict[HostId, bool] = {}
         #: count and sum of the seconds that orders took, per driver, kind and job
@@ -103,6 +102,11 @@ class Actuator:
                 await anyio.sleep_forever()
         finally:
             self._tasks = None
+            under_way = list(self._under_way.values())
+            for order in under_way:
+                order.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.gather(*under_way, return_exceptions=True)
 
     def perform(self, effects: Sequence[Effect]) -> None:
         """Begin with these effects, in order, and return at once."""
@@ -113,8 +117,9 @@ class Actuator:
             match effect:
                 case Perform() | Probe():
                     if effect.order not in self._under_way:
-                        self._under_way.add(effect.order)
-                        self._tasks.start_soon(self._order, effect)
+                        # A task of asyncio's, since each hand-over of a GPU waits for two of them to begin.
+                        order = asyncio.get_running_loop().create_task(self._order(effect))
+                        self._under_way[effect.order] = order
                 case Observe():
                     if effect.host in self._looking:
                         self._looking[effect.host] = True
@@ -134,19 +139,16 @@ class Actuator:
 
     async def _order(self, effect: Perform | Probe) -> None:
         """Tell or probe one order, and report once; nothing, if it has left the books meanwhile."""
-        with anyio.CancelScope() as scope:
-            self._scopes[effect.order] = scope
-            try:
-                report = await self._report(effect)
-            except Exception as error:
-                # A bug, ours or a plugin's: what has become of the order is not known.
-                log.exception("order_crashed", order=effect.order)
-                report = OrderLostContact(effect.order, _said(error))
-            finally:
-                self._under_way.discard(effect.order)
-                del self._scopes[effect.order]
-            if report is not None:
-                self._post(report)
+        try:
+            report = await self._report(effect)
+        except Exception as error:
+            # A bug, ours or a plugin's: what has become of the order is not known.
+            log.exception("order_crashed", order=effect.order)
+            report = OrderLostContact(effect.order, _said(error))
+        finally:
+            del self._under_way[effect.order]
+        if report is not None:
+            self._post(report)
 
     async def _report(self, effect: Perform | Probe) -> Input | None:
         order = self._state().orders.get(effect.order)
@@ -164,10 +166,10 @@ class Actuator:
 
     def on_facts(self, facts: Sequence[tuple[int, Fact]]) -> None:
         """Stop what is under way for orders that have left the books: their GPUs may be somebody else's by now."""
-        if self._scopes and any(isinstance(fact, StateSeen) for _, fact in facts):
+        if self._under_way and any(isinstance(fact, StateSeen) for _, fact in facts):
             orders = self._state().orders
-            for order in [order for order in self._scopes if order not in orders]:
-                self._scopes[order].cancel()
+            for order in [order for order in self._under_way if order not in orders]:
+                self._under_way[order].cancel()
 
     async def _tell(self, driver: Residency, order: Order, told: StateOrder) -> Input:
         verb = {OrderKind.LOAD: driver.load, OrderKind.PARK: driver.park, OrderKind.DISCARD: driver.discard}[told.kind]

@@ -12,6 +12,7 @@ What would surprise:
 
 import contextlib
 import errno
+import gc
 import importlib.util
 import os
 import resource
@@ -148,6 +149,7 @@ def main(settings: Settings) -> int:
     """Run a daemon in this process; the exit status. Uses uvloop where it is installed."""
     logs.set_up(settings.log.level, settings.log.format)
     raise_open_files()
+    gc.set_threshold(50_000, 50, 50)  # a thousand waiting clients are many objects, and none of them is a cycle
     try:
         anyio.run(serve, settings, backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None})
     except (CannotStart, BadSettings) as error:
