@@ -270,10 +270,22 @@ def host_unreachable(c: Cycle, told: i.HostUnreachable) -> Answer:
 
 def look_again(c: Cycle, host: HostId) -> None:
     c.do(e.Observe(host))
+    discard_again(c, host)
     for order in c.state.orders.values():
         lost = order.status is OrderStatus.LOST_CONTACT and c.traits(order.driver).probes
         if lost and c.state.nodes[order.node].host == host:
             c.do(e.Probe(order.id))
+
+
+def discard_again(c: Cycle, host: HostId) -> None:
+    """A discard that failed left bytes where others wait: the look that waits for them to go tells it again."""
+    for name in c.state.hosts[host].nodes:
+        for key in c.state.nodes[name].states:
+            kept = c.state.states[key]
+            left = c.state.jobs[kept.job].status in (JobStatus.QUARANTINED, JobStatus.ENDED)
+            if left and kept.status is StateStatus.UNKNOWN and kept.order is None:
+                c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, StateStatus.LOADED))
+                issue(c, OrderKind.DISCARD, kept, None)
 
 
 def not_clear(c: Cycle, name: NodeId) -> None:

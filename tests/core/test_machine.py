@@ -704,10 +704,6 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         for process in (*self.world.processes.values(), *self.world.graves):
             if process.silent or process.over or self.world.processes.get(process.name) is not process:
                 self.world.dies(process)
-        for process in list(self.world.processes.values()):
-            job = self.core.state.jobs.get(process.job)
-            if job is not None and job.status == "quarantined":  # the way out: what keeps its bytes there is ended
-                self.world.dies(process)
         for process in self.world.processes.values():
             if process.alive and not process.over:
                 self._beat(process)
