@@ -2,9 +2,11 @@
 
 A visit's place in time is ``(turn, index)``: how often it was passed, and where it stands in the wheel. A node's
 order is the wheel's projection on it, so its **head** is the visit on it with the least place. A visit is served when
-it is the head of all its nodes. This cannot deadlock: the group's least visit of all is the head of every node that
-it claims, and it is either asked for (its nodes drain toward it), or its job is busy with an earlier phase (which
-ends), or it is skipped.
+it is the head of all its nodes. The group's least visit of all is the head of
+every node that it claims. It is asked for (its nodes drain toward it), or its job is busy with an earlier phase
+(which ends), or it may be skipped. Three rules of ``turns`` make that last one true: who asks for a later visit has
+passed its own earlier ones; a request that nobody attends, or whose node is out, is awaited no longer than a grace;
+and who cannot go himself skips nobody.
 """
 
 from collections.abc import Iterator
