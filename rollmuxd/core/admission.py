@@ -62,6 +62,7 @@ def _seat(c: Cycle, job: Job, placed: Placed) -> None:
             placed.promised,
             placed.period_ms,
             placed.cost_per_hour,
+            placed.dispatch,
         )
     )
     if job.queued is not None:

@@ -5,6 +5,7 @@ from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import credit_ms, likely_ms, slowdown
 from rollmuxd.core.model import (
+    Dispatch,
     Group,
     Job,
     JobId,
@@ -16,6 +17,7 @@ from rollmuxd.core.model import (
     SlotId,
     SlotStatus,
     StateStatus,
+    Visit,
 )
 from rollmuxd.core.policy import Refusal
 from rollmuxd.core.rotation import find_phase
@@ -127,21 +129,32 @@ class Explainer:
         reasons = []
         if slot in self._c.soft.detached:
             reasons.append(Reason("detached", "no call of this request is open"))
-        reasons += self._visits_before(group, job, known)
+        reasons += self._visits_before(group, known)
         for name in self._c.rotation.nodes_of(state, group, job.id, known.phase):
             reasons += self._node_in_the_way(state.nodes[name], job)
         return tuple(reasons) or (Reason("next", "it is next"),)
 
-    def _visits_before(self, group: Group, job: Job, slot: Slot) -> list[Reason]:
-        state, rotation = self._c.state, self._c.rotation
-        index = rotation.visit_of(state, group, job.id, slot.phase)
-        if index is None:
-            return []
-        names = [f"{state.jobs[v.job].spec.name} ({v.phase})" for v in rotation.before(state, group, index)]
+    def _visits_before(self, group: Group, slot: Slot) -> list[Reason]:
+        state = self._c.state
+        names = [f"{state.jobs[v.job].spec.name} ({v.phase})" for v in self._before(group, slot)]
         if not names:
             return []
         count = "1 visit comes" if len(names) == 1 else f"{len(names)} visits come"
         return [Reason("turn", f"{count} first: {', '.join(names)}", {"before": names})]
+
+    def _before(self, group: Group, slot: Slot) -> list[Visit | Slot]:
+        """What comes before a queued request on its nodes: visits of the wheel, or requests that came earlier."""
+        state, rotation = self._c.state, self._c.rotation
+        if group.dispatch is Dispatch.READY:
+            ahead: dict[SlotId, Slot] = {}
+            for node in rotation.nodes_of(state, group, slot.job, slot.phase):
+                for other in rotation.line(state, group, node, self._c.soft.awaited):
+                    if other.id == slot.id:
+                        break
+                    ahead[other.id] = other
+            return list(ahead.values())
+        index = rotation.visit_of(state, group, slot.job, slot.phase)
+        return [] if index is None else list(rotation.before(state, group, index))
 
     def _node_in_the_way(self, node: Node, job: Job) -> list[Reason]:
         state = self._c.state
@@ -177,7 +190,7 @@ class Explainer:
 
     def slot_position(self, slot: SlotId) -> int:
         """How many visits come before it on its nodes; 0: it is next."""
-        state, rotation = self._c.state, self._c.rotation
+        state = self._c.state
         known = state.slot(slot)
         job = state.jobs[known.job]
         group = state.groups.get(job.group or "")
@@ -185,8 +198,7 @@ class Explainer:
             return 0
         if group is None:
             return len(state.waiting)
-        index = rotation.visit_of(state, group, job.id, known.phase)
-        return 0 if index is None else sum(1 for _ in rotation.before(state, group, index))
+        return len(self._before(group, known))
 
     def expected_wait_ms(self, slot: SlotId, now: Millis) -> Millis | None:
         """The times of the visits before it, less what has run already; None where a time is not known."""
@@ -194,11 +206,12 @@ class Explainer:
         known = state.slot(slot)
         job = state.jobs[known.job]
         group = state.groups.get(job.group or "")
-        index = None if group is None else rotation.visit_of(state, group, job.id, known.phase)
-        if group is None or index is None or known.status is not SlotStatus.QUEUED:
+        if group is None or known.status is not SlotStatus.QUEUED:
+            return None
+        if rotation.visit_of(state, group, job.id, known.phase) is None:
             return None
         total = 0
-        for visit in rotation.before(state, group, index):
+        for visit in self._before(group, known):
             phase = find_phase(state, visit.job, visit.phase)
             took = None if phase is None else likely_ms(state.jobs[visit.job], phase)
             if took is None:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from rollmuxd.core.inputs import HostSpec, NodeSpec
 from rollmuxd.core.model import (
+    Dispatch,
     Fence,
     GpuId,
     GroupId,
@@ -185,6 +186,7 @@ class JobPlaced(Fact, frozen=True, tag="job_placed"):
     promised: bool = False
     period_ms: Millis | None = None
     cost_per_hour: float = 0.0
+    dispatch: Dispatch = Dispatch.WHEEL
 
 
 class JobPromised(Fact, frozen=True, tag="job_promised"):

@@ -22,7 +22,7 @@ from rollmuxd.core.model import (
     StateStatus,
 )
 from rollmuxd.core.rotation import find_phase
-from rollmuxd.core.turns import dispatch, next_fence
+from rollmuxd.core.turns import dispatch, next_fence, next_on
 
 
 def register(c: Cycle, ask: i.RegisterJob) -> Answer:
@@ -200,7 +200,7 @@ def shrink_wish(c: Cycle, slot: Slot, ask: i.Heartbeat) -> tuple[str, ...]:
     if phase is None or group is None or not phase.min_gpus or len(slot.gpus) <= phase.min_gpus:
         return ()
     keep = slot.gpus[: phase.min_gpus]
-    heads = (c.rotation.head(c.state, group, node) for node in c.rotation.nodes_of(c.state, group, job.id, slot.phase))
+    heads = (next_on(c, group, node) for node in c.rotation.nodes_of(c.state, group, job.id, slot.phase))
     wanted = any(head is not None and part_helps(c, group, head, slot, keep) for head in dict.fromkeys(heads))
     return keep if wanted else ()
 
@@ -216,7 +216,7 @@ def part_helps(c: Cycle, group: Group, head: int, slot: Slot, keep: tuple[str, .
     if asked is None or asked.phase != visit.phase or asked.id in c.soft.detached:
         return False
     nodes = c.rotation.nodes_of(c.state, group, job.id, visit.phase)
-    if any(c.rotation.head(c.state, group, node) != head for node in nodes):
+    if any(next_on(c, group, node) != head for node in nodes):
         return False
     gpus = [(name, gpu.holder) for node in nodes for name, gpu in c.state.nodes[node].gpus.items()]
     free = sum(holder is None or (holder == slot.id and name not in keep) for name, holder in gpus)

@@ -128,6 +128,15 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
 # ---- statuses ----------------------------------------------------------------------------------------------------
 
 
+class Dispatch(StrEnum):
+    """Who comes next on a node of a group."""
+
+    #: the wheel's order, whose period is certified: a visit is awaited
+    WHEEL = "wheel"
+    #: whoever asked first: no node idles while somebody could use it, and nothing bounds a wait but the line itself
+    READY = "ready"
+
+
 class JobStatus(StrEnum):
     """Where a run of a job is in its life."""
 
@@ -277,6 +286,7 @@ class Group(Struct):
     jobs: list[JobId] = field(default_factory=list)
     nodes: list[NodeId] = field(default_factory=list)
     wheel: list[Visit] = field(default_factory=list)
+    dispatch: Dispatch = Dispatch.WHEEL
     #: grows whenever jobs, nodes or wheel change; what is derived from them is cached under it
     version: int = 0
 

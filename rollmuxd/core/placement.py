@@ -23,6 +23,7 @@ from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import phase_ms, solo_ms
 from rollmuxd.core.facts import PlannedVisit
 from rollmuxd.core.model import (
+    Dispatch,
     Group,
     GroupId,
     HostId,
@@ -97,6 +98,8 @@ class RollMux:
     """
 
     name = "rollmux"
+    #: its certificate is that of the wheel's order
+    dispatch = Dispatch.WHEEL
 
     def __init__(
         self, *, prune: bool = False, max_group: int = 5, whole_pools: Sequence[PoolName] = ("train",)
@@ -324,10 +327,11 @@ class RollMux:
         if bound > limit:
             return bound
         legs = shape.legs(candidate.pins)
-        wheel = (*summary.legs, *legs)
-        if (summary.exact and _joins_exactly(summary, legs)) or certified(wheel, limit):
-            return None
-        return period_ms(wheel)
+        return None if self._within(summary, legs, limit) else period_ms((*summary.legs, *legs))
+
+    def _within(self, summary: Summary, legs: tuple[Leg, ...], limit: Millis) -> bool:
+        """Whether everybody's iteration stays within the limit when these legs join a group that has room for them."""
+        return (summary.exact and _joins_exactly(summary, legs)) or certified((*summary.legs, *legs), limit)
 
     def _miss_ram(self, state: State, job: Job, candidate: Candidate) -> Miss | None:
         """Residency (paper, constraint 1): the parked states of all jobs on a host fit its RAM budget."""
@@ -408,6 +412,7 @@ class RollMux:
             promised=job.spec.slo is not None and shape.solo_ms is not None,
             period_ms=None if unknown else period_ms(legs),
             cost_per_hour=candidate.price,
+            dispatch=self.dispatch,
         )
 
     def _summary(self, state: State, group: Group, *, fresh: bool = False) -> Summary:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.facts import PlannedVisit
-from rollmuxd.core.model import GroupId, Job, JobStatus, Millis, NodeId, PoolName
+from rollmuxd.core.model import Dispatch, GroupId, Job, JobStatus, Millis, NodeId, PoolName
 from rollmuxd.core.state import State
 
 
@@ -31,6 +31,8 @@ class Placed(Struct, frozen=True):
     period_ms: Millis | None
     #: price of the nodes that nobody used before, per hour
     cost_per_hour: float
+    #: how the group's members follow each other, from now on
+    dispatch: Dispatch = Dispatch.WHEEL
 
 
 class Refusal(Struct, frozen=True):
@@ -48,7 +50,7 @@ class Verdict(Struct, frozen=True):
 
 
 class Policy(Protocol):
-    """Decides between groups. Rotation within a group follows the wheel that it planned."""
+    """Decides between groups, and says how a group's members follow each other (:class:`Dispatch`)."""
 
     name: str
 

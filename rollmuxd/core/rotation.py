@@ -1,4 +1,4 @@
-"""Whose turn it is on each node: the order within a group, derived from its wheel.
+"""Whose turn it is on each node: the order within a group, derived from its wheel or from its line of requests.
 
 A visit's place in time is ``(turn, index)``: how often it was passed, and where it stands in the wheel. A node's
 order is the wheel's projection on it, so its **head** is the visit on it with the least place. A visit is served when
@@ -7,13 +7,16 @@ every node that it claims. It is asked for (its nodes drain toward it), or its j
 (which ends), or it may be skipped. Three rules of ``turns`` make that last one true: who asks for a later visit has
 passed its own earlier ones; a request that nobody attends, or whose node is out, is awaited no longer than a grace;
 and who cannot go himself skips nobody.
+
+In a group that is dispatched as *ready* there is a line instead: the requests that wait, by when they came. A node's
+next is the first in the line that claims it, so the first of all is next on all its nodes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from msgspec import Struct
 
-from rollmuxd.core.model import Group, GroupId, JobId, NodeId, PhaseSpec, Visit
+from rollmuxd.core.model import Group, GroupId, JobId, NodeId, NodeStatus, PhaseSpec, Slot, SlotId, Visit
 from rollmuxd.core.state import State
 
 
@@ -68,6 +71,20 @@ class Rotation:
             if head is None or turn < least:  # indices ascend, so of equal turns the first stays
                 head, least = index, turn
         return head
+
+    def line(self, state: State, group: Group, node: NodeId, absent: Container[SlotId]) -> list[Slot]:
+        """The requests that wait for a node, the first comer first: without those of ``absent``, and of nodes out."""
+        nodes = self.projection(state, group).nodes
+        waiting = []
+        for name in group.jobs:
+            job = state.jobs[name]
+            if job.queued is None or job.slot is not None or job.queued in absent:
+                continue
+            slot = state.slots[job.queued]
+            claims = nodes.get((name, slot.phase), ())
+            if node in claims and all(state.nodes[other].status is NodeStatus.UP for other in claims):
+                waiting.append(slot)
+        return sorted(waiting, key=lambda slot: (slot.queued_at, len(slot.id), slot.id))
 
     def before(self, state: State, group: Group, index: int) -> Iterator[Visit]:
         """Visits that come before this one on any of its nodes, once each per turn that is due."""

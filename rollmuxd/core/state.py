@@ -250,6 +250,7 @@ class State(Struct):
             group = self.groups[fact.group] = Group(id=fact.group)
         group.jobs.append(job.id)
         group.wheel = _merged(group.wheel, fact.wheel)
+        group.dispatch = fact.dispatch
         group.version += 1
         job.group, job.pins, job.placed_at, job.admission = group.id, fact.pins, fact.at, fact.admission
         job.promised, job.planned_period_ms = fact.promised, fact.period_ms

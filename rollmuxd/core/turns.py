@@ -4,6 +4,7 @@ from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core.cycle import PLACED, Cycle
 from rollmuxd.core.model import (
+    Dispatch,
     Fence,
     Group,
     GroupId,
@@ -50,9 +51,11 @@ def advance(c: Cycle, group: Group, job: Job, slot: Slot) -> bool:
         return False  # who cannot go passes nobody: two such would pass each other for ever
     first_everywhere = True
     for node in nodes:
-        head = c.rotation.head(c.state, group, node)
+        head = next_on(c, group, node)
         if head != visit and head is not None:
             first_everywhere = False
+            if group.dispatch is Dispatch.READY:
+                continue
             absent = group.wheel[head]
             # its own earlier visit is past: it asks for a later one
             if absent.job == job.id or may_skip(c, group, absent):
@@ -65,6 +68,14 @@ def advance(c: Cycle, group: Group, job: Job, slot: Slot) -> bool:
         return False
     claim(c, job, slot, visit, gpus)
     return True
+
+
+def next_on(c: Cycle, group: Group, node: NodeId) -> int | None:
+    """The wheel index of the visit that is next on a node; None: nobody's is."""
+    if group.dispatch is Dispatch.WHEEL:
+        return c.rotation.head(c.state, group, node)
+    line = c.rotation.line(c.state, group, node, c.soft.awaited)
+    return c.rotation.visit_of(c.state, group, line[0].job, line[0].phase) if line else None
 
 
 def may_skip(c: Cycle, group: Group, visit: Visit) -> bool:
@@ -102,7 +113,7 @@ def make_room(c: Cycle, group: Group, visit: int, job: Job, nodes: tuple[NodeId,
     phase = find_phase(c.state, job.id, group.wheel[visit].phase)
     clear = True
     for name in nodes:
-        if c.rotation.head(c.state, group, name) != visit:
+        if next_on(c, group, name) != visit:
             clear = False
             continue
         node = c.state.nodes[name]

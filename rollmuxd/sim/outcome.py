@@ -1,0 +1,129 @@
+"""What came of one run: of each job, of each pool, of the money."""
+
+from msgspec import Struct, field
+
+from rollmuxd.core.model import Millis, PoolName
+
+
+class JobOutcome(Struct):
+    """How one job fared."""
+
+    name: str
+    kind: str
+    slo: float | None
+    arrived_ms: Millis
+    #: placed; None: it never was
+    placed_ms: Millis | None = None
+    ended_ms: Millis | None = None
+    #: how it got in: packing, scaling, isolated
+    admission: str = ""
+    #: finished iterations; a fraction where time is fluid
+    iterations: float = 0.0
+    #: of the finished iterations together: what they took, and what they would have taken alone
+    elapsed_ms: float = 0.0
+    solo_ms: float = 0.0
+    warm: int = 0
+    cold: int = 0
+    parks: int = 0
+
+    @property
+    def slowdown(self) -> float | None:
+        """Mean iteration over solo iteration; None before the first."""
+        return self.elapsed_ms / self.solo_ms if self.solo_ms else None
+
+    @property
+    def kept(self) -> bool | None:
+        """Whether its SLO was kept over its life; None: it had none, or finished no iteration."""
+        slowdown = self.slowdown
+        if self.slo is None or slowdown is None:
+            return None
+        return slowdown <= self.slo * (1 + 1e-6)
+
+
+class PoolOutcome(Struct):
+    """How one pool was used."""
+
+    name: PoolName
+    gpu_type: str
+    gpus_per_node: int
+    price_per_gpu_hour: float
+    #: most GPUs in groups at once
+    peak_gpus: int = 0
+    #: nodes in groups, times time
+    bought_node_ms: float = 0.0
+    #: nodes on which a phase was running, times time (loading and parking is not running)
+    busy_node_ms: float = 0.0
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the bought time in which a phase was running; what is left is the bubble."""
+        return self.busy_node_ms / self.bought_node_ms if self.bought_node_ms else 0.0
+
+    @property
+    def cost(self) -> float:
+        """Dollars."""
+        return self.bought_node_ms / 3_600_000 * self.gpus_per_node * self.price_per_gpu_hour
+
+
+class Outcome(Struct):
+    """What came of one run of one contender."""
+
+    contender: str
+    workload: str
+    seed: int
+    fidelity: str
+    accounting: str
+    #: from the first arrival to the last end
+    span_ms: Millis = 0
+    jobs: list[JobOutcome] = field(default_factory=list)
+    pools: list[PoolOutcome] = field(default_factory=list)
+    #: (time, dollars per hour from then on); thinned, for drawing
+    cost_curve: list[tuple[Millis, float]] = field(default_factory=list)
+    #: inputs that the scheduler handled
+    events: int = 0
+    #: SHA-256 of the encoded facts, in order
+    facts_digest: str = ""
+    facts: int = 0
+    #: optimal only: every instance was solved exactly; otherwise it is the best found within the budget
+    exact: bool | None = None
+    # what follows depends on the machine, and is no part of determinism
+    wall_s: float = 0.0
+    #: microseconds of each arrival's decision
+    decision_us: list[float] = field(default_factory=list)
+
+    @property
+    def cost(self) -> float:
+        """Dollars, in all."""
+        return sum(pool.cost for pool in self.pools)
+
+    @property
+    def cost_per_hour(self) -> float:
+        """Dollars per hour, time-weighted mean over the span."""
+        return self.cost / (self.span_ms / 3_600_000) if self.span_ms else 0.0
+
+    @property
+    def attainment(self) -> float | None:
+        """Share of the jobs with an SLO whose mean iteration kept it; None: there were none."""
+        judged = [job.kept for job in self.jobs if job.kept is not None]
+        return sum(judged) / len(judged) if judged else None
+
+    @property
+    def mean_completion_s(self) -> float:
+        """Mean time from arrival to end, seconds."""
+        took = [job.ended_ms - job.arrived_ms for job in self.jobs if job.ended_ms is not None]
+        return sum(took) / len(took) / 1000 if took else 0.0
+
+    @property
+    def mean_wait_s(self) -> float:
+        """Mean time from arrival to placement, seconds."""
+        took = [job.placed_ms - job.arrived_ms for job in self.jobs if job.placed_ms is not None]
+        return sum(took) / len(took) / 1000 if took else 0.0
+
+    @property
+    def admissions(self) -> dict[str, int]:
+        """Jobs by how they got in."""
+        kinds: dict[str, int] = {}
+        for job in self.jobs:
+            if job.admission:
+                kinds[job.admission] = kinds.get(job.admission, 0) + 1
+        return dict(sorted(kinds.items()))

@@ -1,0 +1,166 @@
+"""What a simulated world is given: jobs, the pools they run on, and what their phases take."""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+from msgspec import Struct
+
+from rollmuxd.core.model import JobSpec, Millis, PoolName
+
+#: what each cycle phase of one iteration takes, in the order of the job's cycle
+Durations: TypeAlias = tuple[Millis, ...]
+
+
+class Impossible(ValueError):
+    """The workload cannot be run, whatever the policy: says what is short."""
+
+
+class Malformed(ValueError):
+    """A trace that cannot be read: says file, line, column, and what was expected there."""
+
+    def __init__(self, file: str, line: int, column: str, problem: str) -> None:
+        super().__init__(f"{file}, line {line}, column {column!r}: {problem}")
+        self.file, self.line, self.column = file, line, column
+
+
+class Pool(Struct, frozen=True):
+    """Nodes of one kind that jobs want. Each node is a host of its own."""
+
+    name: PoolName
+    gpu_type: str
+    price_per_gpu_hour: float
+    gpus_per_node: int = 8
+    #: host RAM for parked states, per node
+    ram_mb: int = 2_000_000
+    #: memory of one GPU; 0: not modelled
+    gpu_mb: int = 0
+    #: how many there are; None: bought on demand (as many as the jobs could ever use, paid for while in a group)
+    nodes: int | None = None
+
+
+class Starts(Struct, frozen=True):
+    """What it takes to get a job going on one pool's nodes (research: RollMux figure 4)."""
+
+    #: building the engine from nothing, once, as the job's ``init`` phase; 0: none
+    cold_ms: Millis = 0
+    #: from host RAM to GPU, and back
+    warm_ms: Millis = 0
+
+
+class Alone(Struct, frozen=True):
+    """How a job runs by itself on nodes of one pool, both phases on the same nodes (co-located)."""
+
+    pool: PoolName
+    nodes: int
+    #: as :attr:`SimJob.planned`
+    planned: Durations
+
+
+class SimJob(Struct, frozen=True):
+    """One job of a workload."""
+
+    name: str
+    #: its type, for people and for tables: ``7B_8k``
+    kind: str
+    arrives_ms: Millis
+    #: how long the trace has it run, from its arrival (as if alone)
+    lasts_ms: Millis
+    #: what it registers: cycle, wants, states, SLO. ``planned_ms`` of each phase is its mean
+    spec: JobSpec
+    #: what its iterations really take, the first again after the last. One element: always the same
+    series: tuple[Durations, ...]
+    #: nodes per pool if it has them to itself: what *solo* buys. (The artifact counts a 32B job with one training node
+    #: when it shares, and with two when it does not.)
+    footprint: dict[PoolName, int]
+    #: how it runs co-located; None: not known
+    colocated: Alone | None = None
+    #: per pool
+    starts: dict[PoolName, Starts] = {}
+    #: for each element of ``series``, after what share of the *first* phase 80 % of its responses are done (0 to 1);
+    #: empty: not known, no tail is released
+    tail_from: tuple[float, ...] = ()
+    #: iterations it has to do; 0: as many as fit in ``lasts_ms`` if alone
+    iterations: int = 0
+
+    @property
+    def planned(self) -> Durations:
+        """The mean of each cycle phase."""
+        return tuple(phase.planned_ms or 0 for phase in self.spec.phases)
+
+    @property
+    def solo_ms(self) -> Millis:
+        """One iteration alone, by the means; own gaps included."""
+        return sum(self.planned) + sum(phase.gap_ms for phase in self.spec.phases)
+
+    @property
+    def work(self) -> int:
+        """Iterations it has to do."""
+        return self.iterations or max(1, round(self.lasts_ms / self.solo_ms))
+
+
+class Workload(Struct, frozen=True):
+    """Jobs by arrival, and the pools they run on."""
+
+    name: str
+    jobs: tuple[SimJob, ...]
+    pools: tuple[Pool, ...]
+    #: where it is from and what was made of it, for the report
+    source: str = ""
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether nodes are bought as they are needed."""
+        return all(pool.nodes is None for pool in self.pools)
+
+    def check(self) -> None:
+        """Raise :class:`Impossible` for a job that is wider than any inventory."""
+        pools = {pool.name: pool for pool in self.pools}
+        for job in self.jobs:
+            for want in job.spec.wants:
+                pool = pools.get(want.pool)
+                if pool is None:
+                    raise Impossible(f"job {job.name} wants nodes of pool {want.pool}; there are {', '.join(pools)}")
+                if pool.nodes is not None and want.nodes > pool.nodes:
+                    raise Impossible(
+                        f"job {job.name} ({job.kind}) wants {want.nodes} {want.pool} nodes at once, and pool "
+                        f"{pool.name} has {pool.nodes}; give it more with --nodes {pool.name}={want.nodes}"
+                    )
+
+
+def by_arrival(jobs: Sequence[SimJob]) -> tuple[SimJob, ...]:
+    """Jobs in the order in which they come; those of the same time stay in theirs."""
+    return tuple(sorted(jobs, key=lambda job: job.arrives_ms))
+
+
+class Options(Struct, frozen=True):
+    """What a user may say about a workload, whichever it is."""
+
+    #: SLOs are drawn uniformly between these, one per job and seed; None: nobody has one (best effort)
+    slo: tuple[float, float] | None = (1.0, 2.0)
+    #: ``artifact`` (H20 at a third of an H800's 5.28 $), ``table1`` (1.85 $ and 5.28 $), or dollars per GPU-hour by GPU type
+    prices: str | dict[str, float] = "artifact"
+    #: ``none``: nothing to load, park or build, as the paper plans; ``table``: warm and cold starts by model size;
+    #: a number: so many milliseconds of load on every switch, and no cold start
+    switch: str | Millis = "none"
+    #: host RAM per node, GB
+    ram_gb: float = 2000.0
+    #: nodes per pool; empty: bought on demand
+    nodes: dict[PoolName, int] = {}
+    #: as many jobs at most; 0: as many as the workload has
+    jobs: int = 0
+    #: where the data files lie that are too large to come with us; "": ``ROLLMUX_DATA``
+    data: str = ""
+    #: of each workload's own settings: ``{"class": "RH-medium"}``
+    more: dict[str, str] = {}
+
+
+class Recipe(Protocol):
+    """A workload that is read, and drawn anew for each seed."""
+
+    name: str
+    #: one line for ``sim workloads``
+    summary: str
+
+    def draw(self, seed: int) -> Workload:
+        """The workload of one seed. Equal seeds, equal workloads; the policies that are compared share it."""
+        ...
