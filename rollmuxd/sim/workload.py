@@ -137,7 +137,7 @@ class Options(Struct, frozen=True):
 
     #: SLOs are drawn uniformly between these, one per job and seed; None: nobody has one (best effort)
     slo: tuple[float, float] | None = (1.0, 2.0)
-    #: ``artifact`` (H20 at a third of an H800's 5.28 $), ``table1`` (1.85 $ and 5.28 $), or dollars per GPU-hour by GPU type
+    #: ``artifact`` (H20 at a third of an H800's 5.28 $), ``table1`` (1.85 $ and 5.28 $), or $ per GPU-hour by type
     prices: str | dict[str, float] = "artifact"
     #: ``none``: nothing to load, park or build, as the paper plans; ``table``: warm and cold starts by model size;
     #: a number: so many milliseconds of load on every switch, and no cold start

@@ -29,6 +29,7 @@ from rollmuxd.core import invariants
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.model import (
+    Dispatch,
     Fence,
     IfUnmet,
     JobSpec,
@@ -95,7 +96,7 @@ class Play:
     """
 
     def __init__(self) -> None:
-        self.config, self.policy = Config(grace_ms=5_000), {}
+        self.config, self.policy, self.dispatch = Config(grace_ms=5_000), {}, Dispatch.WHEEL
         self.hosts: dict[str, i.HostSpec] = {}
         self.nodes: dict[str, i.NodeSpec] = {}
         self.core: Scheduler | None = None
@@ -140,7 +141,15 @@ class Play:
     def do_policy(self, *words: str) -> None:
         for word in words:
             key, _, value = word.partition("=")
-            self.policy[key] = int(value) if value else True
+            if key == "dispatch":
+                self.dispatch = Dispatch(value)
+            else:
+                self.policy[key] = int(value) if value else True
+
+    def _policy(self) -> RollMux:
+        policy = RollMux(**self.policy)
+        policy.dispatch = self.dispatch
+        return policy
 
     # ---- reading a line ------------------------------------------------------------------------------------------
 
@@ -167,9 +176,9 @@ class Play:
             state = State()
             for row in self.journal:
                 state.apply(f.decode(row))
-            self.core = Scheduler(self.config, RollMux(**self.policy), state)
+            self.core = Scheduler(self.config, self._policy(), state)
         if self.core is None:
-            self.core = Scheduler(self.config, RollMux(**self.policy))
+            self.core = Scheduler(self.config, self._policy())
         return self._hand(getattr(self, f"in_{verb}")(*args))
 
     def _obey(self) -> list[str]:
@@ -210,7 +219,7 @@ class Play:
         words = [f.name(fact)]
         for field in type(fact).__struct_fields__:
             value = getattr(fact, field)
-            if field == "at" or value in (None, "", (), {}, False, 0):
+            if field == "at" or value in (None, "", (), {}, False, 0, Dispatch.WHEEL):
                 continue
             if field == "spec":
                 value = value.name
