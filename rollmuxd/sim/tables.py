@@ -1,0 +1,213 @@
+"""The numbers of a comparison: outcomes in, rows out. The terminal, ``--json`` and the HTML report all show these.
+
+Pure functions. What one reads in a row:
+
+- A **spread** is over seeds: mean, sample standard deviation (0 for one seed), least, most.
+- Slowdowns are of jobs, all seeds together; so is the latency of decisions. Counts (admissions, switches) are means
+  over seeds. Peaks are the largest over the seeds.
+- What cannot be judged is None, never 0: the attainment where no job has an SLO, the use of a pool that nobody bought.
+- Policies are compared **paired**: seed by seed on the same workload, then averaged. The spread of a difference is that
+  of the per-seed differences, which is far smaller than the spreads of both sides let one think.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+from rollmuxd.sim.outcome import Outcome
+
+#: one row, as ``--json`` has it
+Row: TypeAlias = dict[str, Any]
+
+ACCOUNTINGS: Final = ("paper", "work")
+#: whom costs are told relative to, where it ran
+BASELINE: Final = "solo"
+#: what the two accountings mean, one sentence each
+MEANING: Final = {
+    "paper": "A job ends when its trace says, however slow it was: fixed time, so what differs is dollars per hour.",
+    "work": "A job ends when it has done its iterations, so a slowed job stays, and pays, longer: compare the total.",
+}
+UTILISATION: Final = (
+    "Utilisation of a pool is the share of the node-time in groups (what is paid for) in which a phase was running; "
+    "loading and parking is not running."
+)
+BUBBLE: Final = "The bubble is the rest: 1 - utilisation."
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Mean, sample standard deviation (0 for one value), least and most."""
+    least, most = min(values), max(values)
+    if least == most:  # a mean is rounded, and would differ from what it is the mean of
+        return {"mean": least, "sd": 0.0, "min": least, "max": most}
+    mean = math.fsum(values) / len(values)
+    sd = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return {"mean": mean, "sd": sd, "min": least, "max": most}
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which this share lies, between neighbours in proportion."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def policies(outcomes: Sequence[Outcome]) -> list[str]:
+    """Who ran, in the order in which they were asked for."""
+    return list(dict.fromkeys(outcome.contender for outcome in outcomes))
+
+
+def runs(outcomes: Sequence[Outcome], policy: str, accounting: str) -> list[Outcome]:
+    """One policy's outcomes in one accounting, by seed.
+
+    Raises:
+        ValueError: two of them have one seed: they are of different workloads or settings, and have no common mean.
+    """
+    found = [o for o in outcomes if o.contender == policy and o.accounting == accounting]
+    found.sort(key=lambda outcome: outcome.seed)
+    for one, next_ in itertools.pairwise(found):
+        if one.seed == next_.seed:
+            raise ValueError(
+                f"{policy} has two outcomes of seed {one.seed} in accounting {accounting} "
+                f"(workloads {one.workload} and {next_.workload}): one table compares runs of one workload and setting"
+            )
+    return found
+
+
+def summary(outcomes: Sequence[Outcome]) -> list[Row]:
+    """One row per policy, with its figures in both accountings (None for one that did not run)."""
+    rows = []
+    for policy in policies(outcomes):
+        proofs = [o.exact for o in outcomes if o.contender == policy and o.exact is not None]
+        row: Row = {"policy": policy, "exact": all(proofs) if proofs else None}
+        for accounting in ACCOUNTINGS:
+            mine = runs(outcomes, policy, accounting)
+            row[accounting] = _figures(mine, runs(outcomes, BASELINE, accounting)) if mine else None
+        rows.append(row)
+    return rows
+
+
+def paired(outcomes: Sequence[Outcome], against: str) -> list[Row]:
+    """How each other policy differs from ``against``: a row per policy and accounting, over the seeds that both ran.
+
+    Each figure is a spread of differences, theirs minus that of ``against`` on the same seed; None where one of the
+    two has no such figure.
+    """
+    rows: list[Row] = []
+    for accounting in ACCOUNTINGS:
+        theirs = {outcome.seed: outcome for outcome in runs(outcomes, against, accounting)}
+        for policy in policies(outcomes):
+            pairs = [(o, theirs[o.seed]) for o in runs(outcomes, policy, accounting) if o.seed in theirs]
+            if policy == against or not pairs:
+                continue
+            row: Row = {"policy": policy, "against": against, "accounting": accounting, "seeds": len(pairs)}
+            for name, figure in _COMPARED.items():
+                row[name] = _differences(pairs, figure)
+            rows.append(row)
+    return rows
+
+
+def slowdowns(outcomes: Sequence[Outcome]) -> list[float]:
+    """Of every job that finished an iteration, least first."""
+    return sorted(slow for outcome in outcomes for job in outcome.jobs if (slow := job.slowdown) is not None)
+
+
+def _mean_slowdown(outcome: Outcome) -> float | None:
+    found = slowdowns([outcome])
+    return math.fsum(found) / len(found) if found else None
+
+
+_COMPARED: Final[dict[str, Callable[[Outcome], float | None]]] = {
+    "cost_per_hour": lambda outcome: outcome.cost_per_hour,
+    "total_cost": lambda outcome: outcome.cost,
+    "slo_attainment": lambda outcome: outcome.attainment,
+    "mean_slowdown": _mean_slowdown,
+    "mean_completion_s": lambda outcome: outcome.mean_completion_s,
+    "mean_wait_s": lambda outcome: outcome.mean_wait_s,
+}
+
+
+def _differences(
+    pairs: Sequence[tuple[Outcome, Outcome]], figure: Callable[[Outcome], float | None]
+) -> dict[str, float] | None:
+    both = [(figure(mine), figure(theirs)) for mine, theirs in pairs]
+    found = [mine - theirs for mine, theirs in both if mine is not None and theirs is not None]
+    return spread(found) if found else None
+
+
+def _figures(mine: Sequence[Outcome], solo: Sequence[Outcome]) -> Row:
+    attained = [outcome.attainment for outcome in mine]
+    judged = [share for share in attained if share is not None]
+    slow = slowdowns(mine)
+    decided = [took / 1000 for outcome in mine for took in outcome.decision_us]
+    alone = {outcome.seed: outcome.cost for outcome in solo}
+    ratios = [outcome.cost / alone[outcome.seed] for outcome in mine if alone.get(outcome.seed)]
+    return {
+        "seeds": [outcome.seed for outcome in mine],
+        "cost_per_hour": spread([outcome.cost_per_hour for outcome in mine]),
+        "total_cost": _mean([outcome.cost for outcome in mine]),
+        "total_cost_spread": spread([outcome.cost for outcome in mine]),
+        "relative_to_solo": spread(ratios) if ratios else None,
+        "peak_gpus": _peaks(mine),
+        "admissions": _mean_counts([outcome.admissions for outcome in mine]),
+        "pools": _pools(mine),
+        "slowdown": None
+        if not slow
+        else {
+            "mean": math.fsum(slow) / len(slow),
+            "p50": quantile(slow, 0.5),
+            "p95": quantile(slow, 0.95),
+            "max": slow[-1],
+        },
+        "slo_attainment": spread(judged) if judged else None,
+        "switches": _mean_counts(
+            [
+                {name: sum(getattr(job, name) for job in outcome.jobs) for name in ("warm", "cold", "parks")}
+                for outcome in mine
+            ]
+        ),
+        "mean_completion_s": _mean([outcome.mean_completion_s for outcome in mine]),
+        "mean_wait_s": _mean([outcome.mean_wait_s for outcome in mine]),
+        "jobs": _mean([len(outcome.jobs) for outcome in mine]),
+        "never_placed": _mean([sum(job.placed_ms is None for job in outcome.jobs) for outcome in mine]),
+        "decision_ms": {"p50": quantile(decided, 0.5), "p99": quantile(decided, 0.99)} if decided else None,
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _mean_counts(counts: Sequence[dict[str, int]]) -> dict[str, float]:
+    names = dict.fromkeys(name for of in counts for name in of)
+    return {name: _mean([of.get(name, 0) for of in counts]) for name in names}
+
+
+def _peaks(mine: Sequence[Outcome]) -> dict[str, int]:
+    """Per GPU type. Of several pools of one type the peaks are added, which their common peak may be below."""
+    peaks: dict[str, int] = {}
+    for outcome in mine:
+        here: dict[str, int] = {}
+        for pool in outcome.pools:
+            here[pool.gpu_type] = here.get(pool.gpu_type, 0) + pool.peak_gpus
+        for gpu_type, gpus in here.items():
+            peaks[gpu_type] = max(gpus, peaks.get(gpu_type, 0))
+    return peaks
+
+
+def _pools(mine: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
+    shares: dict[str, list[float]] = {}
+    for outcome in mine:
+        for pool in outcome.pools:
+            of = shares.setdefault(pool.name, [])
+            if pool.bought_node_ms:
+                of.append(pool.utilisation)
+    return {
+        name: {
+            "utilisation": _mean(of) if of else None,
+            "bubble": 1 - _mean(of) if of else None,
+        }
+        for name, of in shares.items()
+    }
