@@ -57,8 +57,9 @@ class Summary(Struct, frozen=True):
     legs: tuple[Leg, ...]
     #: load per node and turn
     load: dict[NodeId, Millis]
-    #: the longest job alone (T_cycle)
+    #: the longest job alone (T_cycle), and the load of the busiest node (T_load)
     longest_ms: Millis
+    busiest_ms: Millis
     #: the least promise among the members, and whose it is; None: nobody was promised anything
     limit_ms: Millis | None
     limit_job: JobId | None
@@ -158,14 +159,14 @@ class RollMux:
         summary = self._summary(state, state.groups[job.group], fresh=True)
         if summary.unknown:
             return Verdict(promised=False, period_ms=None)
-        period = period_ms(summary.legs)
+        period = self._period_ms(summary.legs)
         promised = job.spec.slo is not None and period <= int(job.spec.slo * solo)
         return Verdict(promised=promised, period_ms=period)
 
     def period_ms(self, state: State, group: GroupId) -> Millis | None:
         """By closed form where it is exact, else by the recurrence."""
         summary = self._summary(state, state.groups[group], fresh=True)
-        return None if summary.unknown else period_ms(summary.legs)
+        return None if summary.unknown else self._period_ms(summary.legs)
 
     def _why_not_alone(self, state: State, job: Job, suggestions: dict[str, None]) -> list[Reason]:
         """Why there is no group of its own; adds what would make one to the suggestions."""
@@ -206,9 +207,9 @@ class RollMux:
             return summary.limit_ms is None
         if summary.unknown:
             return shape.limit_ms is None
-        if self.prune and max(summary.load.values()) >= summary.longest_ms:
+        if self.prune and summary.busiest_ms >= summary.longest_ms:
             return False
-        if shape.limit_ms is not None and summary.longest_ms > shape.limit_ms:
+        if shape.limit_ms is not None and max(summary.longest_ms, summary.busiest_ms) > shape.limit_ms:
             return False
         return summary.limit_ms is None or shape.solo_ms <= summary.limit_ms
 
@@ -294,7 +295,7 @@ class RollMux:
         if group is None or self._too_slow_ms(state, shape, candidate) is None:
             return short
         summary = self._summary(state, group)
-        slow = _slo_miss(state, shape, summary, group, period_ms((*summary.legs, *shape.legs(candidate.pins))))
+        slow = _slo_miss(state, shape, summary, group, self._period_ms((*summary.legs, *shape.legs(candidate.pins))))
         return slow if short is None else Miss(slow.reason)
 
     def _fits(self, state: State, shape: "_Shape", candidate: Candidate) -> bool:
@@ -317,7 +318,7 @@ class RollMux:
         if not limits or summary.unknown:
             return None
         limit = min(limits)
-        bound = max(summary.longest_ms, shape.shared_ms)
+        bound = max(summary.longest_ms, summary.busiest_ms, shape.shared_ms)
         for phase, busy in shape.busy:
             for pool in phase.pools:
                 nodes = candidate.pins[pool]
@@ -327,11 +328,15 @@ class RollMux:
         if bound > limit:
             return bound
         legs = shape.legs(candidate.pins)
-        return None if self._within(summary, legs, limit) else period_ms((*summary.legs, *legs))
+        return None if self._within(summary, legs, limit) else self._period_ms((*summary.legs, *legs))
 
     def _within(self, summary: Summary, legs: tuple[Leg, ...], limit: Millis) -> bool:
         """Whether everybody's iteration stays within the limit when these legs join a group that has room for them."""
         return (summary.exact and _joins_exactly(summary, legs)) or certified((*summary.legs, *legs), limit)
+
+    def _period_ms(self, legs: tuple[Leg, ...]) -> Millis:
+        """What everybody's iteration takes in a group of these legs. Another order within groups has another."""
+        return period_ms(legs)
 
     def _miss_ram(self, state: State, job: Job, candidate: Candidate) -> Miss | None:
         """Residency (paper, constraint 1): the parked states of all jobs on a host fit its RAM budget."""
@@ -387,7 +392,7 @@ class RollMux:
             return Miss(Reason("member_unknown", text, {"group": group.id}))
         if misses:  # the one that the least change of its own would do away with
             return min(misses, key=lambda miss: miss.own_slo or float("inf"))
-        if self.prune and summary.load and max(summary.load.values()) >= summary.longest_ms:
+        if self.prune and summary.load and summary.busiest_ms >= summary.longest_ms:
             return Miss(Reason("saturated", f"group {group.id} ({names}) is saturated", {"group": group.id}))
         text = f"group {group.id} ({names}) has not the nodes it wants, or they are not up"
         return Miss(Reason("nodes", text, {"group": group.id}))
@@ -410,7 +415,7 @@ class RollMux:
             admission=candidate.admission,
             status=JobStatus.PROBING if shape.solo_ms is None else JobStatus.ADMITTED,
             promised=job.spec.slo is not None and shape.solo_ms is not None,
-            period_ms=None if unknown else period_ms(legs),
+            period_ms=None if unknown else self._period_ms(legs),
             cost_per_hour=candidate.price,
             dispatch=self.dispatch,
         )
@@ -489,6 +494,7 @@ def _summarise(state: State, group: Group, whole_pools: tuple[PoolName, ...]) ->
         legs=tuple(legs),
         load=load,
         longest_ms=longest,
+        busiest_ms=max(load.values(), default=0),
         limit_ms=limit,
         limit_job=limit_job,
         unknown=unknown,

@@ -138,6 +138,16 @@ def test_pruning_forfeits_that_saving() -> None:
     assert (z.admission, round(z.cost_per_hour, 2)) == ("isolated", 57.04)  # 42.24 dollars an hour dearer
 
 
+def test_a_newcomer_is_not_slowed_by_a_node_that_is_none_of_its_own() -> None:
+    """Everybody's turn is as long as the busiest rollout node's, also for who rolls out beside it."""
+    cluster = Cluster(3, 3)
+    cluster.arrives(job("A", 238.6, 197.4, 1.74))
+    b = cluster.arrives(job("B", 262.5, 86.75, 1.97))
+    assert (b.admission, b.period_ms) == ("packing", 501_100)
+    c = cluster.arrives(job("C", 133.8, 112.8, 1.958))  # promised 482.8 s, however empty a third rollout node is
+    assert (c.admission, c.period_ms) == ("isolated", 246_600)
+
+
 def test_with_a_fixed_inventory_z_waits_until_somebody_leaves() -> None:
     cluster = Cluster(1, 1)
     for spec in (of_7b_8k("X", 1.5), of_7b_8k("Y", 1.2)):
