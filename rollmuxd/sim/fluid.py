@@ -1,0 +1,193 @@
+"""Cost fidelity: only arrivals and departures are events; between them iterations take what the plan says.
+
+The scheduler decides on every registration and end as it does live. Nobody requests a slot: a job's progress flows at
+one iteration per pace, which its contender reads from the group's plan (for the wheel's order: the period).
+"""
+
+import hashlib
+import time
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from rollmuxd.core import facts as f
+from rollmuxd.core.config import Config
+from rollmuxd.core.inputs import EndJob, Input, RegisterJob
+from rollmuxd.core.model import GroupId, JobId, Millis
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.sim.contender import Contender
+from rollmuxd.sim.inventory import Inventory
+from rollmuxd.sim.kernel import Kernel
+from rollmuxd.sim.meter import Meter
+from rollmuxd.sim.outcome import JobOutcome, Outcome
+from rollmuxd.sim.workload import SimJob, Workload, by_arrival
+
+PAPER, WORK = "paper", "work"
+
+
+class TooFewNodes(Exception):
+    """A job waits although nodes can be bought: there were not enough of them to sell."""
+
+
+def run(
+    workload: Workload,
+    contender: Contender,
+    *,
+    seed: int,
+    accounting: str,
+    hear: Callable[[f.Fact], None] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Outcome:
+    """One contender on one workload. ``hear`` is told every fact, ``progress`` how many jobs have ended."""
+    workload.check()
+    stretch = 1.0
+    while True:
+        try:
+            return _Fluid(workload, contender, seed, accounting, stretch, hear, progress).run()
+        except TooFewNodes:  # slowed jobs stay longer than was guessed
+            stretch = 2 * stretch
+
+
+class Course(Struct):
+    """One job under way."""
+
+    job: SimJob
+    outcome: JobOutcome
+    pace_ms: Millis = 0
+    #: iterations and busy time are counted up to here
+    since: Millis = 0
+    #: grows with every change of pace; a planned end of an older one is void
+    version: int = 0
+
+
+class _Fluid:
+    def __init__(
+        self,
+        workload: Workload,
+        contender: Contender,
+        seed: int,
+        accounting: str,
+        stretch: float,
+        hear: Callable[[f.Fact], None] | None,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self.began = time.perf_counter()
+        self.jobs = by_arrival([contender.adapt(job) for job in workload.jobs])
+        self.contender, self.workload = contender, workload
+        self.by_work = accounting == WORK
+        self.inventory = Inventory(workload, self.jobs, stretch=stretch)
+        self.policy = contender.policy(seed)
+        self.core = Scheduler(Config(max_jobs=len(self.jobs) + 1), self.policy)
+        self.kernel = Kernel()
+        self.meter = Meter(workload, self.inventory.pool_of)
+        self.digest = hashlib.sha256()
+        self.hear, self.progress = hear, progress
+        self.courses: dict[JobId, Course] = {}
+        self.group_of: dict[JobId, GroupId] = {}
+        self.outcome = Outcome(contender.name, workload.name, seed, "cost", accounting)
+        self.ended = 0
+
+    def run(self) -> Outcome:
+        self.tell(self.inventory.start)
+        for seen in self.inventory.seen_empty():
+            self.tell(seen)
+        for job in self.jobs:
+            self.kernel.at(job.arrives_ms, self.arrive, job)
+        while self.kernel.next_at() is not None:
+            self.kernel.step()
+        first = self.jobs[0].arrives_ms if self.jobs else 0
+        self.meter.until(self.kernel.now)
+        outcome = self.outcome
+        outcome.span_ms = self.kernel.now - first
+        outcome.pools = list(self.meter.pools.values())
+        outcome.cost_curve = self.meter.curve
+        outcome.facts_digest = self.digest.hexdigest()
+        outcome.wall_s = time.perf_counter() - self.began
+        return outcome
+
+    def arrive(self, job: SimJob) -> None:
+        began = time.perf_counter()
+        name = self.tell(RegisterJob("team", "sim", job.spec), job)
+        self.outcome.decision_us.append((time.perf_counter() - began) * 1e6)
+        if self.workload.on_demand and self.core.state.jobs[name].group is None:
+            raise TooFewNodes
+        if not self.by_work:
+            self.kernel.at(job.arrives_ms + job.lasts_ms, self.end, name)
+
+    def end_of_work(self, name: JobId, version: int) -> None:
+        course = self.courses.get(name)
+        if course is not None and course.version == version:
+            self.end(name)
+
+    def end(self, name: JobId) -> None:
+        self.tell(EndJob(name, by="sim"))
+        self.courses[name].outcome.ended_ms = self.kernel.now
+        del self.courses[name]
+        self.ended += 1
+        if self.progress is not None:
+            self.progress(self.ended)
+
+    def tell(self, given: Input, job: SimJob | None = None) -> JobId:
+        """Have the scheduler decide; then everybody's pace is what the new plan says."""
+        decision = self.core.handle(given, self.kernel.now)
+        self.outcome.events += 1
+        touched: dict[GroupId, None] = {}
+        for fact in decision.facts:
+            self.digest.update(f.encode(fact))
+            self.outcome.facts += 1
+            self.meter.hear(fact)
+            if self.hear is not None:
+                self.hear(fact)
+            if isinstance(fact, f.JobRegistered) and job is not None:
+                made = JobOutcome(job.name, job.kind, job.spec.slo, job.arrives_ms)
+                self.outcome.jobs.append(made)
+                self.courses[fact.job] = Course(job, made, since=fact.at)
+            elif isinstance(fact, f.JobPlaced):
+                course = self.courses[fact.job]
+                course.outcome.placed_ms, course.outcome.admission = fact.at, fact.admission
+                self.group_of[fact.job] = fact.group
+                touched[fact.group] = None
+            elif isinstance(fact, f.PlacementEnded):
+                self.flow(self.courses[fact.job])
+                self.courses[fact.job].pace_ms = 0
+                touched[self.group_of.pop(fact.job)] = None
+        for group in touched:
+            if group in self.core.state.groups:
+                self.repace(group)
+        return decision.answer.job or ""
+
+    def repace(self, group: GroupId) -> None:
+        for name, pace in self.contender.paces(self.policy, self.core.state, group).items():
+            course = self.courses[name]
+            if course.pace_ms == pace:
+                continue
+            self.flow(course)
+            course.pace_ms = pace
+            course.version += 1
+            if self.by_work:
+                left = max(0.0, course.job.work - course.outcome.iterations)
+                self.kernel.after(-int(-left * pace // 1), self.end_of_work, name, course.version)
+
+    def flow(self, course: Course) -> None:
+        """Count what was done since the last change."""
+        passed = self.kernel.now - course.since
+        course.since = self.kernel.now
+        if not course.pace_ms or not passed:
+            return
+        share = passed / course.pace_ms
+        outcome = course.outcome
+        outcome.iterations += share
+        outcome.elapsed_ms += passed
+        outcome.solo_ms += share * course.job.solo_ms
+        for pool, node_ms in busy_node_ms(course.job).items():
+            self.meter.pools[pool].busy_node_ms += share * node_ms
+
+
+def busy_node_ms(job: SimJob) -> dict[str, int]:
+    """Node-time of each pool that one iteration keeps busy."""
+    wants = {want.pool: want.nodes for want in job.spec.wants}
+    busy: dict[str, int] = {}
+    for phase, took in zip(job.spec.phases, job.planned, strict=True):
+        for pool in phase.pools:
+            busy[pool] = busy.get(pool, 0) + wants[pool] * took
+    return busy

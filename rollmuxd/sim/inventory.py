@@ -1,0 +1,62 @@
+"""The nodes of a simulated world, as a configuration would name them: a host for each node."""
+
+from collections.abc import Iterable
+
+from rollmuxd.core.inputs import GpuSight, HostSeen, HostSpec, NodeSpec, Start
+from rollmuxd.core.model import GpuId, HostId, Millis, PoolName
+from rollmuxd.sim.workload import SimJob, Workload
+
+BACKEND = "sim"
+BOOT = "boot-1"
+
+
+class Inventory:
+    """A workload's nodes. On demand there are as many as the jobs could ever use, and only those in groups are paid."""
+
+    def __init__(self, workload: Workload, jobs: Iterable[SimJob], *, stretch: float) -> None:
+        needs = peak(jobs, stretch)
+        hosts, nodes = [], []
+        self.gpus_of: dict[HostId, tuple[GpuId, ...]] = {}
+        for pool in workload.pools:
+            count = pool.nodes if pool.nodes is not None else needs.get(pool.name, 0)
+            for number in range(1, count + 1):
+                host = f"{pool.name}{number}"
+                gpus = tuple(f"{host}/gpu{index}" for index in range(pool.gpus_per_node))
+                self.gpus_of[host] = gpus
+                hosts.append(HostSpec(host, BACKEND, pool.ram_mb))
+                nodes.append(
+                    NodeSpec(
+                        id=f"{host}/gpu0-{pool.gpus_per_node - 1}",
+                        host=host,
+                        gpus=gpus,
+                        pools=(pool.name,),
+                        gpu_type=pool.gpu_type,
+                        gpu_mb=pool.gpu_mb,
+                        price_per_gpu_hour=pool.price_per_gpu_hour,
+                    )
+                )
+        self.start = Start(tuple(hosts), tuple(nodes))
+        #: each node's pool
+        self.pool_of = {node.id: node.pools[0] for node in nodes}
+        #: each GPU's pool, and what share of a node it is
+        self.share_of = {gpu: (node.pools[0], 1 / len(node.gpus)) for node in nodes for gpu in node.gpus}
+
+    def seen_empty(self) -> list[HostSeen]:
+        """Every host, with nothing on it."""
+        return [HostSeen(host, tuple(GpuSight(gpu, 0) for gpu in gpus), BOOT) for host, gpus in self.gpus_of.items()]
+
+
+def peak(jobs: Iterable[SimJob], stretch: float) -> dict[PoolName, int]:
+    """Most nodes per pool that the jobs could use at once if none shared, each staying ``stretch`` times as long."""
+    changes: list[tuple[Millis, int, PoolName, int]] = []
+    for job in jobs:
+        for want in job.spec.wants:
+            width = max(want.nodes, job.footprint.get(want.pool, 0))
+            changes.append((job.arrives_ms, 1, want.pool, width))
+            changes.append((job.arrives_ms + round(job.lasts_ms * stretch), 0, want.pool, -width))
+    used: dict[PoolName, int] = {}
+    most: dict[PoolName, int] = {}
+    for _, _, pool, width in sorted(changes):
+        used[pool] = used.get(pool, 0) + width
+        most[pool] = max(most.get(pool, 0), used[pool])
+    return most

@@ -1,0 +1,60 @@
+"""The bill: which nodes were in groups, and for how long. A fold over facts that keeps its own books."""
+
+from rollmuxd.core import facts as f
+from rollmuxd.core.model import JobId, Millis, NodeId, PoolName
+from rollmuxd.sim.outcome import PoolOutcome
+from rollmuxd.sim.workload import Workload
+
+
+class Meter:
+    """Nodes are paid for from the placement that brings them into a group until nobody is placed on them any more."""
+
+    def __init__(self, workload: Workload, pool_of: dict[NodeId, PoolName]) -> None:
+        self.pools = {
+            pool.name: PoolOutcome(pool.name, pool.gpu_type, pool.gpus_per_node, pool.price_per_gpu_hour)
+            for pool in workload.pools
+        }
+        #: (time, dollars per hour from then on)
+        self.curve: list[tuple[Millis, float]] = []
+        self._pool_of = pool_of
+        self._since: Millis = 0
+        self._placed: dict[JobId, tuple[NodeId, ...]] = {}
+        self._users: dict[NodeId, int] = {}
+        self._bought = dict.fromkeys(self.pools, 0)
+        self._price_per_hour = 0.0
+
+    def hear(self, fact: f.Fact) -> None:
+        """One more fact, in the order in which they happened."""
+        if isinstance(fact, f.JobPlaced):
+            self._placed[fact.job] = tuple(dict.fromkeys(node for nodes in fact.pins.values() for node in nodes))
+            self._change(fact.at, self._placed[fact.job], 1)
+        elif isinstance(fact, f.PlacementEnded):
+            self._change(fact.at, self._placed.pop(fact.job, ()), -1)
+
+    def until(self, now: Millis) -> None:
+        """Charge what is bought up to a time."""
+        passed = now - self._since
+        if passed:
+            for name, count in self._bought.items():
+                self.pools[name].bought_node_ms += count * passed
+            self._since = now
+
+    def _change(self, at: Millis, nodes: tuple[NodeId, ...], by: int) -> None:
+        self.until(at)
+        for node in nodes:
+            users = self._users.get(node, 0) + by
+            pool = self.pools[self._pool_of[node]]
+            if users == 0 or (users == 1 and by == 1):
+                self._bought[pool.name] += by
+                pool.peak_gpus = max(pool.peak_gpus, self._bought[pool.name] * pool.gpus_per_node)
+            self._users[node] = users
+        price = sum(
+            count * self.pools[name].gpus_per_node * self.pools[name].price_per_gpu_hour
+            for name, count in self._bought.items()
+        )
+        if price == self._price_per_hour:
+            return
+        self._price_per_hour = price
+        if self.curve and self.curve[-1][0] == at:
+            self.curve.pop()
+        self.curve.append((at, price))
