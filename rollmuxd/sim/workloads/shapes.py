@@ -1,0 +1,298 @@
+"""From a job's type to what it registers: widths, times, states, starts; and the pools it runs on.
+
+Two pools of nodes with eight GPUs each: ``rollout`` (H20) and ``train`` (H800), as in the RollMux paper (arXiv
+2512.11306), whose tables are below. Times are seconds where a table has them so, and integer milliseconds everywhere
+else; 1 GB is 1000 MB.
+"""
+
+import difflib
+import itertools
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from msgspec import Struct
+
+from rollmuxd.core.model import JobSpec, Millis, PhaseSpec, PoolName, StateSpec, Want
+from rollmuxd.sim.workload import Alone, Durations, Options, Pool, SimJob, Starts
+
+T = TypeVar("T")
+
+ROLLOUT: Final = "rollout"
+TRAIN: Final = "train"
+GPUS: Final = 8
+GPU_TYPES: Final[Mapping[PoolName, str]] = {ROLLOUT: "H20", TRAIN: "H800"}
+
+#: $ per GPU-hour. The artifact counts an H20 node as a third of an H800 node; table 1 is what the paper prints.
+PRICES: Final[Mapping[str, Mapping[str, float]]] = {
+    "artifact": {"H20": 5.28 / 3, "H800": 5.28},
+    "table1": {"H20": 1.85, "H800": 5.28},
+}
+
+
+class Model(NamedTuple):
+    """What a model of one size needs per 8-GPU node: host RAM (table 2), and starts (figure 4)."""
+
+    rollout_gb: float
+    train_gb: float
+    rollout_cold_s: float
+    rollout_warm_s: float
+    train_cold_s: float
+    train_warm_s: float
+
+
+#: by billions of parameters
+MODELS: Final[Mapping[float, Model]] = {
+    3: Model(113.4, 156.2, 25.3, 0.8, 26.7, 1.9),
+    7: Model(275.7, 240.0, 38.8, 0.9, 32.7, 4.1),
+    14: Model(445.4, 456.1, 60.4, 1.8, 59.0, 4.7),
+    32: Model(490.3, 520.4, 81.7, 1.7, 81.2, 5.9),
+}
+
+
+def model(size_b: float) -> Model:
+    """The row of a model size, in billions of parameters.
+
+    Sizes between two rows (4B and 8B) are interpolated linearly in the number of parameters. Smaller than the smallest
+    is as the smallest; larger than the largest is as the largest, since it is spread over more nodes (the OSDI text
+    says so of 70B).
+    """
+    sizes = list(MODELS)
+    if size_b <= sizes[0]:
+        return MODELS[sizes[0]]
+    for low, high in itertools.pairwise(sizes):
+        if size_b <= high:
+            share = (size_b - low) / (high - low)
+            return Model(*(a + share * (b - a) for a, b in zip(MODELS[low], MODELS[high], strict=True)))
+    return MODELS[sizes[-1]]
+
+
+class Shape(Struct, frozen=True):
+    """A type of jobs: what the trace calls it, how wide it is, what its phases take."""
+
+    kind: str
+    #: billions of parameters: decides RAM and starts
+    model_b: float
+    #: mean of rollout and train
+    planned: Durations
+    #: nodes it wants of ``rollout`` and ``train``
+    nodes: tuple[int, int] = (1, 1)
+    #: nodes it has if it has them to itself
+    footprint: tuple[int, int] = (1, 1)
+    #: what rollout and train take co-located on the training nodes of its footprint; None: not known
+    colocated: Durations | None = None
+    #: the fewest GPUs that a rollout starts on, and that its tail keeps; 0: all
+    min_gpus: int = 0
+
+
+def ms(seconds: float) -> Millis:
+    """Seconds as integer milliseconds, at least one."""
+    return max(1, round(seconds * 1000))
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """``; did you mean this?``, or nothing."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+class Terms:
+    """What the options come to: prices, pools, states, and the rest of a registration.
+
+    Raises:
+        ValueError: an option makes no sense; says which, and what would.
+    """
+
+    def __init__(self, options: Options, more: Sequence[str] = ()) -> None:
+        self.options = options
+        _check_slo(options.slo)
+        _check_switch(options.switch)
+        if not 0 < options.ram_gb < math.inf:
+            raise ValueError(
+                f"ram_gb is {options.ram_gb:g}: a node has more than 0 GB of host RAM, and a finite amount"
+            )
+        if options.jobs < 0:
+            raise ValueError(f"jobs is {options.jobs}: it is how many jobs at most, or 0 for all")
+        for pool, nodes in options.nodes.items():
+            if pool not in GPU_TYPES:
+                raise ValueError(f"nodes are given for pool {pool!r}; the pools are {', '.join(GPU_TYPES)}")
+            if nodes < 1:
+                raise ValueError(f"pool {pool} is given {nodes} nodes: at least 1, or leave it out to buy on demand")
+        for key in options.more:
+            if key not in more:
+                known = f"its settings are {', '.join(more)}" if more else "this workload has no settings of its own"
+                raise ValueError(f"{key!r} is no setting of this workload{nearest(key, more)} ({known})")
+        self._prices = prices(options.prices)
+        self._states: dict[float, tuple[StateSpec, ...]] = {}
+
+    # ---- what a workload has of its own ------------------------------------------------------------------------------
+
+    def choice(self, key: str, known: Sequence[str]) -> str:
+        """A word of the workload's own settings; the first one is the default."""
+        word = self.options.more.get(key, known[0])
+        if word not in known:
+            raise ValueError(f"{key} is {word!r}{nearest(word, known)} ({', '.join(known)})")
+        return word
+
+    def amount(self, key: str, default: float, least: float = 0.0) -> float:
+        """A number of the workload's own settings."""
+        given = self.options.more.get(key, "")
+        if not given:
+            return default
+        try:
+            value = float(given)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value >= least):
+            raise ValueError(f"{key} is {given!r}: expected a number of at least {least:g}")
+        return value
+
+    # ---- for each seed -----------------------------------------------------------------------------------------------
+
+    def slos(self, count: int, seed: int) -> list[float | None]:
+        """One SLO per job, in order of arrival."""
+        bounds = self.options.slo
+        if bounds is None:
+            return [None] * count
+        draw = random.Random(f"slo {seed}")
+        return [draw.uniform(*bounds) for _ in range(count)]
+
+    def thinned(self, items: Sequence[T], seed: int) -> Sequence[T]:
+        """As many as were asked for, chosen at random, in their order."""
+        count = self.options.jobs
+        if not count or count >= len(items):
+            return items
+        return [items[place] for place in sorted(random.Random(f"thin {seed}").sample(range(len(items)), count))]
+
+    # ---- of the parts ------------------------------------------------------------------------------------------------
+
+    def pools(self, nodes: Mapping[PoolName, int] | None = None) -> tuple[Pool, ...]:
+        """Both pools; ``nodes``: the workload's own inventory, unless the options give another."""
+        there = {**(nodes or {}), **self.options.nodes}
+        return tuple(
+            Pool(
+                name=name,
+                gpu_type=gpu_type,
+                price_per_gpu_hour=self._prices[gpu_type],
+                gpus_per_node=GPUS,
+                ram_mb=round(self.options.ram_gb * 1000),
+                nodes=there.get(name),
+            )
+            for name, gpu_type in GPU_TYPES.items()
+        )
+
+    def starts(self, size_b: float) -> dict[PoolName, Starts]:
+        """What it takes to start on each pool's nodes."""
+        switch = self.options.switch
+        if isinstance(switch, int):
+            return {pool: Starts(warm_ms=switch) for pool in GPU_TYPES} if switch else {}
+        if switch == "none":
+            return {}
+        row = model(size_b)
+        return {
+            ROLLOUT: Starts(cold_ms=ms(row.rollout_cold_s), warm_ms=ms(row.rollout_warm_s)),
+            TRAIN: Starts(cold_ms=ms(row.train_cold_s), warm_ms=ms(row.train_warm_s)),
+        }
+
+    def states(self, size_b: float) -> tuple[StateSpec, ...]:
+        """What a job keeps, per pool.
+
+        Parking takes as long as a warm start where starts are by table: the paper publishes no time for the way from
+        GPU to host RAM, which is as wide. A number of milliseconds is the load of every switch, and parking is free.
+        """
+        known = self._states.get(size_b)
+        if known is None:
+            row, starts = model(size_b), self.starts(size_b)
+            load = {pool: starts[pool].warm_ms if pool in starts else 0 for pool in GPU_TYPES}
+            park = load if self.options.switch == "table" else dict.fromkeys(GPU_TYPES, 0)
+            ram = {ROLLOUT: row.rollout_gb, TRAIN: row.train_gb}
+            known = self._states[size_b] = tuple(
+                StateSpec(
+                    pool=pool, ram_mb=round(ram[pool] * 1000), driver="sim", load_ms=load[pool], park_ms=park[pool]
+                )
+                for pool in GPU_TYPES
+            )
+        return known
+
+    def job(
+        self,
+        name: str,
+        shape: Shape,
+        *,
+        arrives_ms: Millis,
+        lasts_ms: Millis,
+        slo: float | None,
+        planned: Durations | None = None,
+        series: tuple[Durations, ...] = (),
+        tail_from: tuple[float, ...] = (),
+        iterations: int = 0,
+    ) -> SimJob:
+        """A job of a type. ``planned``: what it registers, if not its type's means; ``series``: what really comes."""
+        starts = self.starts(shape.model_b)
+        cold = max((start.cold_ms for start in starts.values()), default=0)
+        times = planned or shape.planned
+        alone = shape.colocated
+        return SimJob(
+            name=name,
+            kind=shape.kind,
+            arrives_ms=arrives_ms,
+            lasts_ms=lasts_ms,
+            spec=JobSpec(
+                name=name,
+                phases=(
+                    PhaseSpec(ROLLOUT, (ROLLOUT,), planned_ms=times[0], min_gpus=shape.min_gpus),
+                    PhaseSpec(TRAIN, (TRAIN,), planned_ms=times[1]),
+                ),
+                wants=(Want(ROLLOUT, nodes=shape.nodes[0]), Want(TRAIN, nodes=shape.nodes[1])),
+                # building the engines is exclusive on everything that the job will use
+                side=(PhaseSpec("init", (ROLLOUT, TRAIN), planned_ms=cold),) if cold else (),
+                states=self.states(shape.model_b),
+                slo=slo,
+            ),
+            series=series or (shape.planned,),
+            footprint=dict(zip(GPU_TYPES, shape.footprint, strict=True)),
+            colocated=None if alone is None else Alone(TRAIN, shape.footprint[1], alone),
+            starts=starts,
+            tail_from=tail_from,
+            iterations=iterations,
+        )
+
+
+def prices(given: str | dict[str, float]) -> Mapping[str, float]:
+    """$ per GPU-hour by GPU type."""
+    if isinstance(given, str):
+        if given not in PRICES:
+            raise ValueError(
+                f"prices are {given!r}{nearest(given, list(PRICES))} "
+                f"({', '.join(PRICES)}, or dollars per GPU-hour for each of {', '.join(GPU_TYPES.values())})"
+            )
+        return PRICES[given]
+    for gpu_type in GPU_TYPES.values():
+        price = given.get(gpu_type)
+        if price is None:
+            raise ValueError(f"there is no price for {gpu_type}; prices are given for {', '.join(given) or 'nothing'}")
+        if not 0 <= price < math.inf:
+            raise ValueError(f"the price of {gpu_type} is {price:g}: dollars per GPU-hour are at least 0, and finite")
+    for gpu_type in given:
+        if gpu_type not in GPU_TYPES.values():
+            raise ValueError(f"a price is given for {gpu_type!r}; the GPUs are {', '.join(GPU_TYPES.values())}")
+    return given
+
+
+def _check_slo(slo: tuple[float, float] | None) -> None:
+    if slo is None:
+        return
+    low, high = slo
+    if not 1 <= low < math.inf:
+        raise ValueError(f"slo begins at {low:g}: nobody is faster shared than alone, so it is at least 1, and finite")
+    if not low <= high < math.inf:
+        raise ValueError(f"slo is {low:g}:{high:g}: LO:HI, where HI is finite and no less than LO")
+
+
+def _check_switch(switch: str | Millis) -> None:
+    if isinstance(switch, int):
+        if switch < 0:
+            raise ValueError(f"switch is {switch}: milliseconds of load on every switch are at least 0")
+    elif switch not in ("none", "table"):
+        raise ValueError(f"switch is {switch!r}{nearest(switch, ['none', 'table'])} (none, table, or milliseconds)")
