@@ -114,7 +114,12 @@ class RollMux:
 
     def place(self, state: State, job: Job) -> Placed | None:
         """Algorithm 1 over the state's inventory; see the module's head for what it leaves open."""
-        shape = _Shape(job, self.whole_pools)
+        shape = Shape(job, self.whole_pools)
+        best = self._choose(state, shape)
+        return None if best is None else self._placed(state, shape, best)
+
+    def _choose(self, state: State, shape: "Shape") -> Candidate | None:
+        job = shape.job
         groups = [group for group in state.groups.values() if self._worth_trying(state, shape, group)]
         packings = (c for group in groups for c in self._packings(state, job, group))
         if job.spec.slo is None:
@@ -126,15 +131,15 @@ class RollMux:
                 best, alone = self._scaled(state, shape, groups), self._isolated(state, job)
                 if alone is not None and (best is None or alone.price < best.price):
                     best = alone
-        return None if best is None else self._placed(state, shape, best)
+        return best
 
-    def _scaled(self, state: State, shape: "_Shape", groups: list[Group]) -> Candidate | None:
+    def _scaled(self, state: State, shape: "Shape", groups: list[Group]) -> Candidate | None:
         """The first group that does with further rollout nodes; these are the same for every group."""
         more = _free_nodes(state, shape.job, self._parts(shape.job))
         candidates = (c for group in groups for c in self._scaling(state, shape.job, group, more))
         return self._first(state, shape, candidates)
 
-    def _first(self, state: State, shape: "_Shape", candidates: Iterator[Candidate]) -> Candidate | None:
+    def _first(self, state: State, shape: "Shape", candidates: Iterator[Candidate]) -> Candidate | None:
         """The first that does. They come in the order of their price."""
         return next((c for c in candidates if self._fits(state, shape, c)), None)
 
@@ -142,7 +147,7 @@ class RollMux:
         """One reason for each group (the first few), and one for a group of the job's own."""
         reasons: list[Reason] = []
         suggestions: dict[str, None] = {}
-        shape = _Shape(job, self.whole_pools)
+        shape = Shape(job, self.whole_pools)
         for group in islice(state.groups.values(), GROUPS_TOLD):
             miss = self._why_not_group(state, shape, group)
             reasons.append(miss.reason)
@@ -198,7 +203,7 @@ class RollMux:
 
     # ---- candidates --------------------------------------------------------------------------------------------------
 
-    def _worth_trying(self, state: State, shape: "_Shape", group: Group) -> bool:
+    def _worth_trying(self, state: State, shape: "Shape", group: Group) -> bool:
         """What can be said of a group at once, before any placement in it is looked at."""
         if len(group.jobs) >= self.max_group:
             return False
@@ -277,7 +282,7 @@ class RollMux:
         if pins is None:
             return None
         candidate = Candidate(None, pins, "isolated", _price(state, pins))
-        shape = _Shape(job, self.whole_pools)
+        shape = Shape(job, self.whole_pools)
         nodes = [name for names in pins.values() for name in names]
         moves = job.spec.park is Park.AT_RELEASE or len(set(nodes)) < len(nodes)
         if moves and shape.limit_ms is not None and shape.shared_ms > shape.limit_ms:
@@ -288,7 +293,7 @@ class RollMux:
 
     # ---- does it do? -------------------------------------------------------------------------------------------------
 
-    def _miss(self, state: State, shape: "_Shape", candidate: Candidate) -> Miss | None:
+    def _miss(self, state: State, shape: "Shape", candidate: Candidate) -> Miss | None:
         """Why a candidate does not do, for people; another SLO is no help where RAM or memory are short as well."""
         short = self._miss_ram(state, shape.job, candidate) or self._miss_memory(state, shape.job, candidate)
         group = candidate.group
@@ -298,7 +303,7 @@ class RollMux:
         slow = _slo_miss(state, shape, summary, group, self._period_ms((*summary.legs, *shape.legs(candidate.pins))))
         return slow if short is None else Miss(slow.reason)
 
-    def _fits(self, state: State, shape: "_Shape", candidate: Candidate) -> bool:
+    def _fits(self, state: State, shape: "Shape", candidate: Candidate) -> bool:
         """Whether every member's promise, every host's RAM and every GPU's memory allow it."""
         return (
             self._too_slow_ms(state, shape, candidate) is None
@@ -306,7 +311,7 @@ class RollMux:
             and self._miss_memory(state, shape.job, candidate) is None
         )
 
-    def _too_slow_ms(self, state: State, shape: "_Shape", candidate: Candidate) -> Millis | None:
+    def _too_slow_ms(self, state: State, shape: "Shape", candidate: Candidate) -> Millis | None:
         """The group's period with the job, if it is more than somebody's SLO x T_solo; None: it is not.
 
         Most candidates fail by the load of one node, so that is looked at first.
@@ -371,7 +376,7 @@ class RollMux:
                     return Miss(Reason("gpu_memory", text, {"node": name, "need_gb": need / 1000}))
         return None
 
-    def _why_not_group(self, state: State, shape: "_Shape", group: Group) -> Miss:
+    def _why_not_group(self, state: State, shape: "Shape", group: Group) -> Miss:
         """The reason against the best placement in a group."""
         names = ", ".join(state.jobs[name].spec.name for name in group.jobs)
         if len(group.jobs) >= self.max_group:
@@ -399,7 +404,7 @@ class RollMux:
 
     # ---- the answer --------------------------------------------------------------------------------------------------
 
-    def _placed(self, state: State, shape: "_Shape", candidate: Candidate) -> Placed:
+    def _placed(self, state: State, shape: "Shape", candidate: Candidate) -> Placed:
         group, job = candidate.group, shape.job
         legs = shape.legs(candidate.pins) if shape.solo_ms is not None else ()
         before: tuple[PlannedVisit, ...] = ()
@@ -432,7 +437,7 @@ class RollMux:
         return made
 
 
-class _Shape:
+class Shape:
     """A job as placement sees it: its times, on however wide a pool it may come to sit."""
 
     def __init__(self, job: Job, whole_pools: tuple[PoolName, ...]) -> None:
@@ -477,7 +482,7 @@ def _summarise(state: State, group: Group, whole_pools: tuple[PoolName, ...]) ->
         job = state.jobs[name]
         for pool, nodes in job.pins.items():
             used.setdefault(pool, {}).update(dict.fromkeys(nodes))
-        shape = _Shape(job, whole_pools)
+        shape = Shape(job, whole_pools)
         if shape.solo_ms is None:
             unknown = True
             continue
@@ -513,7 +518,7 @@ def _joins_exactly(summary: Summary, legs: tuple[Leg, ...]) -> bool:
     )
 
 
-def _slo_miss(state: State, shape: _Shape, summary: Summary, group: Group, period: Millis) -> Miss:
+def _slo_miss(state: State, shape: Shape, summary: Summary, group: Group, period: Millis) -> Miss:
     own = shape.limit_ms
     if own is not None and own < period and (summary.limit_ms is None or period <= summary.limit_ms):
         text = f"in group {group.id} its iteration would take {_s(period)} s, and its SLO allows {_s(own)} s"
