@@ -145,14 +145,14 @@ def test_a_group_takes_a_hundredth_of_a_hundred_rounds() -> None:
 
 
 def test_the_artifact_turns_down_what_takes_as_much_as_the_bound_allows() -> None:
-    """Two of 149/50 take 2 x 149 + 50 / 100 = 298.5 by its count: just 1.5 x 199, and the published code says >=."""
+    """Two of 50/149 take 2 x 149 + 50 / 100 = 298.5 by its count: just 1.5 x 199, and the published code says >=."""
     for slo, admission in ((1.5, "isolated"), (1.501, "packing")):
         cluster = Cluster(CONTENDERS["rollmux-artifact"])
-        cluster.arrives(job("a", 149_000, 50_000, slo))
-        assert cluster.arrives(job("b", 149_000, 50_000, slo)).admission == admission
+        cluster.arrives(job("a", 50_000, 149_000, slo))
+        assert cluster.arrives(job("b", 50_000, 149_000, slo)).admission == admission
     ours = Cluster(CONTENDERS["rollmux-unpruned"])
-    ours.arrives(job("a", 149_000, 50_000, 1.5))
-    assert ours.arrives(job("b", 149_000, 50_000, 1.5)).admission == "packing"  # the wheel takes 298, which is less
+    ours.arrives(job("a", 50_000, 149_000, 1.5))
+    assert ours.arrives(job("b", 50_000, 149_000, 1.5)).admission == "packing"  # the wheel takes 298, which is less
 
 
 def test_the_artifact_prunes_no_saturated_group() -> None:
