@@ -5,28 +5,52 @@
 | ``rollmux-artifact`` | RollMux as its published code behaves | RollMux's artifact |
 | ``solo`` | every job alone on its own rollout and training nodes | RollMux 7.1, *Solo-D* |
 | ``colocated`` | every job alone, both phases on the same training nodes | RollMux 7.1, *veRL* |
+| ``gavel`` | jobs take turns on a set of nodes, whole iterations at a time | RollMux 7.1, *Gavel+*; Gavel, OSDI'20 |
+| ``random`` | a random group or a new one, random rollout nodes in it | RollMux 7.4, its artifact |
+| ``most-idle`` | the idlest group or a new one, the idlest rollout nodes in it | RollMux 7.4, its artifact |
 
-(Paragraphs of ``research/rollmux.md``: 1.9, 1.15, 1.18.) Times are integer milliseconds.
+(Paragraphs of ``research/rollmux.md``: 1.9, 1.15, 1.18.) Times are integer milliseconds, prices dollars per hour.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
+from random import Random
 from typing import Final, TypeAlias
 
+from msgspec import field
 from msgspec.structs import replace
 
 from rollmuxd.core.estimates import solo_ms
-from rollmuxd.core.model import Dispatch, GroupId, JobId, Millis, NodeId, PoolName, StateSpec, Want
-from rollmuxd.core.placement import RollMux, Summary
-from rollmuxd.core.policy import Policy
+from rollmuxd.core.model import (
+    Dispatch,
+    Group,
+    GroupId,
+    Job,
+    JobId,
+    Millis,
+    NodeId,
+    NodeStatus,
+    PhaseSpec,
+    PoolName,
+    StateSpec,
+    Want,
+)
+from rollmuxd.core.placement import Candidate, RollMux, Shape, Summary
+from rollmuxd.core.policy import Placed, Policy
 from rollmuxd.core.state import State
 from rollmuxd.core.wheel import Leg, work_conserving_ms
 from rollmuxd.sim.contender import Contender, InWheelOrder, RollMuxPaper, RollMuxUnpruned
 from rollmuxd.sim.workload import Durations, Impossible, SimJob, Starts
+from rollmuxd.spi import discovery
 
 #: iterations that every job runs when the artifact plans a group
 ROUNDS: Final = 100
+
+#: what a node-hour of each pool is taken to cost where a job has to choose without knowing the workload's prices
+NODE_PRICES: Final[Mapping[PoolName, float]] = {"rollout": 8 * 5.28 / 3, "train": 8 * 5.28}
+#: from this share of its time on a rollout node is busy enough for another to be bought (research 1.15)
+BUSY_ENOUGH: Final = 0.8
 
 #: the legs of one job: nodes as a bit mask, how long, the job's own gap before
 _Track: TypeAlias = tuple[tuple[int, Millis, Millis], ...]
@@ -328,13 +352,280 @@ def _both(starts: Mapping[PoolName, Starts], pool: PoolName) -> dict[PoolName, S
     return {pool: Starts(cold_ms=cold, warm_ms=sum(start.warm_ms for start in starts.values()))}
 
 
+# ---- gavel -----------------------------------------------------------------------------------------------------------
+
+
+class Whole(SimJob, frozen=True):
+    """A job whose iteration is a single phase on all its nodes, of which not all work all the time."""
+
+    #: per pool, during what share of that phase its nodes work; a pool that is not named works throughout
+    busy_share: dict[PoolName, float] = field(default_factory=dict)
+
+
+class Gavel(InWheelOrder):
+    """Job-level shares, without phases (Gavel, OSDI'20; *Gavel+* of RollMux 7.1, whose details are not published).
+
+    How it was adapted. To Gavel a job is one thing that either has its nodes or has not, so an iteration is **one
+    phase over both pools**, which holds rollout and training nodes together from its beginning to its end. Jobs share
+    a set of nodes by taking turns, and a job's share is what the turns leave it: the placement is the price-greedy one
+    of RollMux, unpruned, and the period of a group is then the sum of its members' iterations, which nobody's SLO may
+    exceed. Gavel's awareness of heterogeneity is in the choice of nodes: where it is known how a job runs co-located,
+    it takes the disaggregated pair or the co-located nodes, whichever makes an iteration cheaper; and its SLO is held
+    against what it takes alone on the nodes it took. As all baselines it counts with the nodes that a job has alone
+    (the artifact's 32B jobs train on two).
+
+    Generous to Gavel: turns change at iteration boundaries at the price of a warm switch (a round of Gavel's, 6 minutes
+    by default, begins with a cold start), and rounds are no longer than an iteration, so that no share is rounded.
+
+    Args:
+        prices: dollars per node-hour by pool, for the choice of nodes only; what is paid is what the workload says.
+    """
+
+    name = "gavel"
+    summary = "job-level shares (Gavel+): jobs take turns on a set of nodes, whole iterations at a time"
+
+    def __init__(self, prices: Mapping[PoolName, float] = NODE_PRICES) -> None:
+        self.prices = prices
+
+    def policy(self, seed: int) -> Policy:
+        """The price-greedy placement, unpruned; that turns are whole iterations is in what is registered."""
+        return RollMux(prune=False)
+
+    def adapt(self, job: SimJob) -> SimJob:
+        """One phase over all its pools, on the pair or co-located, whichever makes an iteration cheaper."""
+        pair = Solo().adapt(job)
+        if job.colocated is None:
+            return as_one_phase(pair)
+        together = on_one_pool(job)
+        return as_one_phase(min(pair, together, key=self._dollars))
+
+    def _dollars(self, job: SimJob) -> float:
+        """Of one iteration."""
+        return sum(self.prices.get(want.pool, 0.0) * want.nodes for want in job.spec.wants) * job.solo_ms / 3_600_000
+
+
+def as_one_phase(job: SimJob) -> Whole:
+    """The job with its whole iteration in one phase, which claims all its nodes at once.
+
+    The job's own gap before its first phase stays a gap; those between phases pass with the nodes in hand. Its solo
+    iteration, and so its SLO and its work, are what they were.
+    """
+    phases = job.spec.phases
+    inside = sum(phase.gap_ms for phase in phases[1:])
+    pools = tuple(dict.fromkeys(pool for phase in phases for pool in phase.pools))
+    whole = PhaseSpec("iteration", pools, planned_ms=sum(job.planned) + inside, gap_ms=phases[0].gap_ms)
+    took = dict.fromkeys(pools, 0)
+    for phase, planned in zip(phases, job.planned, strict=True):
+        for pool in phase.pools:
+            took[pool] += planned
+    return Whole(
+        name=job.name,
+        kind=job.kind,
+        arrives_ms=job.arrives_ms,
+        lasts_ms=job.lasts_ms,
+        spec=replace(job.spec, phases=(whole,)),
+        series=tuple((sum(each) + inside,) for each in job.series),
+        footprint=job.footprint,
+        colocated=job.colocated,
+        starts=job.starts,
+        iterations=job.work,
+        busy_share={pool: ms / (whole.planned_ms or 1) for pool, ms in took.items()},
+    )
+
+
+# ---- random and most-idle --------------------------------------------------------------------------------------------
+
+
+class Heuristic(RollMux):
+    """What ``random`` and ``most-idle`` have in common: a coin for a new group, and no look at anybody's SLO.
+
+    Of n groups that could take one more (the cap, the training nodes) a new one is opened with probability 1/(n+1).
+    RAM, GPU memory and the cap are respected, which the published code does not look at here; what nobody certified is
+    not promised. Each job's draws are its own: asked twice, a policy answers the same.
+
+    The published code charges a group in which an SLO is broken its price times its worst such slowdown, and the
+    paper's figures for these two are of that kind; here a node costs what it costs, and a broken SLO counts as one.
+    """
+
+    def __init__(self, seed: int, *, max_group: int = 5) -> None:
+        super().__init__(prune=False, max_group=max_group)
+        self.seed = seed
+
+    def _choose(self, state: State, shape: Shape) -> Candidate | None:
+        job = shape.job
+        if shape.named or job.spec.colocate:
+            return super()._choose(state, shape)
+        draw = Random(f"{self.seed}:{job.id}:{job.run}")
+        groups = [group for group in state.groups.values() if self._could_take(state, job, group)]
+        new = draw.randrange(len(groups) + 1) == len(groups)
+        if new and (alone := self._isolated(state, job)) is not None:
+            return alone
+        for group in self._in_order(state, groups, draw):
+            if (there := self._in_group(state, job, group, draw)) is not None:
+                return there
+        return self._isolated(state, job)
+
+    def _in_order(self, state: State, groups: list[Group], draw: Random) -> list[Group]:
+        """Groups, the one to be taken first."""
+        raise NotImplementedError
+
+    def _pick(self, busy: Mapping[NodeId, float], new: list[NodeId], count: int, draw: Random) -> list[NodeId]:
+        """So many of a group's nodes and of new ones; ``busy`` has the share of its time that each of the former is."""
+        raise NotImplementedError
+
+    def _could_take(self, state: State, job: Job, group: Group) -> bool:
+        return len(group.jobs) < self.max_group and self._whole(state, job, group) is not None
+
+    def _in_group(self, state: State, job: Job, group: Group, draw: Random) -> Candidate | None:
+        """The job on the group's training nodes and on picked rollout nodes; None where RAM or nodes are short."""
+        pins = self._whole(state, job, group) or {}
+        used_for = self._summary(state, group).used_for
+        price = 0.0
+        for want in self._parts(job):
+            busy = self._busy(state, group, [
+                name for name in used_for.get(want.pool, ()) if self._has_room(state, job, group, want.pool, name)
+            ])  # fmt: skip
+            new = [name for name in _unused(state, want.pool) if self._has_room(state, job, group, want.pool, name)]
+            nodes = self._pick(busy, new, want.nodes, draw)
+            if len(nodes) < want.nodes:
+                return None
+            pins[want.pool] = tuple(nodes)
+            price += sum(
+                len(node.gpus) * node.price_per_gpu_hour
+                for node in map(state.nodes.__getitem__, nodes)
+                if not node.group
+            )
+        candidate = Candidate(group, pins, "scaling" if price else "packing", price)
+        short = self._miss_ram(state, job, candidate) or self._miss_memory(state, job, candidate)
+        return candidate if short is None else None
+
+    def _has_room(self, state: State, job: Job, group: Group, pool: PoolName, node: NodeId) -> bool:
+        """Whether the node is up and the job's state fits there."""
+        known = state.nodes[node]
+        if known.status is not NodeStatus.UP or known.drain:
+            return False
+        alone = Candidate(group, {pool: (node,)}, "packing", 0.0)
+        return self._miss_ram(state, job, alone) is None and self._miss_memory(state, job, alone) is None
+
+    def _busy(self, state: State, group: Group, nodes: Sequence[NodeId]) -> dict[NodeId, float]:
+        """During what share of the group's period each node works."""
+        summary = self._summary(state, group)
+        period = self._period_ms(summary.legs)
+        return {name: summary.load.get(name, 0) / period if period else 0.0 for name in nodes}
+
+    def _placed(self, state: State, shape: Shape, candidate: Candidate) -> Placed:
+        return replace(super()._placed(state, shape, candidate), promised=False)
+
+
+class AtRandom(Heuristic):
+    """A group drawn from those there are; each rollout node drawn from the group's and one new one."""
+
+    name = "random"
+
+    def _in_order(self, state: State, groups: list[Group], draw: Random) -> list[Group]:
+        return draw.sample(groups, len(groups))
+
+    def _pick(self, busy: Mapping[NodeId, float], new: list[NodeId], count: int, draw: Random) -> list[NodeId]:
+        there, fresh = list(busy), list(new)
+        picked: list[NodeId] = []
+        while len(picked) < count and (there or fresh):
+            drawn = draw.randrange(len(there) + (1 if fresh else 0))
+            picked.append(there.pop(drawn) if drawn < len(there) else fresh.pop(0))
+        return picked
+
+
+class MostIdle(Heuristic):
+    """The group whose nodes idle the greatest share of the time; its idlest rollout nodes while they idle enough."""
+
+    name = "most-idle"
+
+    def __init__(self, seed: int, *, max_group: int = 5) -> None:
+        super().__init__(seed, max_group=max_group)
+        #: by group, for one version of it
+        self._idle: dict[GroupId, tuple[int, float]] = {}
+
+    def _in_order(self, state: State, groups: list[Group], draw: Random) -> list[Group]:
+        return sorted(groups, key=lambda group: -self._idle_share(state, group))  # of equal ones the first stays first
+
+    def _pick(self, busy: Mapping[NodeId, float], new: list[NodeId], count: int, draw: Random) -> list[NodeId]:
+        idlest_first = sorted(busy, key=lambda name: busy[name])
+        idle = [name for name in idlest_first if busy[name] < BUSY_ENOUGH]
+        return [*idle, *new, *idlest_first[len(idle) :]][:count]
+
+    def _idle_share(self, state: State, group: Group) -> float:
+        """Of the time of all the group's nodes, the share in which nothing runs there."""
+        known = self._idle.get(group.id)
+        if known is None or known[0] != group.version:
+            busy = self._busy(state, group, group.nodes)
+            known = self._idle[group.id] = (group.version, 1 - sum(busy.values()) / len(busy))
+            if len(self._idle) > 2 * len(state.groups) + 16:  # groups that are gone
+                self._idle = {name: kept for name, kept in self._idle.items() if name in state.groups}
+        return known[1]
+
+
+def _unused(state: State, pool: PoolName) -> list[NodeId]:
+    """Nodes of a pool that are in no group, in their order."""
+    return [node.id for node in state.nodes.values() if node.group is None and pool in node.pools]
+
+
+class AnyGroup(InWheelOrder):
+    """A random group or a new one."""
+
+    name = "random"
+    summary = "a random group or a new one, random rollout nodes in it; no look at SLOs"
+
+    def policy(self, seed: int) -> Policy:
+        """Draws from the seed, the job and its run."""
+        return AtRandom(seed)
+
+
+class IdlestGroup(InWheelOrder):
+    """The idlest group or a new one."""
+
+    name = "most-idle"
+    summary = "the idlest group or, by the same coin, a new one, the idlest rollout nodes in it; no look at SLOs"
+
+    def policy(self, seed: int) -> Policy:
+        """Draws from the seed, the job and its run."""
+        return MostIdle(seed)
+
+
+# ---- others' ---------------------------------------------------------------------------------------------------------
+
+
+class Plugged(InWheelOrder):
+    """A policy of an installed package (entry point group ``rollmuxd.policies``), taken to keep wheel order.
+
+    Its class is made without arguments, once for each run.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.summary = "of an installed package"
+
+    def policy(self, seed: int) -> Policy:
+        """Imported only now. Raises :class:`~rollmuxd.spi.errors.PluginError` where it cannot be used."""
+        made: Policy = discovery.find_policy(self.name)()
+        return made
+
+
 _OURS: Final[tuple[Contender, ...]] = (
     RollMuxPaper(),
     RollMuxUnpruned(),
     Artifact(),
     Solo(),
     Colocated(),
+    Gavel(),
+    AnyGroup(),
+    IdlestGroup(),
 )
 
+
+def contenders() -> dict[str, Contender]:
+    """Ours, then the policies of installed packages, none of which is imported before it is used."""
+    known = {contender.name: contender for contender in _OURS}
+    return known | {name: Plugged(name) for name in discovery.names("policy") if name not in known}
+
+
 #: every contender by its name, in the order in which they are shown
-CONTENDERS: Final[dict[str, Contender]] = {contender.name: contender for contender in _OURS}
+CONTENDERS: Final[dict[str, Contender]] = contenders()

@@ -13,12 +13,15 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
 from rollmuxd.core.model import Dispatch, JobSpec, PhaseSpec, StateSpec, Want
+from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.wheel import Leg, period_ms, work_conserving_ms
+from rollmuxd.sim import baselines
 from rollmuxd.sim.baselines import CONTENDERS, makespan_ms
 from rollmuxd.sim.contender import Contender
 from rollmuxd.sim.workload import Alone, Impossible, SimJob, Starts
 
+NAMES = ("rollmux", "rollmux-unpruned", "rollmux-artifact", "solo", "colocated", "gavel", "random", "most-idle")
 H20, H800 = 1.76, 5.28  # dollars per GPU-hour (research 1.3, as the artifact has them); a node is 8 GPUs
 
 
@@ -239,3 +242,172 @@ def test_a_colocated_job_has_the_same_iterations_to_do_and_takes_its_own_times_f
 def test_a_job_of_which_no_colocated_times_are_known_is_named() -> None:
     with pytest.raises(Impossible, match=r"job a \(made\) cannot run co-located"):
         CONTENDERS["colocated"].adapt(job("a", 1, 1))
+
+
+# ---- gavel -----------------------------------------------------------------------------------------------------------
+
+
+def test_gavel_jobs_take_turns_with_whole_iterations() -> None:
+    """Two of 100 + 100 would share in 200 ms if phases were interleaved; taking turns they need 400, SLO 2 that is."""
+    for slo, admission in ((1.99, "isolated"), (2.0, "packing")):
+        cluster = Cluster(CONTENDERS["gavel"])
+        first = cluster.arrives(job("a", 100, 100, slo))
+        second = cluster.arrives(job("b", 100, 100, slo))
+        assert (first.admission, second.admission) == ("isolated", admission)
+    assert cluster.paces(first.group) == {"a": 400, "b": 400}
+    assert [leg.phase for leg in second.wheel] == ["iteration", "iteration"]
+
+
+def test_a_gavel_job_takes_the_nodes_on_which_an_iteration_is_cheaper() -> None:
+    """7B_8k of research 1.4: 246.6 s on a pair for 56.32 $/h, or 257.8 s on 42.24 $/h; 3B_4k: 126.3 s or 205 s."""
+    gavel = CONTENDERS["gavel"]
+    together = gavel.adapt(job("7B_8k", 133_800, 112_800, 1.5, colocated=(159_600, 98_200)))
+    apart = gavel.adapt(job("3B_4k", 79_330, 47_000, 1.5, colocated=(157_000, 48_000)))
+    assert [want.pool for want in together.spec.wants] == ["train"]
+    assert [want.pool for want in apart.spec.wants] == ["rollout", "train"]
+    assert (together.solo_ms, apart.solo_ms) == (257_800, 126_330)
+    assert together.work == round(10_000_000 / 246_600)  # as many as it would have done on the pair
+
+
+def test_of_a_gavel_iteration_each_pool_works_its_own_phase_only() -> None:
+    one = replace(job("a", 300, 100, 1.5), series=((200, 100), (400, 100)))
+    whole = CONTENDERS["gavel"].adapt(one)
+    assert whole.busy_share == {"rollout": 0.75, "train": 0.25}
+    assert whole.series == ((300,), (500,))
+    together = CONTENDERS["gavel"].adapt(job("b", 300, 100, 1.5, colocated=(300, 100)))
+    assert together.busy_share == {"train": 1.0}
+
+
+def test_gaps_stay_where_they_were_in_a_gavel_iteration() -> None:
+    """The gap before the first phase is the job's own; one between phases passes with the nodes in hand."""
+    one = job("a", 300, 100, 1.5)
+    phases = tuple(replace(phase, gap_ms=gap) for phase, gap in zip(one.spec.phases, (7, 20), strict=True))
+    one = replace(one, spec=replace(one.spec, phases=phases))
+    whole = CONTENDERS["gavel"].adapt(one)
+    assert (whole.spec.phases[0].gap_ms, whole.planned, whole.series) == (7, (420,), ((420,),))
+    assert whole.solo_ms == one.solo_ms == 427
+
+
+# ---- random and most-idle --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["random", "most-idle"])
+def test_who_does_not_look_at_slos_promises_none(name: str) -> None:
+    cluster = Cluster(CONTENDERS[name])
+    placed = [cluster.arrives(job(f"j{n}", 100, 100, 1.0)) for n in range(20)]
+    assert not any(one.promised for one in placed)
+    assert any(one.period_ms > 200 for one in placed)
+    assert max(len(group.jobs) for group in cluster.core.state.groups.values()) <= 5
+
+
+@pytest.mark.parametrize("name", ["random", "most-idle"])
+def test_asked_twice_a_drawn_policy_answers_the_same_and_other_seeds_answer_otherwise(name: str) -> None:
+    def answers(seed: int) -> list[tuple[object, ...]]:
+        cluster = Cluster(CONTENDERS[name], seed=seed)
+        placed = []
+        for n in range(12):
+            one = cluster.arrives(job(f"j{n}", 100 + 10 * n, 300 - 10 * n, 2.0))
+            placed.append((one.group, one.pins, one.admission))
+        state = cluster.core.state
+        newcomer = replace(state.jobs[state.names["team/j3"]], id="j99", pins={}, group=None)
+        assert cluster.policy.place(state, newcomer) == cluster.policy.place(state, newcomer)
+        return placed
+
+    assert answers(0) == answers(0)
+    assert len({str(answers(seed)) for seed in range(5)}) > 1
+
+
+@pytest.mark.parametrize("name", ["random", "most-idle"])
+def test_nobody_is_drawn_to_a_host_without_the_ram(name: str) -> None:
+    """Of two states of 600 GB only one lies on a host of 1 TB: every job needs nodes, or a group, of its own."""
+    cluster = Cluster(CONTENDERS[name], ram_gb=1000)
+    for n in range(15):
+        cluster.arrives(job(f"j{n}", 100, 100, 2.0, ram_gb=600))
+    assert len(cluster.core.state.groups) == 15
+
+
+@pytest.mark.parametrize("name", ["random", "most-idle"])
+def test_where_nothing_can_be_bought_the_drawn_take_what_there_is(name: str) -> None:
+    cluster = Cluster(CONTENDERS[name], rollout=1, train=1)
+    for n in range(5):
+        assert cluster.arrives(job(f"j{n}", 100, 100, 2.0)) is not None
+    assert cluster.arrives(job("one too many", 100, 100, 2.0)) is None
+
+
+def test_the_coin_is_one_in_as_many_as_there_are_groups_and_one() -> None:
+    """After the first job: a new group for half of the seeds, and inside the group a new node for half of the rest."""
+    admissions = []
+    for seed in range(400):
+        cluster = Cluster(CONTENDERS["random"], rollout=3, train=3, seed=seed)
+        cluster.arrives(job("a", 100, 100))
+        admissions.append(cluster.arrives(job("b", 100, 100)).admission)
+    counted = {name: admissions.count(name) for name in ("isolated", "packing", "scaling")}
+    assert 160 <= counted["isolated"] <= 240
+    assert 65 <= counted["packing"] <= 135
+    assert 65 <= counted["scaling"] <= 135
+
+
+def test_most_idle_takes_the_idlest_node_until_it_is_busy_four_fifths_of_the_time() -> None:
+    """L 1000/200 keeps its rollout node busy 5/6 of its 1200 ms: a second job there gets a node of its own."""
+    for rollout, train, admission in ((1000, 200, "scaling"), (900, 300, "packing")):  # 5/6 and 3/4 of the time
+        seen = set()
+        for seed in range(10):
+            cluster = Cluster(CONTENDERS["most-idle"], seed=seed)
+            cluster.arrives(job("L", rollout, train))
+            seen.add(cluster.arrives(job("S", 10, 10)).admission)
+        assert seen == {"isolated", admission}
+
+
+def test_most_idle_takes_the_group_that_works_least() -> None:
+    """A lone job of 1000/1000 leaves each of its nodes idle half of the time; a pair of them leaves none idle."""
+    groups = set()
+    for seed in range(40):
+        cluster = Cluster(CONTENDERS["most-idle"], seed=seed)
+        for name in "abc":
+            cluster.arrives(job(name, 1000, 1000))
+        state = cluster.core.state
+        idle = {group.id: 3 - len(group.jobs) for group in state.groups.values()}
+        newcomer = cluster.arrives(job("d", 10, 10))
+        if newcomer.admission != "isolated" and len(set(idle.values())) > 1:
+            groups.add(idle[newcomer.group])
+    assert groups == {2}  # of a lone job and a pair always the lone one
+
+
+# ---- all of them -----------------------------------------------------------------------------------------------------
+
+
+def test_every_contender_goes_by_its_name() -> None:
+    assert tuple(CONTENDERS)[: len(NAMES)] == NAMES
+    assert all(contender.name == name and contender.summary for name, contender in CONTENDERS.items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_contender_places_what_comes_and_gives_everybody_a_pace(name: str) -> None:
+    contender = CONTENDERS[name]
+    cluster = Cluster(contender)
+    for n in range(12):
+        cluster.arrives(job(f"j{n}", 1000 + 130 * n, 900 - 40 * n, 1 + n / 10, width=1 + n % 2, colocated=(1500, 600)))
+    for n in (3, 7):
+        cluster.ends(f"j{n}")
+    state = cluster.core.state
+    paces = [pace for group in state.groups for pace in cluster.paces(group).items()]
+    assert sorted(who for who, _ in paces) == sorted(f"j{n}" for n in range(12) if n not in (3, 7))
+    assert all(type(pace) is int and pace > 0 for _, pace in paces)
+    for group in state.groups.values():
+        if name in ("rollmux", "rollmux-unpruned", "solo", "colocated", "gavel"):
+            for who, pace in contender.paces(cluster.policy, state, group.id).items():
+                spec = state.jobs[who].spec
+                assert pace <= spec.slo * sum(phase.planned_ms for phase in spec.phases)
+
+
+def test_a_policy_of_an_installed_package_is_a_contender(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Theirs(RollMux):
+        name = "theirs"
+
+    monkeypatch.setattr(baselines.discovery, "names", lambda kind: ("rollmux", "theirs"))
+    monkeypatch.setattr(baselines.discovery, "find_policy", lambda name: {"theirs": Theirs}[name])
+    found = baselines.contenders()
+    assert [*found] == [*NAMES, "theirs"]
+    assert found["rollmux"] is CONTENDERS["rollmux"]  # ours goes before an entry point of its name
+    assert isinstance(found["theirs"].policy(0), Theirs)
+    assert Cluster(found["theirs"]).arrives(job("a", 100, 100, 1.5)).admission == "isolated"
