@@ -3,21 +3,30 @@
 - The production trace has the published counts, hours and peaks.
 - The nine classes keep their ranges, and a draw of them has the paper's hours.
 - Equal seeds give equal workloads, in every process; another seed gives another one.
-- A malformed row names file, line and column; an option that makes no sense says so.
+- Philly's jobs are as long and wide as the file says; logged and generated iterations have their type's mean.
+- A malformed row names file, line and column; an option that makes no sense says so; missing data says how to get it.
 """
 
 import itertools
 import os
+import statistics
 import subprocess
 import sys
+import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from rollmuxd.sim.workload import Options, SimJob, Workload
+from rollmuxd.sim.workload import Malformed, Options, SimJob, Workload
 from rollmuxd.sim.workloads import names, read
 
 HOUR = 3_600_000
+#: data sets that do not come with the package, where a checkout has them beside it
+DATA = Path(__file__).parents[3] / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the data sets that are not shipped are not at {DATA}")
+#: workloads that need nothing but the package
+SHIPPED = [name for name, _ in names() if name not in {"philly", "real-logs", "journal"}]
 #: what a class's phases take, in seconds, as the paper prints it
 TABLE_6 = {
     "BL-small": ((50, 100), (50, 100)),
@@ -153,19 +162,19 @@ def test_slos_are_drawn_between_the_bounds():
     assert all(job.spec.slo is None for job in read("weave-production", Options(slo=None)).draw(3).jobs)
 
 
-@pytest.mark.parametrize("name", [name for name, _ in names()])
+@pytest.mark.parametrize("name", SHIPPED)
 def test_a_seed_gives_one_workload_and_another_seed_another(name):
-    first, again = read(name), read(name)
+    first, again = read(name, Options(jobs=15)), read(name, Options(jobs=15))
     assert first.draw(1) == again.draw(1)
-    assert first.draw(1) != first.draw(2)
+    assert first.draw(1) != first.draw(2) or name.startswith("micro-")
     first.draw(1).check()
     assert [job.arrives_ms for job in first.draw(1).jobs] == sorted(job.arrives_ms for job in first.draw(1).jobs)
 
 
 def test_a_seed_gives_the_same_workload_in_every_process():
     say = (
-        "import hashlib; from rollmuxd.sim.workloads import names, read\n"
-        "text = repr([read(name).draw(7) for name, _ in names()])\n"
+        "import hashlib; from rollmuxd.sim.workload import Options; from rollmuxd.sim.workloads import read\n"
+        f"text = repr([read(name, Options(jobs=15, switch='table')).draw(7) for name in {SHIPPED}])\n"
         "print(hashlib.sha256(text.encode()).hexdigest())"
     )
     said = [
@@ -236,7 +245,234 @@ def test_weibull_arrivals_are_burstier_than_uniform_ones():
     assert gaps("weibull") > 2
 
 
+# ---- Philly ------------------------------------------------------------------------------------------------------
+
+
+def philly(folder: Path, *rows: str, head: str = "job_id,submit_s,duration_s,num_gpus,vc") -> Options:
+    """Options that name a file of these rows."""
+    path = folder / "jobs.csv"
+    path.write_text("\n".join([head, *rows]) + "\n")
+    return Options(more={"csv": str(path)})
+
+
+def test_a_job_is_as_many_nodes_wide_as_its_gpus_fill(tmp_path):
+    rows = [f"{gpus},{gpus},7200,{gpus},v" for gpus in (1, 8, 9, 16, 17)]
+    jobs = read("philly", philly(tmp_path, *rows)).draw(0).jobs
+    assert [wants(job) for job in jobs] == [{"rollout": n, "train": n} for n in (1, 1, 2, 2, 3)]
+    assert [job.footprint for job in jobs] == [wants(job) for job in jobs]
+    assert [job.lasts_ms for job in jobs] == [2 * HOUR] * 5
+
+
+def test_short_and_narrow_jobs_are_left_out_and_time_begins_with_the_first_that_stays(tmp_path):
+    options = philly(tmp_path, "0,5,3599,8,v", "1,10,3600,8,v", "2,30,9000,1,v", "3,20,7200,4,v")
+    jobs = read("philly", options).draw(0).jobs
+    assert [(job.name, job.arrives_ms) for job in jobs] == [("job1", 0), ("job3", 10_000), ("job2", 20_000)]
+    options = Options(more={**options.more, "min_hours": "2", "min_gpus": "4"})
+    assert [job.name for job in read("philly", options).draw(0).jobs] == ["job3"]
+
+
+@pytest.mark.parametrize(("types", "kinds"), [("BL", "BL-"), ("TH-small", "TH-small"), ("production", "_")])
+def test_what_philly_runs_is_drawn_from_the_types_asked_for(tmp_path, types, kinds):
+    options = philly(tmp_path, *[f"{n},{n},7200,1,v" for n in range(50)])
+    jobs = read("philly", Options(more={**options.more, "types": types})).draw(0).jobs
+    assert all(kinds in job.kind for job in jobs)
+    assert all((job.colocated is not None) == (types == "production") for job in jobs)
+
+
+@needs_data
+def test_ten_thousand_jobs_of_philly_load_in_about_a_second():
+    began = time.perf_counter()
+    workload = read("philly", Options(data=str(DATA), jobs=10_000)).draw(0)
+    took = time.perf_counter() - began
+    assert len(workload.jobs) == 10_000
+    assert len({job.name for job in workload.jobs}) == 10_000
+    assert min(job.lasts_ms for job in workload.jobs) >= HOUR
+    assert took < 4, "it takes a fifth of a second; this allows for a busy machine"
+
+
+def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("ROLLMUX_DATA", raising=False)
+    with pytest.raises(FileNotFoundError, match=r"philly.csv is not there: neither .*msr-fiddle/philly-traces \(CC-BY"):
+        read("philly")
+    with pytest.raises(FileNotFoundError, match=rf"looked for {tmp_path}/rl_steps/runs.csv.*Apache-2.0"):
+        read("real-logs", Options(data=str(tmp_path)))
+    monkeypatch.setenv("ROLLMUX_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=f"looked for {tmp_path}/arrivals/philly.csv"):
+        read("philly")
+
+
+# ---- logged and generated iterations -----------------------------------------------------------------------------
+
+
+def logs(folder: Path, **runs: list[tuple[float, float]]) -> Options:
+    """Options that name a folder with these runs, each of its own family. A tenth of each training time is ``ref``."""
+    (folder / "rl_steps").mkdir()
+    (folder / "rl_steps" / "runs.csv").write_text("run,source_repo\n" + "".join(f"{run},{run}/code\n" for run in runs))
+    for run, steps in runs.items():
+        rows = "".join(f"{n},{gen},{0.9 * train},,{0.1 * train}\n" for n, (gen, train) in enumerate(steps))
+        (folder / "rl_steps" / f"{run}.csv").write_text("step,gen_s,train_s,old_logprob_s,ref_s\n" + rows)
+    return Options(data=str(folder))
+
+
+def test_a_logged_run_keeps_its_shape_and_gets_its_types_mean(tmp_path):
+    options = logs(tmp_path, one=[(900, 900), (10, 4), (30, 4), (20, 16)])
+    job = job_of(read("real-logs", options).draw(0), "7B_8k")
+    assert job.series == ((66_900, 56_400), (200_700, 56_400), (133_800, 225_600))
+    assert job.planned == (133_800, 112_800)
+    assert job.work == round(job.lasts_ms / 246_600)
+
+
+def test_a_plan_is_the_mean_the_first_ten_steps_or_the_worst_and_the_work_is_the_same(tmp_path):
+    options = logs(tmp_path, one=[(1, 1), *[(10, 10)] * 10, *[(30, 20)] * 10])
+    planned, work = {}, set()
+    for plan in ("mean", "first10", "max"):
+        job = job_of(read("real-logs", Options(data=options.data, more={"plan": plan})).draw(0), "7B_8k")
+        planned[plan] = job.planned
+        work.add(job.work)
+    assert planned == {"mean": (133_800, 112_800), "first10": (66_900, 75_200), "max": (200_700, 150_400)}
+    assert len(work) == 1
+
+
+@needs_data
+def test_families_of_logs_weigh_alike():
+    workload = read("real-logs", Options(data=str(DATA), slo=None)).draw(0)
+    lengths = Counter(len(job.series) for job in workload.jobs)
+    assert lengths[194] > 10, "the one run of EasyR1, a seventh of the 200 jobs and not a 23rd"
+    for job in workload.jobs[:20]:
+        for phase, mean in zip(zip(*job.series, strict=True), job.planned, strict=True):
+            assert statistics.fmean(phase) == pytest.approx(mean, rel=1e-4)
+
+
+@pytest.mark.parametrize(("turns", "low", "high"), [("single", 0.03, 0.06), ("multi", 0.2, 0.45)])
+def test_generated_rollouts_vary_as_real_ones(turns, low, high):
+    jobs = [
+        job for job in read("generated", Options(jobs=50, more={"turns": turns})).draw(0).jobs if len(job.series) > 100
+    ]
+    spread = statistics.median(
+        statistics.pstdev(gen := [step[0] for step in job.series]) / statistics.fmean(gen) for job in jobs
+    )
+    assert low < spread < high
+
+
+def test_generated_iterations_are_as_many_as_fit_and_have_their_types_mean():
+    for job in read("generated", Options(jobs=20)).draw(0).jobs:
+        assert len(job.series) == len(job.tail_from) == job.work == max(1, round(job.lasts_ms / job.solo_ms))
+        for phase, mean in zip(zip(*job.series, strict=True), job.planned, strict=True):
+            assert statistics.fmean(phase) == pytest.approx(mean, rel=1e-4)
+
+
+def test_growing_answers_make_the_end_longer_than_the_beginning():
+    jobs = [
+        job
+        for job in read("generated", Options(jobs=50, more={"turns": "growing"})).draw(0).jobs
+        if len(job.series) > 200
+    ]
+    growth = [
+        statistics.fmean(step[1] for step in job.series[-50:]) / statistics.fmean(step[1] for step in job.series[:50])
+        for job in jobs
+    ]
+    assert 1.6 < statistics.median(growth) < 2.6
+
+
+@pytest.mark.parametrize(
+    ("lengths", "low", "high"), [("hard-math", 0.5, 0.75), ("mixed", 0.1, 0.4), ("easy-math", 0, 0.2)]
+)
+def test_the_tail_begins_when_80_percent_of_the_responses_are_done(lengths, low, high):
+    jobs = read("generated", Options(jobs=20, more={"turns": "single", "lengths": lengths})).draw(0).jobs
+    shares = [share for job in jobs for share in job.tail_from]
+    assert all(0 < share <= 1 for share in shares)
+    assert low < statistics.fmean(shares) < high
+
+
+def test_a_tail_keeps_one_gpu_of_eight():
+    workload = read("generated", Options(jobs=60)).draw(0)
+    assert {(wants(job)["rollout"], job.spec.phases[0].min_gpus) for job in workload.jobs} == {(1, 1), (2, 2)}
+    assert all(job.spec.phases[1].min_gpus == 0 for job in workload.jobs)
+
+
+# ---- the micro-benchmarks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "nodes"),
+    [
+        ("micro-temporal", "AA", (1, 1)),
+        ("micro-train", "DDE", (3, 1)),
+        ("micro-spatial", "CDD", (2, 2)),
+    ],
+)
+def test_a_micro_benchmark_has_its_jobs_at_once_on_its_nodes(name, kinds, nodes):
+    workload = read(name).draw(0)
+    workload.check()
+    assert "".join(job.kind for job in workload.jobs) == kinds
+    assert tuple(pool.nodes for pool in workload.pools) == nodes
+    assert all(job.arrives_ms == 0 and job.spec.slo is None for job in workload.jobs)
+    assert read(name, Options(more={"inventory": "on-demand"})).draw(0).on_demand
+
+
+def test_multi_turn_types_have_the_ratios_of_table_3():
+    shapes = {job.kind: job.planned for name in ("micro-train", "micro-spatial") for job in read(name).draw(0).jobs}
+    assert shapes["D"][0] / shapes["D"][1] == pytest.approx(2.5, abs=0.1)
+    assert shapes["E"][0] / shapes["E"][1] == pytest.approx(6.0, abs=0.001)
+    assert shapes["C"] == (267_600, 361_800)
+
+
+def test_a_tail_case_has_rollouts_as_long_as_their_longest_response():
+    workload = read("tail-7B8k-14B8k", Options(more={"lengths": "mixed"})).draw(0)
+    assert [job.kind for job in workload.jobs] == ["7B_8k", "14B_8k"]
+    for job in workload.jobs:
+        assert job.spec.phases[0].min_gpus == 1
+        assert statistics.fmean(step[0] for step in job.series) == pytest.approx(job.planned[0], rel=1e-4)
+        longest = max(range(len(job.series)), key=lambda at: job.series[at][0])
+        shortest = min(range(len(job.series)), key=lambda at: job.series[at][0])
+        assert job.tail_from[shortest] > job.tail_from[longest]
+
+
 # ---- what cannot be ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "line", "column", "said"),
+    [
+        ("0,zero,7200,8,v", 3, "submit_s", "'zero' is there, expected a number"),
+        ("0,1,-7200,8,v", 3, "duration_s", "'-7200' is there, expected a number of at least 0"),
+        ("0,1,nan,8,v", 3, "duration_s", "'nan' is there, expected a finite number"),
+        ("0,inf,7200,8,v", 3, "submit_s", "'inf' is there, expected a finite number"),
+        ("0,1,7200,,v", 3, "num_gpus", "'' is there, expected a number"),
+        ("0,1,7200,0,v", 3, "num_gpus", "'0' is there, expected a number of at least 1"),
+        ("0,1,7200,1.5,v", 3, "num_gpus", "'1.5' is there, expected a whole number"),
+        ("0,1,7200", 3, "num_gpus", "3 cells are there, expected 5"),
+        ('0,1,"7200,8,v', 3, "submit_s", "no CSV"),
+    ],
+)
+def test_a_malformed_row_names_file_line_and_column(tmp_path, row, line, column, said):
+    options = philly(tmp_path, "0,0,7200,8,v", row)
+    with pytest.raises(Malformed, match=said) as caught:
+        read("philly", options)
+    assert (caught.value.file, caught.value.line, caught.value.column) == (options.more["csv"], line, column)
+    assert f"jobs.csv, line {line}, column {column!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "the file is empty"),
+        (b"submit_s,duration_s,num_gpus\n", "no row is there"),
+        (b"submit_s,duration,num_gpus\n0,1,1\n", "'duration_s': there is no such column .'duration' is there"),
+        (b"SQLite format 3\0\xff\xfe", "is no UTF-8, expected a text file"),
+        (b"a\0b\n", "a NUL byte"),
+    ],
+)
+def test_a_file_that_is_no_table_says_so(tmp_path, body, said):
+    (tmp_path / "jobs.csv").write_bytes(body)
+    with pytest.raises(Malformed, match=said):
+        read("philly", Options(more={"csv": str(tmp_path / "jobs.csv")}))
+
+
+def test_a_log_with_a_broken_step_names_it(tmp_path):
+    options = logs(tmp_path, one=[(1, 1), (10, 4), (0, 4)])
+    with pytest.raises(Malformed, match=r"one.csv, line 4, column 'gen_s': '0' is there, expected a number above 0"):
+        read("real-logs", options)
 
 
 def test_an_unknown_workload_is_answered_with_the_nearest():

@@ -12,7 +12,11 @@ from typing import Final
 
 from rollmuxd.sim.workload import Options, Recipe
 from rollmuxd.sim.workloads.classes import CLASSES, Classes
+from rollmuxd.sim.workloads.generated import Generated
+from rollmuxd.sim.workloads.micro import MULTIPLEXING, TAILS, Multiplexing, Tails
+from rollmuxd.sim.workloads.philly import Philly
 from rollmuxd.sim.workloads.production import Production
+from rollmuxd.sim.workloads.real_logs import RealLogs
 from rollmuxd.sim.workloads.shapes import nearest
 
 __all__ = ["names", "read"]
@@ -25,6 +29,13 @@ def _class_summary(name: str) -> str:
     return f"{_HEAVY[name[:2]]}: rollout {low_r} to {high_r} s, train {low_t} to {high_t} s; 300 jobs over 580 h"
 
 
+def _multiplexing_summary(name: str) -> str:
+    letters, (rollout, train) = MULTIPLEXING[name]
+    return (
+        f"the paper's micro-benchmark: jobs {', '.join(letters)} of its table 3 on {8 * rollout} H20 + {8 * train} H800"
+    )
+
+
 #: name: (one line, what makes it)
 _CATALOGUE: Final[dict[str, tuple[str, Callable[[str, str, Options], Recipe]]]] = {
     "weave-production": (
@@ -35,6 +46,17 @@ _CATALOGUE: Final[dict[str, tuple[str, Callable[[str, str, Options], Recipe]]]] 
     "mixed": ("the paper's simulation study: 300 jobs over 580 h, one of the nine classes each", Classes),
     **{kind: (f"the same, {heavy} jobs only, of all three sizes", Classes) for kind, heavy in _HEAVY.items()},
     **{name: (_class_summary(name), Classes) for name in CLASSES},
+    "philly": (
+        "Philly's jobs of an hour and longer (or csv=FILE); up to 8 GPUs are a node of each pool, up to 16 two",
+        Philly,
+    ),
+    "real-logs": ("the production trace's jobs, every iteration a logged step of a public training run", RealLogs),
+    "generated": ("the production trace's jobs with generated iterations (noise, spikes, drift) and tails", Generated),
+    **{name: (_multiplexing_summary(name), Multiplexing) for name in MULTIPLEXING},
+    **{
+        name: (f"the paper's tail migration: {' and '.join(both)} on 8 H20 + 8 H800", Tails)
+        for name, both in TAILS.items()
+    },
 }
 
 
