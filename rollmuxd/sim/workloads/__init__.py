@@ -13,6 +13,7 @@ from typing import Final
 from rollmuxd.sim.workload import Options, Recipe
 from rollmuxd.sim.workloads.classes import CLASSES, Classes
 from rollmuxd.sim.workloads.generated import Generated
+from rollmuxd.sim.workloads.journal import Journal
 from rollmuxd.sim.workloads.micro import MULTIPLEXING, TAILS, Multiplexing, Tails
 from rollmuxd.sim.workloads.philly import Philly
 from rollmuxd.sim.workloads.production import Production
@@ -57,6 +58,7 @@ _CATALOGUE: Final[dict[str, tuple[str, Callable[[str, str, Options], Recipe]]]] 
         name: (f"the paper's tail migration: {' and '.join(both)} on 8 H20 + 8 H800", Tails)
         for name, both in TAILS.items()
     },
+    "journal": ("a daemon's own journal (file=PATH): its jobs, each step as it was recorded, on its nodes", Journal),
 }
 
 

@@ -105,24 +105,8 @@ class Terms:
     """
 
     def __init__(self, options: Options, more: Sequence[str] = ()) -> None:
+        check(options, more, tuple(GPU_TYPES))
         self.options = options
-        _check_slo(options.slo)
-        _check_switch(options.switch)
-        if not 0 < options.ram_gb < math.inf:
-            raise ValueError(
-                f"ram_gb is {options.ram_gb:g}: a node has more than 0 GB of host RAM, and a finite amount"
-            )
-        if options.jobs < 0:
-            raise ValueError(f"jobs is {options.jobs}: it is how many jobs at most, or 0 for all")
-        for pool, nodes in options.nodes.items():
-            if pool not in GPU_TYPES:
-                raise ValueError(f"nodes are given for pool {pool!r}; the pools are {', '.join(GPU_TYPES)}")
-            if nodes < 1:
-                raise ValueError(f"pool {pool} is given {nodes} nodes: at least 1, or leave it out to buy on demand")
-        for key in options.more:
-            if key not in more:
-                known = f"its settings are {', '.join(more)}" if more else "this workload has no settings of its own"
-                raise ValueError(f"{key!r} is no setting of this workload{nearest(key, more)} ({known})")
         self._prices = prices(options.prices)
         self._states: dict[float, tuple[StateSpec, ...]] = {}
 
@@ -160,10 +144,7 @@ class Terms:
 
     def thinned(self, items: Sequence[T], seed: int) -> Sequence[T]:
         """As many as were asked for, chosen at random, in their order."""
-        count = self.options.jobs
-        if not count or count >= len(items):
-            return items
-        return [items[place] for place in sorted(random.Random(f"thin {seed}").sample(range(len(items)), count))]
+        return thinned(items, self.options.jobs, seed)
 
     # ---- of the parts ------------------------------------------------------------------------------------------------
 
@@ -259,6 +240,13 @@ class Terms:
         )
 
 
+def thinned(items: Sequence[T], count: int, seed: int) -> Sequence[T]:
+    """So many of them, chosen at random, in their order; 0: all."""
+    if not count or count >= len(items):
+        return items
+    return [items[place] for place in sorted(random.Random(f"thin {seed}").sample(range(len(items)), count))]
+
+
 def prices(given: str | dict[str, float]) -> Mapping[str, float]:
     """$ per GPU-hour by GPU type."""
     if isinstance(given, str):
@@ -278,6 +266,27 @@ def prices(given: str | dict[str, float]) -> Mapping[str, float]:
         if gpu_type not in GPU_TYPES.values():
             raise ValueError(f"a price is given for {gpu_type!r}; the GPUs are {', '.join(GPU_TYPES.values())}")
     return given
+
+
+def check(options: Options, more: Sequence[str], pools: Sequence[PoolName]) -> None:
+    """Raise ``ValueError`` for the first option that makes no sense; see :class:`Terms`."""
+    _check_slo(options.slo)
+    _check_switch(options.switch)
+    if not 0 < options.ram_gb < math.inf:
+        raise ValueError(f"ram_gb is {options.ram_gb:g}: a node has more than 0 GB of host RAM, and a finite amount")
+    if options.jobs < 0:
+        raise ValueError(f"jobs is {options.jobs}: it is how many jobs at most, or 0 for all")
+    for pool, nodes in options.nodes.items():
+        if pool not in pools:
+            raise ValueError(
+                f"nodes are given for pool {pool!r}{nearest(pool, pools)} (the pools are {', '.join(pools)})"
+            )
+        if nodes < 1:
+            raise ValueError(f"pool {pool} is given {nodes} nodes: at least 1, or leave it out to buy on demand")
+    for key in options.more:
+        if key not in more:
+            known = f"its settings are {', '.join(more)}" if more else "this workload has no settings of its own"
+            raise ValueError(f"{key!r} is no setting of this workload{nearest(key, more)} ({known})")
 
 
 def _check_slo(slo: tuple[float, float] | None) -> None:

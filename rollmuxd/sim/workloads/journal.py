@@ -1,0 +1,419 @@
+"""A daemon's own journal as a workload: what would another policy have done with these jobs on these nodes?
+
+``file=PATH`` is what ``rollmuxd facts --json`` printed (as an operator, without ``--job``: the nodes must be in it),
+the daemon's ``journal.sqlite3``, or its state directory. What is taken from it:
+
+- A job is one *run*: it arrives when it registered, and in paper accounting ends when it was lost or over (or when the
+  journal ends). Its work is the iterations that it finished. Runs that finished no phase are left out, and counted.
+- Its iterations are the recorded ones: each phase from its grant to its release. One that was broken off counts for
+  nothing. Its own gaps are the median of what lay between a release and its next request, pauses left out.
+- It registers as it did, with the means of its iterations as the planned times. Nodes that it wanted by name are so
+  many nodes; GPUs that it wanted are as many nodes as hold them.
+- Pools have the most nodes that were in them at once, and are fixed: nothing is bought. A host's RAM is divided among
+  its nodes. Prices are the configuration's; a price given by GPU type goes before, and where none was configured the
+  named price list (``artifact``) is asked.
+- ``switch=table`` takes the times of loads, parks and ``init`` that were measured; ``none`` and a number are as always.
+- SLOs are the jobs' own: ``slo`` is ignored, and so is ``ram_gb`` where hosts have a budget.
+
+Every seed gives the same, but for who stays if fewer jobs are wanted. How far tails had shrunk is not used. Where
+single responses were done is not in a journal: no tail is released.
+"""
+
+import contextlib
+import math
+import sqlite3
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from rollmuxd.core import facts as f
+from rollmuxd.core.facts import AnyFact, Fact
+from rollmuxd.core.inputs import HostSpec, NodeSpec
+from rollmuxd.core.model import (
+    HostId,
+    JobId,
+    JobSpec,
+    Millis,
+    Movable,
+    NodeId,
+    OnLoss,
+    OrderId,
+    OrderKind,
+    PhaseSpec,
+    PoolName,
+    SlotId,
+    StateSpec,
+    Want,
+)
+from rollmuxd.sim.workload import Durations, Malformed, Options, Pool, SimJob, Starts, Workload, by_arrival
+from rollmuxd.sim.workloads.shapes import PRICES, check, nearest, thinned
+
+INIT: Final = "init"
+SQLITE: Final = b"SQLite format 3\0"
+EXPECTED: Final = "expected what `rollmuxd facts --json` prints, or a daemon's journal.sqlite3"
+
+
+class Run(Struct):
+    """What is known of one run of a job."""
+
+    name: str
+    owner: str
+    spec: JobSpec
+    arrived: Millis
+    ended: Millis | None = None
+    #: finished iterations, and the phases of the one at hand
+    series: list[Durations] = field(default_factory=list)
+    current: dict[str, Millis] = field(default_factory=dict)
+    #: each time of each phase, side phases included
+    times: dict[str, list[Millis]] = field(default_factory=dict)
+    gaps: dict[str, list[Millis]] = field(default_factory=dict)
+    #: since when it goes about its own business; None: it does not, or it is paused
+    idle_from: Millis | None = None
+    #: of loads and parks, per pool
+    moves: dict[tuple[PoolName, OrderKind], list[Millis]] = field(default_factory=dict)
+
+    def iteration_over(self) -> None:
+        """Keep the iteration at hand if it has all of its phases."""
+        names = [phase.name for phase in self.spec.phases]
+        if all(name in self.current for name in names):
+            self.series.append(tuple(self.current[name] for name in names))
+        self.current = {}
+
+
+class Asked(Struct):
+    """A slot that was asked for."""
+
+    run: Run
+    phase: str
+    side: bool
+    granted: Millis | None = None
+
+
+class Reading:
+    """What the facts so far come to."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self.hosts: dict[HostId, HostSpec] = {}
+        #: all that ever were, as last configured
+        self.nodes: dict[NodeId, NodeSpec] = {}
+        #: the most nodes of a pool at once
+        self.most: dict[PoolName, int] = {}
+        self.last: Millis = 0
+        self._there: dict[NodeId, NodeSpec] = {}
+        self._named: dict[str, Run] = {}
+        #: of each job, the run that may still be told of
+        self._run_of: dict[JobId, Run] = {}
+        self._slots: dict[SlotId, Asked] = {}
+        self._orders: dict[OrderId, tuple[Run, PoolName, OrderKind, Millis]] = {}
+        self._heard: dict[type[Fact], Callable[[Any], None]] = {
+            f.HostAdded: self._host_added,
+            f.NodeAdded: self._node_added,
+            f.NodeRemoved: self._node_removed,
+            f.JobRegistered: self._job_registered,
+            f.JobLost: self._job_gone,
+            f.JobEnded: self._job_gone,
+            f.JobPaused: self._job_paused,
+            f.SlotQueued: self._slot_queued,
+            f.SlotGranted: self._slot_granted,
+            f.SlotReleased: self._slot_released,
+            f.OrderIssued: self._order_issued,
+            f.OrderEnded: self._order_ended,
+        }
+
+    def hear(self, fact: Fact) -> None:
+        """The next fact."""
+        self.last = max(self.last, fact.at)
+        heard = self._heard.get(type(fact))
+        if heard is not None:
+            heard(fact)
+
+    # ---- hosts and nodes -------------------------------------------------------------------------------------------
+
+    def _host_added(self, fact: f.HostAdded) -> None:
+        self.hosts[fact.host.id] = fact.host
+
+    def _node_added(self, fact: f.NodeAdded) -> None:
+        self.nodes[fact.node.id] = self._there[fact.node.id] = fact.node
+        for pool in fact.node.pools:
+            now = sum(pool in node.pools for node in self._there.values())
+            self.most[pool] = max(self.most.get(pool, 0), now)
+
+    def _node_removed(self, fact: f.NodeRemoved) -> None:
+        self._there.pop(fact.node, None)
+
+    # ---- runs ------------------------------------------------------------------------------------------------------
+
+    def _job_registered(self, fact: f.JobRegistered) -> None:
+        self._over(fact.job, fact.at)
+        name = fact.spec.name if fact.run == 1 else f"{fact.spec.name}-run{fact.run}"
+        if name in self._named:
+            name = f"{name}-{fact.job}"
+        run = self._named[name] = Run(name, fact.owner, fact.spec, fact.at)
+        self.runs.append(run)
+        self._run_of[fact.job] = run
+
+    def _job_gone(self, fact: f.JobLost | f.JobEnded) -> None:
+        self._over(fact.job, fact.at)
+
+    def _over(self, job: JobId, at: Millis) -> None:
+        run = self._run_of.pop(job, None)
+        if run is not None:
+            run.iteration_over()
+            run.ended = at
+
+    def finish(self) -> None:
+        """The journal is over, and who still runs is over with it."""
+        for job in list(self._run_of):
+            self._over(job, self.last)
+
+    def _job_paused(self, fact: f.JobPaused) -> None:
+        run = self._run_of.get(fact.job)
+        if run is not None:
+            run.idle_from = None
+
+    # ---- slots -----------------------------------------------------------------------------------------------------
+
+    def _slot_queued(self, fact: f.SlotQueued) -> None:
+        run = self._run_of.get(fact.job)
+        if run is None:
+            return
+        self._slots[fact.slot] = Asked(run, fact.phase, fact.side)
+        if fact.iteration:
+            run.iteration_over()
+        if run.idle_from is not None and not fact.side:
+            run.gaps.setdefault(fact.phase, []).append(fact.at - run.idle_from)
+        run.idle_from = None
+
+    def _slot_granted(self, fact: f.SlotGranted) -> None:
+        asked = self._slots.get(fact.slot)
+        if asked is not None:
+            asked.granted = fact.at
+
+    def _slot_released(self, fact: f.SlotReleased) -> None:
+        asked = self._slots.pop(fact.slot, None)
+        if asked is None or asked.granted is None:
+            return
+        took = max(1, fact.at - asked.granted)
+        asked.run.times.setdefault(asked.phase, []).append(took)
+        if not asked.side:
+            asked.run.current[asked.phase] = took
+            asked.run.idle_from = fact.at
+
+    # ---- orders ----------------------------------------------------------------------------------------------------
+
+    def _order_issued(self, fact: f.OrderIssued) -> None:
+        run = self._run_of.get(fact.job)
+        if run is not None:
+            self._orders[fact.order] = (run, fact.pool, fact.kind, fact.at)
+
+    def _order_ended(self, fact: f.OrderEnded) -> None:
+        issued = self._orders.pop(fact.order, None)
+        if issued is not None:
+            run, pool, kind, at = issued
+            run.moves.setdefault((pool, kind), []).append(fact.at - at)
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------
+
+
+def read_facts(path: Path) -> Iterator[AnyFact]:
+    """Every fact of a file, in order. Raises ``Malformed`` for what is none."""
+    with path.open("rb") as file:
+        binary = file.read(len(SQLITE)) == SQLITE
+    for line, body in _rows(path) if binary else _lines(path):
+        try:
+            yield f.decode(body)
+        except msgspec.ValidationError as error:
+            raise Malformed(str(path), line, "fact", f"no fact that this version knows: {error}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Malformed(str(path), line, "fact", f"no JSON ({error}), {EXPECTED}") from None
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, line
+
+
+def _rows(path: Path) -> Iterator[tuple[int, str]]:
+    """Rows of a daemon's database, which may be in use: it is opened for reading only."""
+    row = 0
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            for row, body in database.execute("SELECT seq, body FROM facts ORDER BY seq"):
+                yield row, body
+    except sqlite3.Error as error:
+        raise Malformed(str(path), row + 1, "facts", f"SQLite says: {error}; {EXPECTED}") from None
+
+
+def _path(options: Options) -> Path:
+    given = options.more.get("file", "")
+    if not given:
+        raise ValueError(f"a journal is needed: file=PATH, {EXPECTED}")
+    path = Path(given).expanduser()
+    if (path / "journal.sqlite3").is_file():
+        return path / "journal.sqlite3"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is no file; {EXPECTED}")
+    return path
+
+
+# ---- the workload ----------------------------------------------------------------------------------------------------
+
+
+class Journal:
+    """The runs of a journal on its nodes."""
+
+    def __init__(self, name: str, summary: str, options: Options) -> None:
+        self.name, self.summary = name, summary
+        self._options = options
+        check(replace(options, nodes={}), ("file",), ())
+        path = _path(options)
+        reading = Reading()
+        for fact in read_facts(path):
+            reading.hear(fact)
+        reading.finish()
+        if not reading.nodes:
+            raise ValueError(f"{path} tells of no nodes: print the facts as an operator, without --job or --after")
+        check(options, ("file",), tuple(reading.most))
+        self._pools = tuple(_pool(pool, reading, options) for pool in reading.most)
+        ran = [run for run in reading.runs if _steps(run)]
+        if not ran:
+            raise ValueError(f"{path} has {len(reading.runs)} runs of jobs, and none that finished each of its phases")
+        begin = min(run.arrived for run in ran)
+        gpus = {pool.name: pool.gpus_per_node for pool in self._pools}
+        self._jobs = by_arrival([_job(run, begin, gpus, options.switch) for run in ran])
+        idle = len(reading.runs) - len(ran)
+        left_out = f"; {idle} more did not finish each of their phases, and are left out" if idle else ""
+        self._source = f"{path}: {len(ran)} runs{left_out}"
+
+    def draw(self, seed: int) -> Workload:
+        """The journal's runs; a seed draws who stays."""
+        jobs = tuple(thinned(self._jobs, self._options.jobs, seed))
+        return Workload(self.name, jobs, self._pools, self._source)
+
+
+def _pool(name: PoolName, reading: Reading, options: Options) -> Pool:
+    nodes = [node for node in reading.nodes.values() if name in node.pools]
+    for node in nodes:
+        if len(node.pools) > 1:
+            raise ValueError(f"node {node.id} is in pools {', '.join(node.pools)}: a simulated node is in one")
+    widths = sorted({len(node.gpus) for node in nodes})
+    if len(widths) > 1:
+        text = " and ".join(map(str, widths))
+        raise ValueError(f"pool {name} has nodes of {text} GPUs: the simulated nodes of a pool are alike")
+    on_host: dict[HostId, int] = {}
+    for node in reading.nodes.values():
+        on_host[node.host] = on_host.get(node.host, 0) + 1
+    ram = [reading.hosts[node.host].ram_mb // on_host[node.host] for node in nodes if node.host in reading.hosts]
+    kinds = list(dict.fromkeys(node.gpu_type for node in nodes if node.gpu_type))
+    return Pool(
+        name=name,
+        gpu_type="+".join(kinds) or name,
+        price_per_gpu_hour=statistics.fmean(_price(node, options.prices) for node in nodes),
+        gpus_per_node=widths[0],
+        ram_mb=min(ram, default=round(options.ram_gb * 1000)),
+        gpu_mb=min(node.gpu_mb for node in nodes),
+        nodes=options.nodes.get(name, reading.most[name]),
+    )
+
+
+def _price(node: NodeSpec, given: str | dict[str, float]) -> float:
+    """$ per GPU-hour."""
+    if isinstance(given, str):
+        if given not in PRICES:
+            known = ", ".join(PRICES)
+            raise ValueError(f"prices are {given!r}{nearest(given, list(PRICES))} ({known}, or by GPU type)")
+        return node.price_per_gpu_hour or PRICES[given].get(node.gpu_type, 0.0)
+    price = given.get(node.gpu_type, node.price_per_gpu_hour)
+    if not 0 <= price < math.inf:
+        raise ValueError(f"the price of {node.gpu_type} is {price:g}: dollars per GPU-hour are at least 0, and finite")
+    return price
+
+
+def _steps(run: Run) -> list[Durations]:
+    """Its iterations. A run that finished none has one, of its phases' means, if it finished each once."""
+    if run.series:
+        return run.series
+    known = [run.times.get(phase.name, []) for phase in run.spec.phases]
+    return [tuple(_mean(times) for times in known)] if all(known) else []
+
+
+def _mean(values: Sequence[Millis]) -> Millis:
+    return round(statistics.fmean(values)) if values else 0
+
+
+def _job(run: Run, begin: Millis, gpus: Mapping[PoolName, int], switch: str | Millis) -> SimJob:
+    steps = _steps(run)
+    means = [_mean(times) for times in zip(*steps, strict=True)]
+    starts = _starts(run, switch)
+    cold = max((start.cold_ms for start in starts.values()), default=0)
+    wants = tuple(_in_nodes(want, gpus.get(want.pool, 1)) for want in run.spec.wants)
+    spec = replace(
+        run.spec,
+        name=run.name,
+        phases=tuple(
+            replace(phase, planned_ms=mean, gap_ms=_own_gap(run, phase))
+            for phase, mean in zip(run.spec.phases, means, strict=True)
+        ),
+        wants=wants,
+        side=tuple(replace(phase, planned_ms=cold) for phase in run.spec.side if phase.name == INIT and cold),
+        states=tuple(_state(run, kept, switch) for kept in run.spec.states),
+        on_loss=OnLoss.HOLD,
+        movable=Movable.NO,
+        colocate=False,
+        ranks=1,
+    )
+    return SimJob(
+        name=run.name,
+        kind=run.owner,
+        arrives_ms=run.arrived - begin,
+        lasts_ms=max(1, (run.ended or run.arrived) - run.arrived),
+        spec=spec,
+        series=tuple(steps),
+        footprint={want.pool: want.nodes for want in wants},
+        starts=starts,
+        iterations=len(steps),
+    )
+
+
+def _in_nodes(want: Want, per_node: int) -> Want:
+    """Nodes by name are so many nodes; GPUs are as many nodes as hold them."""
+    nodes = len(want.named) or -(-want.gpus // per_node) or want.nodes
+    return Want(want.pool, nodes=nodes)
+
+
+def _own_gap(run: Run, phase: PhaseSpec) -> Millis:
+    gaps = run.gaps.get(phase.name)
+    return round(statistics.median(gaps)) if gaps else phase.gap_ms
+
+
+def _moved(run: Run, kept: StateSpec, kind: OrderKind, switch: str | Millis) -> Millis:
+    """What a load or a park of a state takes: nothing, measured (else as it was registered), or as given."""
+    if switch == "table":
+        registered = kept.load_ms if kind is OrderKind.LOAD else kept.park_ms
+        return _mean(run.moves.get((kept.pool, kind), [])) or registered
+    return switch if isinstance(switch, int) and kind is OrderKind.LOAD else 0
+
+
+def _state(run: Run, kept: StateSpec, switch: str | Millis) -> StateSpec:
+    load, park = (_moved(run, kept, kind, switch) for kind in (OrderKind.LOAD, OrderKind.PARK))
+    return replace(kept, driver="sim", load_ms=load, park_ms=park)
+
+
+def _starts(run: Run, switch: str | Millis) -> dict[PoolName, Starts]:
+    if switch in ("none", 0):
+        return {}
+    cold = _mean(run.times.get(INIT, [])) if switch == "table" else 0
+    return {want.pool: Starts(cold, _warm(run, want.pool, switch)) for want in run.spec.wants}
+
+
+def _warm(run: Run, pool: PoolName, switch: str | Millis) -> Millis:
+    return max((_moved(run, kept, OrderKind.LOAD, switch) for kept in run.spec.states if kept.pool == pool), default=0)
