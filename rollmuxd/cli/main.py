@@ -34,6 +34,7 @@ try:
     from rollmuxd.cli.node import node
     from rollmuxd.cli.report import report
     from rollmuxd.cli.slot import slot
+    from rollmuxd.cli.trace import trace
 except ModuleNotFoundError as missing:
     if (said := lacks(missing)) is None:
         raise
@@ -49,7 +50,7 @@ def cli() -> None:
     """
 
 
-for command in (daemon, demo, facts, group, host, job, key, node, report, slot):
+for command in (daemon, demo, facts, group, host, job, key, node, report, slot, trace):
     cli.add_command(command)
 
 

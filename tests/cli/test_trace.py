@@ -1,0 +1,221 @@
+"""``rollmuxd trace export`` writes the same trace wherever the facts come from, and says plainly why it cannot."""
+
+import json
+import sqlite3
+import time
+
+import pytest
+
+from rollmuxd.cli import trace as trace_command
+from rollmuxd.core import facts as f
+from rollmuxd.core.inputs import NodeSpec
+from rollmuxd.core.model import Fence, JobSpec, JobStatus, PhaseSpec, Want
+from rollmuxd.daemon import journal
+
+NODE = "box/gpu0"
+SPEC = JobSpec("math-7b", (PhaseSpec("rollout", ("rollout",)),), (Want("rollout"),))
+START = 1_795_262_400_000  # 2026-11-21T12:00Z
+FACTS = [
+    f.NodeAdded(START, NodeSpec(NODE, "box", ("box/gpu0",), ("rollout",), "H100", 80_000, 2.5)),
+    f.JobRegistered(START, "j1", "team", "ann", 1, SPEC),
+    f.SlotQueued(START, "s1", "j1", 1, "x1", "rollout", "r1"),
+    f.JobPlaced(START, "j1", "g1", {"rollout": (NODE,)}, (), JobStatus.ADMITTED, "isolated"),
+    f.SlotClaimed(START, "s1", ("box/gpu0",), 0),
+    f.SlotGranted(START, "s1", Fence(1, 1)),
+    f.SlotReleased(START + 7_200_000, "s1"),
+]
+
+
+@pytest.fixture
+def shown(tmp_path):
+    """The slices of a trace: (name, second it began, seconds it took)."""
+
+    def read(name="out.json"):
+        events = json.loads((tmp_path / name).read_text())["traceEvents"]
+        return sorted(
+            (event["name"], event["ts"] / 1e6 - START / 1e3, event["dur"] / 1e6)
+            for event in events
+            if event["ph"] == "X"
+        )
+
+    return read
+
+
+@pytest.fixture
+def somewhere_else(monkeypatch):
+    """A time zone that is not UTC."""
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "Etc/GMT-5")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+WHOLE = [("admitted in g1", 0, 7200), ("math-7b", 0, 7200), ("math-7b rollout", 0, 7200), ("rollout", 0, 7200)]
+
+
+@pytest.fixture
+def lines(tmp_path):
+    path = tmp_path / "facts.jsonl"
+    path.write_bytes(b"".join(f.encode(fact) + b"\n" for fact in FACTS) + b"\n")
+    return path
+
+
+@pytest.fixture
+def state_dir(tmp_path):
+    path = tmp_path / "state"
+    path.mkdir()
+    connection = sqlite3.connect(path / "journal.sqlite3")
+    connection.executescript(journal._SCHEMA + f"PRAGMA user_version = {journal.FORMAT}")
+    rows = [(seq, fact.at, f.name(fact), f.encode(fact).decode()) for seq, fact in enumerate(FACTS, 1)]
+    connection.executemany("INSERT INTO facts VALUES (?, ?, ?, ?)", rows)
+    connection.commit()
+    connection.close()
+    return path
+
+
+def feed(facts=FACTS):
+    """``/v1/facts``, page by page."""
+    shown = [{"seq": seq, **json.loads(f.encode(fact))} for seq, fact in enumerate(facts, 1)]
+
+    def answer(sent):
+        page = [fact for fact in shown if fact["seq"] > sent["after"]][: sent["limit"]]
+        return {"facts": page, "last": page[-1]["seq"] if page else sent["after"]}
+
+    return answer
+
+
+def test_facts_from_a_file_become_a_trace(rollmuxd, lines, tmp_path, shown):
+    ran = rollmuxd(f"trace export --facts {lines} {tmp_path}/out.json")
+    assert ran.code == 0
+    assert ran.out == (f"{tmp_path}/out.json: 4 slices of 2.00 h, 0.0 MB; open it on https://ui.perfetto.dev\n")
+    assert shown() == WHOLE
+    assert '"pool rollout (H100)"' in (tmp_path / "out.json").read_text()
+
+
+def test_so_do_those_of_a_journal_named_by_its_file_or_its_directory(rollmuxd, state_dir, tmp_path, shown):
+    rollmuxd(f"trace export --journal {state_dir} {tmp_path}/out.json")
+    assert shown() == WHOLE
+    rollmuxd(f"trace export --journal {state_dir}/journal.sqlite3 {tmp_path}/two.json")
+    assert shown("two.json") == WHOLE
+
+
+def test_a_journal_that_is_being_written_can_be_read(rollmuxd, state_dir, tmp_path, shown):
+    with sqlite3.connect(state_dir / "journal.sqlite3") as writing:
+        writing.execute("PRAGMA journal_mode = WAL")
+        writing.execute("BEGIN IMMEDIATE")
+        writing.execute("DELETE FROM facts")
+        rollmuxd(f"trace export --journal {state_dir} {tmp_path}/out.json")
+        writing.rollback()
+    writing.close()
+    assert shown() == WHOLE
+
+
+def test_without_a_file_the_daemon_is_asked_page_by_page(rollmuxd, daemon, monkeypatch, tmp_path, shown):
+    monkeypatch.setattr(trace_command, "PAGE", 3)
+    daemon["GET /v1/facts"] = feed()
+    rollmuxd(f"trace export {tmp_path}/out.json")
+    assert [sent["after"] for _, _, sent in daemon.asked] == [0, 3, 6]
+    assert shown() == WHOLE
+
+
+def test_what_came_from_a_pipe_is_read_too(rollmuxd, lines, tmp_path, shown):
+    rollmuxd(f"trace export --facts - {tmp_path}/out.json", input=lines.read_text())
+    assert shown() == WHOLE
+
+
+@pytest.mark.parametrize("window", ["--from 30m --to 1.5h", "--from 2026-11-21T12:30 --to 2026-11-21T14:30+01:00"])
+def test_a_window_is_given_by_the_calendar_or_from_the_first_fact_on(
+    window, rollmuxd, lines, tmp_path, shown, somewhere_else
+):
+    rollmuxd(f"trace export --facts {lines} {window} {tmp_path}/out.json")
+    assert shown() == [(name, 1800, 3600) for name, _, _ in WHOLE]
+
+
+def test_programs_are_told_what_was_written(rollmuxd, lines, tmp_path):
+    ran = rollmuxd(f"trace export --json --facts {lines} {tmp_path}/out.json.gz")
+    size = (tmp_path / "out.json.gz").stat().st_size
+    assert ran.json == {
+        "path": f"{tmp_path}/out.json.gz",
+        "bytes": size,
+        "slices": 4,
+        "start_ms": START,
+        "end_ms": START + 7_200_000,
+    }
+
+
+def test_a_window_in_which_nothing_was_is_said_to_be_empty(rollmuxd, lines, tmp_path):
+    ran = rollmuxd(f"trace export --facts {lines} --from 5h {tmp_path}/out.json")
+    assert "nothing took any time in that window" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--from noon", "'noon' is no time; write it like 2026-11-21T12:00"),
+        ("--from 2h --to 1h", "--from 2h is not before --to 1h"),
+    ],
+)
+def test_a_window_that_is_none_is_refused(options, says, rollmuxd, lines, tmp_path):
+    ran = rollmuxd(f"trace export --facts {lines} {options} {tmp_path}/out.json")
+    assert ran.code == 2
+    assert says in ran.err
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_two_histories_at_once_are_refused(rollmuxd, lines, state_dir):
+    ran = rollmuxd(f"trace export --facts {lines} --journal {state_dir} out.json")
+    assert ran.code == 2
+    assert "--journal and --facts are two histories; give one" in ran.err
+
+
+def test_a_line_that_is_no_fact_is_named(rollmuxd, lines, tmp_path):
+    lines.write_text(lines.read_text() + '{"fact":"slot_bought","at":1}\n')
+    ran = rollmuxd(f"trace export --facts {lines} {tmp_path}/out.json")
+    assert ran.code == 1
+    assert "facts.jsonl, line 9 is no fact that this rollmuxd knows" in ran.err
+    assert "slot_bought" in ran.err
+    assert list(tmp_path.iterdir()) == [lines]
+
+
+def test_so_is_a_damaged_row_of_a_journal(rollmuxd, state_dir, tmp_path):
+    with sqlite3.connect(state_dir / "journal.sqlite3") as connection:
+        connection.execute("UPDATE facts SET body = substr(body, 1, 20) WHERE seq = 3")
+    connection.close()
+    ran = rollmuxd(f"trace export --journal {state_dir} {tmp_path}/out.json")
+    assert ran.code == 1
+    assert "journal.sqlite3, fact 3 is no fact" in ran.err
+
+
+def test_a_journal_of_a_newer_format_asks_for_the_newer_rollmuxd(rollmuxd, state_dir, tmp_path):
+    with sqlite3.connect(state_dir / "journal.sqlite3") as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    ran = rollmuxd(f"trace export --journal {state_dir} {tmp_path}/out.json")
+    assert ran.code == 1
+    assert "has format 99, and this rollmuxd reads up to 1" in ran.err
+
+
+def test_what_is_no_journal_is_not_made_one(rollmuxd, lines, tmp_path):
+    ran = rollmuxd(f"trace export --journal {lines} {tmp_path}/out.json")
+    assert ran.code == 1
+    assert "cannot be read as a journal" in ran.err
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    ran = rollmuxd(f"trace export --journal {empty} {tmp_path}/out.json")
+    assert ran.code == 1
+    assert "cannot be read as a journal" in ran.err
+    assert list(empty.iterdir()) == []
+
+
+def test_no_facts_are_nothing_to_show(rollmuxd, daemon, tmp_path):
+    daemon["GET /v1/facts"] = feed([])
+    ran = rollmuxd(f"trace export {tmp_path}/out.json")
+    assert ran.code == 1
+    assert ran.err == "rollmuxd: there are no facts, and so nothing to show\n"
+
+
+def test_a_place_that_cannot_be_written_is_named(rollmuxd, lines, tmp_path):
+    ran = rollmuxd(f"trace export --facts {lines} {tmp_path}/missing/out.json")
+    assert ran.code == 1
+    assert "missing/out.json: No such file or directory" in ran.err
