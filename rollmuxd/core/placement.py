@@ -249,7 +249,11 @@ class RollMux:
             return
         parts = [want for want in self._parts(job) if want.pool not in named]
         fixed = {**whole, **named}
-        for pins in _subsets(state, parts, used_for, {node for nodes in fixed.values() for node in nodes}):
+        ways = list(_subsets(state, parts, used_for, {node for nodes in fixed.values() for node in nodes}))
+        if len(ways) > 1:  # they cost the same, so the least busy nodes come first: everybody's turn is shortest there
+            load = self._summary(state, group).load
+            ways.sort(key=lambda pins: max((load[name] for nodes in pins.values() for name in nodes), default=0))
+        for pins in ways:
             yield Candidate(group, {**fixed, **pins}, "packing", _price(state, named))
 
     def _scaling(

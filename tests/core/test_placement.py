@@ -138,6 +138,16 @@ def test_pruning_forfeits_that_saving() -> None:
     assert (z.admission, round(z.cost_per_hour, 2)) == ("isolated", 57.04)  # 42.24 dollars an hour dearer
 
 
+def test_of_rollout_nodes_that_cost_nothing_the_least_busy_is_taken() -> None:
+    """The paper's spatial case: a wide job, and two narrow ones that roll out beside each other."""
+    cluster = Cluster(2, 1)
+    cluster.arrives(job("wide", 200, 300, nodes=2))
+    first, second = cluster.arrives(job("D1", 250, 50)), cluster.arrives(job("D2", 250, 50))
+    assert [placed.admission for placed in (first, second)] == ["packing", "packing"]
+    assert first.pins["rollout"] != second.pins["rollout"]
+    assert second.period_ms == 500_000
+
+
 def test_a_newcomer_is_not_slowed_by_a_node_that_is_none_of_its_own() -> None:
     """Everybody's turn is as long as the busiest rollout node's, also for who rolls out beside it."""
     cluster = Cluster(3, 3)
