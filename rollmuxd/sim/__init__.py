@@ -18,3 +18,7 @@ contenders over seeds and pairs them; ``report`` draws.
 Time is integer milliseconds from 0. One heap (:mod:`~rollmuxd.sim.kernel`), one seeded source of randomness per
 purpose, no clock: the same seed gives the same bytes of facts. Nothing in the core knows that it is simulated.
 """
+
+from rollmuxd.core.errors import BrokenInvariant as Violation
+
+__all__ = ["Violation"]

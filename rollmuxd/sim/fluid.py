@@ -16,17 +16,13 @@ from rollmuxd.core.inputs import EndJob, Input, RegisterJob
 from rollmuxd.core.model import GroupId, JobId, Millis
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.sim.contender import Contender
-from rollmuxd.sim.inventory import Inventory
+from rollmuxd.sim.inventory import Inventory, Told, TooFewNodes, with_enough
 from rollmuxd.sim.kernel import Kernel
 from rollmuxd.sim.meter import Meter
 from rollmuxd.sim.outcome import JobOutcome, Outcome
 from rollmuxd.sim.workload import SimJob, Workload, by_arrival
 
 PAPER, WORK = "paper", "work"
-
-
-class TooFewNodes(Exception):
-    """A job waits although nodes can be bought: there were not enough of them to sell."""
 
 
 def run(
@@ -40,12 +36,11 @@ def run(
 ) -> Outcome:
     """One contender on one workload. ``hear`` is told every fact, ``progress`` how many jobs have ended."""
     workload.check()
-    stretch = 1.0
-    while True:
-        try:
-            return _Fluid(workload, contender, seed, accounting, stretch, hear, progress).run()
-        except TooFewNodes:  # slowed jobs stay longer than was guessed
-            stretch = 2 * stretch
+
+    def attempt(stretch: float, told: Told) -> Outcome:
+        return _Fluid(workload, contender, seed, accounting, stretch, told, progress).run()
+
+    return with_enough(len(workload.jobs), attempt, hear)
 
 
 class Course(Struct):

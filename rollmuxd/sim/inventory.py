@@ -1,13 +1,43 @@
 """The nodes of a simulated world, as a configuration would name them: a host for each node."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
+from rollmuxd.core.facts import Fact
 from rollmuxd.core.inputs import GpuSight, HostSeen, HostSpec, NodeSpec, Start
 from rollmuxd.core.model import GpuId, HostId, Millis, PoolName
+from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.workload import SimJob, Workload
+
+Told: TypeAlias = Callable[[Fact], None] | None
 
 BACKEND = "sim"
 BOOT = "boot-1"
+
+
+#: up to so many jobs, nodes are there for all of them at once: nobody can be short
+ALL_AT_ONCE = 1_000
+
+
+class TooFewNodes(Exception):
+    """A job waits although nodes can be bought: there were not enough of them to sell."""
+
+
+def with_enough(jobs: int, attempt: Callable[[float, Told], Outcome], hear: Told) -> Outcome:
+    """Run with so many nodes that nobody waits for one to be bought. ``hear`` is told of the run that counts only.
+
+    How long slowed jobs stay is known afterwards. Few jobs get nodes for all of them; of many it is guessed how many
+    are there at once, and what was too little is doubled.
+    """
+    if jobs <= ALL_AT_ONCE:
+        return attempt(float("inf"), hear)
+    stretch = 1.5
+    while True:
+        try:
+            outcome = attempt(stretch, None)
+            return outcome if hear is None else attempt(stretch, hear)
+        except TooFewNodes:
+            stretch *= 2
 
 
 class Inventory:
@@ -53,7 +83,8 @@ def peak(jobs: Iterable[SimJob], stretch: float) -> dict[PoolName, int]:
         for want in job.spec.wants:
             width = max(want.nodes, job.footprint.get(want.pool, 0))
             changes.append((job.arrives_ms, 1, want.pool, width))
-            changes.append((job.arrives_ms + round(job.lasts_ms * stretch), 0, want.pool, -width))
+            if stretch < float("inf"):
+                changes.append((job.arrives_ms + round(job.lasts_ms * stretch), 0, want.pool, -width))
     used: dict[PoolName, int] = {}
     most: dict[PoolName, int] = {}
     for _, _, pool, width in sorted(changes):

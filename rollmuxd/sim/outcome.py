@@ -5,6 +5,10 @@ from msgspec import Struct, field
 from rollmuxd.core.model import Millis, PoolName
 
 
+#: finished iterations from which on a job's mean is judged (DESIGN section 6): before, its first wait for a turn decides
+JUDGED_FROM = 8
+
+
 class JobOutcome(Struct):
     """How one job fared."""
 
@@ -33,9 +37,9 @@ class JobOutcome(Struct):
 
     @property
     def kept(self) -> bool | None:
-        """Whether its SLO was kept over its life; None: it had none, or finished no iteration."""
+        """Whether its SLO was kept over its life; None: it had none, or too short a life to be judged."""
         slowdown = self.slowdown
-        if self.slo is None or slowdown is None:
+        if self.slo is None or slowdown is None or self.iterations < JUDGED_FROM:
             return None
         return slowdown <= self.slo * (1 + 1e-6)
 
