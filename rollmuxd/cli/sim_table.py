@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rollmuxd.cli.calls import table
+from rollmuxd.sim import tables
+from rollmuxd.sim.tables import number, plus_minus, share
 
 if TYPE_CHECKING:
     from rollmuxd.sim.outcome import Outcome
 
-#: fewer digits after the point the larger the number is
-_DIGITS = ((1000.0, 0), (100.0, 1), (1.0, 2))
-
 
 def render(outcomes: Sequence[Outcome]) -> None:
     """Print one table per accounting, how they came about, and the paired differences from the first policy."""
-    from rollmuxd.sim import tables
-
     rows = tables.summary(outcomes)
     if not rows:
         click.echo("nothing ran")
@@ -52,9 +49,9 @@ def _figures(shown: Sequence[tuple[str, dict[str, Any]]]) -> None:
         [
             [
                 name,
-                spread(of["cost_per_hour"]),
-                spread(of["total_cost_spread"]),
-                spread(of["relative_to_solo"]),
+                plus_minus(of["cost_per_hour"]),
+                plus_minus(of["total_cost_spread"]),
+                plus_minus(of["relative_to_solo"]),
                 ", ".join(f"{gpus} {gpu_type}" for gpu_type, gpus in of["peak_gpus"].items()),
                 number(of["slowdown"] and of["slowdown"]["mean"]),
                 number(of["slowdown"] and of["slowdown"]["p95"]),
@@ -94,39 +91,13 @@ def _differences(rows: Sequence[dict[str, Any]]) -> None:
             [
                 row["accounting"],
                 row["policy"],
-                spread(row["cost_per_hour"], signed=True),
-                spread(row["total_cost"], signed=True),
-                spread(row["mean_slowdown"], signed=True),
-                spread(row["slo_attainment"], signed=True, scale=100, unit=" pp"),
-                spread(row["mean_completion_s"], signed=True, scale=1 / 3600),
+                plus_minus(row["cost_per_hour"], signed=True),
+                plus_minus(row["total_cost"], signed=True),
+                plus_minus(row["mean_slowdown"], signed=True),
+                plus_minus(row["slo_attainment"], signed=True, scale=100, unit=" pp"),
+                plus_minus(row["mean_completion_s"], signed=True, scale=1 / 3600),
             ]
             for row in rows
         ],
         "no two policies ran on one seed",
     )
-
-
-def number(value: float | None, *, signed: bool = False) -> str:
-    """Three or four digits that say something; ``-`` for None."""
-    if value is None:
-        return "-"
-    digits = next((digits for least, digits in _DIGITS if abs(value) >= least), 3)
-    shown = f"{value:{'+' if signed else ''},.{digits}f}"
-    shown = shown.rstrip("0").rstrip(".") if "." in shown else shown
-    return "0" if shown in ("-0", "+0") else shown
-
-
-def spread(of: dict[str, float] | None, *, signed: bool = False, scale: float = 1.0, unit: str = "") -> str:
-    """``523 +- 14``; the mean alone where nothing spreads; ``-`` for None."""
-    if of is None:
-        return "-"
-    mean, sd = number(of["mean"] * scale, signed=signed), number(of["sd"] * scale)
-    return f"{mean}{unit}" if sd == "0" else f"{mean} +- {sd}{unit}"
-
-
-def share(value: float | None) -> str:
-    """``97.5%``; ``-`` for None. Only what is whole reads 100%."""
-    if value is None:
-        return "-"
-    shown = f"{min(value * 100, 99.99) if value < 1 else value * 100:.2f}"
-    return f"{shown.rstrip('0').rstrip('.')}%"

@@ -211,3 +211,37 @@ def _pools(mine: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
         }
         for name, of in shares.items()
     }
+
+
+# ---- for people ------------------------------------------------------------------------------------------------------
+
+#: fewer digits after the point the larger the number is
+_DIGITS: Final = ((1000.0, 0), (100.0, 1), (1.0, 2))
+
+
+def number(value: float | None, *, signed: bool = False) -> str:
+    """Three or four digits that say something; ``-`` for None."""
+    if value is None:
+        return "-"
+    digits = next((digits for least, digits in _DIGITS if abs(value) >= least), 3)
+    shown = f"{value:{'+' if signed else ''},.{digits}f}"
+    shown = shown.rstrip("0").rstrip(".") if "." in shown else shown
+    return "0" if shown in ("-0", "+0") else shown
+
+
+def plus_minus(
+    of: dict[str, float] | None, *, signed: bool = False, scale: float = 1.0, unit: str = "", sign: str = "+-"
+) -> str:
+    """A spread as ``523 +- 14``; the mean alone where nothing spreads; ``-`` for None."""
+    if of is None:
+        return "-"
+    mean, sd = number(of["mean"] * scale, signed=signed), number(of["sd"] * scale)
+    return f"{mean}{unit}" if sd == "0" else f"{mean} {sign} {sd}{unit}"
+
+
+def share(value: float | None) -> str:
+    """``97.5%``; ``-`` for None. Only what is whole reads 100%."""
+    if value is None:
+        return "-"
+    shown = f"{min(value * 100, 99.99) if value < 1 else value * 100:.2f}"
+    return f"{shown.rstrip('0').rstrip('.')}%"

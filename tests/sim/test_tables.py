@@ -26,7 +26,7 @@ def job(name="a", slowdown=1.2, slo=1.5, waited_ms=0, admission="packing", **mor
         placed_ms=waited_ms,
         ended_ms=2 * HOUR,
         admission=admission,
-        iterations=1.0,
+        iterations=10.0,
         elapsed_ms=slowdown * 1000,
         solo_ms=1000,
         **more,
@@ -213,9 +213,9 @@ def test_an_optimum_that_was_not_proved_is_called_best_found(capsys):
 
 
 def test_numbers_have_the_digits_that_say_something():
-    assert [sim_table.number(value) for value in (None, 0.0, 0.0123, 1.5, 523.46, 12345.6)] == [
+    assert [tables.number(value) for value in (None, 0.0, 0.0123, 1.5, 523.46, 12345.6)] == [
         *("-", "0", "0.012", "1.5", "523.5", "12,346"),
     ]
-    assert sim_table.number(0.00001, signed=True) == "0"
-    assert sim_table.share(0.99999) == "99.99%"
-    assert sim_table.share(1.0) == "100%"
+    assert tables.number(0.00001, signed=True) == "0"
+    assert tables.share(0.99999) == "99.99%"
+    assert tables.share(1.0) == "100%"
