@@ -35,9 +35,10 @@ from rollmuxd.core.model import (
 )
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State, state_key
+from rollmuxd.sim.checkers import Witness
 from rollmuxd.sim.contender import Contender
-from rollmuxd.sim.fluid import WORK, TooFewNodes
-from rollmuxd.sim.inventory import BOOT, Inventory
+from rollmuxd.sim.fluid import WORK
+from rollmuxd.sim.inventory import BOOT, Inventory, Told, TooFewNodes, with_enough
 from rollmuxd.sim.kernel import Kernel
 from rollmuxd.sim.meter import Meter
 from rollmuxd.sim.outcome import JobOutcome, Outcome
@@ -117,13 +118,11 @@ def run(
         Impossible: a job is wider than any inventory.
     """
     workload.check()
-    stretch = 1.2
-    while True:
-        try:
-            world = World(workload, contender, seed, accounting, stretch, listeners, hear, progress)
-            return world.run()
-        except TooFewNodes:
-            stretch = 2 * stretch
+
+    def attempt(stretch: float, told: Told) -> Outcome:
+        return World(workload, contender, seed, accounting, stretch, listeners, told, progress).run()
+
+    return with_enough(len(workload.jobs), attempt, hear)
 
 
 class World:
@@ -147,7 +146,9 @@ class World:
         self.inventory = Inventory(workload, self.jobs, stretch=stretch)
         drivers = {kept.driver: DriverTraits(idempotent=True) for job in self.jobs for kept in job.spec.states}
         self.config = Config(max_jobs=len(self.jobs) + 1, lease_ms=LEASE_MS, drivers=drivers)
-        self.core = Scheduler(self.config, contender.policy(seed))
+        policy = contender.policy(seed)
+        self.core = Scheduler(self.config, policy)
+        self.witness = Witness(self.config, cap=getattr(policy, "max_group", None))
         self.kernel = Kernel()
         self.meter = Meter(workload, self.inventory.pool_of)
         self.books = Books({gpu: {} for gpus in self.inventory.gpus_of.values() for gpu in gpus})
@@ -214,6 +215,7 @@ class World:
         outcome.events += 1
         if outcome.events % CHECK_EVERY == 0:
             invariants.check(self.core.state)
+        self.witness.hear(now, given, decision)
         for listener in self.listeners:
             listener.hear(now, given, decision, self.core.state)
         if decision.facts:
