@@ -33,6 +33,7 @@ try:
     from rollmuxd.cli.key import key
     from rollmuxd.cli.node import node
     from rollmuxd.cli.report import report
+    from rollmuxd.cli.sim import sim
     from rollmuxd.cli.slot import slot
     from rollmuxd.cli.trace import trace
 except ModuleNotFoundError as missing:
@@ -50,7 +51,7 @@ def cli() -> None:
     """
 
 
-for command in (daemon, demo, facts, group, host, job, key, node, report, slot, trace):
+for command in (daemon, demo, facts, group, host, job, key, node, report, sim, slot, trace):
     cli.add_command(command)
 
 

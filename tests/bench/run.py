@@ -17,9 +17,9 @@ from typing import Final
 
 from figures import Json, say, short
 
-#: in a few minutes; the demo takes six by itself, and is run when it is named
+#: in a few minutes; the demo takes six by itself, the simulator three, and they are run when they are named
 QUICK: Final = ("core", "handover", "restart", "waiting")
-ALL: Final = (*QUICK, "demo")
+ALL: Final = (*QUICK, "sim", "demo")
 BUDGET_S: Final = 30.0
 
 

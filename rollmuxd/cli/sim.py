@@ -1,0 +1,317 @@
+"""``rollmuxd sim``: what would it have cost, and would every job have kept its bound?"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rollmuxd.cli.calls import Failed, table
+
+if TYPE_CHECKING:
+    from rollmuxd.sim.compare import Task
+    from rollmuxd.sim.history import Item
+    from rollmuxd.sim.outcome import Outcome
+    from rollmuxd.sim.workload import Options
+
+
+class Bounds(click.ParamType[Any]):
+    """``LO:HI``, ``1.5``, or ``none``."""
+
+    name = "LO:HI"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Two numbers, or None."""
+        if not isinstance(value, str):
+            return value
+        if value == "none":
+            return None
+        low, _, high = value.partition(":")
+        try:
+            return (float(low), float(high or low))
+        except ValueError:
+            self.fail(f"{value!r} is not LO:HI (1.1:2), one number (1.5), or none", param, ctx)
+
+
+class Assigned(click.ParamType[Any]):
+    """``NAME=VALUE``."""
+
+    name = "NAME=VALUE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        """The two sides."""
+        if isinstance(value, tuple):
+            return value
+        left, equals, right = str(value).partition("=")
+        if not left or not equals or not right:
+            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
+        return left, right
+
+
+_WORKLOAD = (
+    click.option("--workload", "-w", required=True, metavar="NAME", help="See: rollmuxd sim workloads."),
+    click.option(
+        "--fidelity",
+        type=click.Choice(["cost", "phase"]),
+        default="cost",
+        show_default=True,
+        help="cost: arrivals and departures only. phase: every phase of every iteration.",
+    ),
+    click.option(
+        "--slo",
+        type=Bounds(),
+        default="1:2",
+        show_default=True,
+        help="SLOs are drawn uniformly between these; one number for all; none.",
+    ),
+    click.option(
+        "--prices",
+        default="artifact",
+        show_default=True,
+        help="artifact, table1, or your own per GPU-hour: H20=1.85,H800=5.28.",
+    ),
+    click.option(
+        "--switch",
+        default="none",
+        show_default=True,
+        help="none: switching is free, as the paper plans. table: by model size. Or seconds for every load.",
+    ),
+    click.option("--ram", "ram_gb", default=2000.0, show_default=True, help="Host RAM per node, GB."),
+    click.option(
+        "--nodes", type=Assigned(), multiple=True, help="Nodes that there are: POOL=COUNT. Default: bought on demand."
+    ),
+    click.option("--take", default=0, metavar="N", help="So many jobs at most."),
+    click.option("--data", default="", metavar="DIR", help="Where large traces lie (default: $ROLLMUX_DATA)."),
+    click.option("--set", "more", type=Assigned(), multiple=True, help="A setting of the workload itself."),
+)
+
+
+def _describes_a_workload(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that say what is to be simulated; the command gets ``options``."""
+
+    @wraps(command)
+    def wrapped(*, slo: Any, prices: str, switch: str, ram_gb: float, **rest: Any) -> Any:
+        from rollmuxd.sim.workload import Options
+
+        def number(text: str, what: str) -> float:
+            try:
+                return float(text)
+            except ValueError:
+                raise click.UsageError(f"{what} is {text!r}, and a number is needed") from None
+
+        own: str | dict[str, float] = prices
+        if "=" in prices:
+            pairs = [part.partition("=") for part in prices.split(",")]
+            own = {kind.strip(): number(price, f"the price of {kind}") for kind, _, price in pairs}
+        moves: str | int = switch
+        if switch not in ("none", "table"):
+            moves = round(number(switch, "--switch") * 1000)
+        counts = {name: int(number(count, f"--nodes {name}")) for name, count in rest.pop("nodes")}
+        options = Options(
+            slo=slo,
+            prices=own,
+            switch=moves,
+            ram_gb=ram_gb,
+            nodes=counts,
+            jobs=rest.pop("take"),
+            data=rest.pop("data"),
+            more=dict(rest.pop("more")),
+        )
+        return _plainly(lambda: command(options=options, **rest))
+
+    for option in reversed(_WORKLOAD):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def _plainly(call: Callable[[], Any]) -> Any:
+    """What the simulator refuses is one line; a broken promise is a bug of ours, and says how to find it."""
+    from rollmuxd.sim import Violation
+
+    try:
+        return call()
+    except (ValueError, FileNotFoundError) as no:
+        raise Failed(str(no)) from no
+    except Violation as broken:
+        click.echo(str(broken), err=True)
+        raise Failed("a promise was broken; this is a bug of rollmuxd, please report it with the lines above") from None
+
+
+@click.group(short_help="Simulate policies on traces.")
+def sim() -> None:
+    """What would it have cost, and would every job have kept its bound?
+
+    The scheduler that is simulated is the one that the daemon runs.
+    """
+
+
+@sim.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def workloads(*, as_json: bool) -> None:
+    """What can be simulated."""
+    from rollmuxd.sim.workloads import names
+
+    _list(names(), as_json=as_json)
+
+
+@sim.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def policies(*, as_json: bool) -> None:
+    """Who can be compared."""
+    from rollmuxd.sim.compare import policies as known
+
+    _list(known(), as_json=as_json)
+
+
+def _list(told: list[tuple[str, str]], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(dict(told)))
+        return
+    table(["NAME", "WHAT"], [[name, summary] for name, summary in told], "none")
+
+
+@sim.command()
+@_describes_a_workload
+@click.option("--policies", "names", default="rollmux,solo", show_default=True, help="See: rollmuxd sim policies.")
+@click.option("--seeds", default=1, show_default=True, type=click.IntRange(1), help="So many draws, 0 and up.")
+@click.option("--jobs", "processes", default=1, show_default=True, type=click.IntRange(1), help="Processes to use.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a report with pictures.")
+@click.option("--window", type=Bounds(), metavar="FROM:TO", help="Hours of which the report draws who ran where.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def compare(
+    *,
+    options: Options,
+    workload: str,
+    fidelity: str,
+    names: str,
+    seeds: int,
+    processes: int,
+    html: Path | None,
+    window: tuple[float, float] | None,
+    as_json: bool,
+) -> None:
+    """Several policies on the same draws, in both accountings, with paired differences."""
+    from rollmuxd.sim import compare as runs
+    from rollmuxd.sim import report, tables
+
+    asked = [name for name in (part.strip() for part in names.split(",")) if name]
+    if not asked:
+        raise click.UsageError("--policies names none")
+    if window is not None and (html is None or fidelity == "cost"):
+        raise click.UsageError("--window draws phases in a report: it goes with --html and --fidelity phase")
+    some = runs.tasks(workload, options, asked, fidelity, range(seeds))
+    runs.check(some)
+    if html is not None:
+        report.check()  # better before hours of runs than after them
+    found = []
+    with _progress(len(some), "runs") as advance:
+        for task, outcome in runs.run_all(some, processes):
+            found.append((task, outcome))
+            advance(len(found))
+    outcomes = runs.in_order(some, found)
+    if html is not None:
+        _write_html(html, outcomes, f"{workload}: {', '.join(asked)}", _window(some[0], window))
+    if as_json:
+        head = {
+            "workload": workload,
+            "fidelity": fidelity,
+            "seeds": seeds,
+            "slo": options.slo,
+            "prices": options.prices,
+        }
+        rows = {"policies": tables.summary(outcomes), "paired": tables.paired(outcomes, asked[0])}
+        click.echo(json.dumps({**head, "switch": options.switch, **rows}))
+        return
+    from rollmuxd.cli.sim_table import render
+
+    render(outcomes)
+
+
+@sim.command()
+@_describes_a_workload
+@click.option("--policy", "name", default="rollmux", show_default=True, help="See: rollmuxd sim policies.")
+@click.option("--seed", default=0, show_default=True, help="Of all that is drawn.")
+@click.option("--accounting", type=click.Choice(["paper", "work"]), default="work", show_default=True)
+@click.option("--facts", type=click.Path(dir_okay=False, path_type=Path), help="Write every fact, one JSON a line.")
+@click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a trace for Perfetto.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def run(
+    *,
+    options: Options,
+    workload: str,
+    fidelity: str,
+    name: str,
+    seed: int,
+    accounting: str,
+    facts: Path | None,
+    trace: Path | None,
+    as_json: bool,
+) -> None:
+    """One policy, one draw, one accounting: with its history, where asked."""
+    from rollmuxd.sim import compare as runs
+    from rollmuxd.sim import record, tables
+
+    (task,) = (t for t in runs.tasks(workload, options, [name], fidelity, [seed]) if t.accounting == accounting)
+    runs.check([task])
+    drawn = runs.draw(task)
+    with _progress(len(drawn.jobs), "jobs") as advance:
+        outcome, _ = record.run(task, drawn, facts=facts, trace=trace, progress=advance)
+    if as_json:
+        row = tables.summary([outcome])[0]
+        more = {"events": outcome.events, "facts": outcome.facts, "facts_digest": outcome.facts_digest}
+        click.echo(json.dumps({"workload": workload, "seed": seed, **row, **more, "wall_s": outcome.wall_s}))
+        return
+    from rollmuxd.cli.sim_table import render
+
+    render([outcome])
+    click.echo(f"{outcome.events:,} inputs, {outcome.facts:,} facts in {outcome.wall_s:.1f} s; SHA-256 of the facts:")
+    click.echo(outcome.facts_digest)
+
+
+def _window(task: Task, hours: tuple[float, float] | None) -> list[Item] | None:
+    """Who ran where in a window of the first policy's first run."""
+    from rollmuxd.sim import compare as runs
+    from rollmuxd.sim import record
+
+    if hours is None:
+        return None
+    since, until = (round(1000 * 3600 * hour) for hour in hours)
+    return record.run(task, runs.draw(task), gantt=(since, until))[1]
+
+
+def _write_html(path: Path, outcomes: list[Outcome], title: str, spans: list[Item] | None) -> None:
+    from rollmuxd.sim import report
+
+    command = shlex.join(["rollmuxd", *sys.argv[1:]])
+    report.write(path, outcomes, title=title, command=command, spans=spans)
+    click.echo(f"wrote {path}", err=True)
+
+
+class _progress:  # noqa: N801 a context manager that reads like a function
+    """A bar on stderr while somebody watches, and nothing otherwise."""
+
+    def __init__(self, total: int, what: str) -> None:
+        self.total, self.what = total, what
+        self.bar: Any = None
+
+    def __enter__(self) -> Callable[[int], None]:
+        if not sys.stderr.isatty():
+            return lambda done: None
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn(self.what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.bar.start()
+        task = self.bar.add_task(self.what, total=self.total)
+        return lambda done: self.bar.update(task, completed=done)
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()

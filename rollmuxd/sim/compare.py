@@ -1,0 +1,129 @@
+"""Several contenders on the same workloads: which runs there are, and running them, in processes where asked."""
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Final
+
+from msgspec import Struct
+
+from rollmuxd.core.facts import Fact
+from rollmuxd.sim import fluid, optimal, world
+from rollmuxd.sim.baselines import CONTENDERS
+from rollmuxd.sim.contender import Contender
+from rollmuxd.sim.outcome import Outcome
+from rollmuxd.sim.workload import Options, Workload
+from rollmuxd.sim.workloads import read
+
+FIDELITIES: Final = ("cost", "phase")
+ACCOUNTINGS: Final = (fluid.PAPER, fluid.WORK)
+#: the best regrouping at every event, which is no policy of the scheduler's
+OPTIMAL: Final = "optimal"
+
+
+class Task(Struct, frozen=True):
+    """One run, in words that another process understands."""
+
+    workload: str
+    options: Options
+    policy: str
+    fidelity: str
+    accounting: str
+    seed: int
+
+
+def policies() -> list[tuple[str, str]]:
+    """Every policy that can be compared, with its line."""
+    told = [(name, contender.summary) for name, contender in CONTENDERS.items()]
+    best = "the cheapest grouping at every event, with free moves: exact for few jobs at once, else the best found"
+    return [*told, (OPTIMAL, best)]
+
+
+def contender(name: str) -> Contender:
+    """The contender of this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in CONTENDERS:
+        raise ValueError(f"there is no policy {name!r} ({', '.join(known for known, _ in policies())})")
+    return CONTENDERS[name]
+
+
+def tasks(workload: str, options: Options, names: Sequence[str], fidelity: str, seeds: Sequence[int]) -> list[Task]:
+    """Every run of a comparison, both accountings.
+
+    Raises:
+        ValueError: there is no such policy or fidelity, or a policy has no run of this fidelity.
+    """
+    if fidelity not in FIDELITIES:
+        raise ValueError(f"fidelity is {fidelity!r}, and it is one of {', '.join(FIDELITIES)}")
+    for name in names:
+        if name == OPTIMAL and fidelity == "phase":
+            raise ValueError("optimal moves jobs at every event, for nothing: it has no phases to run; use cost")
+        if name != OPTIMAL:
+            contender(name)
+    return [
+        Task(workload, options, name, fidelity, accounting, seed)
+        for seed in seeds
+        for name in dict.fromkeys(names)
+        for accounting in ACCOUNTINGS
+    ]
+
+
+def check(some: Sequence[Task]) -> None:
+    """Raise ``Impossible`` for what no run could do, before any run has begun."""
+    drawn: dict[int, Workload] = {}
+    for task in some:
+        if task.seed not in drawn:
+            drawn[task.seed] = draw(task)
+            drawn[task.seed].check()
+        if task.policy != OPTIMAL:
+            for job in drawn[task.seed].jobs:
+                contender(task.policy).adapt(job)
+        if len(drawn) > 1:  # what the first seed can do the others can: they differ in numbers only
+            break
+
+
+def draw(task: Task) -> Workload:
+    """The workload of a task."""
+    return read(task.workload, task.options).draw(task.seed)
+
+
+def perform(
+    task: Task,
+    drawn: Workload | None = None,
+    *,
+    hear: Callable[[Fact], None] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Outcome:
+    """One run. ``hear`` is told every fact (*optimal* has none), ``progress`` how many jobs have ended."""
+    drawn = drawn or draw(task)
+    if task.policy == OPTIMAL:
+        return optimal.run(drawn, seed=task.seed, accounting=task.accounting)
+    run = fluid.run if task.fidelity == "cost" else world.run
+    found = contender(task.policy)
+    return run(drawn, found, seed=task.seed, accounting=task.accounting, hear=hear, progress=progress)
+
+
+def run_all(some: Sequence[Task], processes: int = 1) -> Iterator[tuple[Task, Outcome]]:
+    """All runs, each as it ends. Their order differs with the number of processes; their outcomes do not."""
+    if processes <= 1:
+        for task in some:
+            yield task, perform(task)
+        return
+    # spawned, not forked: a child gets nothing of its parent but the task
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(perform, task): task for task in some}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def in_order(some: Sequence[Task], found: Sequence[tuple[Task, Outcome]]) -> list[Outcome]:
+    """The outcomes, in the order of the tasks."""
+    of = {(task.policy, task.accounting, task.seed): outcome for task, outcome in found}
+    return [of[task.policy, task.accounting, task.seed] for task in some]

@@ -1,0 +1,127 @@
+"""``rollmuxd sim`` as a user, and as a machine, calls it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rollmuxd.cli.main import cli
+
+SMALL = ("--workload", "weave-production", "--take", "12")
+
+
+def sim(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["sim", *words])
+
+
+def answer(*words: str) -> dict[str, Any]:
+    result = sim(*words, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_a_comparison_is_one_object_with_both_accountings_of_each_policy() -> None:
+    found = answer(
+        "compare", *SMALL, "--policies", "solo,rollmux,colocated", "--fidelity", "cost", "--seeds", "3",
+        "--slo", "1.1:2", "--prices", "artifact",
+    )  # fmt: skip
+
+    assert [row["policy"] for row in found["policies"]] == ["solo", "rollmux", "colocated"]
+    for row in found["policies"]:
+        paper, work = row["paper"], row["work"]
+        for spread in (paper["cost_per_hour"], paper["slo_attainment"], work["slo_attainment"]):
+            assert set(spread) == {"mean", "sd", "min", "max"}
+            assert spread["min"] <= spread["mean"] <= spread["max"]
+        assert set(paper["peak_gpus"]) == {"H20", "H800"}
+        assert work["total_cost"] > 0
+        assert work["mean_completion_s"] > 0
+        assert paper["slo_attainment"]["mean"] == 1.0
+    solo, rollmux, _ = found["policies"]
+    assert rollmux["paper"]["cost_per_hour"]["mean"] < solo["paper"]["cost_per_hour"]["mean"]
+    assert {(row["policy"], row["accounting"]) for row in found["paired"]} == {
+        (policy, accounting) for policy in ("rollmux", "colocated") for accounting in ("paper", "work")
+    }
+
+
+def test_processes_change_nothing_but_the_time() -> None:
+    words = ("compare", *SMALL, "--policies", "rollmux,random", "--seeds", "2")
+    one, two = answer(*words), answer(*words, "--jobs", "2")
+    for found in (one, two):
+        for row in found["policies"]:
+            for accounting in ("paper", "work"):
+                row[accounting].pop("decision_ms")
+    assert one == two
+
+
+def test_a_table_says_what_it_shows() -> None:
+    result = sim("compare", *SMALL, "--policies", "solo,rollmux", "--seeds", "2")
+    assert result.exit_code == 0
+    for words in ("PAPER:", "WORK:", "SLO kept", "rollmux", "DIFFERENCE FROM solo", "Utilisation"):
+        assert words in result.output
+
+
+def test_one_run_leaves_its_facts_and_a_trace(tmp_path: Path) -> None:
+    facts, trace = tmp_path / "facts.jsonl", tmp_path / "trace.json"
+    words = ("run", *SMALL[:2], "--take", "3", "--policy", "rollmux", "--fidelity", "phase", "--accounting", "paper")
+    found = answer(*words, "--facts", str(facts), "--trace", str(trace))
+
+    lines = facts.read_text().splitlines()
+    assert len(lines) == found["facts"]
+    assert json.loads(lines[0])["fact"] == "daemon_started"
+    assert sum(event["ph"] == "X" for event in json.loads(trace.read_text())["traceEvents"]) > 100
+    assert answer(*words)["facts_digest"] == found["facts_digest"]
+
+
+def test_a_report_is_written_with_a_window_of_the_history(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the report's pictures need matplotlib, which is not installed")
+    page = tmp_path / "report.html"
+    words = ("compare", *SMALL[:2], "--take", "3", "--policies", "rollmux,solo", "--fidelity", "phase")
+    result = sim(*words, "--html", str(page), "--window", "1:2")
+    assert result.exit_code == 0, result.output
+    assert page.read_text().count("<svg") >= 4
+
+
+def test_what_can_be_asked_for_is_listed() -> None:
+    assert {"weave-production", "mixed", "philly", "journal"} <= set(answer("workloads"))
+    known = answer("policies")
+    assert list(known)[:1] == ["rollmux"]
+    assert {"solo", "colocated", "gavel", "random", "most-idle", "rollmux-artifact", "optimal"} <= set(known)
+    assert "exact for few" in known["optimal"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("compare", "--workload", "weave-prodution"), "weave-production"),
+        (("compare", *SMALL, "--policies", "rolmux"), "rollmux"),
+        (("compare", *SMALL, "--policies", ","), "--policies names none"),
+        (("compare", *SMALL, "--slo", "2:1"), "slo"),
+        (("compare", *SMALL, "--slo", "much"), "LO:HI"),
+        (("compare", *SMALL, "--prices", "H20=cheap"), "price of H20"),
+        (("compare", *SMALL, "--prices", "gold"), "gold"),
+        (("compare", *SMALL, "--nodes", "rollout=x"), "--nodes rollout"),
+        (("compare", *SMALL, "--window", "1:2"), "--window"),
+        (("compare", *SMALL, "--policies", "optimal", "--fidelity", "phase"), "use cost"),
+        (("compare", "--workload", "mixed", "--policies", "colocated"), "co-located"),
+        (
+            ("compare", "--workload", "weave-production", "--nodes", "rollout=1", "--nodes", "train=4"),
+            "wants 2 rollout",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_runs(words: tuple[str, ...], said: str) -> None:
+    result = sim(*words)
+    assert result.exit_code in (1, 2)
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+def test_the_command_line_does_not_import_the_simulator_to_say_help() -> None:
+    code = "import sys; import rollmuxd.cli.main; print([m for m in sys.modules if m.startswith('rollmuxd.sim')])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert ended.stdout.strip() == "[]"
