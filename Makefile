@@ -18,7 +18,7 @@ EDITABLE  = -e ".[$(EXTRAS)]" $(foreach project,$(PROJECTS),-e ./$(project))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check bench fmt constraints clean
+.PHONY: help setup demo test check bench results fmt constraints clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ check: $(STAMP) ## lint, formatting, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+results: $(STAMP) ## make the tables of docs/results.md anew (RESULTS=production,micro picks)
+	@$(BIN)/python tests/bench/results.py $(if $(RESULTS),--only "$(RESULTS)") $(ARGS)
 
 bench: $(STAMP) ## measure; progress on stderr, one JSON object on stdout (BENCH=core,handover picks)
 	@$(BIN)/python tests/bench/run.py $(if $(BENCH),--only "$(BENCH)") $(ARGS)

@@ -180,6 +180,7 @@ def _list(told: list[tuple[str, str]], *, as_json: bool) -> None:
 @_describes_a_workload
 @click.option("--policies", "names", default="rollmux,solo", show_default=True, help="See: rollmuxd sim policies.")
 @click.option("--seeds", default=1, show_default=True, type=click.IntRange(1), help="So many draws, 0 and up.")
+@click.option("--max-group", default=5, show_default=True, type=click.IntRange(1), help="Jobs in a group at most.")
 @click.option("--jobs", "processes", default=1, show_default=True, type=click.IntRange(1), help="Processes to use.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a report with pictures.")
 @click.option("--window", type=Bounds(), metavar="FROM:TO", help="Hours of which the report draws who ran where.")
@@ -191,6 +192,7 @@ def compare(
     fidelity: str,
     names: str,
     seeds: int,
+    max_group: int,
     processes: int,
     html: Path | None,
     window: tuple[float, float] | None,
@@ -205,7 +207,7 @@ def compare(
         raise click.UsageError("--policies names none")
     if window is not None and (html is None or fidelity == "cost"):
         raise click.UsageError("--window draws phases in a report: it goes with --html and --fidelity phase")
-    some = runs.tasks(workload, options, asked, fidelity, range(seeds))
+    some = runs.tasks(workload, options, asked, fidelity, range(seeds), max_group)
     runs.check(some)
     if html is not None:
         report.check()  # better before hours of runs than after them

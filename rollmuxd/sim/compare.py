@@ -8,11 +8,14 @@ from typing import Final
 from msgspec import Struct
 
 from rollmuxd.core.facts import Fact
+from rollmuxd.core.model import GroupId, JobId, Millis
+from rollmuxd.core.policy import Policy
+from rollmuxd.core.state import State
 from rollmuxd.sim import fluid, optimal, world
 from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.contender import Contender
 from rollmuxd.sim.outcome import Outcome
-from rollmuxd.sim.workload import Options, Workload
+from rollmuxd.sim.workload import Options, SimJob, Workload
 from rollmuxd.sim.workloads import read
 
 FIDELITIES: Final = ("cost", "phase")
@@ -30,6 +33,31 @@ class Task(Struct, frozen=True):
     fidelity: str
     accounting: str
     seed: int
+    #: jobs in a group at most
+    max_group: int = optimal.MAX_GROUP
+
+
+class Capped:
+    """A contender whose groups have so many jobs at most."""
+
+    def __init__(self, contender: Contender, max_group: int) -> None:
+        self._of, self._max_group = contender, max_group
+        self.name, self.summary = contender.name, contender.summary
+
+    def policy(self, seed: int) -> Policy:
+        """The same, with another cap."""
+        made = self._of.policy(seed)
+        if hasattr(made, "max_group"):
+            made.max_group = self._max_group
+        return made
+
+    def adapt(self, job: SimJob) -> SimJob:
+        """The same."""
+        return self._of.adapt(job)
+
+    def paces(self, policy: Policy, state: State, group: GroupId) -> dict[JobId, Millis]:
+        """The same."""
+        return self._of.paces(policy, state, group)
 
 
 def policies() -> list[tuple[str, str]]:
@@ -50,7 +78,14 @@ def contender(name: str) -> Contender:
     return CONTENDERS[name]
 
 
-def tasks(workload: str, options: Options, names: Sequence[str], fidelity: str, seeds: Sequence[int]) -> list[Task]:
+def tasks(
+    workload: str,
+    options: Options,
+    names: Sequence[str],
+    fidelity: str,
+    seeds: Sequence[int],
+    max_group: int = optimal.MAX_GROUP,
+) -> list[Task]:
     """Every run of a comparison, both accountings.
 
     Raises:
@@ -64,7 +99,7 @@ def tasks(workload: str, options: Options, names: Sequence[str], fidelity: str, 
         if name != OPTIMAL:
             contender(name)
     return [
-        Task(workload, options, name, fidelity, accounting, seed)
+        Task(workload, options, name, fidelity, accounting, seed, max_group)
         for seed in seeds
         for name in dict.fromkeys(names)
         for accounting in ACCOUNTINGS
@@ -100,9 +135,11 @@ def perform(
     """One run. ``hear`` is told every fact (*optimal* has none), ``progress`` how many jobs have ended."""
     drawn = drawn or draw(task)
     if task.policy == OPTIMAL:
-        return optimal.run(drawn, seed=task.seed, accounting=task.accounting)
+        return optimal.run(drawn, seed=task.seed, accounting=task.accounting, max_group=task.max_group)
     run = fluid.run if task.fidelity == "cost" else world.run
     found = contender(task.policy)
+    if task.max_group != optimal.MAX_GROUP:
+        found = Capped(found, task.max_group)
     return run(drawn, found, seed=task.seed, accounting=task.accounting, hear=hear, progress=progress)
 
 

@@ -1,0 +1,269 @@
+"""``make results``: run what docs/results.md shows, and write its tables anew.
+
+Each section has a name, and one command makes it: ``make results RESULTS=production``. Text between the tables is
+written by hand; what stands between a section's two marks is made here. Everything is drawn from seeds, so the same
+version of the simulator gives the same tables, on any machine.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rollmuxd.sim import tables
+from rollmuxd.sim.compare import Task, in_order, run_all, tasks
+from rollmuxd.sim.outcome import Outcome
+from rollmuxd.sim.workload import Options
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "results.md"
+DATA: Final = Path(__file__).parents[3] / "shared" / "data"
+CORES: Final = len(os.sched_getaffinity(0))
+
+
+def ran(some: Sequence[Task]) -> list[Outcome]:
+    """All runs, on all cores, in order."""
+    return in_order(some, list(run_all(some, CORES)))
+
+
+def compared(
+    workload: str,
+    policies: str,
+    *,
+    seeds: int,
+    slo: tuple[float, float] | None = (1.0, 2.0),
+    fidelity: str = "cost",
+    max_group: int = 5,
+    **options: Any,
+) -> list[Outcome]:
+    """As ``rollmuxd sim compare`` would."""
+    print(f"results: {workload}, {policies}, slo {slo}, {options or ''}", file=sys.stderr, flush=True)
+    return ran(tasks(workload, Options(slo=slo, **options), policies.split(","), fidelity, range(seeds), max_group))
+
+
+def grid(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+
+
+def spread(of: dict[str, float] | None, digits: int = 0) -> str:
+    """Mean and standard deviation."""
+    if of is None:
+        return "-"
+    return f"{of['mean']:.{digits}f}" + (f" ± {of['sd']:.{digits}f}" if of["sd"] else "")
+
+
+def percent(of: dict[str, float] | None, digits: int = 1) -> str:
+    """A share's mean."""
+    return "-" if of is None else f"{100 * of['mean']:.{digits}f} %".replace("100.0 %", "100 %")
+
+
+def by_policy(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
+    """Rows of the summary, by name."""
+    return {row["policy"]: row for row in tables.summary(outcomes)}
+
+
+# ---- sections --------------------------------------------------------------------------------------------------------
+
+
+def production() -> str:
+    """The paper's trace: cost, peaks, attainment; both accountings."""
+    names = "solo,colocated,rollmux,rollmux-unpruned,rollmux-artifact,gavel,random,most-idle"
+    rows = by_policy(compared("weave-production", names, seeds=20))
+    told = []
+    for name, row in rows.items():
+        paper, work = row["paper"], row["work"]
+        told.append([
+            f"`{name}`", spread(paper["cost_per_hour"]),
+            f"{rows['solo']['paper']['cost_per_hour']['mean'] / paper['cost_per_hour']['mean']:.2f} x",
+            " / ".join(str(gpus) for gpus in paper["peak_gpus"].values()),
+            percent(paper["slo_attainment"]), f"{paper['slowdown']['mean']:.2f}",
+            f"{work['total_cost'] / 1000:.1f}", f"{rows['solo']['work']['total_cost'] / work['total_cost']:.2f} x",
+            f"{work['mean_completion_s'] / 3600:.1f}", percent(work["slo_attainment"]),
+        ])  # fmt: skip
+    head = ["policy", "$/h", "Solo-D / it", "peak H20 / H800", "SLO kept", "slowdown",
+            "work: k$", "work: Solo-D / it", "work: mean job h", "work: SLO kept"]  # fmt: skip
+    return grid(head, told)
+
+
+def targets() -> str:
+    """Rows 4 to 7 of the acceptance figures: 40 draws of SLO ~ U(1.1, 2)."""
+    outcomes = compared(
+        "weave-production", "solo,colocated,rollmux-artifact,rollmux-unpruned,rollmux", seeds=40, slo=(1.1, 2)
+    )
+    rows = by_policy(outcomes)
+    dearer = next(
+        row for row in tables.paired(outcomes, "rollmux-unpruned")
+        if row["policy"] == "rollmux" and row["accounting"] == "paper"
+    )["cost_per_hour"]  # fmt: skip
+    base = rows["rollmux-unpruned"]["paper"]["cost_per_hour"]["mean"]
+    told = []
+    wanted = {"solo": "945, 328/328", "colocated": "709, 0/328", "rollmux-artifact": "490 to 545 (mean 520), 210/150",
+              "rollmux-unpruned": "the same", "rollmux": "1 to 10 % dearer"}  # fmt: skip
+    for name, row in rows.items():
+        paper = row["paper"]
+        cost, admitted = paper["cost_per_hour"], sum(paper["admissions"].values())
+        shares = [
+            f"{100 * paper['admissions'].get(kind, 0) / admitted:.0f}" for kind in ("packing", "scaling", "isolated")
+        ]
+        told.append([
+            f"`{name}`", f"{cost['mean']:.0f} ({cost['min']:.0f} to {cost['max']:.0f})",
+            " / ".join(str(gpus) for gpus in paper["peak_gpus"].values()), " / ".join(shares),
+            percent(paper["slo_attainment"]), wanted[name],
+        ])  # fmt: skip
+    told[-1][-1] += f": {100 * dearer['mean'] / base:+.1f} % ± {100 * dearer['sd'] / base:.1f}"
+    head = ["policy", "$/h mean (range)", "largest peak", "packing / scaling / new %", "SLO kept", "target"]
+    return grid(head, told)
+
+
+def sweeps() -> str:
+    """The paper's simulation study (1.16b): cost relative to the optimum, and attainment."""
+    names, seeds = "optimal,rollmux,rollmux-unpruned,random,most-idle", 4
+    cases: list[tuple[str, str, dict[str, Any], str, str, str]] = [
+        ("type BL", "BL", {}, "1.12", "2.00", "1.75"),
+        ("type RH", "RH", {}, "1.10", "1.92", "1.89"),
+        ("type TH", "TH", {}, "1.01", "1.72", "1.38"),
+        ("type Mixed", "mixed", {}, "1.06", "1.97", "1.66"),
+        ("SLO 1.2", "mixed", {"slo": (1.2, 1.2)}, "1.07", "2.09", "1.73"),
+        ("SLO 1.5", "mixed", {"slo": (1.5, 1.5)}, "1.07", "1.95", "1.75"),
+        ("SLO 2.0", "mixed", {"slo": (2.0, 2.0)}, "1.07", "1.89", "1.59"),
+        ("group of 2", "mixed", {"max_group": 2}, "1.10", "2.01", "1.68"),
+        ("group of 3", "mixed", {"max_group": 3}, "1.07", "1.91", "1.59"),
+        ("group of 4", "mixed", {"max_group": 4}, "1.06", "2.15", "1.71"),
+    ]
+    told = []
+    for case, workload, options, *paper in cases:
+        rows = by_policy(compared(workload, names, seeds=seeds, **options))
+        best = rows["optimal"]["paper"]["cost_per_hour"]["mean"]
+        ours = []
+        for name in ("rollmux", "rollmux-unpruned", "random", "most-idle"):
+            paper_rows = rows[name]["paper"]
+            ratio, kept = paper_rows["cost_per_hour"]["mean"] / best, percent(paper_rows["slo_attainment"], 0)
+            ours.append(f"{ratio:.2f} ({kept})")
+        proved = "optimum" if rows["optimal"]["exact"] else "best found"
+        told.append([case, proved, *ours, " / ".join(paper)])
+    head = ["case", "against", "`rollmux`", "unpruned", "random", "most-idle", "paper: RollMux / random / most-idle"]
+    return grid(head, told)
+
+
+def micro() -> str:
+    """Throughput for the same money, three small cases, every phase executed."""
+    told = []
+    paper = {"micro-temporal": ("1.82", "1.82"), "micro-train": ("2.04", "1.90"), "micro-spatial": ("2.11", "1.99")}
+    names = ("rollmux", "rollmux-artifact", "gavel", "colocated")
+    for case, (first, second) in paper.items():
+        told.append([case])
+        for switch in ("none", "table"):
+            rows = by_policy(
+                compared(case, f"solo,{','.join(names)}", seeds=1, slo=None, fidelity="phase", switch=switch)
+            )
+            told[-1] += [
+                f"{1 / rows[name]['work']['relative_to_solo']['mean']:.2f}"
+                for name in names[: 2 if switch == "table" else 4]
+            ]
+        told[-1] += [f"{first} / {second}"]
+    head = ["case", "`rollmux`", "`rollmux-artifact`", "gavel", "co-located", "`rollmux`, switches paid",
+            "`rollmux-artifact`, switches paid", "paper: arXiv / OSDI"]  # fmt: skip
+    return grid(head, told)
+
+
+def sensitivity() -> str:
+    """What switching and RAM cost: mean of 8 draws, against free switches and 2 TB."""
+    base = [outcome.cost_per_hour for outcome in _paper(compared("weave-production", "rollmux-unpruned", seeds=8))]
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("switches by model size (warm), a cold start each", {"switch": "table"}, "-"),
+        ("5 s a switch", {"switch": 5_000}, "+3.1 %"),
+        ("80 s a switch (as if always cold)", {"switch": 80_000}, "+37 %"),
+        ("1 TB of RAM per node", {"ram_gb": 1000}, "+3.0 %"),
+        ("2 TB", {"ram_gb": 2000}, "0"),
+        ("4 TB", {"ram_gb": 4000}, "0"),
+    ]
+    told = []
+    for case, options, theirs in cases:
+        costs = [o.cost_per_hour for o in _paper(compared("weave-production", "rollmux-unpruned", seeds=8, **options))]
+        change = [100 * (cost / free - 1) for cost, free in zip(costs, base, strict=True)]
+        told.append([case, f"{statistics.mean(costs):.0f}", f"{statistics.mean(change):+.1f} %", theirs])
+    honest = [o.cost_per_hour for o in _paper(compared("weave-production-honest", "rollmux-unpruned", seeds=8))]
+    change = [100 * (cost / free - 1) for cost, free in zip(honest, base, strict=True)]
+    told.append(
+        ["32B owns two training nodes", f"{statistics.mean(honest):.0f}", f"{statistics.mean(change):+.1f} %", "+10 %"]
+    )
+    return grid(["case", "$/h", "change", "research replay"], told)
+
+
+def tails() -> str:
+    """Tail migration: throughput with it over throughput without."""
+    told = []
+    paper = {"tail-7B4k": "1.12", "tail-7B8k": "1.19", "tail-7B8k-14B8k": "1.06", "tail-14B8k": "1.28"}
+    for case, theirs in paper.items():
+        row = [case]
+        for lengths in ("hard-math", "mixed", "easy-math"):
+            speed = {}
+            for tail in ("on", "off"):
+                found = compared(
+                    case, "rollmux", seeds=1, slo=None, fidelity="phase", switch="table",
+                    more={"lengths": lengths, "tail": tail},
+                )  # fmt: skip
+                work = next(outcome for outcome in found if outcome.accounting == "work")
+                speed[tail] = sum(job.iterations * 3.6e6 / job.elapsed_ms for job in work.jobs)
+            row.append(f"{speed['on'] / speed['off']:.2f}")
+        told.append([*row, theirs])
+    return grid(["case", "hard math", "mixed", "easy math", "paper"], told)
+
+
+def noise() -> str:
+    """What becomes of the promise when iterations take what real ones took."""
+    told = []
+    for case, options in (
+        ("real step logs, planned on means", {"data": str(DATA), "more": {"plan": "mean"}}),
+        ("real step logs, planned on the worst", {"data": str(DATA), "more": {"plan": "max"}}),
+        ("generated iterations, planned on means", {}),
+    ):
+        workload = "real-logs" if "data" in options else "generated"
+        rows = by_policy(
+            compared(workload, "solo,rollmux,rollmux-artifact", seeds=1, fidelity="phase", jobs=100, **options)
+        )
+        for name in ("rollmux", "rollmux-artifact"):
+            work = rows[name]["work"]
+            told.append([case, f"`{name}`", percent(work["slo_attainment"]), f"{work['slowdown']['mean']:.2f}",
+                         f"{1 / work['relative_to_solo']['mean']:.2f} x"])  # fmt: skip
+    return grid(["iterations", "policy", "SLO kept", "slowdown", "Solo-D / it (work)"], told)
+
+
+def _paper(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.accounting == "paper"]
+
+
+SECTIONS: Final[dict[str, Callable[[], str]]] = {
+    "targets": targets,
+    "production": production,
+    "sweeps": sweeps,
+    "micro": micro,
+    "tails": tails,
+    "sensitivity": sensitivity,
+    "noise": noise,
+}
+
+
+def main() -> None:
+    """Write the sections that are asked for into the page."""
+    parser = argparse.ArgumentParser(description="Make the tables of docs/results.md.")
+    parser.add_argument("--only", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)}")
+    for name in parser.parse_args().only.split(","):
+        began = time.monotonic()
+        made = SECTIONS[name]()
+        page = PAGE.read_text(encoding="utf-8")
+        head, mark, rest = page.partition(f"<!-- made: {name} -->\n")
+        _, end, tail = rest.partition("<!-- end -->")
+        if not mark or not end:
+            sys.exit(f"{PAGE} has no place for {name}: <!-- made: {name} --> and <!-- end -->")
+        PAGE.write_text(f"{head}{mark}{made}\n{end}{tail}", encoding="utf-8")
+        print(f"results: {name} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
