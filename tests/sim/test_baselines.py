@@ -334,6 +334,16 @@ def test_where_nothing_can_be_bought_the_drawn_take_what_there_is(name: str) -> 
     assert cluster.arrives(job("one too many", 100, 100, 2.0)) is None
 
 
+@pytest.mark.parametrize("name", ["random", "most-idle"])
+def test_where_one_node_of_a_group_has_no_ram_left_another_is_drawn(name: str) -> None:
+    """There is one training node only, and each rollout node has the RAM for one of the two."""
+    states = (StateSpec("rollout", ram_mb=600_000),)
+    for seed in range(5):
+        cluster = Cluster(CONTENDERS[name], rollout=2, train=1, ram_gb=1000, seed=seed)
+        both = [replace(one, spec=replace(one.spec, states=states)) for one in (job("a", 10, 100), job("b", 10, 100))]
+        assert [cluster.arrives(one).admission for one in both] == ["isolated", "scaling"]
+
+
 def test_the_coin_is_one_in_as_many_as_there_are_groups_and_one() -> None:
     """After the first job: a new group for half of the seeds, and inside the group a new node for half of the rest."""
     admissions = []

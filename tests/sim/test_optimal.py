@@ -349,6 +349,38 @@ def test_a_partition_becomes_exact_again_when_enough_have_left() -> None:
     assert left.cost == pytest.approx(cheapest(jobs[10:], POOLS).cost)
 
 
+@given(st.integers(0, 10_000), st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=25)
+def test_whenever_it_says_exact_it_is(seed: int, order: random.Random) -> None:
+    """With dynamic programming for up to four jobs only, so that jobs come and go across what is exact."""
+    jobs = mixed(seed, 9)
+    search = Search(jobs, POOLS)
+    coming, present, seen = list(range(9)), [], set()
+    with pytest.MonkeyPatch.context() as patched:
+        while coming or present:
+            if coming and (not present or order.random() < 0.6):
+                present.append(coming.pop(0))
+                search.arrive(present[-1])
+            else:
+                search.depart(present.pop(order.randrange(len(present))))
+            patched.setattr(optimal, "EXACT_JOBS", 4)
+            search.regroup()
+            found = search.partition()
+            patched.setattr(optimal, "EXACT_JOBS", 12)
+            best = cheapest([jobs[n] for n in present], POOLS).cost
+            assert found.cost == pytest.approx(best) if found.exact else found.cost >= best - 1e-6
+            seen.add(found.exact)
+    assert True in seen
+
+
+def test_pairs_of_groups_are_regrouped_where_there_are_too_many_for_triples(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = mixed(2, 70)
+    paired = cheapest(jobs, POOLS)
+    assert len(paired.groups) > optimal.TRIPLES_UP_TO
+    monkeypatch.setattr(optimal, "UNIONS_TRIED", 0)
+    assert paired.cost < cheapest(jobs, POOLS).cost
+
+
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 
