@@ -182,6 +182,7 @@ def test_slos_are_drawn_between_the_bounds():
     slos = [job.spec.slo for job in read("weave-production", Options(slo=(1.1, 2.0))).draw(3).jobs]
     assert all(1.1 <= slo <= 2.0 for slo in slos)
     assert 1.5 < sum(slos) / len(slos) < 1.6
+    assert slos != [job.spec.slo for job in read("weave-production", Options(slo=(1.1, 2.0))).draw(4).jobs]
     assert all(job.spec.slo is None for job in read("weave-production", Options(slo=None)).draw(3).jobs)
 
 
@@ -197,7 +198,7 @@ def test_a_seed_gives_one_workload_and_another_seed_another(name):
 def test_a_seed_gives_the_same_workload_in_every_process():
     say = (
         "import hashlib; from rollmuxd.sim.workload import Options; from rollmuxd.sim.workloads import read\n"
-        f"text = repr([read(name, Options(jobs=8, switch='table')).draw(7) for name in {SHIPPED}])\n"
+        f"text = repr([read(name, Options(jobs=3, switch='table')).draw(7) for name in {SHIPPED}])\n"
         "print(hashlib.sha256(text.encode()).hexdigest())"
     )
     said = [
@@ -304,13 +305,13 @@ def test_what_philly_runs_is_drawn_from_the_types_asked_for(tmp_path, types, kin
 
 @needs_data
 def test_ten_thousand_jobs_of_philly_load_in_about_a_second():
-    began = time.perf_counter()
+    began = time.process_time()
     workload = read("philly", Options(data=str(DATA), jobs=10_000)).draw(0)
-    took = time.perf_counter() - began
+    took = time.process_time() - began
     assert len(workload.jobs) == 10_000
     assert len({job.name for job in workload.jobs}) == 10_000
     assert min(job.lasts_ms for job in workload.jobs) >= HOUR
-    assert took < 4, "it takes a fifth of a second; this allows for a busy machine"
+    assert took < 2, "it takes a fifth of a second"
 
 
 def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path, monkeypatch):
@@ -328,11 +329,11 @@ def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path, monkeypat
 
 
 def logs(folder: Path, **runs: list[tuple[float, float]]) -> Options:
-    """Options that name a folder with these runs, each of its own family. A tenth of each training time is ``ref``."""
+    """Options that name a folder with these runs, each of its own family. All training time but a second is ``ref``."""
     (folder / "rl_steps").mkdir()
     (folder / "rl_steps" / "runs.csv").write_text("run,source_repo\n" + "".join(f"{run},{run}/code\n" for run in runs))
     for run, steps in runs.items():
-        rows = "".join(f"{n},{gen},{0.9 * train},,{0.1 * train}\n" for n, (gen, train) in enumerate(steps))
+        rows = "".join(f"{n},{gen},1,,{train - 1}\n" for n, (gen, train) in enumerate(steps))
         (folder / "rl_steps" / f"{run}.csv").write_text("step,gen_s,train_s,old_logprob_s,ref_s\n" + rows)
     return Options(data=str(folder))
 
@@ -346,13 +347,13 @@ def test_a_logged_run_keeps_its_shape_and_gets_its_types_mean(tmp_path):
 
 
 def test_a_plan_is_the_mean_the_first_ten_steps_or_the_worst_and_the_work_is_the_same(tmp_path):
-    options = logs(tmp_path, one=[(1, 1), *[(10, 10)] * 10, *[(30, 20)] * 10])
+    options = logs(tmp_path, one=[(1, 1), *[(10, 10)] * 5, *[(20, 20)] * 5, *[(30, 30)] * 10])
     planned, work = {}, set()
     for plan in ("mean", "first10", "max"):
         job = job_of(read("real-logs", Options(data=options.data, more={"plan": plan})).draw(0), "7B_8k")
         planned[plan] = job.planned
         work.add(job.work)
-    assert planned == {"mean": (133_800, 112_800), "first10": (66_900, 75_200), "max": (200_700, 150_400)}
+    assert planned == {"mean": (133_800, 112_800), "first10": (89_200, 75_200), "max": (178_400, 150_400)}
     assert len(work) == 1
 
 
@@ -510,6 +511,7 @@ class Daemon:
             phases=(PhaseSpec("rollout", ("rollout",)), PhaseSpec("train", ("train",))),
             wants=(Want("rollout", gpus=9), Want("train", named=("t0/all",))),
             states=(StateSpec("rollout", ram_mb=90_000, driver="mock", load_ms=5), StateSpec("train", driver="mock")),
+            side=(PhaseSpec("init", ("rollout", "train")),),
             slo=1.5,
         )
 
@@ -580,6 +582,17 @@ def test_a_journals_switches_are_measured_none_or_as_given(tmp_path, daemon):
     assert took == {"none": [(0, 0), (0, 0)], "table": [(700, 0), (700, 0)], 2500: [(2500, 0), (2500, 0)]}
 
 
+def test_a_journals_init_is_as_long_as_it_was_and_what_is_loaded_for_it_is_no_warm_start(tmp_path):
+    daemon = Daemon()
+    daemon.run(("init", 5000), *STEPS, gap_ms=0)
+    options = printed(tmp_path, daemon.facts)
+    job = read("journal", Options(more=options.more, switch="table")).draw(0).jobs[0]
+    assert [(phase.name, phase.planned_ms) for phase in job.spec.side] == [("init", 5000)]
+    assert {start.cold_ms for start in job.starts.values()} == {5000}
+    assert [state.load_ms for state in job.spec.states] == [5, 0], "as registered, since none was measured"
+    assert read("journal", Options(more=options.more, switch="none")).draw(0).jobs[0].spec.side == ()
+
+
 def test_a_run_that_is_not_over_ends_with_the_journal_and_one_that_did_nothing_is_left_out(tmp_path):
     daemon = Daemon()
     daemon.run(*STEPS, gap_ms=0)
@@ -598,7 +611,7 @@ def test_a_run_that_is_not_over_ends_with_the_journal_and_one_that_did_nothing_i
         ("{", "line 2, column 'fact': no JSON"),
         ("job_id,submit_s", "line 2, column 'fact': no JSON"),
         ('{"at":1,"fact":"slot_eaten"}', "line 2, column 'fact': no fact that this version knows: .*slot_eaten"),
-        ('{"at":1,"fact":"slot_over"}', "missing required field `slot`"),
+        ('{"at":1,"fact":"slot_over"}', "no fact that this version knows: .*missing required field `slot`"),
     ],
 )
 def test_a_broken_journal_line_is_named(tmp_path, daemon, line, said):

@@ -209,7 +209,8 @@ class Reading:
 
     def _order_issued(self, fact: f.OrderIssued) -> None:
         run = self._run_of.get(fact.job)
-        if run is not None:
+        asked = self._slots.get(fact.slot or "")
+        if run is not None and not (asked is not None and asked.side):  # what is loaded for ``init`` is not there yet
             self._orders[fact.order] = (run, fact.pool, fact.kind, fact.at)
 
     def _order_ended(self, fact: f.OrderEnded) -> None:
