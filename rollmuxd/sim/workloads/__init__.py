@@ -48,7 +48,7 @@ _CATALOGUE: Final[dict[str, tuple[str, Callable[[str, str, Options], Recipe]]]] 
     **{kind: (f"the same, {heavy} jobs only, of all three sizes", Classes) for kind, heavy in _HEAVY.items()},
     **{name: (_class_summary(name), Classes) for name in CLASSES},
     "philly": (
-        "Philly's jobs of an hour and longer (or csv=FILE); up to 8 GPUs are a node of each pool, up to 16 two",
+        "Philly's jobs of 1 h and more (or csv=FILE), running the nine classes; each 8 GPUs are a node of each pool",
         Philly,
     ),
     "real-logs": ("the production trace's jobs, every iteration a logged step of a public training run", RealLogs),
