@@ -717,3 +717,10 @@ def test_an_unknown_workload_is_answered_with_the_nearest():
 def test_an_option_that_makes_no_sense_says_which_and_why(options, said):
     with pytest.raises(ValueError, match=said):
         read("mixed", options)
+
+
+def test_without_its_tails_a_tail_case_has_the_same_iterations() -> None:
+    on, off = (read("tail-7B8k", Options(more={"tail": tail})).draw(3) for tail in ("on", "off"))
+    assert [job.series for job in on.jobs] == [job.series for job in off.jobs]
+    assert all(job.tail_from and job.spec.phases[0].min_gpus for job in on.jobs)
+    assert not any(job.tail_from or job.spec.phases[0].min_gpus for job in off.jobs)

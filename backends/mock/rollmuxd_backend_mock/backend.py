@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import anyio
-import anyio.lowlevel
 import msgspec
 from msgspec import Struct, field
 
@@ -54,7 +53,7 @@ class MockHost:
         self.machine = machine
         self.store = store
         #: one copy at a time between RAM and GPUs: it has the whole bandwidth, the others wait for their turn
-        self.link = anyio.Lock()
+        self.link = anyio.Lock(fast_acquire=True)
         #: orders being carried out by this process
         self.busy: set[str] = set()
 
@@ -181,7 +180,6 @@ class MockBackend:
 
     async def _meet(self, method: str, mock: MockHost) -> Fault | None:
         """Where a call about a host goes wrong, if it is to. It knows one error only: contact lost."""
-        await anyio.lowlevel.checkpoint()
         fault = self.choose(method, mock)
         if fault is None:
             return None

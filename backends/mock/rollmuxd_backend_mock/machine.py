@@ -12,7 +12,7 @@ would free them; bytes of an unknown process (pid 0) stay.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct, field
@@ -132,14 +132,25 @@ class Machine:
     def sight(self, strangers: Sequence[tuple[str, int, str]] = ()) -> Sight:
         """What is on each GPU now, once the dead were buried. ``strangers``: GPU, MB, process."""
         self.bury()
-        return Sight(gpus=tuple(self._look(gpu, strangers) for gpu in self.gpus), boot_id=self.hardware.boot_id)
+        used = dict.fromkeys(self.gpus, 0)
+        processes: dict[str, tuple[str, ...]] = dict.fromkeys(self.gpus, ())
+        for gpu, mb, process in (*strangers, *self._there()):
+            if gpu in used:
+                used[gpu] += mb
+                processes[gpu] += (process,)
+        return Sight(
+            gpus=tuple(GpuSight(gpu=gpu, used_mb=mb, processes=processes[gpu]) for gpu, mb in used.items()),
+            boot_id=self.hardware.boot_id,
+        )
 
-    def _look(self, gpu: str, strangers: Sequence[tuple[str, int, str]]) -> GpuSight:
-        here = [(mb, process) for where, mb, process in strangers if where == gpu]
+    def _there(self) -> Iterator[tuple[str, int, str]]:
+        """The bytes of states: GPU, MB, process."""
         for state in self.hardware.states.values():
-            if mb := state.gpus.get(gpu, 0):
-                here.append((mb, f"pid {state.pid or '?'} {state.name} ({state.pool}, {state.place})"))
-        return GpuSight(gpu=gpu, used_mb=sum(mb for mb, _ in here), processes=tuple(process for _, process in here))
+            if any(state.gpus.values()):
+                process = f"pid {state.pid or '?'} {state.name} ({state.pool}, {state.place})"
+                for gpu, mb in state.gpus.items():
+                    if mb:
+                        yield gpu, mb, process
 
     def of(self, order: StateOrder) -> StateBytes | None:
         """The state that an order is about, if anything of it is here."""
@@ -159,8 +170,9 @@ class Machine:
         if order.pid and not self._alive(order.pid, order.started):
             raise NotDone(f"{_about(order)}: its process (pid {order.pid}) has died")
         key = _key(order)
+        others = [state for other, state in self.hardware.states.items() if other != key and any(state.gpus.values())]
         for gpu in order.gpus:
-            self._check_room(order, gpu, key, strangers)
+            self._check_room(order, gpu, others, strangers)
         state = self.hardware.states.get(key)
         if state is None:
             state = StateBytes(
@@ -183,8 +195,7 @@ class Machine:
         if order.pid:
             state.pid, state.started = order.pid, order.started
         state.gpus |= dict.fromkeys(order.gpus, order.state.gpu_mb)
-        for gpu in order.gpus:
-            self._tell("load", state, gpu, warm=state.copied)
+        self._tell("load", state, order.gpus, warm=state.copied)
         self._changed()
         return state
 
@@ -192,8 +203,7 @@ class Machine:
         """All bytes have arrived. Raises NotDone when the process died over it."""
         self._check_there(order, state)
         state.place = "loaded"
-        for gpu in state.gpus:
-            self._tell("loaded", state, gpu)
+        self._tell("loaded", state, state.gpus)
         self._done(order)
 
     def begin_park(self, order: StateOrder) -> StateBytes:
@@ -219,9 +229,8 @@ class Machine:
         self._check_there(order, state)
         state.place, state.copied = "parked", True
         state.gpus = {gpu: min(mb, self.options.stays_mb(state.agreed_mb)) for gpu, mb in state.gpus.items()}
-        for gpu in state.gpus:
-            self._tell("park", state, gpu)
-            self._tell_clear(gpu)
+        self._tell("park", state, state.gpus)
+        self._tell_clear(state.gpus)
         self._done(order)
 
     def discard(self, order: StateOrder) -> None:
@@ -238,8 +247,8 @@ class Machine:
         for state in self.hardware.states.values():
             if job in (state.job, state.name) and state.gpus.get(gpu):
                 del state.gpus[gpu]
-                self._tell("given_back", state, gpu, mb=0)
-                self._tell_clear(gpu)
+                self._tell("given_back", state, (gpu,))
+                self._tell_clear((gpu,))
                 self._changed()
 
     def bury(self) -> None:
@@ -274,8 +283,10 @@ class Machine:
                 f"{_about(order)}: {', '.join(strange)} is no GPU of {self.id} (it has {', '.join(self.gpus)})"
             )
 
-    def _check_room(self, order: StateOrder, gpu: str, key: str, strangers: Sequence[tuple[str, int, str]]) -> None:
-        others = [state for other, state in self.hardware.states.items() if other != key and state.gpus.get(gpu)]
+    def _check_room(
+        self, order: StateOrder, gpu: str, others: Sequence[StateBytes], strangers: Sequence[tuple[str, int, str]]
+    ) -> None:
+        others = [state for state in others if state.gpus.get(gpu)]
         for state in others:
             # Two states of one run (its engine and its trainer) may meet, for as long as the memory lasts.
             if (state.job, state.run) == (order.job, order.run):
@@ -307,32 +318,34 @@ class Machine:
 
     def _freed(self, event: str, state: StateBytes) -> None:
         gpus, state.gpus = tuple(state.gpus), {}
-        for gpu in gpus:
-            self._tell(event, state, gpu)
-            self._tell_clear(gpu)
+        self._tell(event, state, gpus)
+        self._tell_clear(gpus)
 
-    def _tell(self, event: str, state: StateBytes, gpu: str, **more: Any) -> None:
-        self.witness.write(
+    def _tell(self, event: str, state: StateBytes, gpus: Iterable[str], **more: Any) -> None:
+        self.witness.write_each(
             event,
             self.id,
-            **{
-                "gpu": gpu,
-                "job": state.job,
-                "name": state.name,
-                "run": state.run,
-                "pool": state.pool,
-                "mb": state.gpus.get(gpu, 0),
-                "order": state.order,
-                "pid": state.pid,
-                **more,
-            },
+            {gpu: state.gpus.get(gpu, 0) for gpu in gpus},
+            job=state.job,
+            name=state.name,
+            run=state.run,
+            pool=state.pool,
+            order=state.order,
+            pid=state.pid,
+            **more,
         )
 
-    def _tell_clear(self, gpu: str) -> None:
-        """The GPU is clear, if all that is on it was agreed to."""
-        here = [state for state in self.hardware.states.values() if state.gpus.get(gpu)]
-        if all(state.place == "parked" and state.gpus[gpu] <= state.agreed_mb for state in here):
-            self.witness.write("clear", self.id, gpu=gpu, mb=sum(state.gpus[gpu] for state in here))
+    def _tell_clear(self, gpus: Iterable[str]) -> None:
+        """Those GPUs are clear on which everything was agreed to."""
+        clear = dict.fromkeys(gpus, 0)
+        for state in self.hardware.states.values():
+            for gpu, mb in state.gpus.items():
+                if mb and gpu in clear:
+                    if state.place == "parked" and mb <= state.agreed_mb:
+                        clear[gpu] += mb
+                    else:
+                        del clear[gpu]
+        self.witness.write_each("clear", self.id, clear)
 
     def _violation(self, violation: Violation, order: StateOrder, gpu: str) -> Violation:
         self.witness.write(

@@ -1,15 +1,17 @@
 """``MockResidency``: moves states on mock hosts, in the time that their bytes take."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import anyio
-import anyio.lowlevel
 
 from rollmuxd.spi import Backend, Channel, ContactLost, DriverTraits, NotDone, Probed, StateOrder
 from rollmuxd_backend_mock.backend import MockBackend, MockHost
 from rollmuxd_backend_mock.faults import Fault
 from rollmuxd_backend_mock.machine import StateBytes
+
+#: no clock of a loop tells less
+_NO_TIME_S: Final = 1e-6
 
 
 class MockResidency:
@@ -63,7 +65,6 @@ class MockResidency:
         self, method: str, order: StateOrder, do: Callable[[StateOrder, MockBackend, MockHost], Awaitable[None]]
     ) -> None:
         backend, mock = _reach(order)
-        await anyio.lowlevel.checkpoint()
         fault = await _before(backend.choose(method, mock, order), method, order)
         if fault is not None and fault.do == "lie":
             return
@@ -84,7 +85,7 @@ class MockResidency:
         if not there and state.copied:
             await _copy(mock, order.state.gpu_mb * len(order.gpus))
         elif not there:
-            await anyio.sleep(mock.machine.options.cold_s)
+            await _take(mock.machine.options.cold_s)
         mock.machine.end_load(order, state)
 
     async def _park(self, order: StateOrder, backend: MockBackend, mock: MockHost) -> None:
@@ -120,7 +121,13 @@ async def _before(fault: Fault | None, method: str, order: StateOrder) -> Fault 
 
 async def _copy(mock: MockHost, mb: int) -> None:
     async with mock.link:
-        await anyio.sleep(mb / 1000 / mock.machine.options.copy_gbps)
+        await _take(mb / 1000 / mock.machine.options.copy_gbps)
+
+
+async def _take(seconds: float) -> None:
+    """Take so long. What takes no time is done at once, and not a turn of the loop later."""
+    if seconds > _NO_TIME_S:
+        await anyio.sleep(seconds)
 
 
 def _leaving_mb(mock: MockHost, state: StateBytes) -> int:

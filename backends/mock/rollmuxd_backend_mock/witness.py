@@ -17,6 +17,7 @@ import json
 import os
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +37,15 @@ class Witness:
 
     def write(self, event: str, host: str, **fields: Any) -> None:
         """One line. Unbuffered and in one call: what was written survives a kill, and lines never mix."""
-        line = {"wall": time.time(), "mono": time.monotonic(), "event": event, "host": host, **fields}
+        self._keep({"wall": time.time(), "mono": time.monotonic(), "event": event, "host": host, **fields})
+
+    def write_each(self, event: str, host: str, gpus: Mapping[str, int], **fields: Any) -> None:
+        """A line for each of these GPUs, with the MB on it from now on: it happened on all of them at once."""
+        at = {"wall": time.time(), "mono": time.monotonic(), "event": event, "host": host}
+        for gpu, mb in gpus.items():
+            self._keep({**at, "gpu": gpu, "mb": mb, **fields})
+
+    def _keep(self, line: dict[str, Any]) -> None:
         self.events.append(line)
         if self.path is not None:
             if self._file is None:  # something happened after close, and is still to be told

@@ -185,7 +185,7 @@ async def test_bytes_go_with_their_process(process, waited_for, tmp_path):
             while alive(process.pid, started):
                 await anyio.sleep(0.001)
     assert await used(backend) == [0, 0]
-    assert [line["event"] for line in backend.events][-4:] == ["dead", "clear", "dead", "clear"]
+    assert [line["event"] for line in backend.events][-4:] == ["dead", "dead", "clear", "clear"]
     assert await used(await open_mock(memory=memory, watch_pids=False)) == [0, 0]
 
 

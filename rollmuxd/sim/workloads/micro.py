@@ -19,7 +19,8 @@ Nobody has an SLO: the paper does not speak of any here, and ``slo`` is ignored.
 ``inventory=on-demand`` takes the inventory away, for policies that buy for each job; nodes that are given replace it.
 
 In the tail cases a rollout lasts as long as its longest response, and training as its tokens, both scaled to the
-profile's means; ``lengths`` says which responses (:mod:`~rollmuxd.sim.workloads.lengths`).
+profile's means; ``lengths`` says which responses (:mod:`~rollmuxd.sim.workloads.lengths`), and ``tail=off`` that no tail
+is released: the same iterations, to compare with.
 """
 
 import random
@@ -108,8 +109,9 @@ class Tails(Micro):
     """Two jobs whose rollouts have tails; a seed draws their responses."""
 
     def __init__(self, name: str, summary: str, options: Options) -> None:
-        super().__init__(name, summary, options, ("lengths",))
+        super().__init__(name, summary, options, ("lengths", "tail"))
         self._lengths = self._terms.choice("lengths", LENGTHS)
+        self._released = self._terms.choice("tail", ("on", "off")) == "on"
 
     def draw(self, seed: int) -> Workload:
         """The workload of one seed."""
@@ -122,5 +124,7 @@ class Tails(Micro):
     def _with_tail(self, number: int, shape: Shape, draw: random.Random) -> SimJob:
         batches = [batch(self._lengths, limit_of(shape.kind), 0.0, draw) for _ in range(STEPS)]
         series = scaled([(it.longest, it.mean) for it in batches], shape.planned)
+        if not self._released:
+            return self._job(number, shape, series)
         shape = msgspec.structs.replace(shape, min_gpus=1)
         return self._job(number, shape, series, tuple(it.tail_from for it in batches))
