@@ -19,7 +19,7 @@ Nobody has an SLO: the paper does not speak of any here, and ``slo`` is ignored.
 ``inventory=on-demand`` takes the inventory away, for policies that buy for each job; nodes that are given replace it.
 
 In the tail cases a rollout lasts as long as its longest response, and training as its tokens, both scaled to the
-profile's means; ``lengths`` says which responses (:mod:`~rollmuxd.sim.workloads.lengths`), and ``tail=off`` that no tail
+profile's means; ``lengths`` says which responses (:mod:`~rollmuxd.sim.workloads.lengths`), and ``tail=off`` that none
 is released: the same iterations, to compare with.
 """
 
