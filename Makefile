@@ -7,7 +7,7 @@
 SHELL    := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 VENV     ?= .venv
-EXTRAS   ?= daemon,demo,dev
+EXTRAS   ?= daemon,demo,sim,dev
 ARGS     ?=
 BENCH    ?=
 

@@ -219,11 +219,12 @@ def _pools(mine: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
 _DIGITS: Final = ((1000.0, 0), (100.0, 1), (1.0, 2))
 
 
-def number(value: float | None, *, signed: bool = False) -> str:
-    """Three or four digits that say something; ``-`` for None."""
+def number(value: float | None, *, signed: bool = False, like: float | None = None) -> str:
+    """Three or four digits that say something; ``-`` for None. ``like``: as exact as this number."""
     if value is None:
         return "-"
-    digits = next((digits for least, digits in _DIGITS if abs(value) >= least), 3)
+    size = abs(value if like is None else like)
+    digits = next((digits for least, digits in _DIGITS if size >= least), 3)
     shown = f"{value:{'+' if signed else ''},.{digits}f}"
     shown = shown.rstrip("0").rstrip(".") if "." in shown else shown
     return "0" if shown in ("-0", "+0") else shown
@@ -235,7 +236,8 @@ def plus_minus(
     """A spread as ``523 +- 14``; the mean alone where nothing spreads; ``-`` for None."""
     if of is None:
         return "-"
-    mean, sd = number(of["mean"] * scale, signed=signed), number(of["sd"] * scale)
+    larger = max(abs(of["mean"]), of["sd"]) * scale
+    mean, sd = (number(of[name] * scale, signed=signed and name == "mean", like=larger) for name in ("mean", "sd"))
     return f"{mean}{unit}" if sd == "0" else f"{mean} {sign} {sd}{unit}"
 
 

@@ -217,5 +217,8 @@ def test_numbers_have_the_digits_that_say_something():
         *("-", "0", "0.012", "1.5", "523.5", "12,346"),
     ]
     assert tables.number(0.00001, signed=True) == "0"
+    assert tables.plus_minus({"mean": 557.62, "sd": 14.371}) == "557.6 +- 14.4"
+    assert tables.plus_minus({"mean": -0.0012, "sd": 14.371}, signed=True) == "0 +- 14.37"
+    assert tables.plus_minus({"mean": 0.25, "sd": 0.0}, scale=100, unit=" pp", signed=True) == "+25 pp"
     assert tables.share(0.99999) == "99.99%"
     assert tables.share(1.0) == "100%"
