@@ -337,14 +337,15 @@ class Journal:
             self._reopen(self._writer)
             return [None]
         connection = self._writer
-        connection.execute("BEGIN IMMEDIATE")
-        # One statement for all rows: the interpreter's lock is let go and fought for once, not once a row.
         rows = [row for write in writes for row in write.rows]
+        if len(rows) <= _ROWS_A_STATEMENT and all(write.operation is None for write in writes):
+            # A statement outside of a transaction is one by itself. So the interpreter's lock, which the loop wants
+            # too, is let go and fought for once, and not once for each of begin, insert and commit.
+            _insert(connection, rows)
+            return [None] * len(writes)
+        connection.execute("BEGIN IMMEDIATE")
         for start in range(0, len(rows), _ROWS_A_STATEMENT):
-            chunk = rows[start : start + _ROWS_A_STATEMENT]
-            places = ",".join(["(?,?,?,?)"] * len(chunk))
-            insert = f"INSERT INTO facts VALUES {places}"  # noqa: S608  # question marks only
-            connection.execute(insert, [value for row in chunk for value in row])
+            _insert(connection, rows[start : start + _ROWS_A_STATEMENT])
         results = [None if write.operation is None else write.operation(connection) for write in writes]
         connection.execute("COMMIT")
         return results
@@ -543,6 +544,12 @@ def _lock(state_dir: Path) -> int:
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock
+
+
+def _insert(connection: sqlite3.Connection, rows: Sequence[tuple[int, int, str, str]]) -> None:
+    places = ",".join(["(?,?,?,?)"] * len(rows))
+    insert = f"INSERT INTO facts VALUES {places}"  # noqa: S608  # question marks only
+    connection.execute(insert, [value for row in rows for value in row])
 
 
 def _is_full(error: sqlite3.Error) -> bool:
