@@ -67,3 +67,31 @@ def test_the_level_holds_for_both(written):
     logging.getLogger("x").debug("no")
 
     assert written() == []
+
+
+def test_a_line_for_a_file_is_the_one_for_a_terminal_without_colours():
+    event = {
+        "timestamp": "2026-01-01T00:00:00Z",
+        "level": "info",
+        "event": "slot_granted",
+        "slot": "s1",
+        "at": 5,
+        "fence": {"high": 1},
+        "why": "two words",
+        "said": 'a "b"',
+        "none": None,
+        "many": ["a", "b"],
+        "plain": "",
+    }
+    pretty = structlog.dev.ConsoleRenderer(colors=False, pad_event_to=20)
+    told = [
+        event,
+        {**event, "level": "warning", "event": "a_name_of_more_than_twenty_letters"},
+        {"timestamp": "t", "level": "critical", "event": "bare"},
+        {**event, "logger": "somebodys.plugin"},
+        {**event, "exception": "Traceback"},
+    ]
+
+    assert [logs._as_text(pretty)(None, "info", dict(line)) for line in told] == [
+        pretty(None, "info", dict(line)) for line in told
+    ]
