@@ -416,6 +416,7 @@ class Server:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # nobody asks where a call is from
                 backlog=2048,
                 # Idle connections of clients stay open between heartbeats.
                 timeout_keep_alive=75,

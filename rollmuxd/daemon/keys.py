@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import secrets
 from enum import StrEnum
+from typing import Final
 
 from msgspec import Struct
 
@@ -28,8 +29,10 @@ class Role(StrEnum):
 
     def covers(self, other: "Role") -> bool:
         """Whether this role may do what the other may."""
-        order = list(Role)
-        return order.index(self) >= order.index(other)
+        return _RANK[self] >= _RANK[other]
+
+
+_RANK: Final = {role: rank for rank, role in enumerate(Role)}
 
 
 class ApiKey(Struct, frozen=True):

@@ -16,6 +16,7 @@ disconnecting from the long polls.
 
 import asyncio
 import inspect
+import itertools
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
@@ -50,6 +51,9 @@ HandlerT = TypeVar("HandlerT", bound=Handler)
 log = structlog.get_logger(__name__)
 
 _SANE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,100}")
+#: a request that brings no id is counted: the system's randomness for each would cost as much as its routing
+_THIS_DAEMON = secrets.token_hex(4)
+_count = itertools.count(1)
 _encode = msgspec.json.Encoder().encode
 _JSON = (b"content-type", b"application/json")
 _PROBLEM = (b"content-type", problems.MEDIA_TYPE.encode())
@@ -375,7 +379,7 @@ def _request_id(scope: Scope) -> str:
     for key, value in scope["headers"]:
         if key == b"x-request-id" and _SANE_REQUEST_ID.fullmatch(value):
             return str(value.decode())
-    return secrets.token_hex(8)
+    return f"{_THIS_DAEMON}{next(_count):08x}"
 
 
 async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
