@@ -36,7 +36,7 @@ def a_held_gpu_has_only_bytes_of_its_holders_job(state: State) -> Iterator[str]:
 
 
 def a_running_slot_has_its_states_loaded(state: State) -> Iterator[str]:
-    """A grant is answered when the state is there."""
+    """A grant is answered when the state is there, on every node of which the slot holds a GPU."""
     for slot in state.slots.values():
         if slot.status != SlotStatus.RUNNING:
             continue
@@ -44,7 +44,8 @@ def a_running_slot_has_its_states_loaded(state: State) -> Iterator[str]:
         phase = next((p for p in (*job.spec.phases, *job.spec.side) if p.name == slot.phase), None)
         for key in job.states if phase is not None else ():
             kept = state.states[key]
-            if phase is not None and kept.pool in phase.pools and kept.status != StateStatus.LOADED:
+            there = not state.nodes[kept.node].gpus.keys().isdisjoint(slot.gpus)
+            if there and phase is not None and kept.pool in phase.pools and kept.status != StateStatus.LOADED:
                 yield f"slot {slot.id} runs, and {key} is {kept.status}"
 
 

@@ -168,23 +168,29 @@ def claimable(c: Cycle, job: Job, slot: Slot, nodes: tuple[NodeId, ...]) -> tupl
 def claim(c: Cycle, job: Job, slot: Slot, visit: int, gpus: tuple[str, ...]) -> None:
     c.fact(f.SlotClaimed(c.now, slot.id, gpus, visit))
     c.soft.waiting -= 1
-    phase = find_phase(c.state, job.id, slot.phase)
-    for key in job.states:
-        kept = c.state.states[key]
-        if phase is not None and kept.pool in phase.pools and kept.status is not StateStatus.LOADED:
+    for kept in needed(c, job, slot):
+        if kept.status is not StateStatus.LOADED:
             issue(c, OrderKind.LOAD, kept, slot.id)
     grant_if_loaded(c, job, slot)
 
 
-def grant_if_loaded(c: Cycle, job: Job, slot: Slot) -> None:
+def needed(c: Cycle, job: Job, slot: Slot) -> list[JobState]:
+    """The states of the slot's phase on the nodes that it holds GPUs of: on a part, these need not be all."""
     phase = find_phase(c.state, job.id, slot.phase)
-    if slot.status is not SlotStatus.LOADING or phase is None:
-        return
-    for key in job.states:
-        kept = c.state.states[key]
-        if kept.pool in phase.pools and kept.status is not StateStatus.LOADED:
-            return
-    c.fact(f.SlotGranted(c.now, slot.id, next_fence(c)))
+    if phase is None:
+        return []
+    states = [c.state.states[key] for key in job.states]
+    return [kept for kept in states if kept.pool in phase.pools and holds_on(c, slot, kept.node)]
+
+
+def holds_on(c: Cycle, slot: Slot, node: NodeId) -> bool:
+    """Whether the slot holds a GPU of the node."""
+    return any(gpu.holder == slot.id for gpu in c.state.nodes[node].gpus.values())
+
+
+def grant_if_loaded(c: Cycle, job: Job, slot: Slot) -> None:
+    if slot.status is SlotStatus.LOADING and all(kept.status is StateStatus.LOADED for kept in needed(c, job, slot)):
+        c.fact(f.SlotGranted(c.now, slot.id, next_fence(c)))
 
 
 def next_fence(c: Cycle) -> Fence:
