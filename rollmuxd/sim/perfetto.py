@@ -15,12 +15,13 @@ one of the daemon itself, with the dollars per hour.
 
 import gzip
 import io
-import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, TypeAlias
+from typing import IO, Any, Final, NamedTuple, TypeAlias, cast
+
+import msgspec
 
 from rollmuxd.core.model import Millis, NodeId, PoolName
 from rollmuxd.sim.history import (
@@ -43,6 +44,7 @@ _FIRST_THREAD: Final = 1_000
 _STRIDE: Final = 64
 
 _Args: TypeAlias = dict[str, Any]
+_ENCODER: Final = msgspec.json.Encoder()
 
 
 class Written(NamedTuple):
@@ -69,16 +71,15 @@ def write(path: Path, items: Iterable[Item]) -> Written:
 
 
 @contextmanager
-def _opened(path: Path, *, packed: bool) -> Iterator[IO[str]]:
-    with path.open("wb") as file:
+def _opened(path: Path, *, packed: bool) -> Iterator[IO[bytes]]:
+    with path.open("wb", buffering=1 << 20) as file:
         if not packed:
-            with io.TextIOWrapper(file, encoding="utf-8") as text:
-                yield text
+            yield file
             return
         # neither a name nor a time in its header
         zipped = gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0)
-        with zipped, io.TextIOWrapper(zipped, encoding="utf-8") as text:
-            yield text
+        with zipped, io.BufferedWriter(cast("io.RawIOBase", zipped), 1 << 16) as gathered:
+            yield gathered
 
 
 class _Track(NamedTuple):
@@ -89,7 +90,7 @@ class _Track(NamedTuple):
 
 
 class _Writer:
-    def __init__(self, out: IO[str]) -> None:
+    def __init__(self, out: IO[bytes]) -> None:
         self._out = out
         self._first = True
         self._slices = 0
@@ -103,13 +104,13 @@ class _Writer:
         self._lanes: dict[tuple[int, int], list[tuple[int, Millis]]] = {}
 
     def write(self, items: Iterable[Item]) -> Written:
-        self._out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        self._out.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         self._process(_DAEMON, "daemon", 0)
         self._process(_JOBS, "jobs", 1_000_000)
         self._process(_GROUPS, "groups", 2_000_000)
         for item in items:
             self._item(item)
-        self._out.write("\n]}\n")
+        self._out.write(b"\n]}\n")
         return Written(self._slices, self._start or 0, self._end)
 
     def _item(self, item: Item) -> None:
@@ -235,9 +236,10 @@ class _Writer:
         if at is not None:
             event["ts"] = at * 1000
         event["name"] = name
-        self._out.write("" if self._first else ",\n")
+        event |= more
+        self._out.write(b"" if self._first else b",\n")
         self._first = False
-        self._out.write(json.dumps(event | more, separators=(",", ":")))
+        self._out.write(_ENCODER.encode(event))
 
     def _span_of_time(self, start: Millis, end: Millis) -> None:
         self._start = start if self._start is None else min(start, self._start)
