@@ -328,8 +328,19 @@ def test_what_has_no_room_is_left_out_and_said_to_be(monkeypatch):
     assert "Only the first 10 minutes of the window" in pictures.gantt(window(rows=2, bars=60), 1).caption
 
 
-def test_an_empty_window_is_left_out():
-    assert pictures.gantt(window(bars=0), 1) is None
+def test_an_empty_window_is_said_to_be_empty():
+    for spans in ([], window(bars=0)):
+        assert "No phase ran in the chosen window." in made([outcome()], spans)
+    assert "chosen window" not in made([outcome()])
+
+
+def test_a_trace_that_begins_late_is_drawn_from_its_beginning():
+    late = outcome()
+    late.cost_curve = [(at + 1000 * HOUR, level) for at, level in late.cost_curve]
+    svg = pictures.cost([late], 1).svg
+    ticks = [int(number) for number in re.findall(r">(\d{4})</text>", svg)]
+    assert min(ticks) >= 1000
+    assert "hours of the trace" in svg
 
 
 def test_it_is_written_where_it_was_asked_for(tmp_path, two):

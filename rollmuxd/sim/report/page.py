@@ -239,11 +239,15 @@ def _pictures(outcomes: Sequence[Outcome], spans: Sequence[Item] | None) -> str:
         ("Utilisation", pictures.utilisation(outcomes, 3)),
         ("Who ran where", pictures.gantt(spans, 4) if spans else None),
     ]
-    return "\n".join(
+    empty = (
+        [] if spans is None or drawn[-1][1] else ["<h2>Who ran where</h2>\n<p>No phase ran in the chosen window.</p>"]
+    )
+    shown = [
         f"<h2>{name}</h2>\n<figure>\n{picture.svg}\n<figcaption>{escape(picture.caption)}</figcaption>\n</figure>"
         for name, picture in drawn
         if picture is not None
-    )
+    ]
+    return "\n".join(shown + empty)
 
 
 def _words() -> str:

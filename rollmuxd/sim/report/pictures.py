@@ -134,8 +134,9 @@ def cost(outcomes: Sequence[Outcome], number: int) -> Picture | None:
     figure, axes = _axes(len(parts), 9.6, 3.4)
     several = False
     for axis, accounting in zip(axes, parts, strict=True):
-        end = max(outcome.cost_curve[-1][0] for outcome in drawn if outcome.accounting == accounting)
-        ms, unit = _unit(end)
+        curves = [outcome.cost_curve for outcome in drawn if outcome.accounting == accounting]
+        start, end = min(curve[0][0] for curve in curves), max(curve[-1][0] for curve in curves)
+        ms, unit = _unit(end - start)
         for name in names:
             runs = tables.runs(drawn, name, accounting)
             if not runs:
@@ -148,7 +149,7 @@ def cost(outcomes: Sequence[Outcome], number: int) -> Picture | None:
                 axis.plot([at / ms for at, _ in curve], [level for _, level in curve], drawstyle="steps-post", **style)
                 continue
             several = True
-            grid = [end * point // _POINTS for point in range(_POINTS + 1)]
+            grid = [start + (end - start) * point // _POINTS for point in range(_POINTS + 1)]
             levels = [_sampled(outcome.cost_curve, grid) for outcome in runs]
             at = [point / ms for point in grid]
             middle = [sum(of) / len(of) for of in zip(*levels, strict=True)]
@@ -163,10 +164,10 @@ def cost(outcomes: Sequence[Outcome], number: int) -> Picture | None:
             )
             axis.plot(at, middle, drawstyle="steps-post", **style)
         axis.set_title(_PARTS[accounting])
-        axis.set_xlabel(f"{unit} since the first arrival")
+        axis.set_xlabel(f"{unit} of the trace")
         axis.set_ylabel("dollars per hour")
         axis.set_ylim(bottom=0)
-        axis.set_xlim(0, end / ms)
+        axis.set_xlim(start / ms, max(end, start + 1) / ms)
     _legend(figure, names)
     band = " Lines are means over the seeds, bands reach from the cheapest seed to the dearest." if several else ""
     caption = f"What all nodes in groups cost, over time.{band}"
