@@ -338,8 +338,7 @@ def test_a_trace_that_begins_late_is_drawn_from_its_beginning():
     late = outcome()
     late.cost_curve = [(at + 1000 * HOUR, level) for at, level in late.cost_curve]
     svg = pictures.cost([late], 1).svg
-    ticks = [int(number) for number in re.findall(r">(\d{4})</text>", svg)]
-    assert min(ticks) >= 1000
+    assert len(re.findall(r">1\d{3}</text>", svg)) > 3
     assert "hours of the trace" in svg
 
 
