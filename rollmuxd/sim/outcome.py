@@ -4,8 +4,7 @@ from msgspec import Struct, field
 
 from rollmuxd.core.model import Millis, PoolName
 
-
-#: finished iterations from which on a job's mean is judged (DESIGN section 6): before, its first wait for a turn decides
+#: finished iterations from which on a job's mean is judged: before, its first wait for a turn decides
 JUDGED_FROM = 8
 
 
