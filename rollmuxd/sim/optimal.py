@@ -37,8 +37,10 @@ MAX_GROUP: Final = 5
 EXACT_JOBS: Final = 12
 #: pinnings, and orders of them, that are tried for one group at most; beyond, each job has rollout nodes of its own
 TRIES: Final = 4_000
-#: unions of groups that are regrouped after one event, at most
-UNIONS_TRIED: Final = 400
+#: up to so many jobs pairs and triples of groups are regrouped
+UNION_JOBS: Final = 10
+#: steps of dynamic programming after one event that are spent on pairs and triples
+STEPS: Final = 100_000
 #: up to so many groups triples are regrouped as well as pairs
 TRIPLES_UP_TO: Final = 24
 #: plans and unions that are remembered
@@ -206,8 +208,11 @@ class Planner:
         if not self.holds(WHOLE, [need.whole_states for need in needs]):
             return None
         best: Plan | None = None
+        narrowest = max(need.whole for need in needs)
+        if self.widest > narrowest and _shortest(needs, [need.busy(self.widest) for need in needs]) > limit:
+            return None  # on a narrower pool it takes longer still
         fewest = _fewest(needs, limit)
-        for whole in range(max(need.whole for need in needs), self.widest + 1):
+        for whole in range(narrowest, self.widest + 1):
             if best is not None and whole * self.whole_price + fewest * self.part_price >= self.dollars(best):
                 break
             made = self._on(needs, whole, limit, fewest)
@@ -218,14 +223,9 @@ class Planner:
     def _on(self, needs: Sequence[Need], whole: int, limit: float, fewest: int) -> Plan | None:
         """The fewest rollout nodes beside a training pool of this width; None: it will not do with any number."""
         busy = [need.busy(whole) for need in needs]
-        cycle = max(sum(each) + sum(phase[4] for phase in need.phases) for need, each in zip(needs, busy, strict=True))
-        load = sum(
-            took for need, each in zip(needs, busy, strict=True)
-            for (_, on_whole, *_), took in zip(need.phases, each, strict=True) if on_whole
-        )  # fmt: skip
-        if max(cycle, load) > limit:
+        shortest = _shortest(needs, busy)
+        if shortest > limit:
             return None
-        shortest = max(cycle, load)
         pinning = _Pinning(self, needs, busy, limit)
         tries = TRIES
         for part in range(fewest, sum(need.part for need in needs) + 1):
@@ -270,6 +270,18 @@ class Planner:
             return False
         left = sum(state.leftover_mb for state in states)
         return not known.gpu_mb or left + max(state.gpu_mb - state.leftover_mb for state in states) <= known.gpu_mb
+
+
+def _shortest(needs: Sequence[Need], busy: Sequence[tuple[Millis, ...]]) -> Millis:
+    """No period is shorter, however many rollout nodes there are: the longest member, and the training pool's load."""
+    load = longest = 0
+    for need, each in zip(needs, busy, strict=True):
+        own = 0
+        for (_, on_whole, _, _, gap), took in zip(need.phases, each, strict=True):
+            own += took + gap
+            load += took * on_whole
+        longest = max(longest, own)
+    return max(longest, load)
 
 
 def _fewest(needs: Sequence[Need], limit: float) -> int:
@@ -391,6 +403,8 @@ class Search:
         self._bereft: dict[int, None] = {}
         #: the least value of a union of groups, where it was looked for
         self._settled: dict[Members, int] = {}
+        #: groups that were looked at in dynamic programming
+        self._steps = 0
 
     def arrive(self, job: int) -> None:
         """One more, alone for now."""
@@ -441,15 +455,19 @@ class Search:
 
         def least(mask: int) -> int:
             """The value of the best partition of a subset; its first job's group is remembered."""
-            found = known.get(mask)
-            if found is None:
-                first = columns[(mask & -mask).bit_length() - 1]
-                found = min((value + least(mask ^ group), group) for group, value in first if mask & group == group)
-                known[mask] = found
-            return found[0]
+            best_value, best_group = -1, 0
+            for group, value in columns[(mask & -mask).bit_length() - 1]:
+                if mask & group == group:
+                    rest = known.get(mask ^ group)
+                    together = value + (least(mask ^ group) if rest is None else rest[0])
+                    if together < best_value or best_value < 0:
+                        best_value, best_group = together, group
+            known[mask] = (best_value, best_group)
+            return best_value
 
         left = (1 << len(jobs)) - 1
         least(left)
+        self._steps += sum(len(columns[(mask & -mask).bit_length() - 1]) for mask in known if mask)
         made = []
         while left:
             group = known[left][1]
@@ -517,24 +535,24 @@ class Search:
 
     def _improve(self, jobs: Members) -> None:
         """Regroup pairs and triples of groups, of which one at least has changed, until nothing improves."""
-        budget = UNIONS_TRIED
+        spent_before = self._steps
         improved = True
-        while improved and budget:
+        while improved:
             improved = False
             for groups in self._unions(jobs):
                 value = sum(self._plan(group).value for group in groups)
                 union = tuple(sorted(job for group in groups for job in group))
                 if self._settled.get(union) == value or value // PRICE <= self._bound(union):
                     continue
+                if self._steps - spent_before >= STEPS:
+                    return
                 better = self.best(union)
-                budget -= 1
                 if len(self._settled) >= REMEMBERED:
                     self._settled.clear()
                 self._settled[union] = sum(self._plan(group).value for group in better)
                 if self._settled[union] < value:
                     self._take(better)
                     improved = True
-                if improved or not budget:
                     break
 
     def _unions(self, jobs: Members) -> Iterator[tuple[Members, ...]]:
@@ -544,13 +562,13 @@ class Search:
         near = {group: [other for other in groups if other != group and self._touch(group, other)] for group in changed}
         for group in changed:
             for other in near[group]:
-                if len(group) + len(other) <= EXACT_JOBS:
+                if len(group) + len(other) <= UNION_JOBS:
                     yield group, other
         if len(groups) > TRIPLES_UP_TO:
             return
         for group in changed:
             for one, other in combinations(near[group], 2):
-                if len(group) + len(one) + len(other) <= EXACT_JOBS:
+                if len(group) + len(one) + len(other) <= UNION_JOBS:
                     yield group, one, other
 
     def _bound(self, jobs: Members) -> int:

@@ -325,6 +325,7 @@ def test_the_best_found_is_near_the_optimum(monkeypatch: pytest.MonkeyPatch) -> 
         exact = cheapest(jobs, POOLS).cost
         with monkeypatch.context() as patched:
             patched.setattr(optimal, "EXACT_JOBS", 8)
+            patched.setattr(optimal, "UNION_JOBS", 8)
             found = Search(jobs, POOLS)
             for n in range(12):
                 found.arrive(n)
@@ -377,7 +378,7 @@ def test_pairs_of_groups_are_regrouped_where_there_are_too_many_for_triples(monk
     jobs = mixed(2, 70)
     paired = cheapest(jobs, POOLS)
     assert len(paired.groups) > optimal.TRIPLES_UP_TO
-    monkeypatch.setattr(optimal, "UNIONS_TRIED", 0)
+    monkeypatch.setattr(optimal, "STEPS", 0)
     assert paired.cost < cheapest(jobs, POOLS).cost
 
 
