@@ -18,7 +18,6 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Final, TypeAlias
 
-from msgspec import field
 from msgspec.structs import replace
 
 from rollmuxd.core.estimates import solo_ms
@@ -355,13 +354,6 @@ def _both(starts: Mapping[PoolName, Starts], pool: PoolName) -> dict[PoolName, S
 # ---- gavel -----------------------------------------------------------------------------------------------------------
 
 
-class Whole(SimJob, frozen=True):
-    """A job whose iteration is a single phase on all its nodes, of which not all work all the time."""
-
-    #: per pool, during what share of that phase its nodes work; a pool that is not named works throughout
-    busy_share: dict[PoolName, float] = field(default_factory=dict)
-
-
 class Gavel(InWheelOrder):
     """Job-level shares, without phases (Gavel, OSDI'20; *Gavel+* of RollMux 7.1, whose details are not published).
 
@@ -404,7 +396,7 @@ class Gavel(InWheelOrder):
         return sum(self.prices.get(want.pool, 0.0) * want.nodes for want in job.spec.wants) * job.solo_ms / 3_600_000
 
 
-def as_one_phase(job: SimJob) -> Whole:
+def as_one_phase(job: SimJob) -> SimJob:
     """The job with its whole iteration in one phase, which claims all its nodes at once.
 
     The job's own gap before its first phase stays a gap; those between phases pass with the nodes in hand. Its solo
@@ -418,7 +410,7 @@ def as_one_phase(job: SimJob) -> Whole:
     for phase, planned in zip(phases, job.planned, strict=True):
         for pool in phase.pools:
             took[pool] += planned
-    return Whole(
+    return SimJob(
         name=job.name,
         kind=job.kind,
         arrives_ms=job.arrives_ms,

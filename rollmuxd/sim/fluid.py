@@ -13,7 +13,7 @@ from msgspec import Struct
 from rollmuxd.core import facts as f
 from rollmuxd.core.config import Config
 from rollmuxd.core.inputs import EndJob, Input, RegisterJob
-from rollmuxd.core.model import GroupId, JobId, Millis
+from rollmuxd.core.model import GroupId, JobId, Millis, PoolName
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.sim.contender import Contender
 from rollmuxd.sim.inventory import Inventory, Told, TooFewNodes, with_enough
@@ -178,11 +178,11 @@ class _Fluid:
             self.meter.pools[pool].busy_node_ms += share * node_ms
 
 
-def busy_node_ms(job: SimJob) -> dict[str, int]:
+def busy_node_ms(job: SimJob) -> dict[PoolName, float]:
     """Node-time of each pool that one iteration keeps busy."""
     wants = {want.pool: want.nodes for want in job.spec.wants}
-    busy: dict[str, int] = {}
+    busy: dict[PoolName, float] = {}
     for phase, took in zip(job.spec.phases, job.planned, strict=True):
         for pool in phase.pools:
-            busy[pool] = busy.get(pool, 0) + wants[pool] * took
+            busy[pool] = busy.get(pool, 0) + wants[pool] * took * job.busy_share.get(pool, 1)
     return busy

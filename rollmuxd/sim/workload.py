@@ -81,6 +81,8 @@ class SimJob(Struct, frozen=True):
     tail_from: tuple[float, ...] = ()
     #: iterations it has to do; 0: as many as fit in ``lasts_ms`` if alone
     iterations: int = 0
+    #: per pool, what share of a phase that holds its nodes they work; a pool that is not named works throughout
+    busy_share: dict[PoolName, float] = {}
 
     @property
     def planned(self) -> Durations:
