@@ -240,6 +240,8 @@ def resolve_unknown(c: Cycle, node: Node) -> None:
         kept = c.state.states[key]
         if kept.status is StateStatus.UNKNOWN and not any(gpu.stain == kept.job for gpu in node.gpus.values()):
             c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
+            for closing in list(c.state.jobs[kept.job].closing):  # a release that waited for word of its park
+                finish_release(c, c.state.slots[closing])
 
 
 def look(c: Cycle, job: Job) -> None:

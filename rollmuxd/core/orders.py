@@ -51,7 +51,12 @@ def after_order(c: Cycle, job: Job, order: Order) -> None:
         if slot.status is SlotStatus.RECLAIMING and order.kind is OrderKind.LOAD:
             park_own(c, job, slot)  # it was taken away while it was being loaded
     group = job.group
-    drained_if_empty(c, c.state.nodes[order.node])
+    node = c.state.nodes[order.node]
+    drained_if_empty(c, node)
+    for name in list(node.pinned):
+        if name != job.id:  # what was seen afterwards may be the last that it waited for
+            settle(c, c.state.jobs[name])
+            after_departure(c, c.state.jobs[name])
     settle(c, job)
     dispatch(c, group)
     after_departure(c, job)
