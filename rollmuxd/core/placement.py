@@ -199,7 +199,20 @@ class RollMux:
             reasons.append(Reason("no_ram", text))
         elif wishes and all(wishes) and not any(want.named for want in job.spec.wants):
             suggestions[" and ".join(wishes)] = None
+        elif not wishes:
+            reasons += self._why_too_slow_alone(job, suggestions)
         return reasons
+
+    def _why_too_slow_alone(self, job: Job, suggestions: dict[str, None]) -> list[Reason]:
+        shape = Shape(job, self.whole_pools)
+        moves = job.spec.park is Park.AT_RELEASE or job.spec.colocate
+        if not moves or shape.limit_ms is None or shape.solo_ms is None or shape.shared_ms <= shape.limit_ms:
+            return []
+        takes, allowed = shape.shared_ms, shape.limit_ms
+        suggestions[f"slo={ceil(takes / shape.solo_ms * 100) / 100:g}"] = None
+        text = f"even alone its iteration would take {_s(takes)} s, as it moves its states, and its SLO allows"
+        data = {"period_s": takes / 1000, "limit_s": allowed / 1000, "job": job.id}
+        return [Reason("own_slo", f"{text} {_s(allowed)} s", data)]
 
     # ---- candidates --------------------------------------------------------------------------------------------------
 
