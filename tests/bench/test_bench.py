@@ -41,6 +41,14 @@ def test_core_says_how_many_inputs_a_second_and_how_long_a_placement_takes() -> 
 
 
 @pytest.mark.slow
+def test_the_simulator_says_how_fast_it_is_beside_a_bare_heap() -> None:
+    found = measured("sim")
+
+    assert found["floor_events_per_s"] > found["events_per_s"] > 0
+    assert found["facts"] > found["events"]
+
+
+@pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", ["handover", "restart", "waiting"])
 def test_a_live_benchmark_runs_to_its_end(name: str) -> None:

@@ -34,7 +34,7 @@ def test_the_help_names_every_noun(rollmuxd):
 
     assert all(
         f"\n  {noun} " in out
-        for noun in ("daemon", "demo", "facts", "group", "host", "job", "key", "node", "report", "slot")
+        for noun in ("daemon", "demo", "facts", "group", "host", "job", "key", "node", "report", "sim", "slot", "trace")
     )
 
 
