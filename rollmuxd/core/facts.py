@@ -464,6 +464,34 @@ class StateSeen(Fact, frozen=True, tag="state_seen"):
     status: StateStatus
 
 
+# ---- who did what ----------------------------------------------------------------------------------------------------
+
+
+class Audited(Fact, frozen=True, tag="audited"):
+    """An operator did something, or somebody tried to come in and could not. Changes nothing; kept for those who ask.
+
+    ``at`` is wall time. It stands in one commit with what was done, so that neither is ever there without the other.
+    """
+
+    #: what was done: "drain_node", "revoke_slot", "add_key", "login_failed", ...
+    action: str
+    #: who did it, and in which role; of a failed login, the id of the key that was tried
+    who: str
+    role: str = ""
+    #: "127.0.0.1:51812", or "uid 1000, pid 4711" on the Unix socket
+    where: str = ""
+    #: the call's id, as its answer and the log have it
+    request_id: str = ""
+    #: the node, host, job, slot or key that it was done to
+    about: str = ""
+    #: how that was, and how it is
+    before: str = ""
+    after: str = ""
+    reason: str = ""
+    #: how many of these there were since the last that was written; failed logins are counted when there are many
+    count: int = 1
+
+
 AnyFact: TypeAlias = (
     DaemonStarted
     | LoopStalled
@@ -519,6 +547,7 @@ AnyFact: TypeAlias = (
     | OrderContactLost
     | StateUnknown
     | StateSeen
+    | Audited
 )
 
 _DECODER: msgspec.json.Decoder[AnyFact] = msgspec.json.Decoder(AnyFact)

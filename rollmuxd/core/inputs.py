@@ -168,6 +168,21 @@ class DeclareClear(Struct, frozen=True):
     reason: str = ""
 
 
+class Audit(Struct, frozen=True):
+    """What an operator did just now, to be written down beside it; or that somebody could not log in."""
+
+    action: str
+    who: str
+    role: str = ""
+    where: str = ""
+    request_id: str = ""
+    about: str = ""
+    before: str = ""
+    after: str = ""
+    reason: str = ""
+    count: int = 1
+
+
 # ---- what backends report ----------------------------------------------------------------------------------------
 
 
@@ -268,6 +283,7 @@ Input: TypeAlias = (
     | DrainNode
     | UndrainNode
     | DeclareClear
+    | Audit
     | Start
     | HostSeen
     | HostUnreachable

@@ -1,5 +1,7 @@
 """Hosts and nodes: the configuration, what backends see there, draining."""
 
+import msgspec
+
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -300,6 +302,12 @@ def not_clear(c: Cycle, name: NodeId) -> None:
         seconds = c.config.clear_limit_ms // 1000
         c.fact(f.NodeQuarantined(c.now, name, f"{node.unclear_reason}; not clear within {seconds} s"))
         c.soft.look_later(node.host, c.now, c.config)
+
+
+def audit(c: Cycle, given: i.Audit) -> Answer:
+    """Who did what. It decides nothing, and nothing is decided by it."""
+    c.fact(f.Audited(c.now, **msgspec.structs.asdict(given)))
+    return NOTHING
 
 
 def stalled(c: Cycle, given: i.Stalled) -> Answer:

@@ -45,6 +45,7 @@ _HANDLERS: dict[type, Callable[[Cycle, Any], Answer]] = {
     i.DrainNode: inventory.drain,
     i.UndrainNode: inventory.undrain,
     i.DeclareClear: inventory.declare_clear,
+    i.Audit: inventory.audit,
     i.Start: inventory.start,
     i.HostSeen: inventory.host_seen,
     i.HostUnreachable: inventory.host_unreachable,

@@ -751,4 +751,5 @@ _APPLY: dict[type[f.Fact], Callable[[State, Any], None]] = {
     f.OrderContactLost: State._order_contact_lost,
     f.StateUnknown: State._state_unknown,
     f.StateSeen: State._state_seen,
+    f.Audited: State._nothing,
 }

@@ -1201,6 +1201,7 @@ class Witness:
         f.OrderContactLost: _contact_lost,
         f.StateUnknown: _state_unknown,
         f.StateSeen: _state_seen,
+        f.Audited: _nothing,
     }
 
 

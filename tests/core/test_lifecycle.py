@@ -169,7 +169,7 @@ FACTS_OF_A_NODE = {
 NOT_IN_A_TABLE = {
     f.DaemonStarted, f.LoopStalled, f.HostAdded, f.HostRemoved, f.HostBooted, f.NodeAdded, f.NodeRemoved, f.GpusCleared,
     f.GpusUnclear, f.PlacementEnded, f.SessionOpened, f.SessionFenced, f.SessionLost, f.SessionClosed, f.SlotQueued,
-    f.VisitAdded, f.VisitSkipped, f.NextAnswered,
+    f.VisitAdded, f.VisitSkipped, f.NextAnswered, f.Audited,
 }  # fmt: skip
 FACTS_OF_ORDERS = {f.OrderIssued, f.OrderEnded, f.OrderFaulted, f.OrderContactLost, f.StateUnknown, f.StateSeen}
 
@@ -297,6 +297,7 @@ def test_every_fact_survives_the_journal(kind: type[f.Fact]) -> None:
         f.OrderFaulted: f.OrderFaulted(1, "o1", "x"),
         f.OrderContactLost: f.OrderContactLost(1, "o1", "x"), f.StateUnknown: f.StateUnknown(1, "j1", "p", "n"),
         f.StateSeen: f.StateSeen(1, "j1", "p", "n", StateStatus.GONE),
+        f.Audited: f.Audited(1, "drain_node", "ops/op", "admin", "uid 0", "r", "n", "up", "draining", "x", 3),
     }  # fmt: skip
     fact = {**facts, **others}[kind]
     assert f.decode(f.encode(fact)) == fact
