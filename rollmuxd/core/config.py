@@ -37,6 +37,12 @@ class Config(Struct, frozen=True):
     aging_ms: Millis = 3_600_000
     #: a job that has waited this long is not overtaken any more on the pools it wants
     bounded_wait_ms: Millis = 6 * 3_600_000
+    #: a slot that runs longer than this, and than three times the p95 of its phase, is warned about
+    overstay_ms: Millis = 600_000
+    #: and is revoked, if somebody waits for its GPUs, where this is set ...
+    overstay_revoke: bool = False
+    #: ... so long after the warning
+    overstay_grace_ms: Millis = 300_000
     #: share of a rollout's work after which its tail may be asked to shrink (RollMux: 0.8)
     tail_from: float = 0.8
     #: limits against one client filling the daemon

@@ -78,6 +78,7 @@ class Explainer:
         elif known.slot is not None:
             slot = state.slots[known.slot]
             sentences.append(f"Its {slot.phase} slot {slot.id} is {slot.status} on {', '.join(slot.gpus)}.")
+            sentences += [_sentence(reason.text) for reason in _overstays(slot, now)]
         return reasons, tuple(sentences)
 
     def _seat(self, job: Job) -> list[str]:
@@ -117,7 +118,7 @@ class Explainer:
         if known.status is SlotStatus.LOADING:
             return (Reason("loading", "its state is being loaded"),)
         if known.status is not SlotStatus.QUEUED:
-            return ()
+            return _overstays(known, now)
         if job.status is JobStatus.WAITING:
             refusal = self.why_job_waits(job.id, now)
             return (Reason("no_placement", "its job has no placement yet"), *refusal.reasons)
@@ -186,7 +187,8 @@ class Explainer:
             what = "lost" if holder.status is JobStatus.LOST else str(holder.status)
             text = f"{gpu} is held by {what} job {holder.spec.name}, pid {pid}, until it was seen clear"
             return Reason("held_by_lost", text, {**data, "pid": pid})
-        return Reason("held", f"{gpu} is held by {holder.spec.name} ({slot.phase}, {slot.status})", data)
+        late = ", for longer than it should" if slot.overstays_at is not None else ""
+        return Reason("held", f"{gpu} is held by {holder.spec.name} ({slot.phase}, {slot.status}{late})", data)
 
     def slot_position(self, slot: SlotId) -> int:
         """How many visits come before it on its nodes; 0: it is next."""
@@ -232,6 +234,15 @@ class Explainer:
                 return None
             left = max(left, took - (now - (held.granted_at if held.granted_at is not None else now)))
         return total + left
+
+
+def _overstays(slot: Slot, now: Millis) -> tuple[Reason, ...]:
+    """That a slot runs for longer than it should, if it does."""
+    if slot.overstays_at is None or slot.ended is not None or slot.granted_at is None:
+        return ()
+    ran = (now - slot.granted_at) // 1000
+    text = f"it has run for {ran} s, far longer than its phase takes; look whether it hangs, or revoke it"
+    return (Reason("overstays", text, {"ran_s": ran, "slot": slot.id}),)
 
 
 def _sentence(text: str) -> str:

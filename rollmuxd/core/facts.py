@@ -399,6 +399,14 @@ class SlotRevoked(Fact, frozen=True, tag="slot_revoked"):
     reason: str
 
 
+class SlotOverstays(Fact, frozen=True, tag="slot_overstays"):
+    """The slot runs for longer than anybody could expect; said once. Nothing is taken from it by that."""
+
+    slot: SlotId
+    ran_ms: Millis
+    bound_ms: Millis
+
+
 class SlotReclaiming(Fact, frozen=True, tag="slot_reclaiming"):
     """Its GPUs stay held until they were seen clear."""
 
@@ -539,6 +547,7 @@ AnyFact: TypeAlias = (
     | SlotFaulted
     | SlotLost
     | SlotRevoked
+    | SlotOverstays
     | SlotReclaiming
     | SlotOver
     | OrderIssued

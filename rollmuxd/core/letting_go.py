@@ -52,6 +52,12 @@ def park_own(c: Cycle, job: Job, slot: Slot) -> None:
             issue(c, OrderKind.PARK, kept, slot.id)
 
 
+def revoke_held(c: Cycle, slot: Slot, *, by: str, reason: str) -> None:
+    """End a slot that holds GPUs, although its holder did not give it back."""
+    take_away(c, slot, f.SlotRevoked(c.now, slot.id, by, reason))
+    park_own(c, c.state.jobs[slot.job], slot)
+
+
 def finish_release(c: Cycle, slot: Slot) -> None:
     """The slot is over once nothing that belongs to its release is still moving."""
     if slot.status is SlotStatus.RELEASED and not any(

@@ -59,6 +59,7 @@ SLOT: Final[Mapping[SlotStatus, Mapping[type[f.Fact], tuple[SlotStatus, ...]]]] 
         f.SlotShrunk: (_S.TAIL,),
         f.SlotReleased: (_S.RELEASED,),
         f.SlotTakenOver: (_S.RUNNING,),
+        f.SlotOverstays: (_S.RUNNING,),
     },
     _S.TAIL: {
         **_TAKEN_AWAY,
@@ -66,6 +67,7 @@ SLOT: Final[Mapping[SlotStatus, Mapping[type[f.Fact], tuple[SlotStatus, ...]]]] 
         f.SlotGrown: (_S.RUNNING,),
         f.SlotReleased: (_S.RELEASED,),
         f.SlotTakenOver: (_S.TAIL,),
+        f.SlotOverstays: (_S.TAIL,),
     },
     _S.FAULTED: _RECLAIM,
     _S.LOST: _RECLAIM,

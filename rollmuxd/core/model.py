@@ -323,6 +323,10 @@ class Slot(Struct):
     claimed_at: Millis | None = None
     granted_at: Millis | None = None
     ended_at: Millis | None = None
+    #: how it ended: withdrawn, released, faulted, lost or revoked; None: it has not (or an older version saw it)
+    ended: SlotStatus | None = None
+    #: since when it is known to run for too long
+    overstays_at: Millis | None = None
     reason: str = ""
     #: its holder gave it back (and nobody took it away)
     released: bool = False

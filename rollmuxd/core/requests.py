@@ -17,9 +17,9 @@ from rollmuxd.core.letting_go import (
     may_still_fill,
     nodes_of,
     park_own,
+    revoke_held,
     see_gpus,
     settle,
-    take_away,
     watch,
 )
 from rollmuxd.core.lives import live_session
@@ -205,9 +205,7 @@ def revoke(c: Cycle, ask: i.RevokeSlot) -> Answer:
     if slot.status is SlotStatus.QUEUED:
         drop_requests(c, job, f"revoked by {ask.by}: {ask.reason}")
     elif slot.status in HOLDS:
-        reason = ask.reason or "revoked"
-        take_away(c, slot, f.SlotRevoked(c.now, slot.id, ask.by, reason))
-        park_own(c, job, slot)
+        revoke_held(c, slot, by=ask.by, reason=ask.reason or "revoked")
     elif slot.status in (SlotStatus.REVOKED, SlotStatus.RECLAIMING):
         return Answer(slot=slot.id, repeated=True)
     else:

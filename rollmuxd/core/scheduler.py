@@ -2,15 +2,16 @@
 
 The rooms, each building on those before it: ``turns`` (whose turn it is in a group), ``admission`` (who gets in),
 ``letting_go`` (ending things, and when GPUs are clear), ``orders`` (what drivers report), ``lives`` (jobs and
-sessions), ``requests`` (what jobs ask of slots), ``inventory`` (hosts and nodes). A handler reads: may it be (all
-refusing comes first), what happened (``c.fact``), what must be done (``c.do``).
+sessions), ``requests`` (what jobs ask of slots), ``overstay`` (slots that run for too long), ``inventory`` (hosts and
+nodes). A handler reads: may it be (all refusing comes first), what happened (``c.fact``), what must be done
+(``c.do``).
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from rollmuxd.core import inputs as i
-from rollmuxd.core import inventory, lives, orders, requests
+from rollmuxd.core import inventory, lives, orders, overstay, requests
 from rollmuxd.core.admission import waiting_order
 from rollmuxd.core.config import Config
 from rollmuxd.core.cycle import NOTHING, Cycle
@@ -61,6 +62,7 @@ _DUE: dict[str, Callable[[Cycle, str], None]] = {
     "opened": lives.never_opened,
     "detach": requests.give_up,
     "dispatch": dispatch,
+    "overstay": overstay.due,
     "look": inventory.look_again,
     "clear": inventory.not_clear,
 }

@@ -72,6 +72,7 @@ class Soft:
 
     def restart(self, state: State, now: Millis, config: Config) -> None:
         """The daemon has started: leases in full, every request detached until it is asked for again."""
+        self.renewed_at = now
         self.seen.clear()
         for session in state.sessions.values():
             if session.status is SessionStatus.ALIVE:
@@ -79,6 +80,8 @@ class Soft:
         for job in state.jobs.values():
             if job.live and job.session is None:
                 self.at(now + config.lease_ms, "opened", job.id)
+            if job.slot is not None:
+                self.at(now + config.lease_ms, "overstay", job.id)
         self.waiting = 0
         for slot in state.slots.values():
             if slot.status is SlotStatus.QUEUED:

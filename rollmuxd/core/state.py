@@ -419,7 +419,7 @@ class State(Struct):
     def _slot_withdrawn(self, fact: f.SlotWithdrawn) -> None:
         slot = self.slots[fact.slot]
         slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
-        slot.reason, slot.ended_at = fact.reason, fact.at
+        slot.reason, slot.ended_at, slot.ended = fact.reason, fact.at, slot.status
         job = self.jobs[slot.job]
         job.queued = None
         if slot.side:
@@ -513,7 +513,7 @@ class State(Struct):
     def _slot_released(self, fact: f.SlotReleased) -> None:
         slot = self.slots[fact.slot]
         slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
-        slot.ended_at, slot.released = fact.at, True
+        slot.ended_at, slot.ended, slot.released = fact.at, slot.status, True
         job = self.jobs[slot.job]
         job.slot = None
         job.closing.append(slot.id)
@@ -527,11 +527,16 @@ class State(Struct):
         """FAULTED, LOST or REVOKED."""
         slot = self.slots[fact.slot]
         slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
-        slot.reason, slot.ended_at = fact.reason, fact.at
+        slot.reason, slot.ended_at, slot.ended = fact.reason, fact.at, slot.status
         job = self.jobs[slot.job]
         job.slot = None
         job.closing.append(slot.id)
         job.progress.idle_from = fact.at
+
+    def _slot_overstays(self, fact: f.SlotOverstays) -> None:
+        slot = self.slots[fact.slot]
+        slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+        slot.overstays_at = fact.at
 
     def _slot_reclaiming(self, fact: f.SlotReclaiming) -> None:
         slot = self.slots[fact.slot]
@@ -743,6 +748,7 @@ _APPLY: dict[type[f.Fact], Callable[[State, Any], None]] = {
     f.SlotFaulted: State._slot_taken_away,
     f.SlotLost: State._slot_taken_away,
     f.SlotRevoked: State._slot_taken_away,
+    f.SlotOverstays: State._slot_overstays,
     f.SlotReclaiming: State._slot_reclaiming,
     f.SlotOver: State._slot_over,
     f.OrderIssued: State._order_issued,

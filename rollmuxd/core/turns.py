@@ -191,6 +191,7 @@ def holds_on(c: Cycle, slot: Slot, node: NodeId) -> bool:
 def grant_if_loaded(c: Cycle, job: Job, slot: Slot) -> None:
     if slot.status is SlotStatus.LOADING and all(kept.status is StateStatus.LOADED for kept in needed(c, job, slot)):
         c.fact(f.SlotGranted(c.now, slot.id, next_fence(c)))
+        c.soft.at(c.now + c.config.overstay_ms, "overstay", job.id)
 
 
 def next_fence(c: Cycle) -> Fence:

@@ -37,6 +37,7 @@ WARNINGS: Final[tuple[type[Fact], ...]] = (
     f.SessionLost,
     f.SlotFaulted,
     f.SlotLost,
+    f.SlotOverstays,
     f.SlotRevoked,
 )
 

@@ -207,6 +207,11 @@ def _node_gauges(state: State) -> Iterator[Metric]:
 def _work_gauges(state: State) -> Iterator[Metric]:
     jobs = GaugeMetricFamily("rollmux_jobs", "Jobs that have not ended.", labels=["owner", "status"])
     slots = GaugeMetricFamily("rollmux_slots", "Open slots, by status.", labels=["status"])
+    late = GaugeMetricFamily(
+        "rollmux_slots_overstaying",
+        "Slots that run for far longer than their phases take.",
+        value=sum(slot.overstays_at is not None and slot.ended is None for slot in state.slots.values()),
+    )
     groups = GaugeMetricFamily("rollmux_groups", "Co-execution groups.", value=len(state.groups))
     orders = GaugeMetricFamily("rollmux_orders_open", "Moves of state under way.", labels=["kind"])
     by_job = Tally((job.owner, job.status) for job in state.jobs.values() if job.status is not JobStatus.ENDED)
@@ -219,4 +224,4 @@ def _work_gauges(state: State) -> Iterator[Metric]:
     by_order = Tally(order.kind for order in state.orders.values())
     for kind in OrderKind:
         orders.add_metric([kind], by_order[kind])
-    yield from (jobs, slots, groups, orders)
+    yield from (jobs, slots, late, groups, orders)

@@ -174,6 +174,19 @@ class LeaseTable(_Table):
         return self
 
 
+class OverstayTable(_Table):
+    least_s: Seconds = 600.0
+    """Seconds that a slot may run in any case; beyond that, and three times the p95 of its phase, it is warned about.
+    Default: ten minutes."""
+
+    action: Literal["warn", "revoke"] = "warn"
+    """What follows: ``warn`` says it (log, metrics, ``slot list``, ``job explain``) and does nothing more; ``revoke``
+    ends the slot after a grace, if another job waits for its GPUs. Default: on one box the owner decides."""
+
+    grace_s: Seconds = 300.0
+    """Seconds between the warning and the end, where ``action`` is ``revoke``."""
+
+
 class LimitsTable(_Table):
     order_s: Seconds = 120.0
     """Seconds that a load or a park may take at least; three times what it took so far, where that is more. Default: a
@@ -297,6 +310,7 @@ class Settings(BaseSettings):
     daemon: DaemonTable = Field(default_factory=DaemonTable)
     policy: PolicyTable = PolicyTable()
     lease: LeaseTable = LeaseTable()
+    overstay: OverstayTable = OverstayTable()
     limits: LimitsTable = LimitsTable()
     defaults: DefaultsTable = DefaultsTable()
     log: LogTable = LogTable()
@@ -355,6 +369,9 @@ class Settings(BaseSettings):
             lease_ms=_ms(self.lease.lease_s),
             reattach_ms=_ms(self.lease.reattach_s),
             grace_ms=_ms(self.lease.grace_s),
+            overstay_ms=_ms(self.overstay.least_s),
+            overstay_revoke=self.overstay.action == "revoke",
+            overstay_grace_ms=_ms(self.overstay.grace_s),
             clear_limit_ms=_ms(self.limits.clear_s),
             clear_tolerance_mb=_mb(self.limits.clear_tolerance_gb),
             max_jobs=self.limits.max_jobs,

@@ -152,6 +152,7 @@ FACTS_OF_A_SLOT = {
     f.SlotFaulted: f.SlotFaulted(1, "s1", "x"),
     f.SlotLost: f.SlotLost(1, "s1", "x"),
     f.SlotRevoked: f.SlotRevoked(1, "s1", "x", "y"),
+    f.SlotOverstays: f.SlotOverstays(1, "s1", 5, 4),
     f.SlotReclaiming: f.SlotReclaiming(1, "s1"),
     f.SlotOver: f.SlotOver(1, "s1"),
 }

@@ -56,6 +56,8 @@ PROFILES = {
 BROKEN_TODAY = frozenset(os.environ.get("ROLLMUX_BROKEN", "").split())
 
 LEASE, REATTACH = 60_000, 120_000
+#: slots that run on are revoked soon, where somebody waits
+CONFIG = {"overstay_ms": 40_000, "overstay_revoke": True, "overstay_grace_ms": 20_000}
 HOSTS = (i.HostSpec("h1", "mock", 100_000), i.HostSpec("h2", "mock", 100_000))
 NODES = (
     i.NodeSpec("r1", "h1", ("h1/gpu0", "h1/gpu1"), ("rollout",)),
@@ -209,7 +211,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         limit = 10**9 if "late_clear" in BROKEN_TODAY else 120_000
-        self.config = Config(lease_ms=LEASE, reattach_ms=REATTACH, drivers=DRIVERS, clear_limit_ms=limit)
+        self.config = Config(lease_ms=LEASE, reattach_ms=REATTACH, drivers=DRIVERS, clear_limit_ms=limit, **CONFIG)
         self.core = Scheduler(self.config, RollMux())
         self.world, self.now, self.keys = World(), 0, 0
         self.replayed = State()

@@ -199,7 +199,7 @@ def slot_view(core: Scheduler, slot: Slot, job: Job, caller: Caller, now: Millis
         position=core.slot_position(slot.id) if queued else None,
         expected_wait_s=seconds(core.expected_wait_ms(slot.id, now)) if queued else None,
         reason=slot.reason,
-        reasons=reasons(core.why_slot_waits(slot.id, now)) if queued else [],
+        reasons=reasons(core.why_slot_waits(slot.id, now)) if queued or slot.overstays_at is not None else [],
         queued_at=iso(slot.queued_at),
         granted_at=maybe_iso(slot.granted_at),
         ended_at=maybe_iso(slot.ended_at),

@@ -147,8 +147,10 @@ async def _granted(call: Call, slot: SlotId, wait_s: float) -> SlotView:
 def ended_how(state: State, slot: Slot) -> str:
     """How a slot that has ended did: ``withdrawn``, ``released``, ``faulted``, ``lost`` or ``revoked``.
 
-    Its status says so only until its GPUs are being reclaimed; afterwards it shows from what else is known.
+    Of one that a version before this saw end, it shows from what else is known.
     """
+    if slot.ended is not None:
+        return str(slot.ended)
     if slot.released:
         return str(SlotStatus.RELEASED)
     if slot.status not in (SlotStatus.RECLAIMING, SlotStatus.OVER):
