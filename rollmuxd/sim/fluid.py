@@ -80,6 +80,7 @@ class _Fluid:
         self.courses: dict[JobId, Course] = {}
         self.group_of: dict[JobId, GroupId] = {}
         self.outcome = Outcome(contender.name, workload.name, seed, "cost", accounting)
+        self.fines = Fines()
         self.ended = 0
 
     def run(self) -> Outcome:
@@ -93,6 +94,7 @@ class _Fluid:
         first = self.jobs[0].arrives_ms if self.jobs else 0
         self.meter.until(self.kernel.now)
         outcome = self.outcome
+        outcome.fines = self.fines.until(self.kernel.now)
         outcome.span_ms = self.kernel.now - first
         outcome.pools = list(self.meter.pools.values())
         outcome.cost_curve = self.meter.curve
@@ -149,11 +151,17 @@ class _Fluid:
         for group in touched:
             if group in self.core.state.groups:
                 self.repace(group)
+            else:
+                self.fines.change(group, self.kernel.now, 0.0)
         return decision.answer.job or ""
 
     def repace(self, group: GroupId) -> None:
-        for name, pace in self.contender.paces(self.policy, self.core.state, group).items():
+        state, worst = self.core.state, 1.0
+        for name, pace in self.contender.paces(self.policy, state, group).items():
             course = self.courses[name]
+            slow, slo = pace / course.job.solo_ms, course.job.spec.slo
+            if slo is not None and slow > slo * (1 + 1e-6):
+                worst = max(worst, slow)
             if course.pace_ms == pace:
                 continue
             self.flow(course)
@@ -162,6 +170,10 @@ class _Fluid:
             if self.by_work:
                 left = max(0.0, course.job.work - course.outcome.iterations)
                 self.kernel.after(-int(-left * pace // 1), self.end_of_work, name, course.version)
+
+        nodes = [state.nodes[node] for node in state.groups[group].nodes]
+        price = sum(node.price_per_gpu_hour * len(node.gpus) for node in nodes)
+        self.fines.change(group, self.kernel.now, price * (worst - 1))
 
     def flow(self, course: Course) -> None:
         """Count what was done since the last change."""
@@ -176,6 +188,30 @@ class _Fluid:
         outcome.solo_ms += share * course.job.solo_ms
         for pool, node_ms in busy_node_ms(course.job).items():
             self.meter.pools[pool].busy_node_ms += share * node_ms
+
+
+class Fines:
+    """What the published simulator adds for broken promises: a group's price, times the slowdown of its slowest job.
+
+    (Less the price itself, and of the jobs beyond their SLO.) No bill shows it, but the paper's costs of *random* and
+    *most-idle* have it in them.
+    """
+
+    def __init__(self) -> None:
+        self._per_hour: dict[GroupId, float] = {}
+        self._since: Millis = 0
+        self._dollars = 0.0
+
+    def change(self, group: GroupId, now: Millis, per_hour: float) -> None:
+        """From now on a group is fined so much."""
+        self.until(now)
+        self._per_hour[group] = per_hour
+
+    def until(self, now: Millis) -> float:
+        """All fines up to a time, dollars."""
+        self._dollars += sum(self._per_hour.values()) * (now - self._since) / 3_600_000
+        self._since = now
+        return self._dollars
 
 
 def busy_node_ms(job: SimJob) -> dict[PoolName, float]:

@@ -82,6 +82,8 @@ class Outcome(Struct):
     pools: list[PoolOutcome] = field(default_factory=list)
     #: (time, dollars per hour from then on); thinned, for drawing
     cost_curve: list[tuple[Millis, float]] = field(default_factory=list)
+    #: cost fidelity: what the published simulator would add for broken promises, dollars
+    fines: float = 0.0
     #: inputs that the scheduler handled
     events: int = 0
     #: SHA-256 of the encoded facts, in order

@@ -137,16 +137,21 @@ def sweeps() -> str:
     ]
     told = []
     for case, workload, options, *paper in cases:
-        rows = by_policy(compared(workload, names, seeds=seeds, **options))
-        best = rows["optimal"]["paper"]["cost_per_hour"]["mean"]
-        ours = []
-        for name in ("rollmux", "rollmux-unpruned", "random", "most-idle"):
-            paper_rows = rows[name]["paper"]
-            ratio, kept = paper_rows["cost_per_hour"]["mean"] / best, percent(paper_rows["slo_attainment"], 0)
-            ours.append(f"{ratio:.2f} ({kept})")
-        proved = "optimum" if rows["optimal"]["exact"] else "best found"
-        told.append([case, proved, *ours, " / ".join(paper)])
-    head = ["case", "against", "`rollmux`", "unpruned", "random", "most-idle", "paper: RollMux / random / most-idle"]
+        outcomes = [o for o in compared(workload, names, seeds=seeds, **options) if o.accounting == "paper"]
+        best = {o.seed: o.cost for o in outcomes if o.contender == "optimal"}
+        row = [case, "optimum" if all(o.exact for o in outcomes if o.contender == "optimal") else "best found"]
+        for name, theirs in zip(names.split(",")[1:], (paper[0], "", paper[1], paper[2]), strict=True):
+            mine = [o for o in outcomes if o.contender == name]
+            bill = statistics.mean(o.cost / best[o.seed] for o in mine)
+            fined = statistics.mean((o.cost + o.fines) / best[o.seed] for o in mine)
+            kept = 100 * statistics.mean(o.attainment or 0 for o in mine)
+            if theirs and name != "rollmux":
+                row += [f"{bill:.2f} ({kept:.0f} %)", f"**{fined:.2f}** / {theirs}"]
+            else:
+                row.append(f"**{bill:.2f}** / {theirs}" if theirs else f"{bill:.2f}")
+        told.append(row)
+    head = ["case", "against", "`rollmux` / paper", "unpruned", "random: bill (SLO kept)", "fined / paper",
+            "most-idle: bill (SLO kept)", "fined / paper"]  # fmt: skip
     return grid(head, told)
 
 

@@ -6,7 +6,7 @@ import socket
 import msgspec
 
 from rollmuxd.daemon.http.peer import peer_of
-from rollmuxd.daemon.keys import Role, fits, key_id_of, new_key
+from rollmuxd.daemon.keys import Role, fits, key_id_of, new_key, why_shut
 
 
 def test_a_secret_fits_its_own_key_and_no_other():
@@ -15,7 +15,13 @@ def test_a_secret_fits_its_own_key_and_no_other():
     assert fits(key, secret)
     assert not fits(key, secret[:-1] + ("a" if secret[-1] != "a" else "b"))
     assert not fits(other, secret)
-    assert not fits(msgspec.structs.replace(key, revoked_at=9), secret)
+
+
+def test_a_key_opens_until_it_is_revoked_or_its_time_has_come():
+    key, _ = new_key("team", "alice", Role.USER, 7, expires_at=100)
+    assert why_shut(key, 99) == ""
+    assert why_shut(key, 100) == "has expired"
+    assert why_shut(msgspec.structs.replace(key, revoked_at=9), 10) == "was revoked"
 
 
 def test_a_key_keeps_nothing_of_its_secret_but_the_id():
