@@ -229,7 +229,7 @@ def see_node(c: Cycle, node: Node, sights: dict[str, i.GpuSight]) -> None:
         c.fact(f.NodeOccupied(c.now, node.id, reason))
     elif not strangers and node.status in (NodeStatus.UNKNOWN, NodeStatus.OCCUPIED):
         back_in_service(c, node)
-    elif node.status is NodeStatus.QUARANTINED and all_clear(c, node, sights):
+    elif not strangers and node.status is NodeStatus.QUARANTINED and not node.unclear:
         c.fact(f.NodeUnseen(c.now, node.id))
         back_in_service(c, node)
     if len(c.facts) > before:
@@ -241,11 +241,6 @@ def back_in_service(c: Cycle, node: Node) -> None:
         c.fact(f.NodeDraining(c.now, node.id, "an operator, before it was seen again"))
     else:
         c.fact(f.NodeUp(c.now, node.id))
-
-
-def all_clear(c: Cycle, node: Node, sights: dict[str, i.GpuSight]) -> bool:
-    limit = clear_limit_mb(c, node)
-    return all(sights[name].used_mb <= limit for name in node.gpus)
 
 
 def go_on(c: Cycle, node: Node) -> None:

@@ -24,6 +24,7 @@ from rollmuxd.core.model import (
     StateStatus,
 )
 from rollmuxd.core.rotation import find_phase
+from rollmuxd.core.shares import use_of
 from rollmuxd.core.turns import dispatch, issue, unheld_by
 
 
@@ -32,7 +33,7 @@ def drop_requests(c: Cycle, job: Job, reason: str) -> None:
         slot = job.queued
         c.fact(f.SlotWithdrawn(c.now, slot, reason))
         c.soft.forget_slot(slot)
-        c.soft.waiting -= 1
+        c.soft.waits(job.owner, -1)
 
 
 def take_away(c: Cycle, slot: Slot, fact: f.SlotLost | f.SlotRevoked | f.SlotFaulted) -> None:
@@ -114,7 +115,8 @@ def settle(c: Cycle, job: Job) -> None:
     reason = f"{job.status}: {job.reason}" if job.reason else str(job.status)
     freed = [name for nodes in job.pins.values() for name in nodes]
     group = job.group
-    c.fact(f.PlacementEnded(c.now, job.id, reason))
+    use = use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms)
+    c.fact(f.PlacementEnded(c.now, job.id, reason, use))
     if job.status is JobStatus.LOST:
         c.fact(f.JobEnded(c.now, job.id, job.reason))
     for name in dict.fromkeys(freed):
@@ -267,7 +269,7 @@ def watch(c: Cycle, node: Node) -> None:
         gpu.stain is not None and given_back(c, gpu) and not may_still_fill(c, node, gpu.stain)
         for gpu in node.gpus.values()
     ) or any(c.state.states[key].status is StateStatus.UNKNOWN for key in node.states)
-    waits_for_clear = waits_for_clear or node.status is NodeStatus.OCCUPIED
+    waits_for_clear = waits_for_clear or node.status in (NodeStatus.OCCUPIED, NodeStatus.QUARANTINED)
     if waits_for_clear:
         c.soft.look_later(node.host, c.now, c.config)
         if node.unclear_since is not None and node.status is not NodeStatus.QUARANTINED:

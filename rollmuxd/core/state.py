@@ -31,6 +31,7 @@ from rollmuxd.core.model import (
     Order,
     OrderId,
     OrderKind,
+    Owner,
     PhaseSpec,
     PhaseTimes,
     PoolName,
@@ -71,6 +72,7 @@ class State(Struct):
     sessions: dict[SessionId, Session] = field(default_factory=dict)
     #: open slots, and each job's last few ended ones
     slots: dict[SlotId, Slot] = field(default_factory=dict)
+    owners: dict[str, Owner] = field(default_factory=dict)
     groups: dict[GroupId, Group] = field(default_factory=dict)
     states: dict[str, JobState] = field(default_factory=dict)
     #: orders without a final result
@@ -133,13 +135,9 @@ class State(Struct):
         return tuple(dict.fromkeys(node for pool in phase.pools for node in job.pins.get(pool, ())))
 
     def left_over_mb(self, node: Node) -> int:
-        """What parked states may leave on each GPU of a node."""
-        total = 0
-        for key in node.states:
-            kept = self.states[key]
-            if kept.status not in (StateStatus.GONE, StateStatus.LOADED):
-                total += kept.spec.leftover_mb
-        return total
+        """What states may leave on each GPU of a node: parked ones, and ones that are loaded on others of its GPUs."""
+        states = [self.states[key] for key in node.states]
+        return sum(kept.spec.leftover_mb for kept in states if kept.status is not StateStatus.GONE)
 
     # ---- writing (by facts only) ---------------------------------------------------------------------------------
 
@@ -254,6 +252,7 @@ class State(Struct):
         group.version += 1
         job.group, job.pins, job.placed_at, job.admission = group.id, fact.pins, fact.at, fact.admission
         job.promised, job.planned_period_ms = fact.promised, fact.period_ms
+        owner = self._owner(job, fact.use)
         if job.queued is not None:  # waiting for admission is nobody's slowdown
             job.progress.iteration_excused_ms += fact.at - self.slots[job.queued].queued_at
         for pool, nodes in fact.pins.items():
@@ -264,6 +263,8 @@ class State(Struct):
                     group.nodes.append(name)
                 if job.id not in node.pinned:
                     node.pinned.append(job.id)
+                    owner.gpus += 0 if name in owner.nodes else len(node.gpus)
+                    owner.nodes[name] = owner.nodes.get(name, 0) + 1
                 spec = _state_spec(job, pool)
                 if spec is not None:
                     key = state_key(job.id, pool, name)
@@ -272,8 +273,17 @@ class State(Struct):
                     job.states.append(key)
                     self.hosts[node.host].reserved_mb += spec.ram_mb
 
+    def _owner(self, job: Job, use: int) -> Owner:
+        """The job's owner, whose use is known as of now."""
+        owner = self.owners.get(job.owner)
+        if owner is None:
+            owner = self.owners[job.owner] = Owner()
+        owner.use, owner.at = use, self.at
+        return owner
+
     def _placement_ended(self, fact: f.PlacementEnded) -> None:
         job = self.jobs[fact.job]
+        owner = self._owner(job, fact.use)
         self._leave_wheel(job)
         for key in job.states:
             kept = self.states.pop(key)
@@ -283,6 +293,11 @@ class State(Struct):
         for name in dict.fromkeys(name for nodes in job.pins.values() for name in nodes):
             node = self.nodes[name]
             node.pinned.remove(job.id)
+            if name in owner.nodes:  # a snapshot of an older version has no owners
+                owner.nodes[name] -= 1
+                if not owner.nodes[name]:
+                    del owner.nodes[name]
+                    owner.gpus -= len(node.gpus)
             if not node.pinned and node.group is not None:
                 self.groups[node.group].nodes.remove(name)
                 node.group = None
