@@ -11,19 +11,22 @@ at the other end, which the kernel vouches for. The rules:
 
 import os
 import pwd
-from collections.abc import Mapping
-from typing import NamedTuple
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
 from rollmuxd.core.errors import Rejected, UnknownThing
-from rollmuxd.core.model import Job, Session, Slot
+from rollmuxd.core.model import Job, Millis, Session, Slot
 from rollmuxd.core.state import State
 from rollmuxd.daemon.journal import AnyJournal
-from rollmuxd.daemon.keys import ApiKey, Role, fits, key_id_of
+from rollmuxd.daemon.keys import ApiKey, Role, fits, key_id_of, why_shut
 
 #: where :class:`rollmuxd.daemon.http.peer.PeerHttpToolsProtocol` puts the credentials of the socket's other end
 PEER_EXTENSION = "rollmux.peer"
+_KEY_ID: Final = re.compile("[0-9a-f]{8}")
 
 
 class Peer(NamedTuple):
@@ -41,11 +44,17 @@ class Caller(Struct, frozen=True):
     user: str
     role: Role
     name: str
+    #: the id of the API key that was sent; "": none was needed
+    key: str = ""
 
     @property
     def admin(self) -> bool:
         """Whether this is an operator."""
         return self.role is Role.ADMIN
+
+    def owns(self, job: Job) -> bool:
+        """Whether the caller has registered it: what one does to one's own jobs is nobody else's business."""
+        return job.owner == self.owner and job.user == self.user
 
     def may_read(self, job: Job) -> bool:
         """Whether the job exists for this caller."""
@@ -59,13 +68,33 @@ class Caller(Struct, frozen=True):
             case Role.LEAD:
                 return job.owner == self.owner
             case Role.USER:
-                return job.owner == self.owner and job.user == self.user
+                return self.owns(job)
             case _:
                 return False
 
 
 class NotKnown(Exception):
-    """Nobody we know is calling: no key, a wrong one, or a revoked one."""
+    """Nobody we know is calling: no key, a wrong one, one that was revoked or has expired.
+
+    ``login``: it was tried, and counts as a failed login. What was sent is kept nowhere, but for the id of a key.
+    """
+
+    def __init__(self, detail: str, *, login: bool = False, tried: str = "") -> None:
+        super().__init__(detail)
+        # With an underscore: the answer's `data` has what has none.
+        self._login = login
+        # Whatever looks otherwise may be a secret in the wrong place.
+        self._tried = tried if _KEY_ID.fullmatch(tried) else ""
+
+    @property
+    def login(self) -> bool:
+        """Whether it was an attempt to log in."""
+        return self._login
+
+    @property
+    def tried(self) -> str:
+        """The id of the key that was tried, if it looks like one."""
+        return self._tried
 
 
 class Forbidden(Rejected):
@@ -136,16 +165,24 @@ class Gate:
     ``require_keys=False`` (setting ``access.require_keys``) makes everybody who reaches the TCP port an operator.
     """
 
-    def __init__(self, journal: AnyJournal, *, require_keys: bool = True) -> None:
+    def __init__(self, journal: AnyJournal, now: Callable[[], Millis], *, require_keys: bool = True) -> None:
         self._journal = journal
+        self._now = now
         self._require_keys = require_keys
-        self._keys: dict[str, ApiKey] | None = None
+        self._keys: dict[str, tuple[ApiKey, Caller]] | None = None
+        self._used: dict[str, Millis] = {}
         self._peers: dict[int, Caller] = {}
         self._own_uid = os.getuid()
 
     async def load(self) -> None:
         """Read the keys: before the first is asked for, and whenever they have changed."""
-        self._keys = {key.id: key for key in await self._journal.list_keys()}
+        self._keys = {key.id: (key, _caller_of(key)) for key in await self._journal.list_keys()}
+
+    async def note_use(self) -> None:
+        """Have it kept when keys were used last. Called now and then: each time would be a commit for each call."""
+        used, self._used = self._used, {}
+        if used:
+            await self._journal.note_use(used)
 
     async def who(self, authorization: str | None, peer: Peer | None) -> Caller:
         """The caller. A key that is sent counts, on the Unix socket too.
@@ -163,16 +200,21 @@ class Gate:
             return self._by_uid(self._own_uid)
         raise NotKnown("no API key was sent: set ROLLMUX_API_KEY, or send the header 'Authorization: Bearer rmx_...'")
 
-    @staticmethod
-    def _by_key(authorization: str, keys: Mapping[str, ApiKey]) -> Caller:
+    def _by_key(self, authorization: str, keys: Mapping[str, tuple[ApiKey, Caller]]) -> Caller:
         scheme, _, secret = authorization.partition(" ")
         if scheme.lower() != "bearer":
-            raise NotKnown("the Authorization header is not of the form 'Bearer rmx_...'")
+            raise NotKnown("the Authorization header is not of the form 'Bearer rmx_...'", login=True)
         secret = secret.strip()
-        key = keys.get(key_id_of(secret) or "")
-        if key is None or not fits(key, secret):
-            raise NotKnown("this API key is not known here, or was revoked")
-        return Caller(owner=key.owner, user=key.user, role=key.role, name=f"{key.owner}/{key.user}")
+        key_id = key_id_of(secret) or ""
+        key, caller = keys.get(key_id, (None, None))
+        if key is None or caller is None or not fits(key, secret):
+            raise NotKnown("this API key is not known here", login=True, tried=key_id)
+        now = self._now()
+        # Only who has the whole secret comes here, and learns no more than that it is of no use any more.
+        if shut := why_shut(key, now):
+            raise NotKnown(f"this API key {shut}; have another made (rollmuxd key add)", login=True, tried=key_id)
+        self._used[key_id] = now
+        return caller
 
     def _by_uid(self, uid: int) -> Caller:
         caller = self._peers.get(uid)
@@ -188,3 +230,68 @@ class Gate:
         # Whoever is root, or could send the daemon signals and read its files, is its operator anyway.
         role = Role.ADMIN if uid in {0, self._own_uid} else Role.USER
         return Caller(owner=name, user=name, role=role, name=name)
+
+
+def _caller_of(key: ApiKey) -> Caller:
+    return Caller(owner=key.owner, user=key.user, role=key.role, name=f"{key.owner}/{key.user}", key=key.id)
+
+
+class FailedLogins:
+    """Which failed logins are written down, so that whoever guesses keys fills no disk.
+
+    Ten at once, then one each ten seconds, with the number of those in between: nothing is passed over in silence.
+    """
+
+    AT_ONCE: Final = 10
+    EVERY_MS: Final = 10_000
+
+    def __init__(self, now: Callable[[], Millis]) -> None:
+        self._now = now
+        self._left = self.AT_ONCE
+        self._since = now()
+        self._not_written = 0
+
+    def count(self) -> int:
+        """One more. How many are to be written down now, all in one; 0: it will be counted with a later one."""
+        now = self._now()
+        self._not_written += 1
+        gained = (now - self._since) // self.EVERY_MS
+        if gained > 0:
+            self._left = min(self.AT_ONCE, self._left + gained)
+            self._since += gained * self.EVERY_MS
+        if not self._left:
+            return 0
+        self._left -= 1
+        number, self._not_written = self._not_written, 0
+        return number
+
+
+class Rates:
+    """How many calls everybody may make: a bucket for each, which a call takes one drop from.
+
+    Kept as one number each: when the bucket would be full again. ``per_s`` drops flow in, and it holds ``burst_s``
+    seconds of them.
+    """
+
+    #: addresses are as many as somebody likes; of those that have a full bucket nothing has to be known
+    KEPT: Final = 10_000
+
+    def __init__(self, per_s: float, burst_s: float, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._each_s = 1 / per_s
+        self._burst_s = burst_s
+        self._now = now
+        self._full_at: dict[str, float] = {}
+
+    def take(self, who: str) -> float:
+        """Take a drop. 0: there was one; else the seconds after which there will be."""
+        now = self._now()
+        full_at = max(self._full_at.get(who, now), now) + self._each_s
+        over = full_at - now - self._burst_s
+        if over > 0:
+            return over
+        self._full_at[who] = full_at
+        if len(self._full_at) > self.KEPT:
+            self._full_at = {name: at for name, at in self._full_at.items() if at > now}
+            while len(self._full_at) > self.KEPT:
+                del self._full_at[next(iter(self._full_at))]
+        return 0.0

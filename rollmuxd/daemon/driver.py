@@ -52,7 +52,7 @@ from rollmuxd.core.model import JobId, Millis, SlotId
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.clock import Clock
-from rollmuxd.daemon.journal import AnyJournal, JournalFailed
+from rollmuxd.daemon.journal import AnyJournal, JournalFailed, Past
 
 T = TypeVar("T")
 #: how often the writer looks whether a full disk has room again
@@ -204,8 +204,11 @@ class Driver:
 
     # ---- what others ask -------------------------------------------------------------------------------------------
 
-    async def submit(self, given: Input) -> Answer:
+    async def submit(self, given: Input, *, then: Callable[[], Input] | None = None) -> Answer:
         """Have the core decide. Returns when its facts, and all facts before them, are durable.
+
+        ``then`` is asked for a second input once the first was decided: the facts of both are in one commit. That is
+        for what is written down of who asked (:class:`~rollmuxd.core.inputs.Audit`), which refuses nothing.
 
         Raises:
             Rejected: the core refuses, and nothing has changed.
@@ -214,7 +217,7 @@ class Driver:
         if self._journal.tight and isinstance(given, GROWING):
             raise Unavailable("the disk of the state directory is full: only what frees GPUs is done", retry_after_s=30)
         try:
-            answer = self._decide(given).answer
+            answer = self._decide(given, then).answer
         except Rejected:
             await self._durable(self._seq)
             raise
@@ -330,14 +333,13 @@ class Driver:
 
     def _replay(self) -> State:
         past = self._journal.load()
-        state = State()
-        if past.snapshot is not None:
-            try:
-                state = msgspec.json.decode(past.snapshot, type=State)
-            except msgspec.MsgspecError as error:
-                # Another version's. The facts say it all, it only takes longer.
-                log.warning("snapshot_unreadable", seq=past.seq, reason=str(error))
-                past = self._journal.load(snapshot=False)
+        try:
+            state = _state_of(past)
+        except msgspec.MsgspecError as error:
+            # Another version's. The facts say it all, it only takes longer.
+            log.warning("snapshot_unreadable", seq=past.seq, reason=str(error))
+            past = self._journal.load(snapshot=False)
+            state = _state_of(past)
         self._seq = past.seq
         for seq, fact in past.facts:
             state.apply(fact)
@@ -385,7 +387,7 @@ class Driver:
 
     # ---- one input -------------------------------------------------------------------------------------------------
 
-    def _decide(self, given: Input) -> Decision:
+    def _decide(self, given: Input, then: Callable[[], Input] | None = None) -> Decision:
         """Handle one input, in this turn of the loop: from core to journal."""
         self._check_up()
         now = self._clock.now()
@@ -396,9 +398,21 @@ class Driver:
             log.warning("loop_stalled", late_ms=late_ms)
             self._take(self._handle(Stalled(late_ms=late_ms), now))
         decision = self._handle(given, now)
+        if then is not None:
+            noted = self._handle(self._next(then), now)
+            decision = Decision(decision.facts + noted.facts, decision.effects + noted.effects, decision.answer)
         self._take(decision)
         self._arm(now)
         return decision
+
+    def _next(self, then: Callable[[], Input]) -> Input:
+        """The second input. Should there be none, the first was handled and is not journalled: start over."""
+        try:
+            return then()
+        except Exception as error:
+            log.exception("input_crashed", given="then")
+            self._end(Unavailable(f"the daemon starts over after an error ({type(error).__name__})"))
+            raise
 
     def _handle(self, given: Input, now: Millis) -> Decision:
         try:
@@ -533,6 +547,10 @@ class Driver:
             log.exception("tick_refused")
         except Exception:
             return  # the writer has ended, which is on record
+
+
+def _state_of(past: Past) -> State:
+    return State() if past.snapshot is None else msgspec.json.decode(past.snapshot, type=State)
 
 
 def _job_key(job: JobId) -> str:

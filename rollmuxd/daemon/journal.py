@@ -29,7 +29,7 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -64,6 +64,10 @@ CREATE TABLE keys (
 ) WITHOUT ROWID;
 INSERT INTO meta VALUES ('incarnation', '1');
 """
+
+
+#: columns that tables have got since their format was released: what is missing is added when a file is opened
+_ADDED: Final = {"keys": ("expires_at INTEGER", "used_at INTEGER")}
 
 
 class JournalError(Exception):
@@ -185,8 +189,12 @@ class Journal:
         """Keep an API key. Raises ValueError when there is one of that id."""
 
         def write(connection: sqlite3.Connection) -> bool:
-            row = (key.id, key.owner, key.user, key.role, key.hashed, key.created_at, key.revoked_at)
-            return connection.execute("INSERT OR IGNORE INTO keys VALUES (?, ?, ?, ?, ?, ?, ?)", row).rowcount == 1
+            row = (key.id, key.owner, key.user, key.role, key.hashed, key.created_at, key.revoked_at, key.expires_at)
+            insert = (
+                "INSERT OR IGNORE INTO keys (id, owner, user, role, hashed, created_at, revoked_at, expires_at)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+            )
+            return connection.execute(insert, row).rowcount == 1
 
         if not await self._put(_Write((), write)):
             raise ValueError(f"there is an API key {key.id!r} already")
@@ -195,7 +203,10 @@ class Journal:
         """All API keys, revoked ones too, by id."""
 
         def read(connection: sqlite3.Connection) -> list[ApiKey]:
-            query = "SELECT id, owner, user, role, hashed, created_at, revoked_at FROM keys ORDER BY id"
+            query = (
+                "SELECT id, owner, user, role, hashed, created_at, revoked_at, expires_at, used_at"
+                " FROM keys ORDER BY id"
+            )
             return [
                 ApiKey(id_, owner, user, Role(role), *rest)
                 for id_, owner, user, role, *rest in connection.execute(query).fetchall()
@@ -212,6 +223,15 @@ class Journal:
             return connection.execute(query, (now, key_id)).rowcount == 1
 
         return bool(await self._put(_Write((), write)))
+
+    async def note_use(self, used: Mapping[str, Millis]) -> None:
+        """Keep when API keys were last used, by their ids."""
+        rows = [(at, key_id) for key_id, at in used.items()]
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.executemany("UPDATE keys SET used_at = max(coalesce(used_at, 0), ?) WHERE id = ?", rows)
+
+        await self._put(_Write((), write))
 
     async def recover(self) -> None:
         """After a failure: open the file anew, and see whether it can be written.
@@ -394,6 +414,11 @@ class Journal:
                 )
             if found == 0:
                 connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
+            for table, columns in _ADDED.items():
+                there = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+                for column in columns:
+                    if column.split()[0] not in there:
+                        connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
         except BaseException:
             connection.close()
             raise
@@ -469,6 +494,12 @@ class MemoryJournal:
             revoked = msgspec.structs.replace(key, revoked_at=now)
             await self._commit(lambda: self._keys.update({key_id: revoked}))
         return True
+
+    async def note_use(self, used: Mapping[str, Millis]) -> None:
+        for key_id, at in used.items():
+            if (key := self._keys.get(key_id)) is not None:
+                last = max(at, key.used_at or 0)
+                self._keys[key_id] = msgspec.structs.replace(key, used_at=last)
 
     async def recover(self) -> None:
         await asyncio.sleep(0)  # as with the thread: whoever waits for an earlier commit hears of it first

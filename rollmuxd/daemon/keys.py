@@ -45,13 +45,20 @@ class ApiKey(Struct, frozen=True):
     hashed: str
     created_at: Millis
     revoked_at: Millis | None = None
+    #: from then on it opens nothing; None: it does not expire
+    expires_at: Millis | None = None
+    #: when it last opened something, to the minute or so; None: never
+    used_at: Millis | None = None
 
 
-def new_key(owner: str, user: str, role: Role, now: Millis) -> tuple[ApiKey, str]:
+def new_key(owner: str, user: str, role: Role, now: Millis, *, expires_at: Millis | None = None) -> tuple[ApiKey, str]:
     """A key, and its secret, which is told once and kept nowhere."""
     key_id = secrets.token_hex(4)
     secret = f"{PREFIX}_{key_id}_{secrets.token_urlsafe(32)}"
-    return ApiKey(id=key_id, owner=owner, user=user, role=role, hashed=digest(secret), created_at=now), secret
+    key = ApiKey(
+        id=key_id, owner=owner, user=user, role=role, hashed=digest(secret), created_at=now, expires_at=expires_at
+    )
+    return key, secret
 
 
 def digest(secret: str) -> str:
@@ -67,5 +74,12 @@ def key_id_of(secret: str) -> str | None:
 
 
 def fits(key: ApiKey, secret: str) -> bool:
-    """Whether this is the key's secret, and the key still good. Takes the same time wherever the two differ."""
-    return hmac.compare_digest(key.hashed, digest(secret)) and key.revoked_at is None
+    """Whether this is the key's secret. Takes the same time wherever the two differ."""
+    return hmac.compare_digest(key.hashed, digest(secret))
+
+
+def why_shut(key: ApiKey, now: Millis) -> str:
+    """Why the key opens nothing any more; "": it does."""
+    if key.revoked_at is not None:
+        return "was revoked"
+    return "has expired" if key.expires_at is not None and key.expires_at <= now else ""

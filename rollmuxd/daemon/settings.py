@@ -211,6 +211,23 @@ class LimitsTable(_Table):
     max_body_mb: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Megabytes that the body of a call may have; larger ones are answered with 413."""
 
+    max_head_kb: Annotated[float, Field(ge=1, le=1000)] = 32.0
+    """Kilobytes that the head of a call (its address and headers) may have; larger ones are answered with 431."""
+
+    max_connections: Annotated[int, Field(ge=1)] = 20_000
+    """Open TCP connections at most; more are answered with 503. The Unix socket is never full."""
+
+    read_s: Seconds = 30.0
+    """Seconds in which a call must have arrived, from its first byte to its last, and in which a new connection must
+    bring one. Who is slower is hung up on: open connections cost something."""
+
+    calls_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2_000.0
+    """Calls a second that each API key, each user at the Unix socket and each address without a key may make; more are
+    answered with 429. 0: any number. Default: what one client needs that stands for thousands of jobs."""
+
+    calls_burst_s: Seconds = 5.0
+    """For so many seconds' worth of calls may be made at once by who made none before."""
+
 
 class DefaultsTable(_Table):
     slo: Annotated[float, Field(ge=1, le=1000)] | None = None

@@ -239,6 +239,11 @@ class KeyView(Answer, frozen=True):
     created_at: str
     revoked: bool = False
     secret: str | None = None
+    #: when it ceases to open anything; null: it does not expire
+    expires_at: str | None = None
+    expired: bool = False
+    #: when it last opened something, to the minute; null: never
+    used_at: str | None = None
 
 
 class ChannelOrder(Answer, frozen=True):

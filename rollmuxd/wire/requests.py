@@ -138,6 +138,7 @@ class DrainBody(Request, frozen=True):
     """``POST /v1/nodes|hosts/{id}/drain``."""
 
     evict: bool = False
+    reason: Annotated[str, Meta(max_length=1000)] = ""
 
 
 class KeyBody(Request, frozen=True):
@@ -146,6 +147,8 @@ class KeyBody(Request, frozen=True):
     owner: Name
     user: Name
     role: Literal["admin", "lead", "user", "viewer"] = "user"
+    #: seconds after which it expires; left out: it does not
+    expires_s: Annotated[float, Meta(gt=0, le=315_360_000)] | None = None
 
 
 class RankBody(Request, frozen=True):

@@ -5,7 +5,7 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from rollmuxd.daemon.access import Gate
+from rollmuxd.daemon.access import FailedLogins, Gate, Rates
 from rollmuxd.daemon.http import glue, openapi
 from rollmuxd.daemon.http.belongs import Belongs
 from rollmuxd.daemon.http.glue import Endpoint, Shared
@@ -33,14 +33,19 @@ def make_app(services: Services, metrics: Metrics | None = None) -> ASGIApp:
     ``metrics`` is to be one of the driver's sinks (``metrics.sink``); without, only calls are counted.
     """
     settings = services.settings
+    limits = settings.limits
+    per_s = limits.calls_per_s
     shared = Shared(
         services=services,
-        gate=Gate(services.journal, require_keys=settings.access.require_keys),
+        gate=Gate(services.journal, services.clock.now, require_keys=settings.access.require_keys),
         metrics=Metrics() if metrics is None else metrics,
-        body_limit=round(settings.limits.max_body_mb * 1_000_000),
+        body_limit=round(limits.max_body_mb * 1_000_000),
         lease_s=settings.lease.lease_s,
         heartbeat_s=settings.lease.heartbeat_s,
         openapi=openapi.describe(ENDPOINTS, version("rollmuxd")),
         belongs=Belongs(),
+        failed_logins=FailedLogins(services.clock.now),
+        rates=Rates(per_s, limits.calls_burst_s) if per_s else None,
+        calls_per_s=per_s,
     )
     return glue.router(shared, list(ENDPOINTS))

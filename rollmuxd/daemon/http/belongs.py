@@ -28,6 +28,8 @@ class Belongs:
         self._learn(fact)
         if caller.admin:
             return True
+        if isinstance(fact, f.Audited):
+            return False  # it says where operators are
         about = self.about(fact, state)
         if about is None:
             return all(getattr(fact, name, None) is None for name in _OF_A_JOB)  # the inventory, and the daemon itself

@@ -17,9 +17,11 @@ disconnecting from the long polls.
 import asyncio
 import inspect
 import itertools
+import math
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar, get_type_hints
@@ -32,10 +34,14 @@ from msgspec import Struct
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Rejected
+from rollmuxd.core.inputs import Audit, Input
 from rollmuxd.core.model import Millis
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.daemon.access import PEER_EXTENSION, Caller, Gate
+from rollmuxd.core.state import State
+from rollmuxd.daemon.access import PEER_EXTENSION, Caller, FailedLogins, Gate, NotKnown, Peer, Rates
+from rollmuxd.daemon.driver import Unavailable
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.belongs import Belongs
 from rollmuxd.daemon.http.problems import Refusal, problem_of
@@ -53,7 +59,7 @@ log = structlog.get_logger(__name__)
 _SANE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,100}")
 #: a request that brings no id is counted: the system's randomness for each would cost as much as its routing
 _THIS_DAEMON = secrets.token_hex(4)
-_count = itertools.count(1)
+_numbers = itertools.count(1)
 _encode = msgspec.json.Encoder().encode
 _JSON = (b"content-type", b"application/json")
 _PROBLEM = (b"content-type", problems.MEDIA_TYPE.encode())
@@ -103,6 +109,10 @@ class Shared:
     heartbeat_s: float
     #: ``/v1/openapi.json``
     openapi: bytes
+    failed_logins: FailedLogins
+    #: None: nobody is counted
+    rates: Rates | None
+    calls_per_s: float
     #: whose facts are
     belongs: Belongs
     #: why waiting jobs wait
@@ -119,6 +129,8 @@ class Call:
     caller: Caller
     request_id: str
     status: int
+    #: what is done, for those who ask afterwards: the name of the handler
+    action: str
     _scope: Scope
     _receive: Receive
 
@@ -141,6 +153,31 @@ class Call:
             return find(self.services.driver.scheduler.state, self.caller, ref, act=True)
         except Rejected:
             return await self.read(lambda core, now: find(core.state, self.caller, ref, act=True))
+
+    async def operate(self, given: Input, about: str, status: Callable[[State], str], *, reason: str = "") -> Answer:
+        """Have an operator's input decided, and written down in the same commit who gave it, and what came of it.
+
+        ``status`` says in a word or two how the thing is that it is ``about``. What is refused is not written down.
+        """
+        driver = self.shared.services.driver
+        before = status(driver.scheduler.state)
+        return await driver.submit(
+            given, then=lambda: self.noted(about, before, status(driver.scheduler.state), reason=reason)
+        )
+
+    def noted(self, about: str, before: str, after: str, *, reason: str = "") -> Audit:
+        """What is written down of this call."""
+        return Audit(
+            action=self.action,
+            who=self.caller.name,
+            role=str(self.caller.role),
+            where=_where(self._scope),
+            request_id=self.request_id,
+            about=about,
+            before=before,
+            after=after,
+            reason=reason,
+        )
 
     def header(self, name: bytes) -> str | None:
         """A request header, by its name in lower case."""
@@ -196,7 +233,7 @@ class Endpoint:
 
     async def perform(self, shared: Shared, scope: Scope, receive: Receive, request_id: str) -> tuple[int, Any]:
         """Everything from the caller's name to the handler's answer."""
-        caller = _NOBODY if self.needs is None else await _identify(shared, scope)
+        caller = await _identify(shared, scope, request_id, needed=self.needs is not None)
         if self.needs is not None and not caller.role.covers(self.needs):
             raise Refusal(
                 problems.FORBIDDEN,
@@ -213,7 +250,7 @@ class Endpoint:
             arguments["body"] = _decode_body(self.decoder, raw, optional=self.body_optional)
         elif self.method != "GET":
             _decode_body(_NO_BODY, await _read_body(scope, receive, shared.body_limit), optional=True)
-        call = Call(shared, caller, request_id, self.status, scope, receive)
+        call = Call(shared, caller, request_id, self.status, self.handler.__name__, scope, receive)
         answer = await self.handler(call, **arguments)
         return call.status, answer
 
@@ -363,9 +400,61 @@ async def _answer(
 _NOBODY = Caller(owner="", user="", role=Role.VIEWER, name="nobody")
 
 
-async def _identify(shared: Shared, scope: Scope) -> Caller:
-    peer = (scope.get("extensions") or {}).get(PEER_EXTENSION)
-    return await shared.gate.who(_header(scope, b"authorization"), peer)
+async def _identify(shared: Shared, scope: Scope, request_id: str, *, needed: bool) -> Caller:
+    """Who calls, unless it does not matter; and whether they do so too often."""
+    if not needed:
+        _count(shared, _from(scope))
+        return _NOBODY
+    try:
+        caller = await shared.gate.who(_header(scope, b"authorization"), _peer(scope))
+    except NotKnown as error:
+        _count(shared, _from(scope))
+        if error.login and (number := shared.failed_logins.count()):
+            told = Audit(
+                action="login_failed",
+                who=error.tried,
+                where=_where(scope),
+                request_id=request_id,
+                reason=str(error),
+                count=number,
+            )
+            with suppress(Unavailable):  # whoever is not let in is not let in
+                await shared.services.driver.submit(told)
+        raise
+    _count(shared, caller.key or _from(scope))
+    return caller
+
+
+def _count(shared: Shared, who: str) -> None:
+    if shared.rates is not None and (wait_s := shared.rates.take(who)):
+        again_s = math.ceil(wait_s)
+        raise Refusal(
+            problems.TOO_FAST,
+            f"more than {shared.calls_per_s:g} calls a second came from {who}; go on in {again_s} s, or have "
+            "limits.calls_per_s raised",
+            headers=(("retry-after", str(again_s)),),
+        )
+
+
+def _peer(scope: Scope) -> Peer | None:
+    return (scope.get("extensions") or {}).get(PEER_EXTENSION)
+
+
+def _from(scope: Scope) -> str:
+    """Whose calls are counted together where there is no key: a user's, or a machine's."""
+    peer = _peer(scope)
+    if peer is not None:
+        return f"uid {peer.uid}"
+    return str((scope.get("client") or ("nowhere",))[0])
+
+
+def _where(scope: Scope) -> str:
+    """Where a call is from, as it is written down."""
+    peer = _peer(scope)
+    if peer is not None:
+        return f"uid {peer.uid}, pid {peer.pid}"
+    host, port = scope.get("client") or ("nowhere", 0)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _header(scope: Scope, name: bytes) -> str | None:
@@ -379,7 +468,7 @@ def _request_id(scope: Scope) -> str:
     for key, value in scope["headers"]:
         if key == b"x-request-id" and _SANE_REQUEST_ID.fullmatch(value):
             return str(value.decode())
-    return f"{_THIS_DAEMON}{next(_count):08x}"
+    return f"{_THIS_DAEMON}{next(_numbers):08x}"
 
 
 async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes:

@@ -6,8 +6,11 @@ import anyio
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from rollmuxd.core.facts import Audited
 from rollmuxd.daemon.access import find_job
+from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.glue import Call, ClientGone, Parked, Query, Routes
+from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routes._query import Id
 from rollmuxd.wire.answers import FactsPage
 
@@ -26,6 +29,8 @@ class FactsQuery(Query, frozen=True):
     wait_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
     job: Id | UnsetType = UNSET
+    #: only what operators did, and failed logins
+    audit: bool = False
 
 
 @routes.get("/v1/facts", problems=(404, 503))
@@ -33,8 +38,11 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     """Facts with numbers above ``after``. Where there are none, waits up to ``wait_ms`` for some (a long poll).
 
     Ask next with ``after=last``. Admins see all; others what is about their owner's jobs and about the inventory.
-    ``job``: only what is about this job, named by its id or its name.
+    ``job``: only what is about this job, named by its id or its name. ``audit``: only what operators did and who could
+    not log in, which admins are shown.
     """
+    if query.audit and not call.caller.admin:
+        raise Refusal(problems.FORBIDDEN, f"only admins see what is audited, and {call.caller.name} is none")
     driver = call.services.driver
     of: str | None = None
     if query.job is not UNSET:
@@ -53,7 +61,8 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
                 last = seq
                 state = driver.scheduler.state
                 visible = call.shared.belongs.visible(fact, call.caller, state)
-                if visible and (of is None or call.shared.belongs.about(fact, state) == of):
+                wanted = not query.audit or isinstance(fact, Audited)
+                if visible and wanted and (of is None or call.shared.belongs.about(fact, state) == of):
                     found.append({"seq": seq, **msgspec.to_builtins(fact)})
                     if len(found) == query.limit:
                         return

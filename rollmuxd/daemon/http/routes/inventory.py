@@ -8,6 +8,7 @@ from rollmuxd.core.errors import Rejected, UnknownThing
 from rollmuxd.core.inputs import DeclareClear, DrainNode, Input, UndrainNode
 from rollmuxd.core.model import HostId, JobId, Millis, Node, NodeId, NodeStatus
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.state import State
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.answers import HostPage, HostView, NodePage, NodeView
 from rollmuxd.daemon.http.glue import Call, Query, Routes
@@ -70,21 +71,23 @@ async def drain_node(call: Call, node: str, body: DrainBody) -> NodeView:
 
     Without, ``jobs`` in the answer has those that stay placed on it and wait.
     """
-    await call.services.driver.submit(DrainNode(node=node, by=call.caller.name, evict=body.evict))
+    given = DrainNode(node=node, by=call.caller.name, evict=body.evict)
+    await call.operate(given, node, _status_of(node), reason=body.reason)
     return await _node(call, node)
 
 
 @routes.post("/v1/nodes/{node:path}/undrain", needs=Role.ADMIN, problems=(404, 409))
 async def undrain_node(call: Call, node: str) -> NodeView:
     """It may be used again."""
-    await call.services.driver.submit(UndrainNode(node=node, by=call.caller.name))
+    await call.operate(UndrainNode(node=node, by=call.caller.name), node, _status_of(node))
     return await _node(call, node)
 
 
 @routes.post("/v1/nodes/{node:path}/declare-clear", needs=Role.ADMIN, problems=(*BODY, 404, 409))
 async def declare_node_clear(call: Call, node: str, body: ReasonBody) -> NodeView:
     """Declare that nothing of any job is left on its GPUs. Audited."""
-    await call.services.driver.submit(DeclareClear(node=node, by=call.caller.name, reason=body.reason))
+    given = DeclareClear(node=node, by=call.caller.name, reason=body.reason)
+    await call.operate(given, node, _status_of(node), reason=body.reason)
     return await _node(call, node)
 
 
@@ -92,6 +95,20 @@ async def declare_node_clear(call: Call, node: str, body: ReasonBody) -> NodeVie
 async def get_node(call: Call, node: str) -> NodeView:
     """One node: ``/v1/nodes/host1/gpu0-3``."""
     return await _node(call, node)
+
+
+def _status_of(node: NodeId) -> Callable[[State], str]:
+    """How a node is, with what is on its GPUs: what an operator changes."""
+
+    def status(state: State) -> str:
+        known = state.nodes.get(node)
+        if known is None:
+            return ""
+        unclear = [name for name, gpu in known.gpus.items() if gpu.stain or gpu.holder]
+        jobs = f", of {len(known.pinned)} jobs" if known.pinned else ""
+        return f"{known.status}{jobs}{', with something on ' + ', '.join(unclear) if unclear else ''}"
+
+    return status
 
 
 async def _node(call: Call, node: NodeId) -> NodeView:
@@ -132,7 +149,8 @@ async def get_host(call: Call, host: str) -> HostView:
 @routes.post("/v1/hosts/{host}/drain", needs=Role.ADMIN, problems=(*BODY, 404, 409))
 async def drain_host(call: Call, host: str, body: DrainBody) -> HostView:
     """Drain all its nodes. Without ``evict``, ``jobs`` has those that stay placed there and wait."""
-    return await _each_node(call, host, lambda node: DrainNode(node=node, by=call.caller.name, evict=body.evict))
+    by = call.caller.name
+    return await _each_node(call, host, lambda node: DrainNode(node=node, by=by, evict=body.evict), body.reason)
 
 
 @routes.post("/v1/hosts/{host}/undrain", needs=Role.ADMIN, problems=(404, 409))
@@ -144,16 +162,17 @@ async def undrain_host(call: Call, host: str) -> HostView:
 @routes.post("/v1/hosts/{host}/declare-clear", needs=Role.ADMIN, problems=(*BODY, 404, 409))
 async def declare_host_clear(call: Call, host: str, body: ReasonBody) -> HostView:
     """Declare that nothing of any job is left on its GPUs. Audited."""
-    return await _each_node(call, host, lambda node: DeclareClear(node=node, by=call.caller.name, reason=body.reason))
+    by = call.caller.name
+    return await _each_node(call, host, lambda node: DeclareClear(node=node, by=by, reason=body.reason), body.reason)
 
 
-async def _each_node(call: Call, host: HostId, given: Callable[[NodeId], Input]) -> HostView:
+async def _each_node(call: Call, host: HostId, given: Callable[[NodeId], Input], reason: str = "") -> HostView:
     """Tell it of each node. A refusal is answered only if every node refuses: else something was done."""
     view = await get_host(call, host)
     refusals: list[Rejected] = []
     for node in view.nodes:
         try:
-            await call.services.driver.submit(given(node))
+            await call.operate(given(node), node, _status_of(node), reason=reason)
         except Rejected as refused:
             refusals.append(refused)
     if refusals and len(refusals) == len(view.nodes):

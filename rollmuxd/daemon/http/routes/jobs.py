@@ -1,9 +1,11 @@
 """Jobs: registering, looking, pausing, ending."""
 
+from collections.abc import Callable
+
 from msgspec import UNSET, UnsetType
 
 from rollmuxd.core import model
-from rollmuxd.core.inputs import EndJob, Input, PauseJob, RegisterJob, ReinstateJob, ResumeJob
+from rollmuxd.core.inputs import EndJob, PauseJob, RegisterJob, ReinstateJob, ResumeJob
 from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
@@ -34,15 +36,18 @@ async def register_job(call: Call, body: RegisterBody) -> JobView:
     caller = call.caller
     await call.act_on(_may_register, body.name)
     # From that look to the decision no other input comes in between: ``submit`` decides in this turn of the loop.
-    answer = await call.services.driver.submit(
-        RegisterJob(
-            owner=caller.owner,
-            user=caller.user,
-            spec=job_spec(body, call.services.settings.defaults),
-            idempotency_key=body.idempotency_key,
-            replace=body.replace,
-        )
+    given = RegisterJob(
+        owner=caller.owner,
+        user=caller.user,
+        spec=job_spec(body, call.services.settings.defaults),
+        idempotency_key=body.idempotency_key,
+        replace=body.replace,
     )
+    known = call.services.driver.scheduler.state.job_named(caller.owner, body.name)
+    if known is None or caller.owns(known) or known.status is JobStatus.ENDED:
+        answer = await call.services.driver.submit(given)
+    else:  # a lead takes the place of another's run
+        answer = await call.operate(given, known.id, _status_of(known.id), reason="registered anew")
     if answer.repeated:
         call.status = 200
     assert answer.job is not None
@@ -102,13 +107,13 @@ async def resume_job(call: Call, job: str) -> JobView:
 @routes.post("/v1/jobs/{job}/reinstate", problems=(404, 409))
 async def reinstate_job(call: Call, job: str) -> JobView:
     """Take a quarantined job back among those that wait for a placement."""
-    return await _tell(call, ReinstateJob(job=await _mine(call, job), by=call.caller.name))
+    return await _tell(call, ReinstateJob(job=await _mine(call, job), by=call.caller.name), always=True)
 
 
 @routes.delete("/v1/jobs/{job}", problems=(*BODY, 404, 409))
 async def end_job(call: Call, job: str, body: ReasonBody) -> JobView:
     """End a job and free all it held."""
-    return await _tell(call, EndJob(job=await _mine(call, job), by=call.caller.name, reason=body.reason))
+    return await _tell(call, EndJob(job=await _mine(call, job), by=call.caller.name, reason=body.reason), body.reason)
 
 
 def _may_register(state: State, caller: Caller, name: str, *, act: bool) -> None:
@@ -122,10 +127,24 @@ async def _mine(call: Call, ref: str) -> JobId:
     return (await call.act_on(find_job, ref)).id
 
 
-async def _tell(call: Call, given: PauseJob | ResumeJob | ReinstateJob | EndJob) -> JobView:
-    told: Input = given
-    await call.services.driver.submit(told)
+async def _tell(
+    call: Call, given: PauseJob | ResumeJob | ReinstateJob | EndJob, reason: str = "", *, always: bool = False
+) -> JobView:
+    """Tell the core. What is done to another's job is written down; ``always``: to one's own too."""
+    known = call.services.driver.scheduler.state.jobs.get(given.job)
+    if known is not None and call.caller.owns(known) and not always:
+        await call.services.driver.submit(given)
+    else:
+        await call.operate(given, given.job, _status_of(given.job), reason=reason)
     return await _show(call, given.job)
+
+
+def _status_of(job: JobId) -> Callable[[State], str]:
+    def status(state: State) -> str:
+        known = state.jobs.get(job)
+        return "" if known is None else f"{known.status}, run {known.run} of {known.owner}/{known.user}"
+
+    return status
 
 
 async def _show(call: Call, job: JobId) -> JobView:

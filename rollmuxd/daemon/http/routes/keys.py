@@ -5,7 +5,7 @@ from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.glue import Call, Routes
 from rollmuxd.daemon.http.routes._query import BODY
 from rollmuxd.daemon.http.routes.inventory import PageQuery
-from rollmuxd.daemon.keys import ApiKey, Role, new_key
+from rollmuxd.daemon.keys import ApiKey, Role, new_key, why_shut
 from rollmuxd.wire.answers import KeyPage, KeyView
 from rollmuxd.wire.requests import KeyBody
 
@@ -15,31 +15,47 @@ routes = Routes("keys")
 @routes.post("/v1/keys", needs=Role.ADMIN, status=201, problems=BODY)
 async def add_key(call: Call, body: KeyBody) -> KeyView:
     """Make a key. Its secret is in this answer and nowhere else."""
-    key, secret = new_key(body.owner, body.user, Role(body.role), call.services.clock.now())
+    now = call.services.clock.now()
+    expires_at = None if body.expires_s is None else now + round(body.expires_s * 1000)
+    key, secret = new_key(body.owner, body.user, Role(body.role), now, expires_at=expires_at)
+    # Written down first: a key of which nobody knows who made it must not be there.
+    until = "" if expires_at is None else f", until {views.iso(expires_at)}"
+    await call.services.driver.submit(call.noted(key.id, "", f"{key.role} {key.owner}/{key.user}{until}"))
     await call.services.journal.add_key(key)
     await call.shared.gate.load()
-    return _view(key, secret)
+    return _view(call, key, secret)
 
 
 @routes.get("/v1/keys", needs=Role.ADMIN)
 async def list_keys(call: Call, query: PageQuery) -> KeyPage:
     """All keys, revoked ones too, without their secrets."""
+    await call.shared.gate.note_use()
     keys = await call.services.journal.list_keys()
     found, following = views.page(keys, lambda key: key.id, query.limit, query.after)
-    return KeyPage(items=[_view(key) for key in found], next=following)
+    return KeyPage(items=[_view(call, key) for key in found], next=following)
 
 
 @routes.delete("/v1/keys/{key}", needs=Role.ADMIN, problems=(404,))
 async def revoke_key(call: Call, key: str) -> KeyView:
     """From now on this key opens nothing."""
-    revoked = await call.services.journal.revoke_key(key, call.services.clock.now())
-    await call.shared.gate.load()
-    if not revoked:
+    now = call.services.clock.now()
+    known = await _find(call, key)
+    if known is None:
         raise UnknownThing("key", key)
-    return next(_view(found) for found in await call.services.journal.list_keys() if found.id == key)
+    before = why_shut(known, now) or "good"
+    await call.services.driver.submit(call.noted(key, before, "was revoked"))
+    await call.services.journal.revoke_key(key, now)
+    await call.shared.gate.load()
+    revoked = await _find(call, key)
+    assert revoked is not None  # keys are revoked, never removed
+    return _view(call, revoked)
 
 
-def _view(key: ApiKey, secret: str | None = None) -> KeyView:
+async def _find(call: Call, key_id: str) -> ApiKey | None:
+    return next((key for key in await call.services.journal.list_keys() if key.id == key_id), None)
+
+
+def _view(call: Call, key: ApiKey, secret: str | None = None) -> KeyView:
     return KeyView(
         key=key.id,
         owner=key.owner,
@@ -47,5 +63,8 @@ def _view(key: ApiKey, secret: str | None = None) -> KeyView:
         role=str(key.role),
         created_at=views.iso(key.created_at),
         revoked=key.revoked_at is not None,
+        expires_at=views.maybe_iso(key.expires_at),
+        expired=key.expires_at is not None and key.expires_at <= call.services.clock.now(),
+        used_at=views.maybe_iso(key.used_at),
         secret=secret,
     )

@@ -1,6 +1,6 @@
 """Slots: asking for the turn, waiting for it, giving it back. The calls that every iteration of every job makes."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final, Self
 
@@ -290,8 +290,17 @@ async def withdraw_slot(call: Call, slot: str) -> SlotView:
 async def revoke_slot(call: Call, slot: str, body: ReasonBody) -> SlotView:
     """End a slot now. Its GPUs are given on when they were seen clear."""
     await call.act_on(find_slot, slot)
-    await call.services.driver.submit(RevokeSlot(slot=slot, by=call.caller.name, reason=body.reason))
+    given = RevokeSlot(slot=slot, by=call.caller.name, reason=body.reason)
+    await call.operate(given, slot, _status_of(slot), reason=body.reason)
     return await _show(call, slot)
+
+
+def _status_of(slot: SlotId) -> Callable[[State], str]:
+    def status(state: State) -> str:
+        known = state.slots.get(slot)
+        return "" if known is None else f"{known.status}, of job {known.job}"
+
+    return status
 
 
 class SlotsQuery(Query, frozen=True):
