@@ -113,8 +113,8 @@ class World:
         """Whether a call attends the request, as far as the core knows."""
         return slot not in self.driver.scheduler.soft.detached
 
-    async def add_key(self, name: str, owner: str, user: str, role: Role) -> None:
-        key, self.secrets[name] = new_key(owner, user, role, self.clock.now())
+    async def add_key(self, name: str, owner: str, user: str, role: Role, *, expires_at: int | None = None) -> None:
+        key, self.secrets[name] = new_key(owner, user, role, self.clock.now(), expires_at=expires_at)
         await self.journal.add_key(key)
 
     def client(self, name: str | None = "alice") -> httpx.AsyncClient:

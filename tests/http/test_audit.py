@@ -1,0 +1,153 @@
+"""Of whatever an operator does it is kept who did it, from where, when, and what came of it; of failed logins too."""
+
+import pytest
+
+from rollmuxd.core import facts as f
+from rollmuxd.daemon.access import FailedLogins
+from rollmuxd.daemon.keys import Role
+
+pytestmark = pytest.mark.asyncio
+
+NODE = "h1/gpu0-1"
+
+
+async def audited(world):
+    return [fact for _, fact in await world.journal.read(0, 10_000) if isinstance(fact, f.Audited)]
+
+
+async def test_what_an_operator_does_is_in_the_journal_with_name_place_request_and_both_sides_of_it(running):
+    async with running() as world, world.client("root") as root:
+        before = world.clock.now()
+        answer = await root.post(
+            f"/v1/nodes/{NODE}/drain", json={"reason": "new fans"}, headers={"X-Request-Id": "r17"}
+        )
+        assert answer.status_code == 200
+        (fact,) = await audited(world)
+    assert fact.action == "drain_node"
+    assert (fact.who, fact.role, fact.about) == ("ops/op", "admin", NODE)
+    assert fact.where == "127.0.0.1:123"
+    assert (fact.request_id, fact.reason) == ("r17", "new fans")
+    assert (fact.before, fact.after) == ("up", "drained")
+    assert before <= fact.at <= world.clock.now()
+
+
+async def test_at_the_unix_socket_the_place_is_a_uid_and_a_pid(running):
+    async with running() as world, world.on_socket(0) as root:
+        await root.post(f"/v1/nodes/{NODE}/drain")
+        (fact,) = await audited(world)
+    assert fact.where == "uid 0, pid 1"
+
+
+ACTIONS = {
+    "drain_node": ("POST", "/v1/nodes/h1/gpu0-1/drain", {"reason": "why"}),
+    "drain_host": ("POST", "/v1/hosts/h1/drain", {"reason": "why"}),
+    "undrain_node": ("POST", "/v1/nodes/h1/gpu0-1/undrain", None),
+    "undrain_host": ("POST", "/v1/hosts/h1/undrain", None),
+    "declare_node_clear": ("POST", "/v1/nodes/h1/gpu2-3/declare-clear", {"reason": "why"}),
+    "declare_host_clear": ("POST", "/v1/hosts/h1/declare-clear", {"reason": "why"}),
+    "revoke_slot": ("POST", "/v1/slots/{slot}/revoke", {"reason": "why"}),
+    "pause_job": ("POST", "/v1/jobs/{job}/pause", None),
+    "end_job": ("DELETE", "/v1/jobs/{job}", {"reason": "why"}),
+    "add_key": ("POST", "/v1/keys", {"owner": "team", "user": "dan", "expires_s": 3600}),
+    "revoke_key": ("DELETE", "/v1/keys/{key}", None),
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+async def test_every_operator_action_is_audited_in_the_same_commit_as_what_it_did(running, action):
+    method, path, body = ACTIONS[action]
+    async with running() as world, world.client("root") as root, world.client("alice") as alice:
+        job = await world.job(alice)
+        slot = (await job.ask("rollout")).json()["slot"]
+        await world.add_key("dan", "team", "dan", Role.VIEWER)
+        path = path.format(job=job.id, slot=slot, key=world.secrets["dan"].split("_")[1])
+        seen = world.driver.durable_seq
+        answer = await root.request(method, path, json=body)
+        assert answer.status_code < 300, answer.text
+        said = [fact for fact in await audited(world) if fact.action == action]
+        assert said, "nothing was written down"
+        assert {(fact.who, fact.role) for fact in said} == {("ops/op", "admin")}
+        if body and "reason" in body:
+            assert {fact.reason for fact in said} == {"why"}
+        new = await world.journal.read(seen, 100)
+        assert new, "it was not durable when the answer came"
+
+
+async def test_who_acts_on_anothers_job_is_written_down_and_who_acts_on_ones_own_is_not(running, body_of_job):
+    async with running() as world, world.client("lead") as lead, world.client("alice") as alice:
+        job = await world.job(alice)
+        await alice.post(f"/v1/jobs/{job.id}/pause")
+        await alice.post(f"/v1/jobs/{job.id}/resume")
+        assert await audited(world) == []
+        await lead.post(f"/v1/jobs/{job.id}/pause")
+        await lead.post("/v1/jobs", json=body_of_job("math", replace=True))
+        paused, replaced = await audited(world)
+    assert (paused.action, paused.about, paused.role) == ("pause_job", job.id, "lead")
+    assert "paused" in paused.after
+    assert (replaced.action, replaced.about) == ("register_job", job.id)
+    assert "team/alice" in replaced.before
+    assert "team/lea" in replaced.after
+
+
+async def test_what_is_refused_is_not_written_down_as_done(running):
+    async with running() as world, world.client("root") as root:
+        assert (await root.post("/v1/nodes/none/drain")).status_code == 404
+        assert (await root.delete("/v1/keys/none")).status_code == 404
+        assert await audited(world) == []
+
+
+async def test_a_failed_login_is_written_down_with_the_keys_id_and_nothing_else_of_what_was_sent(running):
+    async with running() as world, world.client(None) as client:
+        secret = world.secrets["alice"]
+        key_id = secret.split("_")[1]
+        for sent in (secret + "x", "rmx_thisisasecret_x", "nonsense"):
+            assert (await client.get("/v1/jobs", headers={"Authorization": f"Bearer {sent}"})).status_code == 401
+        tried = await audited(world)
+        assert [fact.who for fact in tried] == [key_id, "", ""]
+        assert {fact.action for fact in tried} == {"login_failed"}
+        assert {fact.where for fact in tried} == {"127.0.0.1:123"}
+        assert "thisisasecret" not in str(tried)
+        await client.get("/v1/jobs")  # nobody tried to log in
+        assert len(await audited(world)) == len(tried)
+
+
+async def test_a_thousand_failed_logins_are_a_dozen_facts_that_count_them_all(running):
+    async with running() as world, world.client(None) as client:
+        before = len(await audited(world))
+        for _ in range(1000):
+            await client.get("/v1/jobs", headers={"Authorization": "Bearer rmx_00000000_x"})
+        assert len(await audited(world)) - before <= 12
+
+
+async def test_of_failed_logins_none_is_passed_over_in_silence():
+    at = 0
+    logins = FailedLogins(lambda: at)
+    written = [logins.count() for _ in range(100)]
+    assert written == [1] * 10 + [0] * 90
+    at = 10_000
+    assert logins.count() == 91
+    assert logins.count() == 0
+    at = 10_000_000
+    assert [logins.count() for _ in range(11)] == [2] + [1] * 9 + [0]
+
+
+async def test_admins_are_shown_what_is_audited_and_others_are_not(running):
+    async with running() as world, world.client("root") as root, world.client("lead") as lead:
+        await root.post(f"/v1/nodes/{NODE}/drain")
+        await root.post(f"/v1/nodes/{NODE}/undrain")
+        shown = (await root.get("/v1/facts", params={"audit": "true"})).json()["facts"]
+        assert [fact["action"] for fact in shown] == ["drain_node", "undrain_node"]
+        assert {fact["fact"] for fact in shown} == {"audited"}
+        assert (await lead.get("/v1/facts", params={"audit": "true"})).status_code == 403
+        assert "audited" not in (await lead.get("/v1/facts")).text
+
+
+async def test_a_restart_forgets_nothing_of_it_and_nothing_hangs_on_it(running):
+    async with running() as world, world.client("root") as root:
+        await root.post(f"/v1/nodes/{NODE}/drain", json={"reason": "new fans"})
+        live = world.state
+        replayed = type(live)()
+        for _, fact in world.journal.load(snapshot=False).facts:
+            replayed.apply(fact)
+        assert replayed.nodes == live.nodes
+        assert replayed.at == live.at
