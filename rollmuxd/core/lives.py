@@ -136,7 +136,28 @@ def open_session(c: Cycle, ask: i.OpenSession) -> Answer:
             slot = c.state.slots[name]
             fence = None if slot.fence is None else next_fence(c)
             c.fact(f.SlotTakenOver(c.now, slot.id, new, fence))
+    if old is not None and (old.pid, old.host) != (ask.pid, ask.host):
+        begin_anew(c, job, new)
     return Answer(job=job.id, session=new)
+
+
+def begin_anew(c: Cycle, job: Job, session: SessionId) -> None:
+    """Another process has joined the run: what the one before had on GPUs and in RAM may have gone with it.
+
+    That has to be seen; under a slot which the new one took over, when that is released. And what the job was
+    quarantined for was the former process's: as with a new run, the new one begins well.
+    """
+    slot = c.state.slots.get(job.slot or "")
+    for key in job.states:
+        kept = c.state.states[key]
+        under = slot is not None and any(gpu in slot.gpus for gpu in c.state.nodes[kept.node].gpus)
+        if kept.status in (StateStatus.LOADED, StateStatus.PARKED) and not under:
+            c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
+    look(c, job)
+    if job.status is JobStatus.QUARANTINED:
+        c.fact(f.JobReinstated(c.now, job.id, f"session {session}"))
+        settle(c, job)
+        admit(c)
 
 
 def close_session(c: Cycle, ask: i.CloseSession) -> Answer:

@@ -10,6 +10,7 @@ from rollmuxd.core.letting_go import (
     drained_if_empty,
     expect_clear,
     finish_release,
+    look,
     park_own,
     quarantine,
     see_gpus,
@@ -73,7 +74,9 @@ def order_failed(c: Cycle, told: i.OrderFailed) -> Answer:
     if order is None:
         return NOTHING
     c.fact(f.OrderFaulted(c.now, order.id, told.error))
-    if order.kind is not OrderKind.DISCARD and state_of(c, order).status is StateStatus.UNKNOWN:
+    if told_to_another(c, c.state.jobs[order.job], order):
+        look(c, c.state.jobs[order.job])
+    elif order.kind is not OrderKind.DISCARD and state_of(c, order).status is StateStatus.UNKNOWN:
         c.fact(f.StateSeen(c.now, order.job, order.pool, order.node, StateStatus.LOADED))
     fault(c, order, f"could not {order.kind} its {order.pool} state on {order.node}: {told.error}")
     return NOTHING
@@ -94,6 +97,12 @@ def order_lost_contact(c: Cycle, told: i.OrderLostContact) -> Answer:
     return NOTHING
 
 
+def told_to_another(c: Cycle, job: Job, order: Order) -> bool:
+    """Whether the order is from before the process that the run has now: what it says of the state is no longer so."""
+    session = c.state.sessions.get(job.session or "")
+    return session is not None and session.opened_at > order.issued_at
+
+
 def state_of(c: Cycle, order: Order) -> JobState:
     return c.state.states[state_key(order.job, order.pool, order.node)]
 
@@ -105,7 +114,7 @@ def fault(c: Cycle, order: Order, reason: str) -> None:
     slot = c.state.slots.get(order.slot or "")
     if slot is not None and slot.status is SlotStatus.LOADING:
         take_away(c, slot, f.SlotFaulted(c.now, slot.id, reason))
-    if order.run == job.run:  # a new run has nothing to do with what its forerunner left
+    if order.run == job.run and not told_to_another(c, job, order):  # a new one is not to blame for its forerunner
         quarantine(c, job, reason)
     if slot is not None:
         finish_release(c, slot)

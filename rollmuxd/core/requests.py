@@ -14,6 +14,7 @@ from rollmuxd.core.letting_go import (
     end_now,
     expect_clear,
     finish_release,
+    look,
     may_still_fill,
     nodes_of,
     park_own,
@@ -23,7 +24,19 @@ from rollmuxd.core.letting_go import (
     watch,
 )
 from rollmuxd.core.lives import live_session
-from rollmuxd.core.model import Fence, IfUnmet, Job, JobStatus, NodeId, Park, SessionId, Slot, SlotId, SlotStatus
+from rollmuxd.core.model import (
+    Fence,
+    IfUnmet,
+    Job,
+    JobStatus,
+    NodeId,
+    Park,
+    SessionId,
+    Slot,
+    SlotId,
+    SlotStatus,
+    StateStatus,
+)
 from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.turns import dispatch, take_place
 
@@ -137,7 +150,9 @@ def release(c: Cycle, ask: i.ReleaseSlot) -> Answer:
     partly = len(slot.gpus) < sum(len(c.state.nodes[name].gpus) for name in phase_nodes(c, job, slot))
     c.fact(f.SlotReleased(c.now, slot.id, ask.measured))
     c.soft.forget_slot(slot.id)
-    if job.spec.park is Park.AT_RELEASE or partly:  # what is loaded on a part must not pass for loaded on all
+    if taken_over(c, slot):
+        bytes_unknown(c, job, slot)
+    elif job.spec.park is Park.AT_RELEASE or partly:  # what is loaded on a part must not pass for loaded on all
         park_own(c, job, slot)
     finish_release(c, slot)
     see_gpus(c, ask.seen)
@@ -151,6 +166,21 @@ def release(c: Cycle, ask: i.ReleaseSlot) -> Answer:
     dispatch(c, group)
     after_departure(c, job)
     return Answer(slot=slot.id, next_slot=next_slot, next_refused=refused)
+
+
+def taken_over(c: Cycle, slot: Slot) -> bool:
+    """Whether another process than the one that the slot was claimed for holds it now."""
+    session = c.state.sessions.get(slot.session)
+    return session is not None and slot.claimed_at is not None and session.opened_at > slot.claimed_at
+
+
+def bytes_unknown(c: Cycle, job: Job, slot: Slot) -> None:
+    """The process whose bytes are on the slot's GPUs may be gone, and they with it: to be seen, not to be parked."""
+    for key in job.states:
+        kept = c.state.states[key]
+        if kept.status is StateStatus.LOADED and any(gpu in slot.gpus for gpu in c.state.nodes[kept.node].gpus):
+            c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
+    look(c, job)
 
 
 def phase_nodes(c: Cycle, job: Job, slot: Slot) -> tuple[NodeId, ...]:
