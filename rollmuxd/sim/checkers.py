@@ -78,8 +78,8 @@ class Stay(Struct):
 
     nodes: tuple[NodeId, ...]
     gpus: tuple[GpuId, ...]
-    #: of its states: the key, and the GPUs of its node
-    keys: tuple[str, ...]
+    #: of its states: the key, and the node
+    keys: tuple[tuple[str, NodeId], ...]
     pools: tuple[PoolName, ...]
     min_gpus: int
     #: the longest that it is planned to run, or ran
@@ -182,8 +182,12 @@ class Witness:
         #: nodes on which nothing may be started
         self.out: dict[NodeId, str] = {}
         self.boots: dict[HostId, str] = {}
+        #: nodes of which the present look began before they were last touched
+        self.stale: tuple[NodeId, ...] = ()
         self.orders: dict[OrderId, Told] = {}
+        #: issued in this decision; closed in it by what was seen
         self.untold: dict[OrderId, None] = {}
+        self.closed: dict[OrderId, None] = {}
         #: where each state is, and for what is loaded on which GPUs
         self.kept: dict[str, str] = {}
         self.loaded_on: dict[str, tuple[GpuId, ...]] = {}
@@ -205,11 +209,13 @@ class Witness:
         if note is not None:
             note(self, given)
         for fact in decision.facts:
-            if fact.at != now:
+            if fact.at != now and type(fact) is not f.Audited:  # that one is of wall time
                 self.no_fact_goes_back_in_time(fact)
             self._facts[type(fact)](self, fact)
         if decision.effects or self.untold:
             self.every_order_is_told_once(decision.effects)
+        if self.closed:
+            self.closed.clear()
         if type(given) is i.OrderDone and given.order in self.orders:
             self._broken("every_order_ends_once", f"order {given.order} is reported done, and is still open")
         self._until_sweep -= 1
@@ -317,7 +323,7 @@ class Witness:
             used = seen.get(gpu)
             if used is not None and used > limit:
                 limit = self.config.clear_tolerance_mb + sum(
-                    mb for key, mb in place.left.items() if self.kept.get(key, "gone") not in ("gone", "loaded")
+                    mb for key, mb in place.left.items() if self.kept.get(key, "gone") != "gone"
                 )
             if used is None or used > limit:
                 self._broken("clear_is_what_was_seen_clear", f"{gpu} is called clear, and was seen with {used} MB")
@@ -330,7 +336,7 @@ class Witness:
         if isinstance(given, _SEEN_IN):
             sights = given.seen
         elif isinstance(given, i.HostSeen):
-            if given.since is not None and self.places[node].touched_at >= given.since:
+            if node in self.stale:
                 self._broken("clear_is_what_was_seen_clear", f"{node} was looked at before it was last touched")
             sights = given.gpus
         return {sight.gpu: sight.used_mb for sight in sights}
@@ -377,15 +383,16 @@ class Witness:
 
     def who_is_granted_finds_its_state_loaded(self, name: SlotId, asked: Asked, stay: Stay) -> None:
         """Every state of the phase was loaded, on all the GPUs that the slot holds, and not moved since."""
-        for key in stay.keys:
+        for key, node in stay.keys:
             where = self.kept.get(key, "gone")
-            if where != "loaded":
+            if where == "loaded" and self.loaded_on[key] == asked.gpus:
+                continue
+            held = [gpu for gpu in self.places[node].gpus if gpu in asked.gpus]
+            if held and where != "loaded":
                 self._broken("who_is_granted_finds_its_state_loaded", f"slot {name} is granted, and {key} is {where}")
-            on = self.loaded_on[key]
-            if on != asked.gpus:
-                node = self.places[key.rsplit("|", 1)[1]]
-                if any(gpu in node.gpus and gpu not in on for gpu in asked.gpus):
-                    self._broken("who_is_granted_finds_its_state_loaded", f"slot {name} is granted, {key} is on {on}")
+            if any(gpu not in self.loaded_on[key] for gpu in held):
+                on = self.loaded_on[key]
+                self._broken("who_is_granted_finds_its_state_loaded", f"slot {name} is granted, {key} is on {on}")
 
     def fences_only_grow(self, name: SlotId, fence: Fence) -> None:
         """One for each grant, each greater than every one before."""
@@ -494,10 +501,12 @@ class Witness:
                     self._broken("every_order_is_told_once", f"order {effect.order} is told twice")
                 self.untold.pop(effect.order, None)
             elif isinstance(effect, Probe):
-                if effect.order not in self.orders:
+                if effect.order not in self.orders and effect.order not in self.closed:
                     self._broken("every_order_is_told_once", f"{effect.order} is asked about, and is not open")
-            elif isinstance(effect, Kill) and self.members[effect.job].status not in ("lost", "ended"):
-                self._broken("every_order_is_told_once", f"{effect.job} is to be killed, and was not lost")
+            elif isinstance(effect, Kill):
+                member = self.members.get(effect.job)
+                if member is not None and member.run == effect.run and member.status not in ("lost", "ended"):
+                    self._broken("every_order_is_told_once", f"{effect.job} is to be killed, and was not lost")
         if self.untold:
             self._broken("every_order_is_told_once", f"{next(iter(self.untold))} is issued, and nobody is told")
 
@@ -521,7 +530,8 @@ class Witness:
             if slot is None or slot.status != "loading" or member.holding != fact.slot:
                 self._broken("nobody_moves_a_state_in_use", f"{key} is to load, and no slot of {fact.job} is loading")
         elif slot is not None and fact.pool in member.stays[slot.phase].pools:
-            self._broken("nobody_moves_a_state_in_use", f"{key} is to {fact.kind} under slot {member.holding}")
+            if any(self.held.get(gpu) == member.holding for gpu in self.places[fact.node].gpus):
+                self._broken("nobody_moves_a_state_in_use", f"{key} is to {fact.kind} under slot {member.holding}")
 
     # ---- promises that something happens in the end ------------------------------------------------------------------
 
@@ -673,6 +683,9 @@ class Witness:
             self.heard[session] = self.now
 
     def _sees(self, given: i.HostSeen) -> None:
+        since = self.now + 1 if given.since is None else given.since
+        nodes = self.host_nodes.get(given.host, ())
+        self.stale = tuple(node for node in nodes if self.places[node].touched_at >= since)
         if any(sight.used_mb > self.config.clear_tolerance_mb for sight in given.gpus):
             self.trouble[given.host] = self.now
 
@@ -810,7 +823,7 @@ class Witness:
         return Stay(
             nodes=nodes,
             gpus=tuple(gpu for node in nodes for gpu in self.places[node].gpus),
-            keys=tuple(state_key(fact.job, pool, node) for pool in kept for node in fact.pins.get(pool, ())),
+            keys=tuple((state_key(fact.job, pool, node), node) for pool in kept for node in fact.pins.get(pool, ())),
             pools=phase.pools,
             min_gpus=phase.min_gpus,
             longest_ms=phase.planned_ms or 0,
@@ -982,8 +995,16 @@ class Witness:
         member.queued, member.holding = None, name
         self.held.update(dict.fromkeys(gpus, name))
         self.stain.update(dict.fromkeys(gpus, job))
-        for node in stay.nodes:
-            self.places[node].touched_at = fact.at
+        self._touch(stay, gpus)
+
+    def _touch(self, stay: Stay | None, gpus: tuple[GpuId, ...]) -> None:
+        """What is on these GPUs is to change."""
+        if stay is not None:
+            whole = gpus == stay.gpus
+            for node in stay.nodes:
+                place = self.places[node]
+                if whole or any(gpu in gpus for gpu in place.gpus):
+                    place.touched_at = self.now
 
     def _granted(self, fact: f.SlotGranted) -> None:
         name = fact.slot
@@ -991,7 +1012,7 @@ class Witness:
         member = self.members[asked.job]
         if asked.status != "loading":
             self._broken("who_may_not_be_granted_is_not", f"slot {name} is {asked.status}, and is granted")
-        if member.status not in ("placed", "paused"):  # a pause begins at the next boundary
+        if member.status in ("lost", "ended"):  # what is being loaded for others is theirs till the next boundary
             self.only_a_placed_job_goes_ahead(name, member)
         self.nobody_is_granted_who_is_not_there(name, asked)
         self.fences_only_grow(name, fact.fence)
@@ -1012,12 +1033,11 @@ class Witness:
         self.only_its_holder_releases_a_slot(fact.slot, asked)
         if not fact.kept or any(gpu not in asked.gpus for gpu in fact.kept):
             self._broken("a_gpu_is_held_by_one_slot", f"slot {fact.slot} of {asked.gpus} is to keep {fact.kept}")
-        for gpu in asked.gpus:
-            if gpu not in fact.kept:
-                del self.held[gpu]
+        freed = tuple(gpu for gpu in asked.gpus if gpu not in fact.kept)
+        for gpu in freed:
+            del self.held[gpu]
         asked.status, asked.gpus = "tail", fact.kept
-        for node in self.members[asked.job].stays[asked.phase].nodes:
-            self.places[node].touched_at = fact.at
+        self._touch(self.members[asked.job].stays.get(asked.phase), freed)
 
     def _grown(self, fact: f.SlotGrown) -> None:
         asked = self.slots[fact.slot]
@@ -1060,9 +1080,7 @@ class Witness:
             del held[gpu]
         member = self.members.get(asked.job)
         if member is not None:
-            stay = member.stays.get(asked.phase)
-            for node in stay.nodes if stay is not None else ():
-                self.places[node].touched_at = fact.at
+            self._touch(member.stays.get(asked.phase), asked.gpus)
 
     # ---- what facts tell: states and orders --------------------------------------------------------------------------
 
@@ -1127,6 +1145,7 @@ class Witness:
         order = self.order_of.pop(key, None)
         if order is not None:
             del self.orders[order]
+            self.closed[order] = None
         if fact.status is StateStatus.GONE:
             self.kept.pop(key, None)
             self.loaded_on.pop(key, None)
@@ -1189,6 +1208,8 @@ class Witness:
         f.SlotShrunk: _shrunk,
         f.SlotGrown: _grown,
         f.SlotReleased: _released,
+        f.SlotOverstays: _nothing,
+        f.Audited: _nothing,
         f.NextAnswered: _nothing,
         f.SlotFaulted: _taken,
         f.SlotLost: _taken,

@@ -2,24 +2,27 @@
 
 The world plays whoever the daemon talks to: the jobs' processes (which ask, work, release, and ask again), the
 residency drivers (which take the time that moving a state takes) and the backends (which see what is on the GPUs).
-It believes nothing that the scheduler says about GPUs: what is on them is its own book, and backends report from that.
+It believes nothing that the scheduler says about GPUs: what is on them is its own book
+(:mod:`~rollmuxd.sim.machines`), and backends report from that. What goes wrong, where anything is to, and what follows
+from it, is :class:`~rollmuxd.sim.faults.Trouble`'s.
 """
 
 import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from contextlib import suppress
+from typing import Any, ClassVar, Protocol, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core.config import Config, DriverTraits
-from rollmuxd.core.decision import Decision
+from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect, Kill, Observe, Perform, Probe
-from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.errors import BrokenInvariant, Rejected
 from rollmuxd.core.model import (
     Fence,
     GpuId,
@@ -30,21 +33,25 @@ from rollmuxd.core.model import (
     OrderKind,
     PoolName,
     SessionId,
+    Slot,
     SlotId,
     StateSpec,
 )
+from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State, state_key
 from rollmuxd.sim.checkers import Witness
 from rollmuxd.sim.contender import Contender
+from rollmuxd.sim.faults import DaemonDied, Faults, Trouble
 from rollmuxd.sim.fluid import WORK
-from rollmuxd.sim.inventory import BOOT, Inventory, Told, TooFewNodes, with_enough
+from rollmuxd.sim.inventory import Inventory, Told, TooFewNodes, with_enough
 from rollmuxd.sim.kernel import Kernel
+from rollmuxd.sim.machines import Fate, Machines, Move, key_of
 from rollmuxd.sim.meter import Meter
 from rollmuxd.sim.outcome import JobOutcome, Outcome
-from rollmuxd.sim.workload import SimJob, Workload, by_arrival
+from rollmuxd.sim.workload import Impossible, SimJob, Workload, by_arrival
 
-#: sessions are renewed twice in this time; a simulated process does not forget to
+#: sessions are renewed twice in this time; where nothing fails, a process does not forget to
 LEASE_MS = 3_600_000
 #: a state that says nothing of its size on a GPU has this much there, so that it can be seen
 UNSAID_MB = 40_000
@@ -52,10 +59,10 @@ UNSAID_MB = 40_000
 TAIL_ASKED_MS = 5_000
 #: moving the unfinished responses of a tail onto the GPUs that it keeps (research 2.5: at most 3 s)
 TAIL_MOVED_MS = 3_000
-#: facts that the world heeds
-_HEEDED = frozenset({f.SlotGranted, f.SlotReleased, f.SlotRevoked, f.SlotLost, f.JobPlaced, f.PlacementEnded})
 #: inputs between two checks of every invariant over the whole state; the witness checks at each
 CHECK_EVERY = 2_000
+#: time after the last job's end in which everything is to be cleared away
+SETTLE_MS = 3_600_000
 
 
 class Listener(Protocol):
@@ -67,21 +74,27 @@ class Listener(Protocol):
 
 
 class Process(Struct):
-    """A job's process, as the world plays it."""
+    """A job's process, as the world plays it: one run after the other."""
 
     job: SimJob
     outcome: JobOutcome
     name: JobId = ""
+    #: grows with every end of a process: what was planned for an earlier one is void
+    life: int = 0
+    run: int = 0
     session: SessionId = ""
-    #: index into ``job.series``: iterations begun in its life
+    #: index into ``job.series``: iterations finished in its life
     step: int = 0
     #: index into the cycle; -1: ``init``
     at: int = -1
     requests: int = 0
+    #: what it waits for
+    request: i.NextRequest | None = None
     #: the slot that it holds, and its fence
     slot: SlotId = ""
     fence: Fence = Fence(0, 0)
-    granted_ms: Millis = 0
+    #: since when its phase runs, and on how many nodes of each pool
+    running: tuple[Millis, dict[PoolName, float]] | None = None
     #: when the phase at hand ends
     ends_ms: Millis = 0
     #: the iteration at hand: when it began (None: not yet), and what it would have taken alone
@@ -89,16 +102,19 @@ class Process(Struct):
     solo_ms: Millis = 0
     #: its tail was consolidated
     shrunk: bool = False
+    alive: bool = True
+    #: it says nothing, and hears nothing
+    silent: bool = False
+    #: the phase at hand does not come to an end
+    stuck: bool = False
+    #: a call of its is to be repeated once the daemon is back
+    knocks: bool = False
+    #: the job has ended
     gone: bool = False
 
 
-class Books(Struct):
-    """What is really there, whatever anybody believes."""
-
-    #: MB of each state on each GPU, by the state's key
-    on_gpu: dict[GpuId, dict[str, int]]
-    #: by slot: since when its phase runs, and on how many nodes of each pool
-    running: dict[SlotId, tuple[Millis, dict[PoolName, float]]] = field(default_factory=dict)
+#: what a process does with the answer to its call
+Then: TypeAlias = Callable[[Process, Answer], None]
 
 
 def run(
@@ -110,6 +126,7 @@ def run(
     listeners: Sequence[Listener] = (),
     hear: Callable[[f.Fact], None] | None = None,
     progress: Callable[[int], None] | None = None,
+    faults: Faults | None = None,
 ) -> Outcome:
     """One contender on one workload, to its end.
 
@@ -120,7 +137,7 @@ def run(
     workload.check()
 
     def attempt(stretch: float, told: Told) -> Outcome:
-        return World(workload, contender, seed, accounting, stretch, listeners, told, progress).run()
+        return World(workload, contender, seed, accounting, stretch, listeners, told, progress, faults).run()
 
     return with_enough(len(workload.jobs), attempt, hear)
 
@@ -138,28 +155,40 @@ class World:
         listeners: Sequence[Listener] = (),
         hear: Callable[[f.Fact], None] | None = None,
         progress: Callable[[int], None] | None = None,
+        faults: Faults | None = None,
     ) -> None:
         self.began = time.perf_counter()
         self.workload, self.contender, self.seed = workload, contender, seed
         self.by_work = accounting == WORK
         self.jobs = by_arrival([contender.adapt(job) for job in workload.jobs])
         self.inventory = Inventory(workload, self.jobs, stretch=stretch)
-        drivers = {kept.driver: DriverTraits(idempotent=True) for job in self.jobs for kept in job.spec.states}
-        self.config = Config(max_jobs=len(self.jobs) + 1, lease_ms=LEASE_MS, drivers=drivers)
+        self.machines = Machines(self.inventory)
+        self.kernel = Kernel()
+        #: None: nothing goes wrong
+        self.trouble = Trouble(self, faults, seed) if faults is not None and faults.any else None
+        self.config = self._config()
         policy = contender.policy(seed)
         self.core = Scheduler(self.config, policy)
-        self.witness = Witness(self.config, cap=getattr(policy, "max_group", None))
-        self.kernel = Kernel()
+        excused_ms = faults.longest_ms if faults is not None else 0
+        self.witness = Witness(self.config, cap=getattr(policy, "max_group", None), excused_ms=excused_ms)
         self.meter = Meter(workload, self.inventory.pool_of)
-        self.books = Books({gpu: {} for gpus in self.inventory.gpus_of.values() for gpu in gpus})
         self.listeners, self.hear, self.progress = list(listeners), hear, progress
         self.outcome = Outcome(contender.name, workload.name, seed, "phase", accounting)
         self.digest = hashlib.sha256()
         self.processes: dict[JobId, Process] = {}
+        self.moves: dict[OrderId, Move] = {}
         self.waiting_to_end = 0
+        #: which life of the daemon this is, and whether it is there
+        self.life, self.up = 1, True
         #: the last facts, for whoever has to find out what went wrong
         self.last: deque[f.Fact] = deque(maxlen=20)
-        self._host_of = {gpu: host for host, gpus in self.inventory.gpus_of.items() for gpu in gpus}
+
+    def _config(self) -> Config:
+        names = {kept.driver: None for job in self.jobs for kept in job.spec.states}
+        if self.trouble is not None:
+            return Config(max_jobs=len(self.jobs) + 1, drivers={name: self.trouble.traits() for name in names})
+        drivers = dict.fromkeys(names, DriverTraits(idempotent=True))
+        return Config(max_jobs=len(self.jobs) + 1, lease_ms=LEASE_MS, drivers=drivers)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
@@ -173,7 +202,7 @@ class World:
                 f"{broken} (workload {self.workload.name}, policy {self.contender.name}, seed {self.seed}, "
                 f"at {self.kernel.now} ms; the last facts:\n{facts})"
             ) from broken
-        return self._finish()
+        return self.outcome
 
     def _run(self) -> None:
         self.tell(self.inventory.start)
@@ -182,80 +211,139 @@ class World:
         self.waiting_to_end = len(self.jobs)
         if self.jobs:
             self.kernel.at(self.jobs[0].arrives_ms, self.beat_all)
+        if self.trouble is not None:
+            self.trouble.begin()
+        latest = None if self.trouble is None else self.trouble.latest_end()
         while self.waiting_to_end:
-            when, due = self.kernel.next_at(), self.core.deadline()
-            if due is not None and (when is None or due <= when):
-                self.kernel.now = max(self.kernel.now, due)
-                self.tell(i.Tick())
-                continue
-            if when is None:
+            if not self._step(latest):
                 self._stuck()
-            self.kernel.step()
+        self._count()
+        until = self.kernel.now + SETTLE_MS + self.witness.excused_ms
+        while self._step(until):
+            pass
+        self.meter.until(self.kernel.now)
+        self.outcome.pools, self.outcome.cost_curve = list(self.meter.pools.values()), self.meter.curve
+        self.outcome.facts_digest = self.digest.hexdigest()
         invariants.check(self.core.state)
+        self.witness.end(self.kernel.now)
+        self.outcome.wall_s = time.perf_counter() - self.began
+
+    def _step(self, until: Millis | None) -> bool:
+        """Let the next thing happen; False where nothing is to happen by then."""
+        when, due = self.kernel.next_at(), self.core.deadline() if self.up else None
+        if due is not None and (when is None or due <= when):
+            if until is not None and due > until:
+                return False
+            self.kernel.now = max(self.kernel.now, due)
+            self.report(i.Tick())
+            return True
+        if when is None or (until is not None and when > until):
+            return False
+        self.kernel.step()
+        return True
 
     def _stuck(self) -> None:
         names = [process.job.name for process in self.processes.values() if not process.gone]
-        raise BrokenInvariant(f"nothing is left to happen, and {', '.join(names[:5])} never ended")
+        states = ", ".join(
+            f"{job.id} is {job.status} ({job.reason})" for job in self.core.state.jobs.values() if job.live
+        )
+        raise BrokenInvariant(f"every_job_ends: {', '.join(names[:5])} never ended; {states}")
 
-    def _finish(self) -> Outcome:
-        outcome, now = self.outcome, self.kernel.now
-        self.meter.until(now)
-        outcome.span_ms = now - (self.jobs[0].arrives_ms if self.jobs else 0)
-        outcome.pools = list(self.meter.pools.values())
-        outcome.cost_curve = self.meter.curve
-        outcome.facts_digest = self.digest.hexdigest()
-        outcome.wall_s = time.perf_counter() - self.began
-        return outcome
+    def _count(self) -> None:
+        """The last job has ended: what comes now is not held against anybody."""
+        self.outcome.span_ms = self.kernel.now - (self.jobs[0].arrives_ms if self.jobs else 0)
+
+    # ---- talking to the daemon ---------------------------------------------------------------------------------------
 
     def tell(self, given: i.Input) -> Decision:
-        """Hand one input to the scheduler, and let what it decides happen."""
-        now = self.kernel.now
-        decision = self.core.handle(given, now)
-        outcome = self.outcome
-        outcome.events += 1
-        if outcome.events % CHECK_EVERY == 0:
-            invariants.check(self.core.state)
-        self.witness.hear(now, given, decision)
-        for listener in self.listeners:
-            listener.hear(now, given, decision, self.core.state)
-        if decision.facts:
-            outcome.facts += len(decision.facts)
-            self.last.extend(decision.facts)
-            for fact in decision.facts:
-                self.digest.update(f.encode(fact))
-                if self.hear is not None:
-                    self.hear(fact)
-                if type(fact) in _HEEDED:
-                    self._heed(fact)
+        """Hand one input to the scheduler, and let what it decides happen.
+
+        Raises:
+            Rejected: it is refused.
+            DaemonDied: nobody knows whether it was heard.
+        """
+        if self.trouble is not None and self.trouble.daemon_dies_of(given):
+            raise DaemonDied
+        decision = self.core.handle(given, self.kernel.now)
+        self.keep(given, decision)
+        for fact in decision.facts:
+            heed = self._heeded.get(type(fact))
+            if heed is not None:
+                heed(self, fact)
         for effect in decision.effects:
             self._do(effect)
         return decision
 
-    def _heed(self, fact: f.Fact) -> None:
-        """What a fact means to whoever is not the scheduler."""
-        match fact:
-            case f.SlotGranted():
-                self.granted(fact)
-            case f.SlotReleased() | f.SlotRevoked() | f.SlotLost():
-                self._charge(fact.slot)
-            case f.JobPlaced():
+    def keep(self, given: i.Input, decision: Decision) -> None:
+        """The decision's facts are durable, whoever hears of them."""
+        outcome = self.outcome
+        outcome.events += 1
+        if outcome.events % CHECK_EVERY == 0:
+            invariants.check(self.core.state)
+        now = self.kernel.now
+        facts = decision.facts
+        self.last.extend(facts)
+        self.witness.hear(now, given, decision)
+        for listener in self.listeners:
+            listener.hear(now, given, decision, self.core.state)
+        outcome.facts += len(facts)
+        for fact in facts:
+            body = f.encode(fact)
+            self.digest.update(body)
+            if self.hear is not None:
+                self.hear(fact)
+            if self.trouble is not None:
+                self.trouble.journal(body)
+            if type(fact) is f.JobPlaced or type(fact) is f.PlacementEnded:
                 self.meter.hear(fact)
-                self.placed(fact.job)
-            case f.PlacementEnded():
-                self.meter.hear(fact)
-            case _:
-                raise AssertionError(f"{f.name(fact)} is listed as heeded, and is not")
+
+    def call(self, process: Process, given: i.Input, then: Then | None = None) -> None:
+        """A process calls; one that gets no answer calls again once the daemon is back."""
+        life = process.life
+        try:
+            if not self.up:
+                raise DaemonDied
+            answer = self.tell(given).answer
+        except DaemonDied:
+            assert self.trouble is not None
+            self.trouble.knock(process, given, then)
+        except Rejected as no:
+            if self.trouble is None:
+                raise
+            self.trouble.refused(process, life, given, no)
+        else:
+            if then is not None and process.life == life:
+                then(process, answer)
+
+    def report(self, given: i.Input) -> None:
+        """A backend, a driver or the clock reports; where nobody is there to hear it, it is lost."""
+        if self.up:
+            with suppress(DaemonDied):
+                self.tell(given)
+
+    def later(self, process: Process, wait: Millis, what: Callable[[Process], None]) -> None:
+        """Have the process do it after a while, if it is the same by then."""
+        self.kernel.after(wait, self._if_same, process, process.life, what)
+
+    def _if_same(self, process: Process, life: int, what: Callable[[Process], None]) -> None:
+        if process.life == life:
+            what(process)
 
     def _do(self, effect: Effect) -> None:
         match effect:
             case Perform():
                 self.perform(effect)
             case Observe():
-                self.kernel.after(0, self.observed, effect.host)
-            case Probe():
-                pass  # the order is being carried out, and will be reported
-            case Kill():
-                raise BrokenInvariant(f"job {effect.job} is to be killed, and it was never lost")
+                if self.trouble is None:
+                    self.kernel.after(0, self.observed, effect.host)
+                else:
+                    self.trouble.observe(effect.host)
+            case Probe() if self.trouble is not None:
+                self.trouble.probe(effect.order)
+            case Kill() if self.trouble is not None:
+                self.trouble.kill(effect.job, effect.run)
+            case _:
+                raise BrokenInvariant(f"{effect}, and nothing went wrong")
 
     # ---- jobs' processes ---------------------------------------------------------------------------------------------
 
@@ -263,56 +351,83 @@ class World:
         """A job registers, its process opens a session and asks for its first phase."""
         made = JobOutcome(job.name, job.kind, job.spec.slo, job.arrives_ms)
         self.outcome.jobs.append(made)
-        process = Process(job, made, at=-1 if job.spec.side else 0)
+        process = Process(job, made)
         began = time.perf_counter()
-        name = self._register(process)
+        self.register(process)
         self.outcome.decision_us.append((time.perf_counter() - began) * 1e6)
-        if self.workload.on_demand and self.core.state.jobs[name].group is None:
+        if self.trouble is None and self.workload.on_demand and self.core.state.jobs[process.name].group is None:
             raise TooFewNodes
         if not self.by_work:
             self.kernel.at(job.arrives_ms + job.lasts_ms, self.end, process)
+
+    def register(self, process: Process) -> None:
+        """A run begins, from the last finished iteration."""
+        process.at = -1 if process.job.spec.side else 0
+        key = "" if self.trouble is None else f"{process.job.name}-{process.life}"
+        self.call(process, i.RegisterJob("team", "sim", process.job.spec, key), self._registered)
+
+    def _registered(self, process: Process, answer: Answer) -> None:
+        assert answer.job is not None
+        process.name = answer.job
+        job = self.core.state.jobs[answer.job]
+        process.run = job.run
+        self.processes[answer.job] = process
+        if job.group is not None:  # the fact came before the process was known
+            self._first_placed(process)
+        key, started = job.idempotency_key, str(self.kernel.now)
+        self.call(process, i.OpenSession(answer.job, key, pid=1, host="sim", started=started), self._opened)
+
+    def _opened(self, process: Process, answer: Answer) -> None:
+        assert answer.session is not None
+        process.session = answer.session
+        if self.trouble is not None:
+            self.trouble.accompany(process)
         self.ask(process)
 
-    def _register(self, process: Process) -> JobId:
-        spec = process.job.spec
-        name = self.tell(i.RegisterJob("team", "sim", spec)).answer.job
-        assert name is not None
-        process.name = name
-        self.processes[name] = process
-        if self.core.state.jobs[name].group is not None:  # the fact came before the process was known
-            self.placed(name)
-        session = self.tell(i.OpenSession(name, pid=1, host="sim", started=str(self.kernel.now))).answer.session
-        assert session is not None
-        process.session = session
-        return name
-
-    def placed(self, name: JobId) -> None:
-        process = self.processes.get(name)
+    def _placed(self, fact: f.JobPlaced) -> None:
+        process = self.processes.get(fact.job)
         if process is not None and process.outcome.placed_ms is None:
+            self._first_placed(process)
+
+    def _first_placed(self, process: Process) -> None:
+        if process.outcome.placed_ms is None:
             process.outcome.placed_ms = self.kernel.now
-            process.outcome.admission = self.core.state.jobs[name].admission
+            process.outcome.admission = self.core.state.jobs[process.name].admission
             if process.began_ms is not None:  # waiting for admission is nobody's slowdown
                 process.began_ms = self.kernel.now
 
     def ask(self, process: Process) -> None:
         """The process asks for the phase that comes next."""
-        if not process.gone:
-            request = self._next_request(process)
-            self.tell(i.RequestSlot(process.name, process.session, request.phase, request.request_id))
+        process.request = self._next_request(process)
+        self.ask_again(process)
+
+    def ask_again(self, process: Process) -> None:
+        """It asks for what it waits for, by the same name: the same slot."""
+        if process.request is not None and not process.slot:
+            request = process.request
+            given = i.RequestSlot(process.name, process.session, request.phase, request.request_id)
+            self.call(process, given, None if self.trouble is None else self.trouble.asked)
 
     def _next_request(self, process: Process) -> i.NextRequest:
         process.requests += 1
         if process.at < 0:
             return i.NextRequest(process.job.spec.side[0].name, f"init-{process.requests}")
-        if process.at == 0:
+        if process.at == 0 and process.request is None:
             process.began_ms, process.solo_ms = self.kernel.now, 0
         return i.NextRequest(process.job.spec.phases[process.at].name, str(process.requests))
 
-    def granted(self, fact: f.SlotGranted) -> None:
-        """The phase runs, for as long as it takes on the GPUs that it got."""
+    def _granted(self, fact: f.SlotGranted) -> None:
         slot = self.core.state.slots[fact.slot]
+        self.machines.nobody_else_is_on(slot.gpus, slot.job, slot.run)
         process = self.processes[slot.job]
-        process.slot, process.fence, process.granted_ms, process.shrunk = slot.id, fact.fence, fact.at, False
+        if self.trouble is None or self.trouble.hears(process, slot):
+            self.begin_phase(process, slot)
+
+    def begin_phase(self, process: Process, slot: Slot) -> None:
+        """The phase runs, for as long as it takes on the GPUs that it got."""
+        assert slot.fence is not None
+        now = self.kernel.now
+        process.request, process.slot, process.fence, process.shrunk = None, slot.id, slot.fence, False
         if process.at < 0:
             took = process.job.spec.side[0].planned_ms or 0
         else:
@@ -322,77 +437,91 @@ class World:
         for gpu in slot.gpus:
             pool, share = self.inventory.share_of[gpu]
             nodes[pool] = nodes.get(pool, 0.0) + share
-        self.books.running[slot.id] = (fact.at, nodes)
-        took, tail = self._on_a_part(process, slot.gpus, took)
-        process.ends_ms = fact.at + took
+        process.running = (now, nodes)
+        tail = None
+        if process.at == 0 and process.job.tail_from:
+            took, tail = self._on_a_part(process, slot, took)
+        process.ends_ms = now + took
         self.kernel.at(process.ends_ms, self.phase_over, process, slot.id)
         if tail is not None:
-            self.kernel.at(fact.at + tail, self.tail_begins, process, slot.id)
+            self.kernel.at(now + tail, self.tail_begins, process, slot.id)
 
-    def _on_a_part(self, process: Process, gpus: tuple[GpuId, ...], took: Millis) -> tuple[Millis, Millis | None]:
-        """What the phase takes on these GPUs, and after what time its tail begins.
+    def _on_a_part(self, process: Process, slot: Slot, took: Millis) -> tuple[Millis, Millis | None]:
+        """What the phase takes on its GPUs, and after what time its tail begins; None: nothing can be given back.
 
         Until 80 % of the responses are done the work is spread over the GPUs, so on fewer it takes longer by as much;
         the rest waits for the longest responses, whatever the GPUs.
         """
-        job = process.job
-        if process.at != 0 or not job.tail_from:
-            return took, None
-        body = round(took * job.tail_from[process.step % len(job.tail_from)])
-        whole = sum(len(self.inventory.gpus_of[host]) for host in dict.fromkeys(self._host_of[gpu] for gpu in gpus))
-        slower = body * whole // len(gpus)
-        return slower + took - body, slower if len(gpus) == whole else None
+        state = self.core.state
+        job, phase = state.jobs[slot.job], find_phase(state, slot.job, slot.phase)
+        assert phase is not None
+        whole = sum(len(state.nodes[node].gpus) for node in state.phase_nodes(job, phase))
+        body = round(took * process.job.tail_from[process.step % len(process.job.tail_from)])
+        slower = body * whole // len(slot.gpus)
+        return slower + took - body, slower if 0 < phase.min_gpus < len(slot.gpus) == whole else None
 
     def tail_begins(self, process: Process, slot: SlotId) -> None:
         """The process says how far it is; asked to, it consolidates its tail and gives GPUs back."""
-        if process.gone or process.slot != slot or process.shrunk:
+        if process.slot != slot or process.shrunk or process.silent:
             return
-        answer = self.tell(i.Heartbeat(process.session, slot, 80, 100)).answer
+        self.call(process, i.Heartbeat(process.session, slot, 80, 100), self._tail_told)
+
+    def _tail_told(self, process: Process, answer: Answer) -> None:
         wish = next((it for it in answer.directives if it.kind == "shrink"), None)
         if wish is not None:
             process.shrunk = True
-            self.kernel.after(TAIL_MOVED_MS, self.shrink, process, slot, wish.keep)
+            self.kernel.after(TAIL_MOVED_MS, self.shrink, process, process.slot, wish.keep)
         elif self.kernel.now + TAIL_ASKED_MS < process.ends_ms:
-            self.kernel.after(TAIL_ASKED_MS, self.tail_begins, process, slot)
+            self.kernel.after(TAIL_ASKED_MS, self.tail_begins, process, process.slot)
 
     def shrink(self, process: Process, slot: SlotId, keep: tuple[GpuId, ...]) -> None:
         """GPUs that are given back are empty; those that are kept go on."""
-        if process.gone or process.slot != slot:
+        if process.slot != slot or process.silent or not self.up:
             return
-        freed = [gpu for gpu in self.core.state.slots[slot].gpus if gpu not in keep]
-        for gpu in freed:
-            there = self.books.on_gpu[gpu]
-            for key in [key for key in there if key.startswith(f"{process.name}|")]:
-                del there[key]
-        self._charge(slot)
-        _, nodes = self.books.running.get(slot, (0, {}))
-        share = len(keep) / (len(keep) + len(freed))
-        self.books.running[slot] = (self.kernel.now, {pool: count * share for pool, count in nodes.items()})
-        self.tell(i.ShrinkSlot(slot, process.fence, keep, seen=self.sights(freed)))
+        held = self.core.state.slots[slot].gpus
+        freed = [gpu for gpu in held if gpu not in keep]
+        left_mb = {spec.pool: spec.leftover_mb for spec in process.job.spec.states}
+        self.machines.give_back(process.name, process.run, freed, left_mb)
+        assert process.running is not None
+        _, nodes = process.running
+        self.charge(process)
+        process.running = (self.kernel.now, {pool: count * len(keep) / len(held) for pool, count in nodes.items()})
+        self.call(process, i.ShrinkSlot(slot, process.fence, keep, seen=self.machines.sights(freed)))
 
     def phase_over(self, process: Process, slot: SlotId) -> None:
         """The process gives its slot back, and asks for the next at once if it has nothing to do in between."""
-        if process.gone or process.slot != slot:
+        if process.slot != slot or process.silent or process.stuck:
             return
+        self.charge(process)
         phases = process.job.spec.phases
         process.slot = ""
         process.at += 1
+        seen = () if process.job.spec.states else self.machines.sights(self.core.state.slots[slot].gpus)
         if process.at == len(phases):
             process.at = 0
             self._iteration_done(process)
-            if self.by_work and process.step == process.job.work:
-                self.tell(i.ReleaseSlot(slot, process.fence))
-                self.end(process)
+            if self.by_work and process.step >= process.job.work:
+                self.call(process, i.ReleaseSlot(slot, process.fence, seen), self._worked)
                 return
-        gap = phases[process.at].gap_ms if process.at >= 0 else 0
+        gap = phases[process.at].gap_ms
         if process.at > 0:
             process.solo_ms += gap
         if gap:
-            self.tell(i.ReleaseSlot(slot, process.fence))
-            self.kernel.after(gap, self.ask, process)
+            self.call(process, i.ReleaseSlot(slot, process.fence, seen), self._rests)
         else:
-            request = self._next_request(process)
-            self.tell(i.ReleaseSlot(slot, process.fence, next=request))
+            process.request = self._next_request(process)
+            self.call(process, i.ReleaseSlot(slot, process.fence, seen, next=process.request), self._released)
+
+    def _released(self, process: Process, answer: Answer) -> None:
+        if answer.next_slot is None or self.trouble is not None:
+            assert self.trouble is not None, answer.next_refused
+            self.trouble.released(process, answer)
+
+    def _rests(self, process: Process, answer: Answer) -> None:
+        self.later(process, process.job.spec.phases[process.at].gap_ms, self.ask)
+
+    def _worked(self, process: Process, answer: Answer) -> None:
+        self.end(process)
 
     def _iteration_done(self, process: Process) -> None:
         assert process.began_ms is not None
@@ -408,49 +537,95 @@ class World:
         if process.gone:
             return
         process.gone = True
-        if process.slot:
-            self._charge(process.slot)
-        self.tell(i.EndJob(process.name, by="sim"))
+        process.life += 1
+        process.slot, process.request = "", None
+        self.charge(process)
+        if process.name:
+            self.call(process, i.EndJob(process.name, by="sim"), self.ended)
+        else:
+            self.ended(process)
+
+    def ended(self, process: Process, answer: Answer | None = None) -> None:
+        """The daemon knows."""
         process.outcome.ended_ms = self.kernel.now
-        progress = self.core.state.jobs[process.name].progress
-        process.outcome.warm, process.outcome.cold = progress.loads_warm, progress.loads_cold
-        process.outcome.parks = progress.parks
-        del self.processes[process.name]
+        job = self.core.state.jobs.get(process.name)
+        if job is not None:
+            process.outcome.warm, process.outcome.cold = job.progress.loads_warm, job.progress.loads_cold
+            process.outcome.parks = job.progress.parks
+        self.processes.pop(process.name, None)
         self.waiting_to_end -= 1
+        if self.trouble is not None:
+            self.trouble.exits(process)
         if self.progress is not None:
             self.progress(len(self.jobs) - self.waiting_to_end)
 
     def beat_all(self) -> None:
         """Every process is heard of."""
         for process in list(self.processes.values()):
-            if process.session:
-                self.tell(i.Heartbeat(process.session))
-        self.kernel.after(LEASE_MS // 2, self.beat_all)
+            if process.session and process.alive and not process.silent and self.up:
+                self.call(process, i.Heartbeat(process.session))
+        if self.waiting_to_end:
+            if self.trouble is None and len(self.outcome.jobs) == len(self.jobs):
+                self._somebody_is_placed()
+            self.kernel.after(self.config.lease_ms // 2, self.beat_all)
 
-    def _charge(self, slot: SlotId) -> None:
-        """The slot's phase ran until now."""
-        began, nodes = self.books.running.pop(slot, (0, {}))
-        for pool, count in nodes.items():
-            self.meter.pools[pool].busy_node_ms += count * (self.kernel.now - began)
+    def _somebody_is_placed(self) -> None:
+        """Raise Impossible where all that are left wait, and nobody is there to make room for them."""
+        jobs = [self.core.state.jobs[name] for name in self.processes]
+        if not any(job.group is not None for job in jobs):
+            why = "; ".join(reason.text for reason in self.core.why_job_waits(jobs[0].id, self.kernel.now))
+            raise Impossible(f"job {jobs[0].spec.name} can never be placed, though everybody else is gone: {why}")
+
+    def charge(self, process: Process) -> None:
+        """The phase at hand ran until now."""
+        if process.running is not None:
+            began, nodes = process.running
+            process.running = None
+            for pool, count in nodes.items():
+                self.meter.pools[pool].busy_node_ms += count * (self.kernel.now - began)
 
     # ---- residency drivers and backends ------------------------------------------------------------------------------
 
     def perform(self, effect: Perform) -> None:
         """A driver is told an order: it takes its time."""
-        order = self.core.state.orders[effect.order]
-        key = state_key(order.job, order.pool, order.node)
-        kept = self.core.state.states[key]
-        took = 0
+        known = self.moves.get(effect.order)
+        if known is not None:  # told again: it does it once
+            known.told = self.life
+            if known.done:
+                self.kernel.after(0, self.word_of, known)
+            return
+        state = self.core.state
+        order = state.orders[effect.order]
+        kept = state.states[state_key(order.job, order.pool, order.node)]
+        host = state.nodes[order.node].host
+        gpus = self.inventory.gpus_of[host]
+        slot = state.slots.get(order.slot or "")
+        if order.kind is OrderKind.LOAD and slot is not None and slot.gpus != gpus:
+            gpus = tuple(gpu for gpu in gpus if gpu in slot.gpus)
+        move = Move(
+            order.id,
+            order.kind,
+            order.job,
+            order.run,
+            key_of(order.job, order.run, order.pool, order.node),
+            host,
+            gpus,
+            gpu_mb=kept.spec.gpu_mb or UNSAID_MB,
+            left_mb=kept.spec.leftover_mb if order.kind is OrderKind.PARK else 0,
+            told=self.life,
+            boot=self.machines.boot[host],
+        )
+        self.moves[order.id] = move
         if order.kind is OrderKind.LOAD:
             took = self._load_ms(order.job, kept.spec, warm=kept.warm)
-            slot = self.core.state.slots.get(order.slot or "")
-            host = self.core.state.nodes[order.node].host
-            for gpu in self.inventory.gpus_of[host]:
-                if slot is None or gpu in slot.gpus:
-                    self.books.on_gpu[gpu][key] = kept.spec.gpu_mb or UNSAID_MB
-        elif order.kind is OrderKind.PARK:
-            took = kept.spec.park_ms
-        self.kernel.after(took, self.performed, effect.order)
+        else:
+            took = kept.spec.park_ms if order.kind is OrderKind.PARK else 0
+        if self.trouble is not None:
+            self.trouble.told(move, took)
+        if order.kind is OrderKind.LOAD and move.fate is not Fate.LOST:
+            self.machines.nobody_else_is_on(gpus, order.job, order.run)
+            self.machines.load(move)
+        self.kernel.after(took, self.performed, move)
 
     def _load_ms(self, job: JobId, spec: StateSpec, *, warm: bool) -> Millis:
         """A warm start; or the first load: nothing if an ``init`` phase builds the engine, else a cold start."""
@@ -462,28 +637,62 @@ class World:
             return 0
         return starts.cold_ms if starts is not None and starts.cold_ms else spec.load_ms
 
-    def performed(self, name: OrderId) -> None:
-        """The driver has done it, and the backend looked."""
-        order = self.core.state.orders.get(name)
-        if order is None:
+    def performed(self, move: Move) -> None:
+        """The driver has done it, and says so."""
+        if self.trouble is not None and not self.trouble.lets(move):
             return
-        seen: tuple[i.GpuSight, ...] = ()
-        if order.kind is not OrderKind.LOAD:
-            host = self.core.state.nodes[order.node].host
-            key = state_key(order.job, order.pool, order.node)
-            kept = self.core.state.states.get(key)
-            left = 0 if kept is None or order.kind is OrderKind.DISCARD else kept.spec.leftover_mb
-            for gpu in self.inventory.gpus_of[host]:
-                self.books.on_gpu[gpu].pop(key, None)
-                if left:
-                    self.books.on_gpu[gpu][key] = left
-            seen = self.sights(self.inventory.gpus_of[host])
-        self.tell(i.OrderDone(name, seen))
+        move.done = True
+        if move.kind is not OrderKind.LOAD:
+            lingering = "" if self.trouble is None else self.trouble.lingering()
+            self.machines.take(move, left_mb=move.left_mb, lingering=lingering)
+        if move.fate is Fate.DONE:
+            self.word_of(move)
+
+    def word_of(self, move: Move) -> None:
+        """The daemon hears of what was done, together with what the backend saw afterwards."""
+        if move.told != self.life or not self.up:
+            return
+        if move.order in self.core.state.orders:
+            seen: tuple[i.GpuSight, ...] = ()
+            if move.kind is not OrderKind.LOAD and move.host not in self.machines.out:
+                seen = self.machines.sights(self.inventory.gpus_of[move.host])
+            self.report(i.OrderDone(move.order, seen))
+        if not self._open(move.order):
+            self.moves.pop(move.order, None)
+
+    def _open(self, order: OrderId) -> bool:
+        """Whether the daemon may yet ask about it: one that died may not have written down what it heard."""
+        return not self.up or order in self.core.state.orders
 
     def observed(self, host: HostId) -> None:
-        """It reports what is there."""
-        self.tell(i.HostSeen(host, self.sights(self.inventory.gpus_of[host]), BOOT))
+        """A backend reports what is there."""
+        self.report(i.HostSeen(host, self.machines.sights(self.inventory.gpus_of[host]), self.machines.boot[host]))
 
-    def sights(self, gpus: Sequence[GpuId]) -> tuple[i.GpuSight, ...]:
-        """What a backend sees on GPUs."""
-        return tuple(i.GpuSight(gpu, sum(self.books.on_gpu[gpu].values())) for gpu in gpus)
+    # ---- what facts mean to others than the scheduler ----------------------------------------------------------------
+
+    def _taken(self, fact: f.SlotRevoked | f.SlotLost | f.SlotFaulted) -> None:
+        if self.trouble is not None:
+            self.trouble.slot_taken(fact)
+
+    def _withdrawn(self, fact: f.SlotWithdrawn) -> None:
+        if self.trouble is not None:
+            self.trouble.withdrawn(fact)
+
+    def _quarantined(self, fact: f.JobQuarantined) -> None:
+        assert self.trouble is not None, "nothing went wrong"
+        self.trouble.quarantined(fact)
+
+    def _occupied(self, fact: f.NodeOccupied) -> None:
+        assert self.trouble is not None, "nothing went wrong"
+        self.trouble.occupied(fact)
+
+    _heeded: ClassVar[dict[type, Callable[["World", Any], None]]] = {
+        f.SlotGranted: _granted,
+        f.JobPlaced: _placed,
+        f.SlotRevoked: _taken,
+        f.SlotLost: _taken,
+        f.SlotFaulted: _taken,
+        f.SlotWithdrawn: _withdrawn,
+        f.JobQuarantined: _quarantined,
+        f.NodeOccupied: _occupied,
+    }
