@@ -144,7 +144,7 @@ class Talk:
         self.session = session.session
         self.on_session(session)
         if view.slot is not None:
-            yield from self._end_former(view.slot)
+            yield from self._end_former(view.slot, patience_s)
         if view.waiting is not None:
             reasons = "; ".join(reason.text for reason in view.waiting.reasons) or "no reason given"
             cures = " or ".join(view.waiting.would_start_with)
@@ -154,16 +154,19 @@ class Talk:
             )
         return view
 
-    def _end_former(self, slot: str) -> Flow[None]:
+    def _end_former(self, slot: str, patience_s: float | None) -> Flow[None]:
         # This run held or awaited a slot before its process was started anew. Whatever the former process had on the
         # GPUs is gone with it, so its phase is over; the daemon looks for itself whether they are clear.
         try:
-            view = yield from self._persist(calls.slot(slot), CLEAN_UP_S)
+            view = yield from self._persist(calls.slot(slot), patience_s)
+            while view.status == "loading":  # not to be left alone: once it is loaded, nobody else would release it
+                yield Pause(0.2)
+                view = yield from self._persist(calls.slot(slot), patience_s)
             if view.status in _RUNNING and view.fence is not None:
-                yield from self._persist(calls.release(slot, ReleaseBody(fence=view.fence)), CLEAN_UP_S)
+                yield from self._persist(calls.release(slot, ReleaseBody(fence=view.fence)), patience_s)
                 self._tell(f"{self.name} released slot {slot} ({view.phase}), which the process before this one held")
             elif view.status == "queued":
-                yield from self._persist(calls.withdraw(slot), CLEAN_UP_S)
+                yield from self._persist(calls.withdraw(slot), patience_s)
         except Refused as error:
             self._tell(f"{self.name}: slot {slot} of the process before this one stays: {error}")
 

@@ -63,6 +63,34 @@ def test_a_start_registers_with_its_key_and_opens_a_session_for_this_process(tal
     assert sessions[0].heartbeat_s == 15
 
 
+def test_a_process_that_joins_its_run_waits_for_a_daemon_that_is_away_while_it_tidies_up_after_the_one_before(talk):
+    flow = talk.start()
+    next(flow)
+    flow.send(view(slot="t1"))
+    flow.send(SessionView("s1", "j1", 1, 60, 15))
+    step = flow.send(RUNNING)
+    assert step.path == "/v1/slots/t1/release"
+
+    for _ in range(8):  # a long restart
+        talk._clock.now += 5
+        step = flow.throw(Unreachable("away")) if type(step).__name__ == "Call" else flow.send(None)
+    step = flow.send(None) if type(step).__name__ == "Pause" else step
+
+    with pytest.raises(StopIteration):
+        flow.send(ReleaseView("t1", "over"))
+
+
+def test_a_process_that_joins_its_run_while_a_load_is_under_way_releases_what_comes_of_it(talk, play):
+    _, steps = play(
+        talk.start(),
+        [view(slot="t1"), SessionView("s1", "j1", 1, 60, 15), slot("loading"), slot("loading"), RUNNING]
+        + [ReleaseView("t1", "over")],
+    )
+
+    assert [path for _, path, _ in bodies(steps)][2:] == ["/v1/slots/t1"] * 3 + ["/v1/slots/t1/release"]
+    assert "which the process before this one held" in talk.said[0]
+
+
 def test_a_job_without_a_place_says_why_and_what_would_let_it_in(talk, play):
     waiting = Waiting([Reason("full", "both rollout nodes are taken")], 2, ["slo=2.0"])
 
