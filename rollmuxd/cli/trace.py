@@ -119,17 +119,19 @@ def _of_lines(lines: Any) -> Iterator[AnyFact]:
 
 
 def _of_journal(path: Path) -> Iterator[AnyFact]:
-    from rollmuxd.daemon.journal import FORMAT
+    from rollmuxd.daemon.journal_file import JournalRefused, cut_of, refuse_newer
 
     path = path / "journal.sqlite3" if path.is_dir() else path
     try:
         # Of its own accord SQLite would make a file that is not there.
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            found = connection.execute("PRAGMA user_version").fetchone()[0]
-            if found > FORMAT:
-                raise Failed(f"{path} has format {found}, and this rollmuxd reads up to {FORMAT}: use the newer one")
-            rows = connection.execute("SELECT seq, body FROM facts ORDER BY seq")
+            refuse_newer(connection, path)
+            rows = connection.execute(
+                "SELECT seq, body FROM facts WHERE seq > ? ORDER BY seq", (cut_of(connection).seq,)
+            )
             yield from _read(((f"fact {seq}", body) for seq, body in rows), str(path))
+    except JournalRefused as error:
+        raise Failed(str(error)) from error
     except sqlite3.Error as error:
         raise Failed(f"{path} cannot be read as a journal: {error}") from error
 

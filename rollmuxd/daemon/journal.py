@@ -15,12 +15,7 @@ disk full, and the commit is tried once more: room for some fifty thousand facts
 released and backends can still report. Meanwhile :attr:`~Journal.tight` is true, and the driver refuses what would make
 more work. The reserve is made anew when there is room.
 
-Errors::
-
-    JournalError
-      JournalRefused   this state directory cannot be used, and why; says the remedy
-        JournalInUse   another daemon uses it; says its pid
-      JournalFailed    a commit failed: nobody may be told anything that depends on it
+What the file looks like, what damage to it is and what is done about it, and the errors: :mod:`.journal_file`.
 """
 
 import asyncio
@@ -34,63 +29,52 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
+from zlib import crc32
 
 import msgspec
+import structlog
 
 from rollmuxd.core import facts as core_facts
 from rollmuxd.core.facts import AnyFact, Fact
 from rollmuxd.core.model import Millis
+from rollmuxd.daemon import journal_file
+from rollmuxd.daemon.journal_file import (
+    REMEDY,
+    JournalDamaged,
+    JournalError,
+    JournalFailed,
+    JournalInUse,
+    JournalRefused,
+    Reader,
+    Tip,
+)
 from rollmuxd.daemon.keys import ApiKey, Role
 
-T = TypeVar("T")
+__all__ = [
+    "AnyJournal",
+    "Journal",
+    "JournalDamaged",
+    "JournalError",
+    "JournalFailed",
+    "JournalInUse",
+    "JournalRefused",
+    "MemoryJournal",
+    "Past",
+]
 
-#: the number of the database's layout, in ``PRAGMA user_version``; one more when a released layout changes
-FORMAT: Final = 1
+T = TypeVar("T")
+log = structlog.get_logger("rollmuxd.journal")
+
 RESERVE_BYTES: Final = 16_000_000
 #: snapshots kept: the newest, and one more in case this version cannot read it
 SNAPSHOTS_KEPT: Final = 2
-#: SQLite's own limit is 32,766 parameters a statement, at four a row
+#: SQLite's own limit is 32,766 parameters a statement, at five a row
 _ROWS_A_STATEMENT: Final = 4_000
 #: file systems on which SQLite's WAL does not work (its index is memory shared between processes of one machine)
 REMOTE_FILESYSTEMS: Final = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "fuse.sshfs", "fuse.rclone")
 
-_SCHEMA: Final = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE facts (seq INTEGER PRIMARY KEY, at INTEGER NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL);
-CREATE TABLE snapshots (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
-CREATE TABLE keys (
-    id TEXT PRIMARY KEY, owner TEXT NOT NULL, user TEXT NOT NULL, role TEXT NOT NULL, hashed TEXT NOT NULL,
-    created_at INTEGER NOT NULL, revoked_at INTEGER
-) WITHOUT ROWID;
-INSERT INTO meta VALUES ('incarnation', '1');
-"""
-
-
-#: columns that tables have got since their format was released: what is missing is added when a file is opened
-_ADDED: Final = {"keys": ("expires_at INTEGER", "used_at INTEGER")}
-
-
-class JournalError(Exception):
-    """Something about the journal."""
-
-
-class JournalRefused(JournalError):
-    """This state directory cannot be used as it is."""
-
-
-class JournalInUse(JournalRefused):
-    """Another daemon uses the state directory."""
-
-    def __init__(self, state_dir: Path, pid: str) -> None:
-        super().__init__(
-            f"state directory {state_dir} is in use by another rollmuxd, pid {pid or 'unknown'}; "
-            "stop it (rollmuxd daemon stop), or set daemon.state_dir to a directory of this one's own"
-        )
-        self.state_dir, self.pid = state_dir, pid
-
-
-class JournalFailed(JournalError):
-    """A commit failed. What it held may or may not be in the file: only reading the file tells."""
+#: number, time, name, and body twice: as text for the file, and as bytes for the chain
+_Row: TypeAlias = tuple[int, int, str, str, bytes]
 
 
 class Past(NamedTuple):
@@ -108,9 +92,7 @@ class _Write:
 
     __slots__ = ("future", "loop", "operation", "rows")
 
-    def __init__(
-        self, rows: Sequence[tuple[int, int, str, str]], operation: Callable[[sqlite3.Connection], Any] | None
-    ) -> None:
+    def __init__(self, rows: Sequence[_Row], operation: Callable[[sqlite3.Connection], Any] | None) -> None:
         self.rows = rows
         self.operation = operation
         self.loop = asyncio.get_running_loop()
@@ -128,10 +110,12 @@ class Journal:
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._failed: JournalFailed | None = None
         self._writer = self._connect()
+        #: the last durable fact, which the next one is chained to; the writer thread's
+        self._tip = journal_file.tip_of(self._writer)
         self._thread = threading.Thread(target=self._write, name="journal-writer", daemon=True)
         self._reader_thread = ThreadPoolExecutor(1, thread_name_prefix="journal-reader")
         self._reader: sqlite3.Connection | None = None
-        self.incarnation = int(self._writer.execute("SELECT value FROM meta WHERE name = 'incarnation'").fetchone()[0])
+        self.incarnation = int(journal_file.get_meta(self._writer, "incarnation") or 1)
         #: the reserve is spent: what makes more work has to be refused
         self.tight = not self._make_reserve()
         self._thread.start()
@@ -142,22 +126,30 @@ class Journal:
 
         Raises:
             JournalInUse: another daemon uses the directory.
+            JournalDamaged: facts are damaged or missing, and it is more than a torn tail.
             JournalRefused: it is on a network file system, cannot be written, or is of a newer format.
         """
+        path = state_dir / "journal.sqlite3"
         try:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             refuse_remote(state_dir, Path("/proc/self/mountinfo").read_text())
             lock = _lock(state_dir)
             # API keys' hashes are in it. SQLite gives its other files the mode of this one.
-            os.close(os.open(state_dir / "journal.sqlite3", os.O_CREAT | os.O_RDWR, 0o600))
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         except OSError as error:
             raise JournalRefused(f"state directory {state_dir}: {error.strerror or error}") from error
         try:
+            journal_file.prepare(path)
+            with closing(journal_file.connect(path)) as connection:
+                journal_file.mend(connection, path)
+                journal_file.know_again(connection, state_dir)
             return cls(state_dir, lock)
         except BaseException as error:
             os.close(lock)
-            if isinstance(error, sqlite3.Error):
-                raise JournalRefused(f"{state_dir / 'journal.sqlite3'}: {error}") from error
+            if isinstance(error, sqlite3.OperationalError | OSError):
+                raise JournalRefused(f"{path}: {error}") from error
+            if isinstance(error, sqlite3.Error | ValueError):
+                raise JournalRefused(f"{path}: {error}; {REMEDY}") from error
             raise
 
     # ---- writing ---------------------------------------------------------------------------------------------------
@@ -170,14 +162,18 @@ class Journal:
         Raises:
             JournalFailed: (when awaited) they are not durable, or nobody knows.
         """
-        rows = [(seq, fact.at, core_facts.name(fact), core_facts.encode(fact).decode()) for seq, fact in facts]
+        rows = []
+        for seq, fact in facts:
+            body = core_facts.encode(fact)
+            rows.append((seq, fact.at, core_facts.name(fact), body.decode(), body))
         return self._put(_Write(rows, None))
 
     def snapshot(self, seq: int, body: bytes) -> "asyncio.Future[None]":
         """Keep the state as it is after fact ``seq``, so that a restart needs to replay only what comes after."""
 
         def write(connection: sqlite3.Connection) -> None:
-            connection.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (seq, body))
+            insert = "INSERT OR REPLACE INTO snapshots (seq, body, sum, shape) VALUES (?, ?, ?, ?)"
+            connection.execute(insert, (seq, body, crc32(body), journal_file.shape()))
             connection.execute(
                 "DELETE FROM snapshots WHERE seq NOT IN (SELECT seq FROM snapshots ORDER BY seq DESC LIMIT ?)",
                 (SNAPSHOTS_KEPT,),
@@ -274,32 +270,37 @@ class Journal:
         Raises:
             JournalRefused: (while running through the facts) a fact is damaged or unknown; says which.
         """
-        with closing(self._connect(readonly=True)) as connection:
-            found = connection.execute("SELECT seq, body FROM snapshots ORDER BY seq DESC LIMIT 1").fetchone()
-        seq, body = found if found is not None and snapshot else (0, None)
-        return Past(seq, body, self._facts_after(seq))
+        try:
+            with closing(self._connect(readonly=True)) as connection:
+                seq, body = _newest_snapshot(connection) if snapshot else (0, None)
+                tip = journal_file.tip_at(connection, self.path, seq)
+        except sqlite3.DatabaseError as error:
+            raise JournalDamaged(self.path, f"it cannot be read ({error})") from error
+        return Past(seq, body, self._facts_after(tip))
 
-    def _facts_after(self, seq: int) -> Iterator[tuple[int, AnyFact]]:
+    def _facts_after(self, tip: Tip) -> Iterator[tuple[int, AnyFact]]:
         decode = core_facts.decode
         with closing(self._connect(readonly=True)) as connection:
-            connection.text_factory = bytes  # the decoder wants bytes: no detour by str
-            rows = connection.execute("SELECT seq, body FROM facts WHERE seq > ? ORDER BY seq", (seq,))
-            while chunk := rows.fetchmany(10_000):
-                for number, body in chunk:
-                    try:
-                        yield number, decode(body)
-                    except msgspec.MsgspecError as error:
-                        raise JournalRefused(
-                            f"{self.path}: fact {number} cannot be read ({error}); it is damaged, or was written by "
-                            "a newer rollmuxd: use that one, or restore a backup"
-                        ) from error
+            reader = Reader(connection, self.path)
+            for seq, body, _ in journal_file.rows_after(connection, tip, self.path):
+                try:
+                    yield seq, decode(body)
+                except msgspec.MsgspecError:
+                    if (fact := reader.decode(seq, body)) is not None:
+                        yield seq, fact
+            if reader.passed:
+                log.warning("facts_passed_over", facts=reader.passed, reason="a newer rollmuxd's; they change nothing")
 
     def _read(self, after: int, limit: int) -> list[tuple[int, AnyFact]]:
         if self._reader is None:
             self._reader = self._connect(readonly=True)
-            self._reader.text_factory = bytes
-        rows = self._reader.execute("SELECT seq, body FROM facts WHERE seq > ? ORDER BY seq LIMIT ?", (after, limit))
-        return [(number, core_facts.decode(body)) for number, body in rows.fetchall()]
+            self._decoder = Reader(self._reader, self.path)
+        query = "SELECT seq, CAST(body AS BLOB) FROM facts WHERE seq > ? ORDER BY seq LIMIT ?"
+        while rows := self._reader.execute(query, (after, limit)).fetchall():
+            if found := journal_file.known_facts(self._decoder, rows):
+                return found
+            after = rows[-1][0]
+        return []
 
     def _close_reader(self) -> None:
         if self._reader is not None:
@@ -361,13 +362,16 @@ class Journal:
         if len(rows) <= _ROWS_A_STATEMENT and all(write.operation is None for write in writes):
             # A statement outside of a transaction is one by itself. So the interpreter's lock, which the loop wants
             # too, is let go and fought for once, and not once for each of begin, insert and commit.
-            _insert(connection, rows)
+            tip = _insert(connection, self._tip, rows)
+            self._tip = tip
             return [None] * len(writes)
         connection.execute("BEGIN IMMEDIATE")
+        tip = self._tip
         for start in range(0, len(rows), _ROWS_A_STATEMENT):
-            _insert(connection, rows[start : start + _ROWS_A_STATEMENT])
+            tip = _insert(connection, tip, rows[start : start + _ROWS_A_STATEMENT])
         results = [None if write.operation is None else write.operation(connection) for write in writes]
         connection.execute("COMMIT")
+        self._tip = tip
         return results
 
     def _roll_back(self) -> None:
@@ -395,34 +399,11 @@ class Journal:
         self._writer.execute("BEGIN IMMEDIATE")
         self._writer.execute("INSERT OR REPLACE INTO meta VALUES ('test_write', strftime('%s', 'now'))")
         self._writer.execute("COMMIT")
+        self._tip = journal_file.tip_of(self._writer)
         self._failed = None
 
     def _connect(self, *, readonly: bool = False) -> sqlite3.Connection:
-        where = f"{self.path.absolute().as_uri()}?mode={'ro' if readonly else 'rwc'}"
-        # Each connection is used by one thread at a time, though not always by the one that opened it.
-        connection = sqlite3.connect(where, uri=True, isolation_level=None, check_same_thread=False, timeout=5)
-        if readonly:
-            return connection
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            found = connection.execute("PRAGMA user_version").fetchone()[0]
-            if found > FORMAT:
-                raise JournalRefused(
-                    f"{self.path} has format {found}, and this rollmuxd reads up to {FORMAT}: use the newer rollmuxd "
-                    "that wrote it, or restore the backup made before the upgrade"
-                )
-            if found == 0:
-                connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
-            for table, columns in _ADDED.items():
-                there = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
-                for column in columns:
-                    if column.split()[0] not in there:
-                        connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        return journal_file.connect(self.path, readonly=readonly)
 
     # ---- the reserve -------------------------------------------------------------------------------------------------
 
@@ -577,10 +558,31 @@ def _lock(state_dir: Path) -> int:
     return lock
 
 
-def _insert(connection: sqlite3.Connection, rows: Sequence[tuple[int, int, str, str]]) -> None:
-    places = ",".join(["(?,?,?,?)"] * len(rows))
-    insert = f"INSERT INTO facts VALUES {places}"  # noqa: S608  # question marks only
-    connection.execute(insert, [value for row in rows for value in row])
+def _insert(connection: sqlite3.Connection, tip: Tip, rows: Sequence[_Row]) -> Tip:
+    """Write facts behind the last one; the last one then."""
+    last, total = tip
+    values: list[object] = []
+    for seq, at, kind, body, raw in rows:
+        # journal_file.link(), written out: it is on the way of every hand-over
+        total = crc32(raw, (total + seq) & 0xFFFFFFFF)
+        values += (seq, at, kind, body, total)
+        last = seq
+    places = ",".join(["(?,?,?,?,?)"] * len(rows))
+    connection.execute(f"INSERT INTO facts (seq, at, kind, body, sum) VALUES {places}", values)  # noqa: S608  # question marks only
+    return Tip(last, total)
+
+
+def _newest_snapshot(connection: sqlite3.Connection) -> tuple[int, bytes | None]:
+    """The newest snapshot that is whole and of this version's shape, and the number of the last fact in it."""
+    query = "SELECT seq, CAST(body AS BLOB), sum, shape FROM snapshots ORDER BY seq DESC"
+    for seq, body, total, shape in connection.execute(query):
+        if crc32(body) != total:
+            log.warning("snapshot_damaged", seq=seq, reason="its checksum does not fit; an older one or the facts do")
+        elif shape != journal_file.shape():
+            log.info("snapshot_of_another_version", seq=seq, reason="the facts say it all, it only takes longer")
+        else:
+            return seq, body
+    return 0, None
 
 
 def _is_full(error: sqlite3.Error) -> bool:

@@ -149,7 +149,7 @@ class Daemon:
 
     def rows(self, after: int = 0) -> list[tuple[int, int, str, str]]:
         """The journal's facts after a number, as they lie on the disk."""
-        return self._ask("SELECT * FROM facts WHERE seq > ? ORDER BY seq", after)
+        return self._ask("SELECT seq, at, kind, body FROM facts WHERE seq > ? ORDER BY seq", after)
 
     def last_seq(self) -> int:
         return int(self._ask("SELECT max(seq) FROM facts")[0][0])

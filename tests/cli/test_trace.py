@@ -10,7 +10,7 @@ from rollmuxd.cli import trace as trace_command
 from rollmuxd.core import facts as f
 from rollmuxd.core.inputs import NodeSpec
 from rollmuxd.core.model import Fence, JobSpec, JobStatus, PhaseSpec, Want
-from rollmuxd.daemon import journal
+from rollmuxd.daemon import journal_file
 
 NODE = "box/gpu0"
 SPEC = JobSpec("math-7b", (PhaseSpec("rollout", ("rollout",)),), (Want("rollout"),))
@@ -66,9 +66,9 @@ def state_dir(tmp_path):
     path = tmp_path / "state"
     path.mkdir()
     connection = sqlite3.connect(path / "journal.sqlite3")
-    connection.executescript(journal._SCHEMA + f"PRAGMA user_version = {journal.FORMAT}")
+    connection.executescript(journal_file._SCHEMA + f"PRAGMA user_version = {journal_file.FORMAT}")
     rows = [(seq, fact.at, f.name(fact), f.encode(fact).decode()) for seq, fact in enumerate(FACTS, 1)]
-    connection.executemany("INSERT INTO facts VALUES (?, ?, ?, ?)", rows)
+    connection.executemany("INSERT INTO facts (seq, at, kind, body) VALUES (?, ?, ?, ?)", rows)
     connection.commit()
     connection.close()
     return path
@@ -193,7 +193,7 @@ def test_a_journal_of_a_newer_format_asks_for_the_newer_rollmuxd(rollmuxd, state
     connection.close()
     ran = rollmuxd(f"trace export --journal {state_dir} {tmp_path}/out.json")
     assert ran.code == 1
-    assert "has format 99, and this rollmuxd reads up to 1" in ran.err
+    assert "has format 99, and this rollmuxd reads up to 2" in ran.err
 
 
 def test_what_is_no_journal_is_not_made_one(rollmuxd, lines, tmp_path):

@@ -5,7 +5,7 @@
 makes ``tests/corpus/format-3/``, and refuses where there is one already: what was once written stays as it is. Run it
 whenever the format goes up (``rollmuxd.daemon.journal_file.FORMAT``) and with each release. In it:
 
-- ``NAME.sqlite3``, the journal of a scenario of ``tests/core/transcripts``, and ``NAME.json``, the state it comes to;
+- ``NAME.journal``, the journal of a scenario of ``tests/core/transcripts``, and ``NAME.json``, the state it comes to;
 - ``facts.jsonl``, one fact of each kind that the scenarios have, in this version's words.
 """
 
@@ -81,7 +81,7 @@ async def write(scenario: str, folder: Path) -> None:
         await journal.add_key(ApiKey("0000bbbb", "team", "bob", Role.USER, "1" * 64, 6))
         await journal.revoke_key("0000bbbb", 7)
         await journal.close()
-        shutil.copyfile(Path(name) / "journal.sqlite3", folder / f"{scenario}.sqlite3")
+        shutil.copyfile(Path(name) / "journal.sqlite3", folder / f"{scenario}.journal")
     (folder / f"{scenario}.json").write_text(json.dumps(said_of(state), indent=1) + "\n")
 
 

@@ -80,7 +80,8 @@ async def test_it_serves_on_both_sockets_and_says_where(settings, tmp_path):
 async def test_after_a_stop_in_good_order_nothing_is_left_but_the_journal(settings, tmp_path):
     async with running(settings()):
         pass
-    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["journal.sqlite3", "lock", "reserve"]
+    left = sorted(path.name for path in (tmp_path / "state").iterdir())
+    assert left == ["journal.sqlite3", "lock", "opened", "reserve"]
     journal = Journal.open(tmp_path / "state")
     past = journal.load()
     await journal.close()

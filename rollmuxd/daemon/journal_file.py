@@ -1,0 +1,494 @@
+"""The journal's file: its layout and format, the chain that shows damage, and what is done about it.
+
+No thread and no loop in here: the daemon uses it when it opens its journal, ``rollmuxd journal`` when there is none.
+
+**The chain.** Each fact's row has ``sum``: the CRC-32 of its body, begun with the sum of the row before plus its own
+number. So a row that was changed, lost, doubled or moved shows, and shows where. It guards against disks and copies,
+not against people: who can write the file can compute sums too.
+
+**What can be lost at all.** With ``synchronous=FULL`` every commit is on the disk before it is answered: ``kill -9``
+and loss of power cost nothing that was answered for. What remains are disks that say "written" and have not, and files
+that were copied while they were written to. Two kinds of damage come of it, and the chain tells them apart:
+
+- *A torn tail*: from some row on no row follows from the one before, to the end, and no snapshot holds any of them. It
+  is what an unsynced end looks like. :func:`mend` puts the rows aside, in a file beside the journal, and goes on.
+- *Damage inside*: a good row comes after a bad one, or a snapshot rests on facts that are not there. What the good rows
+  say hangs on the bad ones, so nobody guesses: :class:`JournalDamaged`, with what to do.
+
+A whole tail that is just not there leaves no trace in the file. But each opening writes a random word both into the
+journal and into ``opened`` beside it; where they differ, the journal is not the one that was last used here.
+
+In both cases something may have been granted that the journal does not know. So a new **incarnation** begins: no fence
+that was given before is ever given again. That every node is unknown until it was seen does the rest.
+
+**The format** is the number in ``PRAGMA user_version``; ``least_reader`` in ``meta`` is the oldest format whose
+rollmuxd may use this file. The rule for whoever changes the layout is in ``docs/decisions/0009``: a minor version only
+adds (columns with a default, tables that may be out of date), so that the version one minor before still reads and
+writes it; and a fact that it does not know stops it, unless the journal says that it changes nothing (``passable``).
+
+Errors::
+
+    JournalError
+      JournalRefused     this state directory cannot be used, and why; says the remedy
+        JournalInUse     another daemon uses it; says its pid
+        JournalDamaged   facts in it are damaged or missing; says which
+      JournalFailed      a commit failed: nobody may be told anything that depends on it
+"""
+
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final, NamedTuple, get_args
+from zlib import crc32
+
+import msgspec
+import structlog
+
+from rollmuxd.core import facts as core_facts
+from rollmuxd.core.facts import AnyFact
+from rollmuxd.core.state import _APPLY, State
+
+log = structlog.get_logger("rollmuxd.journal")
+
+#: the number of the database's layout; one more whenever a released layout changes
+FORMAT: Final = 2
+#: the oldest format whose rollmuxd may read and write a journal of this one: that of the minor version before
+LEAST_READER: Final = 2
+#: the facts that this version knows, and those of them that change nothing: another version may pass over them
+KNOWN: Final = frozenset(str(kind.__struct_config__.tag) for kind in get_args(AnyFact))
+PASSABLE: Final = tuple(
+    sorted(
+        str(kind.__struct_config__.tag)
+        for kind, apply in _APPLY.items()
+        if apply is State._nothing  # noqa: SLF001  # the core's own table says it best
+    )
+)
+
+_SCHEMA: Final = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE facts (
+    seq INTEGER PRIMARY KEY, at INTEGER NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL, sum INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE snapshots (
+    seq INTEGER PRIMARY KEY, body BLOB NOT NULL, sum INTEGER NOT NULL DEFAULT 0, shape TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE keys (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, user TEXT NOT NULL, role TEXT NOT NULL, hashed TEXT NOT NULL,
+    created_at INTEGER NOT NULL, revoked_at INTEGER, expires_at INTEGER, used_at INTEGER
+) WITHOUT ROWID;
+INSERT INTO meta VALUES ('incarnation', '1');
+"""
+#: what format 2 has besides: the books of each day, and facts that outlive the rest (see journal_care)
+_ADDED_BY_2: Final = """
+CREATE TABLE days (day INTEGER PRIMARY KEY, seq INTEGER NOT NULL, state BLOB, books BLOB, sum INTEGER NOT NULL);
+CREATE TABLE kept (seq INTEGER PRIMARY KEY, at INTEGER NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL);
+"""
+
+REMEDY: Final = (
+    "see what is there with `rollmuxd journal check`, keep a copy of the state directory, and restore the last backup "
+    "with `rollmuxd journal restore FILE` (docs/how-to/journal.md)"
+)
+
+
+class JournalError(Exception):
+    """Something about the journal."""
+
+
+class JournalRefused(JournalError):
+    """This state directory cannot be used as it is."""
+
+
+class JournalInUse(JournalRefused):
+    """Another daemon uses the state directory."""
+
+    def __init__(self, state_dir: Path, pid: str) -> None:
+        super().__init__(
+            f"state directory {state_dir} is in use by another rollmuxd, pid {pid or 'unknown'}; "
+            "stop it (rollmuxd daemon stop), or set daemon.state_dir to a directory of this one's own"
+        )
+        self.state_dir, self.pid = state_dir, pid
+
+
+class JournalDamaged(JournalRefused):
+    """Facts are damaged or missing, and others rest on them."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"{path}: {what}; {REMEDY}")
+        self.path, self.what = path, what
+
+
+class JournalFailed(JournalError):
+    """A commit failed. What it held may or may not be in the file: only reading the file tells."""
+
+
+class Row(NamedTuple):
+    """A fact as it lies in the file."""
+
+    seq: int
+    body: bytes
+    sum: int
+
+
+class Tip(NamedTuple):
+    """The last fact up to some point, and its sum: what the next one hangs on. ``Tip(0, 0)``: none."""
+
+    seq: int
+    sum: int
+
+
+def link(before: Tip, body: bytes) -> Tip:
+    """The fact that comes next."""
+    seq = before.seq + 1
+    return Tip(seq, crc32(body, (before.sum + seq) & 0xFFFFFFFF))
+
+
+# ---- opening ---------------------------------------------------------------------------------------------------------
+
+
+def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
+    """A connection to a journal that is there. Used by one thread at a time, not always by the one that made it."""
+    where = f"{path.absolute().as_uri()}?mode={'ro' if readonly else 'rw'}"
+    connection = sqlite3.connect(where, uri=True, isolation_level=None, check_same_thread=False, timeout=5)
+    if not readonly:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def prepare(path: Path) -> int:
+    """Make the file usable by this version: laid out if it is empty, upgraded if it is older; the format it had before.
+
+    The caller holds the state directory's lock.
+
+    Raises:
+        JournalRefused: it is of a newer format, which does not say that this version may use it.
+    """
+    with closing(connect(path)) as connection:
+        found: int = connection.execute("PRAGMA user_version").fetchone()[0]
+        if found == 0:
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            connection.execute("VACUUM")  # only now it is so: WAL has made the first page already
+            connection.executescript(
+                f"BEGIN IMMEDIATE; {_SCHEMA} {_ADDED_BY_2} PRAGMA user_version = {FORMAT}; COMMIT;"
+            )
+        else:
+            refuse_newer(connection, path)
+            if found < 2:
+                _upgrade_to_2(connection)
+                log.info("journal_upgraded", was=found, format=FORMAT)
+        if found <= FORMAT:
+            connection.execute("BEGIN IMMEDIATE")
+            set_meta(connection, "least_reader", str(LEAST_READER))
+            set_meta(connection, "written_by", our_version())
+            set_meta(connection, "passable", " ".join(PASSABLE))
+            connection.execute("COMMIT")
+        return found
+
+
+def refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise JournalRefused if this version must not use the file."""
+    found: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if found <= FORMAT:
+        return
+    said = dict(connection.execute("SELECT name, value FROM meta WHERE name IN ('least_reader', 'written_by')"))
+    if int(said.get("least_reader", found)) > FORMAT:
+        which = f"that wrote it ({said['written_by']})" if "written_by" in said else "that wrote it"
+        raise JournalRefused(
+            f"{path} has format {found}, and this rollmuxd reads up to {FORMAT}: use the "
+            f"newer rollmuxd {which}, or restore the backup made before the upgrade"
+        )
+
+
+def _upgrade_to_2(connection: sqlite3.Connection) -> None:
+    """Of format 1: chain the rows. All of it or nothing; then let the file give back space."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute("ALTER TABLE facts ADD COLUMN sum INTEGER NOT NULL DEFAULT 0")
+        connection.execute("ALTER TABLE snapshots ADD COLUMN sum INTEGER NOT NULL DEFAULT 0")
+        connection.execute("ALTER TABLE snapshots ADD COLUMN shape TEXT NOT NULL DEFAULT ''")
+        connection.execute("ALTER TABLE keys ADD COLUMN expires_at INTEGER")
+        connection.execute("ALTER TABLE keys ADD COLUMN used_at INTEGER")
+        for statement in filter(str.strip, _ADDED_BY_2.split(";")):
+            connection.execute(statement)
+        tip = Tip(0, 0)
+        while found := connection.execute(
+            "SELECT seq, CAST(body AS BLOB) FROM facts WHERE seq > ? ORDER BY seq LIMIT 10000", (tip.seq,)
+        ).fetchall():
+            sums = []
+            for seq, body in found:
+                tip = link(Tip(seq - 1, tip.sum), body)
+                sums.append((tip.sum, seq))
+            connection.executemany("UPDATE facts SET sum = ? WHERE seq = ?", sums)
+        for seq, body in connection.execute("SELECT seq, body FROM snapshots").fetchall():
+            connection.execute("UPDATE snapshots SET sum = ? WHERE seq = ?", (crc32(body), seq))
+        connection.execute("PRAGMA user_version = 2")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    try:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute("VACUUM")
+    except sqlite3.OperationalError as error:  # no room for it: then space is used again, and not given back
+        log.warning("journal_not_vacuumed", reason=str(error))
+
+
+def our_version() -> str:
+    """The version of this package."""
+    try:
+        return version("rollmuxd")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def get_meta(connection: sqlite3.Connection, name: str) -> str | None:
+    """A word that the journal keeps beside the facts."""
+    found = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return None if found is None else str(found[0])
+
+
+def set_meta(connection: sqlite3.Connection, name: str, value: str) -> None:
+    """Keep it."""
+    connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+
+
+@cache
+def shape() -> str:
+    """What a snapshot of this version looks like. One of another shape may lack what its facts do say."""
+    return f"{crc32(msgspec.json.encode(msgspec.json.schema(State))):08x}"
+
+
+# ---- incarnations ----------------------------------------------------------------------------------------------------
+
+
+def next_incarnation(*known: int) -> int:
+    """A number that was never an incarnation of this journal, nor of a copy of it that somebody else restored.
+
+    The time in seconds, since a counter would give the same number to two restores of one backup.
+    """
+    return max(int(time.time()), *(number + 1 for number in known))
+
+
+def begin_incarnation(connection: sqlite3.Connection, why: str) -> int:
+    """Let no fence that was given before be given again."""
+    incarnation = next_incarnation(int(get_meta(connection, "incarnation") or 1))
+    set_meta(connection, "incarnation", str(incarnation))
+    log.warning("new_incarnation", incarnation=incarnation, reason=why)
+    return incarnation
+
+
+def know_again(connection: sqlite3.Connection, state_dir: Path) -> None:
+    """Begin a new incarnation if this is not the journal that was last used in this directory."""
+    beside = state_dir / "opened"
+    known = get_meta(connection, "opened")
+    word = secrets.token_hex(8)
+    connection.execute("BEGIN IMMEDIATE")
+    if known is not None and (not beside.exists() or beside.read_text().strip() != known):
+        begin_incarnation(connection, "another journal was last used in this directory: this one is a copy, or older")
+    set_meta(connection, "opened", word)
+    connection.execute("COMMIT")
+    # After the commit: a crash in between costs an incarnation, and the other way round it would cost the proof.
+    write_synced(beside, f"{word}\n".encode())
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Have a file hold this, wholly or not at all, and on the disk."""
+    new = path.with_name(f"{path.name}.new")
+    opened = os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    try:
+        os.write(opened, content)
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+    new.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the folder's list of files on the disk."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+# ---- the chain -------------------------------------------------------------------------------------------------------
+
+
+def cut_of(connection: sqlite3.Connection) -> Tip:
+    """The last fact that was left out by compaction; ``Tip(0, 0)``: all are there."""
+    said = get_meta(connection, "cut")
+    if said is None:
+        return Tip(0, 0)
+    seq, sum_ = said.split()
+    return Tip(int(seq), int(sum_))
+
+
+def tip_of(connection: sqlite3.Connection) -> Tip:
+    """The last fact."""
+    cut = cut_of(connection)
+    found = connection.execute("SELECT seq, sum FROM facts WHERE seq > ? ORDER BY seq DESC LIMIT 1", (cut.seq,))
+    row = found.fetchone()
+    return cut if row is None else Tip(*row)
+
+
+def tip_at(connection: sqlite3.Connection, path: Path, seq: int) -> Tip:
+    """The fact of that number, on which a snapshot rests. Raises JournalDamaged if it is not there."""
+    cut = cut_of(connection)
+    if seq == cut.seq:
+        return cut
+    row = connection.execute("SELECT seq, sum FROM facts WHERE seq = ?", (seq,)).fetchone()
+    if row is None or seq < cut.seq:
+        last = tip_of(connection).seq
+        raise JournalDamaged(path, f"there is a snapshot of fact {seq}, and not the fact (the last one is {last})")
+    return Tip(*row)
+
+
+def rows_after(connection: sqlite3.Connection, tip: Tip, path: Path) -> Iterator[Row]:
+    """The rows after a fact, in order, each one proven to follow from the one before.
+
+    Raises:
+        JournalDamaged: (while running through them) one does not.
+    """
+    found = connection.execute("SELECT seq, CAST(body AS BLOB), sum FROM facts WHERE seq > ? ORDER BY seq", (tip.seq,))
+    try:
+        while chunk := found.fetchmany(10_000):
+            for row in chunk:
+                seq, body, sum_ = row
+                # link(), written out: it is done for every fact at each start
+                if seq != tip[0] + 1 or crc32(body, (tip[1] + seq) & 0xFFFFFFFF) != sum_:
+                    raise JournalDamaged(path, _damage(connection, tip, seq))
+                tip = (seq, sum_)  # type: ignore[assignment]
+                yield row
+    except sqlite3.DatabaseError as error:
+        raise JournalDamaged(path, f"what comes after fact {tip[0]} cannot be read ({error})") from error
+
+
+def _damage(connection: sqlite3.Connection, tip: Tip, seq: int) -> str:
+    last = tip_of(connection).seq
+    if seq != tip[0] + 1:
+        return f"facts {tip[0] + 1} to {seq - 1} of {last} are missing"
+    return f"fact {seq} of {last} is damaged, or the one before it was changed: its checksum does not fit"
+
+
+def bad_tail(connection: sqlite3.Connection) -> tuple[Tip, list[Row]]:
+    """The last good fact, and the rows after it: none, as a rule."""
+    cut = cut_of(connection)
+    rows: list[Row] = []
+    found = connection.execute(
+        "SELECT seq, CAST(body AS BLOB), sum FROM facts WHERE seq > ? ORDER BY seq DESC", (cut.seq,)
+    )
+    later: Row | None = None
+    for at in found:
+        row = Row(*at)
+        if later is not None:
+            if link(Tip(row.seq, row.sum), later.body) == Tip(later.seq, later.sum):
+                return Tip(later.seq, later.sum), rows[::-1]
+            rows.append(later)
+        later = row
+    if later is None:
+        return cut, []
+    if link(cut, later.body) == Tip(later.seq, later.sum):
+        return Tip(later.seq, later.sum), rows[::-1]
+    return cut, [later, *rows[::-1]]
+
+
+def mend(connection: sqlite3.Connection, path: Path) -> None:
+    """Put a torn tail aside, if there is one, and begin a new incarnation.
+
+    Raises:
+        JournalDamaged: it is more than a tail.
+    """
+    try:
+        good, tail = bad_tail(connection)
+        newest = connection.execute("SELECT max(seq) FROM snapshots").fetchone()[0] or 0
+    except sqlite3.DatabaseError as error:
+        raise JournalDamaged(path, f"its end cannot be read ({error})") from error
+    if newest > good.seq:
+        raise JournalDamaged(
+            path, f"the facts after {good.seq} are damaged or missing, and there is a snapshot of fact {newest}"
+        )
+    if not tail:
+        return
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    aside = path.with_name(f"torn-{tail[0].seq}-{stamp}.jsonl")
+    lines = [
+        msgspec.json.encode({"seq": row.seq, "sum": row.sum, "body": row.body.decode(errors="replace")}) + b"\n"
+        for row in tail
+    ]
+    write_synced(aside, b"".join(lines))
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("DELETE FROM facts WHERE seq > ?", (good.seq,))
+    begin_incarnation(connection, "the journal's tail was torn")
+    connection.execute("COMMIT")
+    log.warning(
+        "journal_tail_torn",
+        first=tail[0].seq,
+        rows=len(tail),
+        good=good.seq,
+        kept_in=str(aside),
+        reason="they do not follow from the facts before: a disk has not written what it said it had",
+    )
+
+
+# ---- decoding --------------------------------------------------------------------------------------------------------
+
+
+class _Name(msgspec.Struct):
+    fact: str
+
+
+class Reader:
+    """Decodes facts, also those of a rollmuxd one minor version newer."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._path = path
+        self._written_by = get_meta(connection, "written_by")
+        self._passable = frozenset((get_meta(connection, "passable") or "").split()) - KNOWN
+        #: how many facts were passed over
+        self.passed = 0
+
+    def decode(self, seq: int, body: bytes) -> AnyFact | None:
+        """The fact; None where this version does not know it, and the journal says that it changes nothing.
+
+        Raises:
+            JournalRefused: it cannot be read.
+        """
+        try:
+            return core_facts.decode(body)
+        except msgspec.MsgspecError as error:
+            try:
+                kind = msgspec.json.decode(body, type=_Name).fact
+            except msgspec.MsgspecError:
+                kind = ""
+            if kind in self._passable:
+                self.passed += 1
+                return None
+            if kind and kind not in KNOWN:
+                by = f"rollmuxd {self._written_by} has written here" if self._written_by else "a newer one wrote it"
+                raise JournalRefused(
+                    f"{self._path}: fact {seq} is {kind!r}, which this rollmuxd ({our_version()}) does not know; {by}: "
+                    "use that one, or restore the backup made before the upgrade"
+                ) from error
+            raise JournalRefused(
+                f"{self._path}: fact {seq} cannot be read ({error}); it is damaged, or was written by a newer "
+                "rollmuxd: use that one, or restore a backup"
+            ) from error
+
+
+def known_facts(reader: Reader, rows: Sequence[tuple[int, bytes]]) -> list[tuple[int, AnyFact]]:
+    """The facts of these rows that this version knows."""
+    return [(seq, fact) for seq, body in rows if (fact := reader.decode(seq, body)) is not None]

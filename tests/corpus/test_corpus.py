@@ -1,0 +1,77 @@
+"""A journal of any version loads in every later one, and comes to the state that it came to then.
+
+What lies in the folders was written by the versions that they are named for, with make.py, and stays as it is.
+"""
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rollmuxd.core import facts as f
+from rollmuxd.core import invariants
+from rollmuxd.core.state import State
+from rollmuxd.daemon.journal import Journal
+from rollmuxd.daemon.journal_file import FORMAT
+
+HERE = Path(__file__).parent
+JOURNALS = sorted(HERE.glob("*/*.journal"))
+BODIES = sorted(HERE.glob("*/facts.jsonl"))
+
+
+def said_of(state):
+    """As make.py has written it."""
+    return {
+        "incarnation": state.incarnation,
+        "fence_number": state.fence_number,
+        "at": state.at,
+        "minted": dict(state.minted),
+        "nodes": {node.id: [str(node.status), node.group, *node.pinned] for node in state.nodes.values()},
+        "jobs": {job.id: [job.owner, job.spec.name, str(job.status), job.run] for job in state.jobs.values()},
+        "slots": {
+            slot.id: [slot.job, str(slot.status), list(slot.gpus), list(slot.fence) if slot.fence else None]
+            for slot in state.slots.values()
+        },
+        "holders": {gpu: of.holder for node in state.nodes.values() for gpu, of in node.gpus.items()},
+    }
+
+
+def replayed(past):
+    state = State() if past.snapshot is None else msgspec.json.decode(past.snapshot, type=State)
+    for _, fact in past.facts:
+        state.apply(fact)
+    return state
+
+
+def test_there_is_a_corpus_of_this_format():
+    assert (HERE / f"format-{FORMAT}").is_dir(), f"run: python tests/corpus/make.py format-{FORMAT}"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", JOURNALS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+async def test_a_journal_of_then_comes_to_the_state_of_then(path, tmp_path):
+    shutil.copyfile(path, tmp_path / "journal.sqlite3")
+    wanted = json.loads(path.with_suffix(".json").read_text())
+    for _ in range(2):  # upgraded in place, and then as it is
+        journal = Journal.open(tmp_path)
+        state = replayed(journal.load())
+        invariants.check(state)
+        assert said_of(state) == wanted
+        assert said_of(replayed(journal.load(snapshot=False))) == wanted
+        assert [(key.id, key.revoked_at) for key in await journal.list_keys()] == [("0000aaaa", None), ("0000bbbb", 7)]
+        await journal.close()
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite3")) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (FORMAT,)
+        assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+        assert connection.execute("SELECT count(*) FROM facts WHERE sum = 0").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("path", BODIES, ids=lambda path: path.parent.name)
+def test_every_fact_of_then_is_read_and_says_what_it_said(path):
+    for line in path.read_bytes().splitlines():
+        again = json.loads(f.encode(f.decode(line)))
+        assert json.loads(line).items() <= again.items()
