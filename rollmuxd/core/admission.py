@@ -3,24 +3,42 @@
 from itertools import combinations
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.config import Config
+from rollmuxd.core.config import Config, OwnerLimits
 from rollmuxd.core.cycle import Cycle
-from rollmuxd.core.errors import Impossible
-from rollmuxd.core.model import Job, JobId, JobSpec, Millis, Movable, OnLoss
+from rollmuxd.core.errors import Impossible, TooMany
+from rollmuxd.core.model import Job, JobId, JobSpec, Millis, Movable, NodeStatus, OnLoss
 from rollmuxd.core.policy import Placed
+from rollmuxd.core.shares import use_of
 from rollmuxd.core.state import State
 from rollmuxd.core.turns import dispatch, take_place
 
+_NO_LIMITS = OwnerLimits()
+
 
 def waiting_order(c: Cycle, now: Millis) -> list[JobId]:
-    """Waiting jobs, the next first: by priority raised with age, then by age."""
-    jobs, aging = c.state.jobs, c.config.aging_ms
+    """Waiting jobs, the next first: those that have waited too long; then by priority raised with age.
 
-    def rank(name: JobId) -> tuple[int, Millis]:
+    Of equals that one's job which has used least for its share, then the one that has waited longest.
+    """
+    jobs, aging, longest = c.state.jobs, c.config.aging_ms, c.config.bounded_wait_ms
+    used: dict[str, int] = {}
+
+    def rank(name: JobId) -> tuple[int, int, int, Millis]:
         job = jobs[name]
-        return -(job.spec.priority + (now - job.registered_at) // aging), job.registered_at
+        waited = now - job.registered_at
+        if waited >= longest:
+            return 0, 0, 0, job.registered_at
+        if job.owner not in used:
+            use = use_of(c.state.owners.get(job.owner), now, c.config.use_half_life_ms)
+            used[job.owner] = use // limits_of(c, job.owner).share
+        return 1, -(job.spec.priority + waited // aging), used[job.owner], job.registered_at
 
     return sorted(c.state.waiting, key=rank)
+
+
+def limits_of(c: Cycle, owner: str) -> OwnerLimits:
+    """What the owner may have."""
+    return c.config.owners.get(owner, _NO_LIMITS)
 
 
 def admit(c: Cycle, only: JobId | None = None) -> None:
@@ -40,12 +58,40 @@ def admit(c: Cycle, only: JobId | None = None) -> None:
         shape, slo = _shape_of(job), job.spec.slo or float("inf")
         fits_not = refused.get(shape, 0.0) >= slo or (only is not None and name != only)
         placed = None if fits_not or pools & reserved else c.policy.place(c.state, job)
+        if placed is not None and over_its_nodes(c, job, placed):
+            continue
         if placed is not None:
             _seat(c, job, placed)
             continue
         refused[shape] = max(slo, refused.get(shape, 0.0))
-        if c.now - job.registered_at >= c.config.bounded_wait_ms:
+        if c.now - job.registered_at >= c.config.bounded_wait_ms and _others_are_in_the_way(c.state, job):
             reserved |= pools
+
+
+def over_its_nodes(c: Cycle, job: Job, placed: Placed) -> str:
+    """Why the job's owner may not have that placement; empty: it may."""
+    most = limits_of(c, job.owner).max_nodes
+    if not most:
+        return ""
+    known = c.state.owners.get(job.owner)
+    held = known.nodes if known is not None else {}
+    more = {name for nodes in placed.pins.values() for name in nodes} - held.keys()
+    if len(held) + len(more) <= most:
+        return ""
+    return f"owner {job.owner} holds {len(held)} of its {most} nodes, and it would take {len(more)} more"
+
+
+def _others_are_in_the_way(state: State, job: Job) -> bool:
+    """Whether the nodes it wants are there, so that keeping them from newcomers lets it in one day.
+
+    One that waits for a node that is lost or drained would otherwise keep everybody out for as long.
+    """
+    up = [node for node in state.nodes.values() if node.status is NodeStatus.UP]
+    return all(
+        sum(want.pool in node.pools and (not want.named or node.id in want.named) for node in up)
+        >= max(want.nodes, len(want.named))
+        for want in job.spec.wants
+    )
 
 
 def _seat(c: Cycle, job: Job, placed: Placed) -> None:
@@ -63,6 +109,7 @@ def _seat(c: Cycle, job: Job, placed: Placed) -> None:
             placed.period_ms,
             placed.cost_per_hour,
             placed.dispatch,
+            use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms),
         )
     )
     if job.queued is not None:
@@ -76,6 +123,29 @@ def _shape_of(job: Job) -> object:
     spec = job.spec
     times = tuple((name, kept.count and kept.total_ms // kept.count) for name, kept in job.times.items())
     return (spec.phases, spec.wants, spec.states, spec.park, spec.colocate, times, tuple(job.last_pins.items()))
+
+
+def check_owner(c: Cycle, owner: str, spec: JobSpec, known: Job | None) -> None:
+    """What an owner may not have, is refused at once: told how much it has, and how much it may have."""
+    limits = limits_of(c, owner)
+    if limits.max_priority is not None and spec.priority > limits.max_priority:
+        raise Impossible(
+            f"priority {spec.priority}: jobs of owner {owner} have {limits.max_priority} at most "
+            f"(owners.{owner}.max_priority); register it with that"
+        )
+    counts = [max(want.nodes, len(want.named)) for want in spec.wants]
+    wanted = max(counts) if spec.colocate else sum(counts)
+    if limits.max_nodes and wanted > limits.max_nodes:
+        raise Impossible(
+            f"{wanted} nodes are wanted, and owner {owner} has {limits.max_nodes} at most (owners.{owner}.max_nodes)"
+        )
+    if limits.max_jobs:
+        live = sum(job.live and job.owner == owner and job is not known for job in c.state.jobs.values())
+        if live >= limits.max_jobs:
+            raise TooMany(
+                f"owner {owner} has {live} live jobs, and its limit is {limits.max_jobs} (owners.{owner}.max_jobs); "
+                "end one, or have the limit raised"
+            )
 
 
 def check_spec(spec: JobSpec, state: State, config: Config) -> None:

@@ -14,6 +14,21 @@ class DriverTraits(Struct, frozen=True):
     probes: bool = False
 
 
+class OwnerLimits(Struct, frozen=True):
+    """What one owner may have; 0: as much as it likes."""
+
+    #: its part, against other owners' parts, where several wait for the same
+    share: int = 1
+    #: live jobs
+    max_jobs: int = 0
+    #: nodes on which it has placements
+    max_nodes: int = 0
+    #: slot requests that wait
+    max_waiting: int = 0
+    #: the highest priority that its jobs may have; None: any
+    max_priority: int | None = None
+
+
 class Config(Struct, frozen=True):
     """The numbers the core needs, with DESIGN's defaults."""
 
@@ -35,7 +50,7 @@ class Config(Struct, frozen=True):
     probe_iterations: int = 3
     #: a waiting job gains one level of priority each time this passes
     aging_ms: Millis = 3_600_000
-    #: a job that has waited this long is not overtaken any more on the pools it wants
+    #: a job that has waited this long goes first, and is not overtaken any more on the pools it wants
     bounded_wait_ms: Millis = 6 * 3_600_000
     #: a slot that runs longer than this, and than three times the p95 of its phase, is warned about
     overstay_ms: Millis = 600_000
@@ -48,4 +63,7 @@ class Config(Struct, frozen=True):
     #: limits against one client filling the daemon
     max_jobs: int = 10_000
     max_requests_waiting: int = 20_000
+    owners: dict[str, OwnerLimits] = field(default_factory=dict)
+    #: half of what an owner has used is forgotten in this time
+    use_half_life_ms: Millis = 24 * 3_600_000
     drivers: dict[str, DriverTraits] = field(default_factory=dict)

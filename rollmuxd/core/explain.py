@@ -1,6 +1,6 @@
 """Why a job or a slot waits, in data and in sentences that name numbers. Reads the state, changes nothing."""
 
-from rollmuxd.core.admission import waiting_order
+from rollmuxd.core.admission import limits_of, over_its_nodes, waiting_order
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import credit_ms, likely_ms, slowdown
@@ -47,6 +47,11 @@ class Explainer:
             nodes = sorted({name for names in known.pins.values() for name in names})
             text = f"GPUs of its run before are not seen clear yet ({', '.join(nodes)})"
             return Refusal((Reason("old_run", text, {"nodes": nodes}),))
+        if limits_of(self._c, known.owner).max_nodes:
+            placed = self._c.policy.place(state, known)
+            over = "" if placed is None else over_its_nodes(self._c, known, placed)
+            if over:
+                return Refusal((Reason("owner_nodes", over, {"owner": known.owner}),))
         unseen = [node.id for node in state.nodes.values() if node.status is NodeStatus.UNKNOWN]
         refusal = self._c.policy.why_not(state, known)
         if unseen:

@@ -187,6 +187,8 @@ class JobPlaced(Fact, frozen=True, tag="job_placed"):
     period_ms: Millis | None = None
     cost_per_hour: float = 0.0
     dispatch: Dispatch = Dispatch.WHEEL
+    #: what the owner has used until now, in GPU-milliseconds, decayed
+    use: int = 0
 
 
 class JobPromised(Fact, frozen=True, tag="job_promised"):
@@ -202,6 +204,8 @@ class PlacementEnded(Fact, frozen=True, tag="placement_ended"):
 
     job: JobId
     reason: str = ""
+    #: what the owner has used until now, in GPU-milliseconds, decayed
+    use: int = 0
 
 
 class JobUnplaced(Fact, frozen=True, tag="job_unplaced"):

@@ -83,6 +83,22 @@ def a_node_is_in_the_group_of_the_jobs_pinned_to_it(state: State) -> Iterator[st
             yield f"node {node.id} is in {node.group}, and its jobs are in {sorted(map(str, groups))}"
 
 
+def an_owner_holds_the_nodes_of_its_placements(state: State) -> Iterator[str]:
+    """Each as often as it has placements there, and their GPUs once."""
+    placements: dict[str, dict[str, int]] = {}
+    for node in state.nodes.values():
+        for name in node.pinned:
+            held = placements.setdefault(state.jobs[name].owner, {})
+            held[node.id] = held.get(node.id, 0) + 1
+    for owner, known in state.owners.items():
+        held = placements.pop(owner, {})
+        gpus = sum(len(state.nodes[name].gpus) for name in held)
+        if (known.nodes, known.gpus) != (held, gpus):
+            yield f"owner {owner} holds {known.nodes} with {known.gpus} GPUs, and its placements {held} with {gpus}"
+    for owner, held in placements.items():
+        yield f"owner {owner} holds nothing, and its placements {held}"
+
+
 def a_lost_or_ended_job_waits_for_nothing_and_runs_nothing(state: State) -> Iterator[str]:
     """Its requests went with it."""
     for job in state.jobs.values():
@@ -107,6 +123,7 @@ ALL: tuple[Callable[[State], Iterator[str]], ...] = (
     a_job_has_at_most_one_slot_that_holds_and_one_that_waits,
     parked_ram_fits_every_host,
     a_node_is_in_the_group_of_the_jobs_pinned_to_it,
+    an_owner_holds_the_nodes_of_its_placements,
     a_lost_or_ended_job_waits_for_nothing_and_runs_nothing,
     a_granted_slot_has_a_fence_of_its_own,
 )

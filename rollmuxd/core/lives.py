@@ -3,7 +3,7 @@
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core.admission import admit, check_spec
+from rollmuxd.core.admission import admit, check_owner, check_spec
 from rollmuxd.core.cycle import HOLDS, NOTHING, PLACED, Cycle
 from rollmuxd.core.decision import Answer, Directive
 from rollmuxd.core.errors import Conflict, RunAlive, TooMany, UnknownThing
@@ -33,6 +33,7 @@ def register(c: Cycle, ask: i.RegisterJob) -> Answer:
             return Answer(job=known.id, session=known.session, repeated=True)
         refuse_if_alive(c, known, ask)
     check_spec(ask.spec, c.state, c.config)
+    check_owner(c, ask.owner, ask.spec, known)
     if known is None and len(c.state.jobs) - len(c.state.ended) >= c.config.max_jobs:
         raise TooMany(f"{c.config.max_jobs} jobs are registered, which is the limit; end one, or raise max_jobs")
     if known is not None and known.live:

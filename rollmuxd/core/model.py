@@ -269,6 +269,18 @@ class Node(Struct):
     unclear_since: Millis | None = None
 
 
+class Owner(Struct):
+    """What an owner's placements hold, and what they have used (see :mod:`rollmuxd.core.shares`)."""
+
+    #: nodes on which it has placements, and how many
+    nodes: dict[NodeId, int] = field(default_factory=dict)
+    #: GPUs of these nodes
+    gpus: int = 0
+    #: GPU-milliseconds, decayed, as of ``at``
+    use: int = 0
+    at: Millis = 0
+
+
 class Visit(Struct):
     """A place for one (job, phase) in a wheel. ``turn`` counts how often it was passed, served or skipped."""
 

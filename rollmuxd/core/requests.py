@@ -2,7 +2,7 @@
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core.admission import admit
+from rollmuxd.core.admission import admit, limits_of
 from rollmuxd.core.cycle import HOLDS, NOTHING, Cycle
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict, Impossible, Rejected, StaleFence, TooMany
@@ -77,6 +77,12 @@ def may_request(c: Cycle, job: Job, ask: i.RequestSlot) -> None:
         raise Conflict(f"slot {queued.id} already waits for phase {queued.phase}; a job has one request at a time")
     if c.soft.waiting >= c.config.max_requests_waiting:
         raise TooMany(f"{c.soft.waiting} requests are waiting, which is the limit; try again later")
+    most, waiting = limits_of(c, job.owner).max_waiting, c.soft.waiting_of.get(job.owner, 0)
+    if most and waiting >= most:
+        raise TooMany(
+            f"{waiting} requests of owner {job.owner} are waiting, and its limit is {most} "
+            f"(owners.{job.owner}.max_waiting); try again later, or have the limit raised"
+        )
 
 
 def queue(c: Cycle, job: Job, session: SessionId, phase: str, request_id: str) -> SlotId:
@@ -84,7 +90,7 @@ def queue(c: Cycle, job: Job, session: SessionId, phase: str, request_id: str) -
     side = all(known.name != phase for known in job.spec.phases)
     begins = not side and phase == job.spec.phases[0].name
     c.fact(f.SlotQueued(c.now, slot, job.id, job.run, session, phase, request_id, side, begins))
-    c.soft.waiting += 1
+    c.soft.waits(job.owner, 1)
     if begins and job.status is JobStatus.PROBING and job.progress.finished >= c.config.probe_iterations:
         judge(c, job)
     take_place(c, job, phase, side=side)

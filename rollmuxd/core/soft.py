@@ -27,6 +27,8 @@ class Soft:
         self.progress: dict[SlotId, tuple[int, int]] = {}
         #: requests that are queued
         self.waiting = 0
+        #: and of each owner
+        self.waiting_of: dict[str, int] = {}
         #: hosts that are to be looked at again, and when
         self._looks: dict[HostId, Millis] = {}
         #: after how long the time after that
@@ -64,6 +66,11 @@ class Soft:
         self.attach(slot)
         self.progress.pop(slot, None)
 
+    def waits(self, owner: str, more: int) -> None:
+        """So many more requests of an owner are queued."""
+        self.waiting += more
+        self.waiting_of[owner] = self.waiting_of.get(owner, 0) + more
+
     def renew_all(self, now: Millis) -> None:
         """Renew every lease in full."""
         self.renewed_at = now
@@ -82,10 +89,10 @@ class Soft:
                 self.at(now + config.lease_ms, "opened", job.id)
             if job.slot is not None:
                 self.at(now + config.lease_ms, "overstay", job.id)
-        self.waiting = 0
+        self.waiting, self.waiting_of = 0, {}
         for slot in state.slots.values():
             if slot.status is SlotStatus.QUEUED:
-                self.waiting += 1
+                self.waits(state.jobs[slot.job].owner, 1)
                 # a client that could not reach the daemon comes back within a lease, or has lost its session
                 self.detach(slot.id, until=now + config.reattach_ms, awaited_until=now + config.lease_ms)
 

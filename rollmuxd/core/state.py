@@ -149,6 +149,18 @@ class State(Struct):
         for node in self.nodes.values():
             if node.status is NodeStatus.UP or node.status is NodeStatus.OCCUPIED:
                 node.status = NodeStatus.UNKNOWN
+        self._count_owners()
+
+    def _count_owners(self) -> None:
+        """Who holds which nodes: a snapshot of a version that did not count it does not say."""
+        for owner in self.owners.values():
+            owner.nodes, owner.gpus = {}, 0
+        for job in self.jobs.values():
+            if job.pins:
+                owner = self.owners.setdefault(job.owner, Owner(at=self.at))
+                for name in dict.fromkeys(name for nodes in job.pins.values() for name in nodes):
+                    owner.gpus += 0 if name in owner.nodes else len(self.nodes[name].gpus)
+                    owner.nodes[name] = owner.nodes.get(name, 0) + 1
 
     def _nothing(self, fact: f.Fact) -> None:
         """The fact is for people and other readers of the journal."""

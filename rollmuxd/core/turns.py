@@ -167,7 +167,7 @@ def claimable(c: Cycle, job: Job, slot: Slot, nodes: tuple[NodeId, ...]) -> tupl
 
 def claim(c: Cycle, job: Job, slot: Slot, visit: int, gpus: tuple[str, ...]) -> None:
     c.fact(f.SlotClaimed(c.now, slot.id, gpus, visit))
-    c.soft.waiting -= 1
+    c.soft.waits(job.owner, -1)
     for kept in needed(c, job, slot):
         if kept.status is not StateStatus.LOADED:
             issue(c, OrderKind.LOAD, kept, slot.id)

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-from rollmuxd.core.config import Config, DriverTraits
+from rollmuxd.core.config import Config, DriverTraits, OwnerLimits
 from rollmuxd.core.inputs import HostSpec, NodeSpec, Start
 from rollmuxd.core.model import GpuId, NodeId
 from rollmuxd.spi import HostConfig
@@ -208,6 +208,9 @@ class LimitsTable(_Table):
     max_requests_waiting: Annotated[int, Field(ge=1)] = 20_000
     """Waiting slot requests at most; more are answered with 429."""
 
+    use_half_life_h: Annotated[float, Field(gt=0, le=8760)] = 24.0
+    """Hours after which half of what an owner has used is forgotten, where owners take turns. Default: a day."""
+
     max_body_mb: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Megabytes that the body of a call may have; larger ones are answered with 413."""
 
@@ -238,6 +241,25 @@ class DefaultsTable(_Table):
     """What follows where a job's session is lost and its registration does not say: ``hold`` waits until its GPUs are
     seen clear; ``kill`` ends its process, where the backend owns it; ``relaunch`` starts it again (jobs that
     ``rollmuxd run`` started)."""
+
+
+class OwnerTable(_Table):
+    share: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """Its part, against other owners' parts: of waiting jobs of one priority that one goes first whose owner has used
+    least for its share. Default: 1, everybody the same."""
+
+    max_jobs: Annotated[int, Field(ge=0)] = 0
+    """Its live jobs at most; more are answered with 429. Default: 0, no limit."""
+
+    max_nodes: Annotated[int, Field(ge=0)] = 0
+    """Nodes on which it has placements, at most (a node that it shares with others counts as one); its jobs wait for
+    more. Default: 0, no limit."""
+
+    max_waiting: Annotated[int, Field(ge=0)] = 0
+    """Its waiting slot requests at most; more are answered with 429. Default: 0, no limit."""
+
+    max_priority: int | None = None
+    """The highest priority that its jobs may ask for; more is refused. Default: any."""
 
 
 class LogTable(_Table):
@@ -332,6 +354,8 @@ class Settings(BaseSettings):
     defaults: DefaultsTable = DefaultsTable()
     log: LogTable = LogTable()
     access: AccessTable = AccessTable()
+    owners: dict[Name, OwnerTable] = {}
+    """Shares and limits of owners: ``[owners.NAME]``. An owner without a table has one share, and no limit."""
     hosts: tuple[HostTable, ...] = ()
     """The machines: one ``[[hosts]]`` table each."""
     backends: dict[Name, dict[str, Any]] = {}
@@ -393,6 +417,8 @@ class Settings(BaseSettings):
             clear_tolerance_mb=_mb(self.limits.clear_tolerance_gb),
             max_jobs=self.limits.max_jobs,
             max_requests_waiting=self.limits.max_requests_waiting,
+            use_half_life_ms=_ms(self.limits.use_half_life_h * 3600),
+            owners={name: OwnerLimits(**table.model_dump()) for name, table in self.owners.items()},
             drivers=dict(drivers or {}),
         )
 
@@ -634,6 +660,6 @@ def _known_at(location: Sequence[str | int]) -> list[str]:
     """The keys that a table knows."""
     fields: Any = Settings
     for part in location:
-        if isinstance(part, str):
+        if isinstance(part, str) and part in fields.model_fields:  # else a name, as in [owners.NAME]
             fields = _inner(fields.model_fields[part].annotation) or fields
     return list(fields.model_fields)

@@ -26,7 +26,7 @@ from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
-from rollmuxd.core.config import Config, DriverTraits
+from rollmuxd.core.config import Config, DriverTraits, OwnerLimits
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.model import (
     Dispatch,
@@ -92,7 +92,7 @@ class Play:
 
     ``join`` is ``job`` and ``session``; ``obey`` has every open order done. Before ``start``:
     ``world NAME``, or ``node NAME GPUS POOLS [mb=] [price=]``, ``host NAME ram=GB``, ``driver NAME idempotent probes``,
-    ``config KEY=SECONDS ...``, ``policy KEY=VALUE ...``; they have no time.
+    ``config KEY=SECONDS ...``, ``owner NAME LIMIT=NUMBER ...``, ``policy KEY=VALUE ...``; they have no time.
     """
 
     def __init__(self) -> None:
@@ -105,6 +105,7 @@ class Play:
         self.asked = 0
         self.directed = False
         self.specs: dict[str, JobSpec] = {}
+        self.owners: dict[str, str] = {}
         self.keys: dict[str, str] = {}
         self.replayed = State()
 
@@ -138,6 +139,11 @@ class Play:
             given = _ms(value) if field.endswith("_ms") else type(getattr(self.config, field))(value)
             self.config = msgspec.structs.replace(self.config, **{field: given})
 
+    def do_owner(self, name: str, *words: str) -> None:
+        """``owner team share=2 max_nodes=3``."""
+        limits = OwnerLimits(**{key: int(value) for key, value in (word.split("=") for word in words)})
+        self.config = msgspec.structs.replace(self.config, owners={**self.config.owners, name: limits})
+
     def do_policy(self, *words: str) -> None:
         for word in words:
             key, _, value = word.partition("=")
@@ -161,7 +167,7 @@ class Play:
                 self.line(given)
             return []
         if not re.fullmatch(r"[\d.]+", words[0]):
-            assert words[0] in {"node", "host", "driver", "config", "policy"}, f"no time in {text!r}"
+            assert words[0] in {"node", "host", "driver", "config", "policy", "owner"}, f"no time in {text!r}"
             assert self.core is None or words[0] == "node", f"too late for {text!r}: it has started"
             getattr(self, f"do_{words[0]}")(*words[1:])
             return []
@@ -300,7 +306,7 @@ class Play:
         elif is_ == "iterations":
             found = f"iterations {state.jobs[self._job(what)].progress.finished}"
         else:
-            found = str(state.jobs[self._job(what)].status) if f"team/{what}" in state.names else "unknown"
+            found = str(state.jobs[self._job(what)].status) if self._job(what) in state.jobs else "unknown"
         wanted = " ".join((is_, *more))
         assert found == wanted, f"at {self.now / 1000:g} s: {what} is to be {wanted!r}, and is {found!r}"
         return []
@@ -327,7 +333,7 @@ class Play:
     # ---- inputs --------------------------------------------------------------------------------------------------
 
     def _job(self, name: str) -> str:
-        return self.core.state.names.get(f"team/{name}", name)
+        return self.core.state.names.get(f"{self.owners.get(name, 'team')}/{name}", name)
 
     def _session(self, name: str) -> str:
         return name if re.fullmatch(r"e\d+", name) else self.core.state.jobs[self._job(name)].session or "none"
@@ -393,7 +399,8 @@ class Play:
             if_unmet=IfUnmet(more.get("if_unmet", "best_effort")), colocate="colocate" in more,
         )  # fmt: skip
         self.specs[name], self.keys[name] = spec, more.get("key", "")
-        return i.RegisterJob("team", "ann", spec, more.get("key", ""), "replace" in more)
+        self.owners[name] = more.get("owner", "team")
+        return i.RegisterJob(self.owners[name], "ann", spec, more.get("key", ""), "replace" in more)
 
     def _phase(self, word: str) -> PhaseSpec:
         got = _PHASE.fullmatch(word)

@@ -142,6 +142,7 @@ def test_a_typo_is_answered_with_the_key_that_was_meant():
         ("[lease]\nlease = 5", "rollmux.toml: lease.lease is not a setting; did you mean lease_s?"),
         ("[log]\nzzz = 5", "rollmux.toml: log.zzz is not a setting; known here: level, format"),
         ("[policy.rolmux]\nprune = true", "rollmux.toml: policy.rolmux is not a setting; did you mean policy.rollmux?"),
+        ("[owners.team-a]\nshar = 2", "rollmux.toml: owners.team-a.shar is not a setting; did you mean share?"),
         ("[policy.rollmux]\nprun = 1", "rollmux.toml: policy.rollmux.prun is not a setting; did you mean prune?"),
         ("[lease]\nlease_s = -1", "rollmux.toml: lease.lease_s: input should be greater than 0 (it is -1)"),
         ("[lease]\nlease_s = 20", "rollmux.toml: lease: lease_s (20) must be at least twice heartbeat_s (15)"),
@@ -227,6 +228,21 @@ def test_the_core_gets_milliseconds_megabytes_and_ids():
     assert config.drivers["channel"].probes
     assert start.hosts == (HostSpec("box", "mock", 1500),)
     assert start.nodes == (NodeSpec("box/gpu0-1", "box", ("box/gpu0", "box/gpu1"), ("rollout",)),)
+
+
+def test_the_core_gets_what_owners_may_have():
+    text = "[owners.team-a]\nshare = 3\nmax_nodes = 8\nmax_priority = 5\n[limits]\nuse_half_life_h = 0.5\n"
+    config = load_settings(write(text)).to_core_config()
+
+    limits = config.owners["team-a"]
+    assert (limits.share, limits.max_nodes, limits.max_priority, limits.max_jobs) == (3, 8, 5, 0)
+    assert config.use_half_life_ms == 30 * 60 * 1000
+
+
+def test_the_core_is_told_to_revoke_only_where_that_was_said():
+    assert Settings().to_core_config().overstay_revoke is False
+    config = load_settings(write('[overstay]\naction = "revoke"\ngrace_s = 7\n')).to_core_config()
+    assert (config.overstay_revoke, config.overstay_grace_ms) == (True, 7_000)
 
 
 @pytest.mark.parametrize(

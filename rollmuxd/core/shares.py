@@ -1,0 +1,53 @@
+"""What each owner has used of late, in integers, so that every run of the same journal comes to the same figures.
+
+An owner's **use** is the GPU time of the nodes on which it has placements (each node once, also where others share
+it), in GPU-milliseconds, of which half is forgotten in each half-life. A placement's beginning and end write it into
+their facts; in between it is what follows from the GPUs held. Where two waiting jobs are of equal priority, the one
+goes first whose owner has the least use for its share.
+"""
+
+from math import isqrt
+
+from rollmuxd.core.model import Millis, Owner
+
+#: fixed point: this is 1
+_ONE = 1 << 64
+
+
+def _roots() -> tuple[int, ...]:
+    """What is left after half a half-life, a quarter of one, an eighth, ... (2^-1/2, 2^-1/4, ...)."""
+    roots, root = [], _ONE // 2
+    for _ in range(32):
+        root = isqrt(root * _ONE)
+        roots.append(root)
+    return tuple(roots)
+
+
+_ROOTS = _roots()
+
+
+def decayed(amount: int, elapsed_ms: Millis, half_life_ms: Millis) -> int:
+    """What is left of an amount after some time: half of it after each half-life."""
+    halvings, rest = divmod(elapsed_ms, half_life_ms)
+    kept = _ONE >> min(halvings, 64)
+    for root in _ROOTS:
+        rest *= 2
+        if rest >= half_life_ms:
+            rest -= half_life_ms
+            kept = kept * root // _ONE
+        if not rest:
+            break
+    return amount * kept // _ONE
+
+
+def use_of(owner: Owner | None, now: Millis, half_life_ms: Millis) -> int:
+    """An owner's use at a time, in GPU-milliseconds.
+
+    Who holds the same GPUs for ever comes nearer and nearer to a limit: its GPUs x half-life / ln 2.
+    """
+    if owner is None:
+        return 0
+    limit = owner.gpus * half_life_ms * 1_442_695 // 1_000_000
+    missing = limit - owner.use
+    left = decayed(abs(missing), now - owner.at, half_life_ms)
+    return limit - left if missing > 0 else limit + left
