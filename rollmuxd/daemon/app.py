@@ -23,7 +23,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import anyio
 import msgspec
@@ -40,7 +40,7 @@ from rollmuxd.daemon.channel import ChannelHub
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.driver import Driver, Unavailable
 from rollmuxd.daemon.http.app import make_app
-from rollmuxd.daemon.http.peer import PeerHttpToolsProtocol
+from rollmuxd.daemon.http.peer import ConnectionLimits, hang_up_slow, limited
 from rollmuxd.daemon.journal import Journal, JournalError, JournalRefused
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.reconcile import Observer, fill_in
@@ -128,7 +128,9 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
                 await tasks.start(actuator.run)
                 await tasks.start(driver.run)
                 tasks.start_soon(observer.run)
-                server = Server(make_app(services, metrics), sockets, settings.daemon.shutdown_s)
+                server = Server(
+                    make_app(services, metrics), sockets, settings.daemon.shutdown_s, connection_limits(settings)
+                )
                 await tasks.start(server.run)
                 tasks.start_soon(watchdog)
                 announce(settings, sockets, on_ready)
@@ -386,6 +388,19 @@ def without_hosts(settings: Settings) -> str:
 # ---- the HTTP server -------------------------------------------------------------------------------------------------
 
 
+#: open files that are not connections: the journal, backends, what they start
+OTHER_FILES: Final = 256
+
+
+def connection_limits(settings: Settings) -> ConnectionLimits:
+    """What a connection may cost. No more of them than there are files: at the last one nothing works any more."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = settings.limits.max_connections
+    if files != resource.RLIM_INFINITY and files - OTHER_FILES < most:
+        most = max(files // 2, files - OTHER_FILES)
+    return ConnectionLimits(round(settings.limits.max_head_kb * 1000), most, settings.limits.read_s)
+
+
 class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -404,12 +419,13 @@ class _Uvicorn(uvicorn.Server):
 class Server:
     """uvicorn, embedded: on sockets that are ours, and stopped when we say so."""
 
-    def __init__(self, app: Any, sockets: Sequence[socket.socket], shutdown_s: float) -> None:
+    def __init__(self, app: Any, sockets: Sequence[socket.socket], shutdown_s: float, limits: ConnectionLimits) -> None:
         self._sockets = list(sockets)
+        self._look_s = limits.read_s / 4
         self._server = _Uvicorn(
             uvicorn.Config(
                 app,
-                http=PeerHttpToolsProtocol,
+                http=limited(limits),
                 ws="none",
                 loop="none",
                 lifespan="off",
@@ -437,8 +453,10 @@ class Server:
                     task_status.started()
 
                 tasks.start_soon(started)
+                tasks.start_soon(self._hang_up_slow)
                 await self._server.serve(sockets=self._sockets)
                 served = True
+                tasks.cancel_scope.cancel()
         finally:
             if not served and self._server.started:
                 # uvicorn's connections are tasks of the loop, not of our group: cancelling that does not end them.
@@ -446,6 +464,11 @@ class Server:
                 with anyio.move_on_after(5, shield=True):
                     await self._server.shutdown(sockets=self._sockets)
             self._stopped.set()
+
+    async def _hang_up_slow(self) -> None:
+        while True:
+            await anyio.sleep(self._look_s)
+            hang_up_slow(self._server.server_state.connections, anyio.current_time())
 
     async def stop(self) -> None:
         """Take no more connections; let calls come to an end, in the time that they have."""

@@ -1,0 +1,219 @@
+"""One client cannot bring the service down for the others: everything that it can have much of has a limit."""
+
+import asyncio
+import socket
+import time
+from contextlib import asynccontextmanager
+
+import anyio
+import httpx
+import pytest
+
+from rollmuxd.daemon.access import Rates
+from rollmuxd.daemon.app import Server
+from rollmuxd.daemon.http.peer import ConnectionLimits
+
+pytestmark = pytest.mark.asyncio
+
+
+@asynccontextmanager
+async def served(world, path=None, **limits):
+    """The world's app on a real port (or Unix socket); gives where to connect to."""
+    with socket.socket(socket.AF_INET if path is None else socket.AF_UNIX) as listening:
+        listening.bind(("127.0.0.1", 0) if path is None else str(path))
+        server = Server(world.app, [listening], 1, ConnectionLimits(**limits))
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(server.run)
+            yield listening.getsockname()
+            await server.stop()
+
+
+async def told(reader):
+    """All that comes until the other side hangs up."""
+    with anyio.fail_after(10):
+        return (await reader.read()).decode()
+
+
+# ---- calls a second --------------------------------------------------------------------------------------------------
+
+
+async def test_a_bucket_gives_what_it_holds_and_then_what_flows_in():
+    at = 100.0
+    rates = Rates(per_s=10, burst_s=1, now=lambda: at)
+    assert [rates.take("a") for _ in range(10)] == [0] * 10
+    wait = rates.take("a")
+    assert 0 < wait <= 0.1001
+    assert rates.take("b") == 0, "one's haste is nobody else's"
+    at += wait + 1e-9
+    assert rates.take("a") == 0
+    assert rates.take("a") > 0
+    at += 1000
+    assert [rates.take("a") > 0 for _ in range(11)] == [False] * 10 + [True]
+
+
+async def test_of_addresses_that_call_once_nothing_is_remembered_for_long():
+    at = 0.0
+    rates = Rates(per_s=10, burst_s=1, now=lambda: at)
+    for number in range(3 * Rates.KEPT):
+        at += 0.001
+        rates.take(str(number))
+    assert len(rates._full_at) <= Rates.KEPT
+
+
+async def test_who_calls_too_often_is_429_with_the_time_to_wait_and_others_are_not(running, body_of_job):
+    slowly = {"calls_per_s": 1, "calls_burst_s": 5}
+    async with running(limits=slowly) as world, world.client("alice") as alice, world.client("bob") as bob:
+        root = world.on_socket(0)
+        async with root:
+            answers = [(await alice.get("/v1/jobs")).status_code for _ in range(6)]
+            assert answers == [200] * 5 + [429]
+            seq = world.driver.durable_seq
+            refused = await alice.post("/v1/jobs", json=body_of_job("math"))
+            assert refused.status_code == 429
+            assert refused.json()["type"] == "urn:rollmux:problem:too_fast"
+            assert 1 <= int(refused.headers["retry-after"]) <= 2
+            assert world.driver.durable_seq == seq
+            assert (await bob.get("/v1/jobs")).status_code == 200
+            assert (await root.get("/v1/jobs")).status_code == 200
+
+
+async def test_who_has_no_key_or_a_wrong_one_is_counted_by_address(running):
+    async with running(limits={"calls_per_s": 1, "calls_burst_s": 5}) as world, world.client(None) as client:
+        wrong = {"Authorization": "Bearer rmx_00000000_x"}
+        answers = [(await client.get("/v1/jobs", headers=wrong)).status_code for _ in range(6)]
+        assert answers == [401] * 5 + [429]
+        assert (await client.get("/healthz")).status_code == 429
+
+
+async def test_counting_can_be_turned_off(running):
+    async with running(limits={"calls_per_s": 0}) as world, world.client("alice") as alice:
+        assert {(await alice.get("/v1/jobs")).status_code for _ in range(50)} == {200}
+
+
+async def test_counting_a_call_costs_less_than_five_microseconds():
+    rates = Rates(2000, 5)
+    for number in range(1000):
+        rates.take(f"k{number}")
+    best = float("inf")
+    for _ in range(5):
+        begun = time.perf_counter()
+        for number in range(1000):
+            rates.take(f"k{number}")
+        best = min(best, time.perf_counter() - begun)
+    assert best / 1000 < 5e-6
+
+
+# ---- connections -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_head_that_is_too_large_is_431_whether_or_not_it_ever_ends(running):
+    async with running() as world, served(world, max_head=8_000) as (host, port):
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:
+            assert (await client.get("/healthz", headers={"x-much": "y" * 7_000})).status_code == 200
+            assert (await client.get("/healthz", headers={"x-much": "y" * 9_000})).status_code == 431
+            assert (await client.get("/healthz?" + "y" * 9_000)).status_code == 431
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\nx-much: ")
+        for _ in range(20):
+            writer.write(b"y" * 1_000)
+        said = await told(reader)
+        assert said.startswith("HTTP/1.1 431 ")
+        assert "urn:rollmux:problem:head_too_large" in said
+        writer.close()
+
+
+async def test_a_head_that_is_too_large_calls_no_handler_and_neither_does_what_follows_it(running):
+    async with running() as world, served(world, max_head=2_000) as (host, port):
+        reader, writer = await asyncio.open_connection(host, port)
+        key = f"authorization: Bearer {world.secrets['root']}\r\n".encode()
+        drain = b"POST /v1/nodes/h1/gpu0-1/drain HTTP/1.1\r\nhost: x\r\n" + key
+        seq = world.driver.durable_seq
+        writer.write(drain + b"x-much: " + b"y" * 3_000 + b"\r\n\r\n" + drain + b"\r\n")
+        assert (await told(reader)).count("HTTP/1.1") == 1
+        assert world.driver.durable_seq == seq
+        writer.close()
+
+
+SLOW = {
+    "says nothing": b"",
+    "sends half a head": b"GET /healthz HTTP/1.1\r\nhost:",
+    "sends empty lines": b"\r\n",
+    "sends half a body": b"POST /v1/jobs HTTP/1.1\r\nhost: x\r\n%scontent-length: 100\r\n\r\n{",
+}
+
+
+@pytest.mark.parametrize("how", SLOW)
+async def test_who_is_slow_to_send_is_hung_up_on_however_it_drips(running, how):
+    async with running() as world, served(world, read_s=0.4) as (host, port):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(SLOW[how].replace(b"%s", f"authorization: Bearer {world.secrets['alice']}\r\n".encode()))
+
+        async def drip():
+            while True:
+                await anyio.sleep(0.05)
+                writer.write({"says nothing": b"", "sends empty lines": b"\r\n"}.get(how, b"x"))
+
+        begun = time.monotonic()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(drip)
+            try:
+                said = await told(reader)
+            except ConnectionResetError:
+                said = ""
+            tasks.cancel_scope.cancel()
+        assert time.monotonic() - begun < 3
+        assert said == "" or said.startswith("HTTP/1.1 408 ")
+        assert len(world.state.jobs) == 0
+        writer.close()
+
+
+async def test_who_waits_for_an_answer_is_not_slow_and_neither_is_a_kept_connection(running):
+    async with running() as world, served(world, read_s=0.3) as (host, port):
+        headers = {"Authorization": f"Bearer {world.secrets['root']}"}
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", headers=headers) as client:
+            last = (await client.get("/v1/facts")).json()["last"]
+            answer = await client.get("/v1/facts", params={"after": last, "wait_ms": 900})
+            assert answer.status_code == 200
+            await anyio.sleep(0.7)
+            assert (await client.get("/v1/jobs")).status_code == 200
+
+
+async def test_who_does_not_take_an_answer_is_hung_up_on(running):
+    async with running() as world, served(world, read_s=0.4) as (host, port):
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect((host, port))
+            call = b"GET /v1/openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(client, call * 200)  # some ten megabytes of answers
+            with anyio.fail_after(8):
+                while True:
+                    await anyio.sleep(0.1)
+                    try:
+                        await loop.sock_sendall(client, b"\r\n")
+                    except OSError:
+                        break
+
+
+async def test_when_all_connections_are_taken_new_ones_are_503_and_the_unix_socket_is_still_open(running, tmp_path):
+    async with running() as world:
+        async with served(world, max_connections=3) as (host, port):
+            held = [await asyncio.open_connection(host, port) for _ in range(3)]
+            await world.settle()
+            reader, writer = await asyncio.open_connection(host, port)
+            said = await told(reader)
+            assert said.startswith("HTTP/1.1 503 ")
+            assert "retry-after: 5" in said
+            for _, other in [*held, (reader, writer)]:
+                other.close()
+            await anyio.sleep(0.1)
+            async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:
+                assert (await client.get("/healthz")).status_code == 200
+        async with served(world, path=tmp_path / "s", max_connections=1) as path:
+            held = [await asyncio.open_unix_connection(path) for _ in range(3)]
+            transport = httpx.AsyncHTTPTransport(uds=str(path))
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                assert (await client.get("/healthz")).status_code == 200
+            for _, other in held:
+                other.close()
