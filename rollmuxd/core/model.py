@@ -362,6 +362,18 @@ class JobState(Struct):
     order: OrderId | None = None
     #: it has been on this node before: the next load is a warm start
     warm: bool = False
+    #: since when it is loaded
+    loaded_at: Millis | None = None
+    #: what the last load and the last park took; None: none was seen
+    load_ms: Millis | None = None
+    park_ms: Millis | None = None
+
+    @property
+    def switch_ms(self) -> Millis:
+        """What it takes to load and to park it: as it was last, else as planned."""
+        load = self.spec.load_ms if self.load_ms is None else self.load_ms
+        park = self.spec.park_ms if self.park_ms is None else self.park_ms
+        return load + park
 
 
 class Order(Struct):

@@ -615,8 +615,10 @@ class State(Struct):
             else:
                 progress.loads_cold += 1
             kept.warm = True
+            kept.loaded_at, kept.load_ms = fact.at, fact.at - order.issued_at
         elif order.kind is OrderKind.PARK:
             progress.parks += 1
+            kept.park_ms = fact.at - order.issued_at
         else:
             kept.warm = False
 
@@ -655,6 +657,8 @@ class State(Struct):
             kept.order = None
         if fact.status is StateStatus.GONE:
             kept.warm = False
+        elif fact.status is StateStatus.LOADED:
+            kept.loaded_at = fact.at
 
 
 def _no_more_unclear(node: Node, gpus: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ from rollmuxd.core.model import (
     Job,
     JobId,
     JobState,
+    Millis,
     Node,
     NodeId,
     NodeStatus,
@@ -25,6 +26,9 @@ from rollmuxd.core.rotation import find_phase
 
 #: nodes on which nothing can be started, for who knows how long
 OUT = (NodeStatus.OCCUPIED, NodeStatus.DRAINING, NodeStatus.DRAINED, NodeStatus.QUARANTINED, NodeStatus.LOST)
+
+#: a state stays for at least so many times what loading and parking it takes
+HOLD_SWITCHES = 5
 
 
 def dispatch(c: Cycle, group: GroupId | None) -> None:
@@ -58,7 +62,7 @@ def advance(c: Cycle, group: Group, job: Job, slot: Slot) -> bool:
                 continue
             absent = group.wheel[head]
             # its own earlier visit is past: it asks for a later one
-            if absent.job == job.id or may_skip(c, group, absent):
+            if absent.job == job.id or may_skip(c, group, head):
                 c.fact(f.VisitSkipped(c.now, group.id, head, absent.job, absent.phase))
                 return True
     if not make_room(c, group, visit, job, nodes) or not first_everywhere:
@@ -75,16 +79,37 @@ def next_on(c: Cycle, group: Group, node: NodeId) -> int | None:
     if group.dispatch is Dispatch.WHEEL:
         return c.rotation.head(c.state, group, node)
     line = c.rotation.line(c.state, group, node, c.soft.awaited)
-    return c.rotation.visit_of(c.state, group, line[0].job, line[0].phase) if line else None
+    visits = [c.rotation.visit_of(c.state, group, slot.job, slot.phase) for slot in line]
+    if not visits or visits[0] is None:
+        return None
+    for visit in visits[1:]:  # whose state is left alone for now, uses it meanwhile
+        if visit is not None and stays_for(c, group, visits[0], visit, c.state.nodes[node]):
+            return visit
+    return visits[0]
 
 
-def may_skip(c: Cycle, group: Group, visit: Visit) -> bool:
+def stays_for(c: Cycle, group: Group, first: int, visit: int, node: Node) -> bool:
+    """Whether the first visitor of a node has to leave a state there alone, and this visit is for that very state."""
+    visitor = group.wheel[visit]
+    phase = find_phase(c.state, visitor.job, visitor.phase)
+    return any(
+        kept.job == visitor.job
+        and phase is not None
+        and kept.pool in phase.pools
+        and kept.status is StateStatus.LOADED
+        and c.now < left_alone_until(c, group, first, kept)
+        for kept in (c.state.states[key] for key in node.states)
+    )
+
+
+def may_skip(c: Cycle, group: Group, index: int) -> bool:
     """Whether the wheel may pass a visit that is not asked for, or whose request nobody attends.
 
     It is awaited while its job is in, or queued for, an earlier phase of its cycle, and for a grace after the
     job's planned gap; a job that is away longer, paused, lost or not yet begun is skipped, and comes back at its
     own visit. So does a request that was left alone: it stays queued, but nobody waits for it longer than that.
     """
+    visit = group.wheel[index]
     job = c.state.jobs[visit.job]
     if job.status not in PLACED:
         return True
@@ -92,6 +117,9 @@ def may_skip(c: Cycle, group: Group, visit: Visit) -> bool:
         return False
     if job.queued is not None:
         asked = c.state.slots[job.queued].phase
+        mine = c.rotation.visit_of(c.state, group, job.id, asked)
+        if mine is not None and (visit.turn, index) < (group.wheel[mine].turn, mine):
+            return True  # it asks for a later one: the visit that it asks for was passed meanwhile
         if any(c.state.nodes[name].status in OUT for name in c.rotation.nodes_of(c.state, group, job.id, asked)):
             return True  # it cannot have its turn: nobody waits for what comes after that
         due = c.soft.awaited.get(job.queued)  # asked for, but nobody attends the request any more
@@ -128,10 +156,30 @@ def make_room(c: Cycle, group: Group, visit: int, job: Job, nodes: tuple[NodeId,
                 clear = clear and kept.status is StateStatus.LOADED
                 continue
             if kept.status is StateStatus.LOADED and unheld_by(c, node, kept.job):
+                until = left_alone_until(c, group, visit, kept)
+                if c.now < until:
+                    c.soft.at(until, "dispatch", group.id)
+                    clear = False
+                    continue
                 issue(c, OrderKind.PARK, kept, None)
             # of the others (a tail's, one being discarded, one nobody knows of) each GPU's stain tells
             clear = clear and kept.status is not StateStatus.PARKING
     return clear
+
+
+def left_alone_until(c: Cycle, group: Group, visit: int, kept: JobState) -> Millis:
+    """Until when a loaded state is not parked for the sake of a visit: two jobs would else take turns at parking.
+
+    A wheel's order is certified with every load and park in it, and needs none of this; a line of requests, and a side
+    phase, come when they come.
+    """
+    visitor = group.wheel[visit]
+    certified = group.dispatch is Dispatch.WHEEL and not visitor.once
+    if certified or kept.job == visitor.job or not c.config.hold_ms or kept.loaded_at is None:
+        return 0
+    if c.state.jobs[kept.job].status not in PLACED:  # it is not coming back
+        return 0
+    return kept.loaded_at + max(c.config.hold_ms, HOLD_SWITCHES * kept.switch_ms)
 
 
 def unheld_by(c: Cycle, node: Node, job: JobId) -> bool:
