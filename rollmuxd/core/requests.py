@@ -91,9 +91,9 @@ def queue(c: Cycle, job: Job, session: SessionId, phase: str, request_id: str) -
     begins = not side and phase == job.spec.phases[0].name
     c.fact(f.SlotQueued(c.now, slot, job.id, job.run, session, phase, request_id, side, begins))
     c.soft.waits(job.owner, 1)
+    take_place(c, job, phase, side=side)  # before it is judged: that may let others in, and have this one granted
     if begins and job.status is JobStatus.PROBING and job.progress.finished >= c.config.probe_iterations:
         judge(c, job)
-    take_place(c, job, phase, side=side)
     dispatch(c, job.group)
     return slot
 
