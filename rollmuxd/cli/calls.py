@@ -238,4 +238,9 @@ def cell(value: Any) -> str:
         case dict():
             return ", ".join(f"{name}: {cell(item)}" for name, item in value.items()) or "-"
         case _:
-            return str(value)
+            return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """The text as a terminal may have it: a reason that somebody gave must not move its cursor or colour its lines."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

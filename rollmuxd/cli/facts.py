@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.calls import Call, print_json, talks
+from rollmuxd.cli.calls import Call, print_json, printable, talks
 
 #: The daemon answers as soon as there is a fact, so a long wait costs nothing.
 FOLLOW_WAIT_MS = 20_000
@@ -20,8 +20,9 @@ AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 @click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now on.")
 @click.option("--after", default=0, type=click.IntRange(min=0), help="Only facts after this number.")
 @click.option("--job", help="Only what is about this job (its id, or its name).")
+@click.option("--audit", is_flag=True, help="Only what operators did, and failed logins (for admins).")
 @talks
-def facts(call: Call, follow: bool, after: int, job: str | None) -> None:
+def facts(call: Call, follow: bool, after: int, job: str | None, audit: bool) -> None:
     """What happened, in order. With --json one object per line.
 
     Following goes on over a restart of the daemon, and misses nothing.
@@ -30,7 +31,14 @@ def facts(call: Call, follow: bool, after: int, job: str | None) -> None:
     wait_ms = FOLLOW_WAIT_MS
     try:
         while True:
-            page = _page(call, again=follow and reached, after=after, wait_ms=wait_ms if caught_up else 0, job=job)
+            page = _page(
+                call,
+                again=follow and reached,
+                after=after,
+                wait_ms=wait_ms if caught_up else 0,
+                job=job,
+                audit="true" if audit else None,
+            )
             reached = True
             for fact in page["facts"]:
                 if call.as_json:
@@ -69,7 +77,9 @@ def _page(call: Call, *, again: bool, **params: Any) -> Any:
 
 def line(fact: dict[str, Any]) -> str:
     """``17  12:30:01.250  slot_granted  slot=s4 fence=1.9``."""
-    at = datetime.fromtimestamp(fact["at"] / 1000, UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    # Of what is audited one asks long afterwards.
+    form = "%Y-%m-%d %H:%M:%S.%f" if fact["fact"] == "audited" else "%H:%M:%S.%f"
+    at = datetime.fromtimestamp(fact["at"] / 1000, UTC).astimezone().strftime(form)[:-3]
     rest = " ".join(f"{name}={_short(value)}" for name, value in fact.items() if name not in {"seq", "at", "fact"})
     return f"{fact['seq']:>6}  {at}  {fact['fact']}{f'  {rest}' if rest else ''}"
 
@@ -85,6 +95,6 @@ def _short(value: Any) -> str:
         case list():
             return ",".join(_short(item) for item in value)
         case str() if " " in value:
-            return f'"{value}"'
+            return f'"{printable(value)}"'
         case _:
-            return str(value)
+            return printable(str(value))

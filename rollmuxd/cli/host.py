@@ -67,15 +67,17 @@ def _said(verb: str) -> Any:
 @host.command()
 @click.argument("host")
 @click.option("--evict", is_flag=True, help="End the jobs that are pinned to its nodes.")
+@click.option("--reason", help="Kept in the journal, for those who ask later.")
 @talks
-def drain(call: Call, host: str, evict: bool) -> None:
+def drain(call: Call, host: str, evict: bool, reason: str | None) -> None:
     """Start nothing new on a host's nodes, and let what is parked in its RAM go."""
 
     def said(view: dict[str, Any]) -> None:
         _said("draining")(view)
         tell_who_stays(view, evicted=evict)
 
-    call.answer(call.post(f"/v1/hosts/{part(host)}/drain", {"evict": evict}), said)
+    body = {"evict": evict, **({} if reason is None else {"reason": reason})}
+    call.answer(call.post(f"/v1/hosts/{part(host)}/drain", body), said)
 
 
 @host.command()

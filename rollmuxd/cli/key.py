@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, ClassVar
 
 import click
 
 from rollmuxd.cli.calls import Call, part, table, talks
+
+
+class Span(click.ParamType):  # type: ignore[type-arg]  # generic in some versions only
+    """A span of time, in seconds: ``30d``."""
+
+    name = "time"
+    _SECONDS: ClassVar = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Seconds."""
+        found = re.fullmatch(r"([1-9]\d{0,8})([smhd])", str(value))
+        if found is None:
+            self.fail(f"{value!r} is no time; write 30d, 12h, 90m or 600s", param, ctx)
+        return int(found[1]) * self._SECONDS[found[2]]
 
 
 @click.group()
@@ -18,15 +33,22 @@ def key() -> None:
 @click.argument("owner")
 @click.argument("user")
 @click.option("--role", type=click.Choice(["admin", "lead", "user", "viewer"]), default="user", help="Default: user.")
+@click.option("--expires", type=Span(), metavar="TIME", help="When it ceases to work: 30d, 12h, 90m, 600s.")
 @talks
-def add(call: Call, owner: str, user: str, role: str) -> None:
+def add(call: Call, owner: str, user: str, role: str, expires: int | None) -> None:
     """Make a key for a user of an owner (a team). Its secret is shown this once."""
 
     def show(view: dict[str, Any]) -> None:
         click.echo(view["secret"])
-        click.echo(f"key {view['key']} of {view['owner']}/{view['user']}, {view['role']}; not shown again", err=True)
+        until = f", expires {view['expires_at']}" if view.get("expires_at") else ""
+        click.echo(
+            f"key {view['key']} of {view['owner']}/{view['user']}, {view['role']}{until}; not shown again", err=True
+        )
 
-    call.answer(call.post("/v1/keys", {"owner": owner, "user": user, "role": role}), show)
+    body: dict[str, Any] = {"owner": owner, "user": user, "role": role}
+    if expires is not None:
+        body["expires_s"] = expires
+    call.answer(call.post("/v1/keys", body), show)
 
 
 @key.command("list")
@@ -37,9 +59,18 @@ def list_(call: Call) -> None:
 
     def show(keys: list[dict[str, Any]]) -> None:
         table(
-            ["KEY", "OWNER", "USER", "ROLE", "CREATED", "REVOKED"],
+            ["KEY", "OWNER", "USER", "ROLE", "STATUS", "CREATED", "EXPIRES", "LAST USED"],
             [
-                [view["key"], view["owner"], view["user"], view["role"], view["created_at"], view["revoked"]]
+                [
+                    view["key"],
+                    view["owner"],
+                    view["user"],
+                    view["role"],
+                    "revoked" if view["revoked"] else "expired" if view.get("expired") else "good",
+                    view["created_at"],
+                    view.get("expires_at"),
+                    view.get("used_at"),
+                ]
                 for view in keys
             ],
             "no keys; on the Unix socket none is needed",

@@ -117,10 +117,12 @@ def _undrained(view: dict[str, Any]) -> None:
 @node.command()
 @click.argument("node")
 @click.option("--evict", is_flag=True, help="End the jobs that are pinned to it.")
+@click.option("--reason", help="Kept in the journal, for those who ask later.")
 @talks
-def drain(call: Call, node: str, evict: bool) -> None:
+def drain(call: Call, node: str, evict: bool, reason: str | None) -> None:
     """Start nothing new on a node; it is drained when its slots have ended and its GPUs are clear."""
-    call.answer(call.post(f"/v1/nodes/{part(node)}/drain", {"evict": evict}), _drained(evict=evict))
+    body = {"evict": evict, **({} if reason is None else {"reason": reason})}
+    call.answer(call.post(f"/v1/nodes/{part(node)}/drain", body), _drained(evict=evict))
 
 
 @node.command()

@@ -14,6 +14,7 @@ import pwd
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from msgspec import Struct
@@ -21,11 +22,13 @@ from msgspec import Struct
 from rollmuxd.core.errors import Rejected, UnknownThing
 from rollmuxd.core.model import Job, Millis, Session, Slot
 from rollmuxd.core.state import State
-from rollmuxd.daemon.journal import AnyJournal
+from rollmuxd.daemon.journal import AnyJournal, JournalError
 from rollmuxd.daemon.keys import ApiKey, Role, fits, key_id_of, why_shut
 
 #: where :class:`rollmuxd.daemon.http.peer.PeerHttpToolsProtocol` puts the credentials of the socket's other end
 PEER_EXTENSION = "rollmux.peer"
+#: how exactly it is known when a key was used last
+KEPT_EVERY_MS: Final = 60_000
 _KEY_ID: Final = re.compile("[0-9a-f]{8}")
 
 
@@ -170,19 +173,14 @@ class Gate:
         self._now = now
         self._require_keys = require_keys
         self._keys: dict[str, tuple[ApiKey, Caller]] | None = None
-        self._used: dict[str, Millis] = {}
+        #: when it was last kept that a key is used
+        self._kept: dict[str, Millis] = {}
         self._peers: dict[int, Caller] = {}
         self._own_uid = os.getuid()
 
     async def load(self) -> None:
         """Read the keys: before the first is asked for, and whenever they have changed."""
         self._keys = {key.id: (key, _caller_of(key)) for key in await self._journal.list_keys()}
-
-    async def note_use(self) -> None:
-        """Have it kept when keys were used last. Called now and then: each time would be a commit for each call."""
-        used, self._used = self._used, {}
-        if used:
-            await self._journal.note_use(used)
 
     async def who(self, authorization: str | None, peer: Peer | None) -> Caller:
         """The caller. A key that is sent counts, on the Unix socket too.
@@ -193,7 +191,9 @@ class Gate:
         if authorization is not None:
             if self._keys is None:
                 await self.load()
-            return self._by_key(authorization, self._keys or {})
+            caller = self._by_key(authorization, self._keys or {})
+            await self._note_use(caller.key)
+            return caller
         if peer is not None:
             return self._by_uid(peer.uid)
         if not self._require_keys:
@@ -213,8 +213,16 @@ class Gate:
         # Only who has the whole secret comes here, and learns no more than that it is of no use any more.
         if shut := why_shut(key, now):
             raise NotKnown(f"this API key {shut}; have another made (rollmuxd key add)", login=True, tried=key_id)
-        self._used[key_id] = now
         return caller
+
+    async def _note_use(self, key_id: str) -> None:
+        """Have it kept that a key is in use: once a minute, since each time would be a commit for each call."""
+        now = self._now()
+        if now - self._kept.get(key_id, 0) < KEPT_EVERY_MS or self._journal.tight:
+            return
+        self._kept[key_id] = now
+        with suppress(JournalError):  # whoever has a key is let in; the driver has its own say of the disk
+            await self._journal.note_use({key_id: now})
 
     def _by_uid(self, uid: int) -> Caller:
         caller = self._peers.get(uid)

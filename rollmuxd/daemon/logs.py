@@ -143,7 +143,8 @@ def _as_text(pretty: structlog.dev.ConsoleRenderer) -> Processor:
 
 
 _RARE: Final = frozenset({"exc_info", "exception", "stack", "logger", "logger_name"})
-_QUOTED: Final = re.compile("[ \t=\r\n\"']")
+# Control characters too: what somebody sends must not reach the terminal of who reads the log.
+_QUOTED: Final = re.compile("[\\x00-\\x20\\x7f-\\x9f=\"']")
 
 
 def _shown(value: Any) -> str:

@@ -290,6 +290,53 @@ def test_a_new_keys_secret_is_alone_on_stdout_so_that_it_can_be_piped(rollmuxd, 
     assert daemon.asked == [("POST", "/v1/keys", {"owner": "vision", "user": "ada", "role": "lead"})]
 
 
+def test_a_key_may_be_made_for_a_time(rollmuxd, daemon):
+    made = {
+        "key": "k1",
+        "owner": "vision",
+        "user": "ada",
+        "role": "user",
+        "secret": "rmx_s",
+        "expires_at": "2027-01-01",
+    }
+    daemon["POST /v1/keys"] = made
+
+    ran = rollmuxd("key add vision ada --expires 30d")
+
+    assert daemon.asked == [
+        ("POST", "/v1/keys", {"owner": "vision", "user": "ada", "role": "user", "expires_s": 30 * 86_400})
+    ]
+    assert ran.out == "rmx_s\n"
+    assert "expires 2027-01-01" in ran.err
+
+
+@pytest.mark.parametrize("given", ["30", "d", "-1d", "0d", "1.5d", "30 days", "9999999999d"])
+def test_a_time_that_is_none_is_answered_with_one_that_is(rollmuxd, daemon, given):
+    ran = rollmuxd(f"key add vision ada --expires '{given}'")
+
+    assert ran.code == 2
+    assert "write 30d" in ran.err
+    assert daemon.asked == []
+
+
+def test_the_list_of_keys_says_which_still_open_something_and_when_they_last_did(rollmuxd, daemon):
+    common = {"owner": "vision", "user": "ada", "role": "user", "created_at": "2026-11-01"}
+    daemon["GET /v1/keys"] = {
+        "items": [
+            {"key": "k1", "revoked": False, "used_at": "2026-11-20", **common},
+            {"key": "k2", "revoked": True, **common},
+            {"key": "k3", "revoked": False, "expired": True, "expires_at": "2026-11-02", **common},
+        ],
+        "next": None,
+    }
+
+    said = [line.split() for line in rollmuxd("key list").lines[1:]]
+
+    assert [(line[0], line[4]) for line in said] == [("k1", "good"), ("k2", "revoked"), ("k3", "expired")]
+    assert said[0][-1] == "2026-11-20"
+    assert said[2][-2] == "2026-11-02"
+
+
 def test_a_key_is_revoked_by_its_id(rollmuxd, daemon):
     daemon["DELETE /v1/keys/k1"] = {"key": "k1", "owner": "vision", "user": "ada", "role": "lead", "created_at": ""}
 
@@ -324,6 +371,43 @@ def test_a_fact_is_one_line_that_people_can_read(rollmuxd, daemon):
         "slot_granted  slot=s1 fence=1.9",
         'node_lost  node=box/gpu0 reason="no answer"',
     ]
+
+
+def test_what_is_audited_is_asked_for_by_itself_and_shown_with_its_day(rollmuxd, daemon):
+    fact = {"seq": 7, "fact": "audited", "at": 1_750_000_000_000, "action": "drain_node", "who": "ops/op", "about": "n"}
+    daemon["GET /v1/facts"] = lambda sent: {"facts": [fact] if sent["after"] == 0 else [], "last": 7}
+
+    said = rollmuxd("facts --audit").lines
+
+    assert daemon.asked[0][2]["audit"] == "true"
+    assert said[0].split()[1].startswith("2025-06-15")
+    assert said[0].endswith("audited  action=drain_node who=ops/op about=n")
+
+
+def test_what_somebody_wrote_does_not_reach_the_terminal_as_a_command(rollmuxd, daemon):
+    fact = {"seq": 1, "fact": "job_ended", "at": 0, "reason": "\x1b[2Jgone", "by": "a\nb\u202e"}
+    daemon["GET /v1/facts"] = lambda sent: {"facts": [fact] if sent["after"] == 0 else [], "last": 1}
+
+    (line,) = rollmuxd("facts").lines
+
+    assert line.isprintable()
+    assert "\\x1b[2Jgone" in line
+
+
+@pytest.mark.parametrize("noun", ["node drain box", "host drain box"])
+def test_why_a_node_is_drained_is_kept(rollmuxd, daemon, noun):
+    what = noun.split()[0]
+    daemon[f"POST /v1/{what}s/box/drain"] = {
+        "node": "box",
+        "host": "box",
+        "nodes": [],
+        "jobs": [],
+        "status": "draining",
+    }
+
+    rollmuxd(f"{noun} --reason 'new fans'")
+
+    assert daemon.asked[0][2] == {"evict": False, "reason": "new fans"}
 
 
 def test_following_waits_for_new_facts_once_it_has_caught_up(rollmuxd, daemon):

@@ -2,7 +2,11 @@
 
 import os
 
+import anyio
 import pytest
+
+from rollmuxd.daemon.journal import JournalFailed
+from rollmuxd.daemon.keys import Role, fits, new_key
 
 pytestmark = pytest.mark.asyncio
 
@@ -89,6 +93,51 @@ async def test_a_key_works_from_its_making_until_it_is_revoked_and_its_secret_is
             assert (await dan.get("/v1/jobs")).status_code == 401
         said = capsys.readouterr()
         assert secret not in said.out + said.err
+
+
+async def test_a_key_expires_by_itself_and_says_so_to_whoever_has_it(running):
+    async with running() as world, world.client("root") as root:
+        made = (await root.post("/v1/keys", json={"owner": "team", "user": "dan", "expires_s": 0.3})).json()
+        world.secrets["dan"] = made["secret"]
+        async with world.client("dan") as dan, world.client(None) as nobody:
+            assert (await dan.get("/v1/jobs")).status_code == 200
+            await anyio.sleep(0.35)
+            answer = await dan.get("/v1/jobs")
+            assert answer.status_code == 401
+            assert "expired" in answer.json()["detail"]
+            guessed = {"Authorization": f"Bearer {made['secret'][:-1]}x"}
+            assert "expired" not in (await nobody.get("/v1/jobs", headers=guessed)).text
+        (listed,) = [key for key in (await root.get("/v1/keys")).json()["items"] if key["key"] == made["key"]]
+        assert (listed["expired"], listed["revoked"]) == (True, False)
+        assert listed["expires_at"] == made["expires_at"]
+
+
+async def test_it_is_known_when_a_key_was_used_last(running):
+    async with running() as world, world.client("root") as root, world.client("alice") as alice:
+        before = {key.id: key.used_at for key in await world.journal.list_keys()}
+        assert set(before.values()) == {None}
+        assert (await alice.get("/v1/jobs")).status_code == 200
+        used = {key["user"]: key["used_at"] for key in (await root.get("/v1/keys")).json()["items"]}
+        assert used["alice"] is not None
+        assert used["bob"] is None
+
+
+async def test_a_key_whose_use_cannot_be_kept_is_good_all_the_same(running):
+    async with running() as world, world.client("alice") as alice:
+
+        async def note_use(used):
+            raise JournalFailed("the disk is full")
+
+        world.journal.note_use = note_use
+        assert (await alice.get("/v1/jobs")).status_code == 200
+
+
+async def test_secrets_are_compared_in_constant_time(monkeypatch):
+    compared = []
+    monkeypatch.setattr("rollmuxd.daemon.keys.hmac.compare_digest", lambda a, b: compared.append((a, b)) or False)
+    key, secret = new_key("team", "alice", Role.USER, 7)
+    assert not fits(key, secret), "another comparison decides"
+    assert [len(side) for side in compared[0]] == [64, 64], "what is compared has the same length, whatever was sent"
 
 
 async def test_without_required_keys_whoever_reaches_the_port_is_an_operator(running):
