@@ -434,7 +434,10 @@ class Witness:
         return on
 
     def first_come_first_served(self, name: SlotId, asked: Asked, party: Party, stay: Stay) -> None:
-        """In a line, nobody overtakes who came earlier, is there, could go, and wants one of his nodes."""
+        """In a line, nobody overtakes who came earlier, is there, could go, and wants one of his nodes.
+
+        But one whose state is loaded where the other's is not: it may stay there for a while, and is used meanwhile.
+        """
         mine = (asked.queued_at, len(name), name)
         for job in party.jobs:
             member = self.members[job]
@@ -445,7 +448,11 @@ class Witness:
             claims = member.stays[waits.phase].nodes
             if (waits.queued_at, len(other), other) > mine or other in self.detached:
                 continue
-            if any(node in claims for node in stay.nodes) and not any(node in self.out for node in claims):
+            if any(node in self.out for node in claims):
+                continue
+            contested = [node for node in stay.nodes if node in claims]
+            at_home = [self.kept.get(key) == "loaded" for key, node in stay.keys if node in contested]
+            if contested and not (at_home and all(at_home)):
                 self._broken("first_come_first_served", f"slot {name} overtakes slot {other}, which came before")
 
     def nobody_is_passed_over_who_could_go(self, fact: f.VisitSkipped, visit: Turn) -> None:

@@ -468,6 +468,8 @@ class World:
 
     def _tail_told(self, process: Process, answer: Answer) -> None:
         wish = next((it for it in answer.directives if it.kind == "shrink"), None)
+        if not process.slot:
+            return  # the answer was long in coming
         if wish is not None:
             process.shrunk = True
             self.kernel.after(TAIL_MOVED_MS, self.shrink, process, process.slot, wish.keep)
