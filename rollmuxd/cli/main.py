@@ -30,6 +30,7 @@ try:
     from rollmuxd.cli.group import group
     from rollmuxd.cli.host import host
     from rollmuxd.cli.job import job
+    from rollmuxd.cli.journal import journal
     from rollmuxd.cli.key import key
     from rollmuxd.cli.node import node
     from rollmuxd.cli.report import report
@@ -51,7 +52,7 @@ def cli() -> None:
     """
 
 
-for command in (daemon, demo, facts, group, host, job, key, node, report, sim, slot, trace):
+for command in (daemon, demo, facts, group, host, job, journal, key, node, report, sim, slot, trace):
     cli.add_command(command)
 
 

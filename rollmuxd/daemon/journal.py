@@ -19,7 +19,6 @@ What the file looks like, what damage to it is and what is done about it, and th
 """
 
 import asyncio
-import fcntl
 import os
 import queue
 import sqlite3
@@ -115,7 +114,7 @@ class Journal:
         self._thread = threading.Thread(target=self._write, name="journal-writer", daemon=True)
         self._reader_thread = ThreadPoolExecutor(1, thread_name_prefix="journal-reader")
         self._reader: sqlite3.Connection | None = None
-        self.incarnation = int(journal_file.get_meta(self._writer, "incarnation") or 1)
+        self.incarnation = journal_file.incarnation_of(self._writer)
         #: the reserve is spent: what makes more work has to be refused
         self.tight = not self._make_reserve()
         self._thread.start()
@@ -133,7 +132,13 @@ class Journal:
         try:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             refuse_remote(state_dir, Path("/proc/self/mountinfo").read_text())
-            lock = _lock(state_dir)
+            lock = journal_file.lock(state_dir)
+            if not path.exists() and (state_dir / "opened").exists():
+                os.close(lock)
+                raise JournalRefused(
+                    f"state directory {state_dir}: its journal.sqlite3 is gone, and with it who holds which GPUs; "
+                    "restore a backup (rollmuxd journal restore FILE), or remove the directory to begin with nothing"
+                )
             # API keys' hashes are in it. SQLite gives its other files the mode of this one.
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         except OSError as error:
@@ -273,10 +278,13 @@ class Journal:
         try:
             with closing(self._connect(readonly=True)) as connection:
                 seq, body = _newest_snapshot(connection) if snapshot else (0, None)
-                tip = journal_file.tip_at(connection, self.path, seq)
+                if body is None:
+                    tip, body = journal_file.base_of(connection, self.path)
+                else:
+                    tip = journal_file.tip_at(connection, self.path, seq)
         except sqlite3.DatabaseError as error:
             raise JournalDamaged(self.path, f"it cannot be read ({error})") from error
-        return Past(seq, body, self._facts_after(tip))
+        return Past(tip.seq, body, self._facts_after(tip))
 
     def _facts_after(self, tip: Tip) -> Iterator[tuple[int, AnyFact]]:
         decode = core_facts.decode
@@ -542,20 +550,6 @@ def refuse_remote(directory: Path, mountinfo: str) -> None:
             f"state directory {directory} is on a network file system ({kind} at {mounted}), where the journal cannot "
             "be kept safe; set daemon.state_dir to a directory on a local disk"
         )
-
-
-def _lock(state_dir: Path) -> int:
-    """Hold the directory for this process; the kernel lets go of it however the process ends."""
-    lock = os.open(state_dir / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pid = os.pread(lock, 20, 0).decode(errors="replace").strip()
-        os.close(lock)
-        raise JournalInUse(state_dir, pid) from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    return lock
 
 
 def _insert(connection: sqlite3.Connection, tip: Tip, rows: Sequence[_Row]) -> Tip:

@@ -35,6 +35,7 @@ Errors::
       JournalFailed      a commit failed: nobody may be told anything that depends on it
 """
 
+import fcntl
 import os
 import secrets
 import sqlite3
@@ -46,7 +47,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, NamedTuple, get_args
-from zlib import crc32
+from zlib import crc32, decompress
+from zlib import error as zlib_error
 
 import msgspec
 import structlog
@@ -270,6 +272,24 @@ def shape() -> str:
     return f"{crc32(msgspec.json.encode(msgspec.json.schema(State))):08x}"
 
 
+def lock(state_dir: Path) -> int:
+    """Hold the directory for this process; the kernel lets go of it however the process ends.
+
+    Raises:
+        JournalInUse: another process holds it.
+    """
+    held = os.open(state_dir / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(held, 20, 0).decode(errors="replace").strip()
+        os.close(held)
+        raise JournalInUse(state_dir, pid) from None
+    os.ftruncate(held, 0)
+    os.pwrite(held, f"{os.getpid()}\n".encode(), 0)
+    return held
+
+
 # ---- incarnations ----------------------------------------------------------------------------------------------------
 
 
@@ -281,9 +301,17 @@ def next_incarnation(*known: int) -> int:
     return max(int(time.time()), *(number + 1 for number in known))
 
 
+def incarnation_of(connection: sqlite3.Connection) -> int:
+    """The incarnation. Raises ValueError if the journal does not say."""
+    said = get_meta(connection, "incarnation")
+    if said is None:
+        raise ValueError("it does not say which incarnation it is")
+    return int(said)
+
+
 def begin_incarnation(connection: sqlite3.Connection, why: str) -> int:
     """Let no fence that was given before be given again."""
-    incarnation = next_incarnation(int(get_meta(connection, "incarnation") or 1))
+    incarnation = next_incarnation(incarnation_of(connection))
     set_meta(connection, "incarnation", str(incarnation))
     log.warning("new_incarnation", incarnation=incarnation, reason=why)
     return incarnation
@@ -345,6 +373,26 @@ def tip_of(connection: sqlite3.Connection) -> Tip:
     return cut if row is None else Tip(*row)
 
 
+def base_of(connection: sqlite3.Connection, path: Path) -> tuple[Tip, bytes | None]:
+    """What the facts that are there come after: the last fact that is not there, and the state after it.
+
+    Raises:
+        JournalDamaged: there is no such state.
+    """
+    cut = cut_of(connection)
+    if not cut.seq:
+        return cut, None
+    query = "SELECT state, sum FROM days WHERE seq = ? AND state IS NOT NULL ORDER BY day DESC LIMIT 1"
+    row = connection.execute(query, (cut.seq,)).fetchone()
+    try:
+        state = b"" if row is None else decompress(row[0])
+    except (zlib_error, TypeError):
+        state = b""
+    if not state or crc32(state) != row[1]:
+        raise JournalDamaged(path, f"facts up to {cut.seq} were compacted away, and the state after them is damaged")
+    return cut, state
+
+
 def tip_at(connection: sqlite3.Connection, path: Path, seq: int) -> Tip:
     """The fact of that number, on which a snapshot rests. Raises JournalDamaged if it is not there."""
     cut = cut_of(connection)
@@ -357,13 +405,16 @@ def tip_at(connection: sqlite3.Connection, path: Path, seq: int) -> Tip:
     return Tip(*row)
 
 
-def rows_after(connection: sqlite3.Connection, tip: Tip, path: Path) -> Iterator[Row]:
-    """The rows after a fact, in order, each one proven to follow from the one before.
+def rows_after(
+    connection: sqlite3.Connection, tip: Tip, path: Path, *, until: int = 2**62
+) -> Iterator[tuple[int, bytes, int]]:
+    """The rows (number, body, sum) after a fact, in order, each one proven to follow from the one before.
 
     Raises:
         JournalDamaged: (while running through them) one does not.
     """
-    found = connection.execute("SELECT seq, CAST(body AS BLOB), sum FROM facts WHERE seq > ? ORDER BY seq", (tip.seq,))
+    query = "SELECT seq, CAST(body AS BLOB), sum FROM facts WHERE seq > ? AND seq <= ? ORDER BY seq"
+    found = connection.execute(query, (tip.seq, until))
     try:
         while chunk := found.fetchmany(10_000):
             for row in chunk:

@@ -1,0 +1,132 @@
+"""``rollmuxd journal``: the daemon's memory on disk. Check it, back it up, put a backup in its place, make it smaller.
+
+These run on the host where the journal lies, as the daemon's user or root; only ``compact`` asks the daemon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rollmuxd.cli.calls import Failed, print_json
+
+config_option = click.option(
+    "--config", type=click.Path(path_type=Path, dir_okay=False), help="The rollmux.toml (default: where it usually is)."
+)
+dir_option = click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The state directory (default: the one in the settings).",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print what was found or done as JSON.")
+
+
+@click.group()
+def journal() -> None:
+    """The journal: check, backup, restore."""
+
+
+def of_a_directory(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--config`` and ``--state-dir``, and the directory that they come to."""
+
+    @config_option
+    @dir_option
+    @json_option
+    @wraps(command)
+    def run(*args: Any, config: Path | None, state_dir: Path | None, **options: Any) -> None:
+        from rollmuxd.daemon import logs
+
+        logs.set_up("warning")  # to stderr: stdout is the command's
+        command(*args, state_dir=state_dir if state_dir is not None else _configured(config), **options)
+
+    return run
+
+
+def _configured(config: Path | None) -> Path:
+    from rollmuxd.daemon.settings import BadSettings, load_settings
+
+    try:
+        return Path(load_settings(config).daemon.state_dir)
+    except BadSettings as error:
+        raise Failed("; ".join(error.lines)) from error
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    from rollmuxd.daemon.journal_file import JournalError
+
+    try:
+        yield
+    except JournalError as error:
+        raise Failed(str(error)) from error
+
+
+def _as_json(value: Any) -> None:
+    import msgspec
+
+    print_json(msgspec.to_builtins(value))
+
+
+@journal.command()
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@of_a_directory
+def check(file: Path | None, state_dir: Path, as_json: bool) -> None:
+    """Read all of a journal or a backup, replay it, and compare. Changes nothing; the daemon may run.
+
+    FILE: a journal, a backup or a state directory; default: the daemon's. Exits with 1 if it is not good.
+    """
+    from rollmuxd.daemon import journal_tools
+
+    with _refusals():
+        found = journal_tools.check(journal_tools.journal_in(file if file is not None else state_dir))
+    if as_json:
+        _as_json(found)
+    else:
+        click.echo(found.line())
+    if not found.good:
+        raise click.exceptions.Exit(1)
+
+
+@journal.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@of_a_directory
+def backup(file: Path, state_dir: Path, as_json: bool) -> None:
+    """Copy the journal into FILE, as it is at one instant, and check the copy. The daemon may run.
+
+    The hashes of API keys are in it: only you can read it.
+    """
+    from rollmuxd.daemon import journal_tools
+
+    with _refusals():
+        made = journal_tools.backup(journal_tools.journal_in(state_dir), file)
+    if as_json:
+        _as_json(made)
+    else:
+        click.echo(made.line())
+
+
+@journal.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@of_a_directory
+def restore(file: Path, state_dir: Path, as_json: bool) -> None:
+    """Put the backup FILE in the journal's place. The daemon must be stopped.
+
+    What was granted after the backup is not known any more, so a new incarnation begins: no fence of before is given
+    again, and GPUs are given on when they were seen clear. The journal that was there is kept.
+    """
+    from rollmuxd.daemon import journal_tools
+
+    with _refusals():
+        done = journal_tools.restore(file, state_dir)
+    if as_json:
+        _as_json(done)
+        return
+    click.echo(f"restored: {done.path} ends at fact {done.last}; incarnation {done.incarnation}")
+    if done.kept:
+        click.echo(f"what was there before is in {done.kept}")
+    click.echo("start the daemon: rollmuxd daemon start")

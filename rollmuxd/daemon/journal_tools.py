@@ -1,0 +1,330 @@
+"""What is done with a journal as a whole: check it, back it up, put a backup in its place.
+
+No loop in here, and no daemon: ``rollmuxd journal`` calls these, on the host where the journal lies.
+
+- :func:`check` changes nothing, and may look at a journal that is in use.
+- :func:`backup` may copy a journal that is in use: what comes out is the journal as it was at one instant.
+- :func:`restore` needs the daemon stopped. At no instant is there no journal; what was there before is kept.
+"""
+
+import os
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+from zlib import crc32
+
+import msgspec
+from msgspec import Struct
+
+from rollmuxd.core import invariants
+from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.model import Millis
+from rollmuxd.core.state import State
+from rollmuxd.daemon import journal_file
+from rollmuxd.daemon.journal_file import (
+    JournalDamaged,
+    JournalError,
+    JournalRefused,
+    Reader,
+    base_of,
+    connect,
+    get_meta,
+    set_meta,
+)
+
+#: what SQLite says of its own pages, at most so many lines of it
+SAID_AT_MOST: Final = 20
+
+
+class Checked(Struct, frozen=True):
+    """What a check has found. ``good`` means: a daemon starts on it and has what was written."""
+
+    path: str
+    good: bool
+    #: what is wrong, each in a sentence
+    wrong: list[str]
+    #: what is worth knowing and not wrong
+    notes: list[str]
+    format: int = 0
+    written_by: str = ""
+    incarnation: int = 0
+    #: numbers of the first and the last fact that are there; 0: none
+    first: int = 0
+    last: int = 0
+    #: milliseconds since 1970
+    last_at: Millis = 0
+    snapshots: int = 0
+    jobs: int = 0
+    nodes: int = 0
+    held: int = 0
+    bytes: int = 0
+
+    def line(self) -> str:
+        """All of it for people, on one line."""
+        if not self.good:
+            return f"{self.path}: DAMAGED: {'; '.join(self.wrong + self.notes)}"
+        facts = f"facts {self.first} to {self.last}, the last of {_when(self.last_at)}" if self.last else "no facts"
+        said = (
+            f"{self.path}: good: format {self.format}, incarnation {self.incarnation}, {facts}, "
+            f"{self.snapshots} snapshots; {self.jobs} jobs, {self.nodes} nodes, {self.held} GPUs held"
+        )
+        return "; ".join([said, *self.notes])
+
+
+def _when(at: Millis) -> str:
+    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def journal_in(path: Path) -> Path:
+    """The journal that is meant by a file, or by the state directory that it is in."""
+    return path / "journal.sqlite3" if path.is_dir() else path
+
+
+# ---- check -----------------------------------------------------------------------------------------------------------
+
+
+def check(path: Path) -> Checked:
+    """Read everything: SQLite's pages, the chain, each fact; replay it, and compare with what the snapshots say.
+
+    Raises:
+        JournalRefused: there is no such file.
+    """
+    if not path.is_file():
+        raise JournalRefused(f"{path}: there is no such file; name a journal, a backup, or a state directory")
+    found: dict[str, Any] = {"bytes": path.stat().st_size}
+    wrong: list[str] = []
+    notes: list[str] = []
+    try:
+        with closing(connect(path, readonly=True)) as connection:
+            connection.execute("BEGIN")  # one instant, whatever a daemon writes meanwhile
+            wrong += _pages(connection)
+            _look(connection, path, found, wrong, notes)
+    except JournalError as error:
+        wrong.append(str(error).removeprefix(f"{path}: ").removesuffix(f"; {journal_file.REMEDY}"))
+    except sqlite3.Error as error:
+        wrong.append(f"SQLite cannot read it: {error}")
+    except ValueError as error:
+        wrong.append(f"it is no journal, or damaged: {error}")
+    return Checked(str(path), not wrong, wrong, notes, **found)
+
+
+def _pages(connection: sqlite3.Connection) -> list[str]:
+    said = [str(line) for (line,) in connection.execute(f"PRAGMA quick_check({SAID_AT_MOST})").fetchall()]
+    return [] if said == ["ok"] else [f"SQLite: {line}" for line in said]
+
+
+def _look(
+    connection: sqlite3.Connection, path: Path, found: dict[str, Any], wrong: list[str], notes: list[str]
+) -> None:
+    found["format"] = connection.execute("PRAGMA user_version").fetchone()[0]
+    if found["format"] == 0:
+        raise JournalRefused(f"{path}: it is empty, or no journal")
+    journal_file.refuse_newer(connection, path)
+    found["incarnation"] = journal_file.incarnation_of(connection)
+    found["written_by"] = get_meta(connection, "written_by") or ""
+    if found["format"] < 2:
+        notes.append("written before rows had checksums: a daemon that starts on it adds them")
+        return
+    tip, base = base_of(connection, path)
+    found["first"] = tip.seq + 1
+    snapshots = _snapshots(connection, notes)
+    found["snapshots"] = len(snapshots)
+    newest = max(snapshots, default=0)
+    good, tail = journal_file.bad_tail(connection)
+    if newest > good.seq:
+        raise JournalDamaged(path, f"the facts after {good.seq} are damaged or missing, and a snapshot needs them")
+    state = State() if base is None else msgspec.json.decode(base, type=State)
+    reader = Reader(connection, path)
+    last = tip.seq
+    _compare(state, last, snapshots, wrong)
+    for seq, body, _ in journal_file.rows_after(connection, tip, path, until=good.seq):
+        fact = reader.decode(seq, body)
+        if fact is not None:
+            try:
+                state.apply(fact)
+            except (BrokenInvariant, KeyError, ValueError, AttributeError) as error:
+                raise JournalDamaged(path, f"fact {seq} cannot follow from those before it ({error!r})") from error
+        last = seq
+        _compare(state, seq, snapshots, wrong)
+    found["last"], found["last_at"] = last, state.at
+    if last == tip.seq:
+        found["first"] = found["last"] = tip.seq
+    found["jobs"], found["nodes"] = len(state.jobs), len(state.nodes)
+    found["held"] = sum(gpu.holder is not None for node in state.nodes.values() for gpu in node.gpus.values())
+    try:
+        invariants.check(state)
+    except BrokenInvariant as error:
+        wrong.append(f"the state that the facts come to is impossible: {error}")
+    if reader.passed:
+        notes.append(f"{reader.passed} facts of a newer version were passed over; they change nothing")
+    if tip.seq:
+        notes.append(f"facts up to {tip.seq} were compacted away")
+    if tail:
+        wrong.append(
+            f"a torn tail: {len(tail)} rows from fact {tail[0].seq} on do not follow from the ones before; a daemon "
+            "that starts on it puts them aside and begins a new incarnation"
+        )
+
+
+def _snapshots(connection: sqlite3.Connection, notes: list[str]) -> dict[int, bytes]:
+    """The snapshots that this version would use, by the facts that they are of."""
+    found = {}
+    query = "SELECT seq, CAST(body AS BLOB), sum, shape FROM snapshots ORDER BY seq"
+    for seq, body, total, shape in connection.execute(query):
+        if crc32(body) != total:
+            notes.append(f"the snapshot of fact {seq} is damaged, and is not used")
+        elif shape != journal_file.shape():
+            notes.append(f"the snapshot of fact {seq} is another version's, and is not used")
+        else:
+            found[seq] = body
+    return found
+
+
+def _compare(state: State, seq: int, snapshots: dict[int, bytes], wrong: list[str]) -> None:
+    kept = snapshots.get(seq)
+    if kept is not None and msgspec.json.encode(state) != kept:
+        wrong.append(f"the snapshot of fact {seq} is not what the facts come to")
+
+
+# ---- backup ----------------------------------------------------------------------------------------------------------
+
+
+def backup(path: Path, to: Path) -> Checked:
+    """Copy a journal, in use or not, as it is at one instant; what the copy holds, checked.
+
+    Raises:
+        JournalRefused: it cannot be read, or the copy cannot be written, or is not good.
+    """
+    if not path.is_file():
+        raise JournalRefused(f"{path}: there is no journal; name its state directory with --state-dir or --config")
+    if to.exists():
+        raise JournalRefused(f"{to} is there already; name another file, or move it away")
+    part = to.with_name(f"{to.name}.part")
+    try:
+        part.unlink(missing_ok=True)
+        # Before there is anything in it: keys' hashes are.
+        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        with closing(connect(path, readonly=True)) as connection:
+            journal_file.refuse_newer(connection, path)
+            connection.execute("VACUUM INTO ?", (str(part),))
+        with closing(sqlite3.connect(part, isolation_level=None)) as connection:
+            # Whoever copies it into place by hand gets a new incarnation, too.
+            set_meta(connection, "opened", "a backup")
+        checked = check(part)
+        if not checked.good:
+            raise JournalRefused(
+                f"{path}: the copy is not good, so the journal is not: {'; '.join(checked.wrong)}; no backup was made"
+            )
+        _sync(part)
+        part.replace(to)
+        journal_file.sync_folder(to.parent)
+    except (OSError, sqlite3.Error) as error:
+        raise JournalRefused(f"{to}: no backup was made: {error}") from error
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+    return msgspec.structs.replace(checked, path=str(to))
+
+
+def _sync(file: Path) -> None:
+    opened = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+# ---- restore ---------------------------------------------------------------------------------------------------------
+
+
+class Restored(Struct, frozen=True):
+    """A backup that is the journal now."""
+
+    path: str
+    incarnation: int
+    #: the last fact in it
+    last: int
+    last_at: Millis
+    #: where the journal is now that was there before; "": there was none
+    kept: str
+
+
+def restore(file: Path, state_dir: Path) -> Restored:
+    """Put a backup in the place of the journal, under a new incarnation.
+
+    Raises:
+        JournalInUse: a daemon runs on the directory.
+        JournalRefused: the backup is not good, or the directory cannot be written.
+    """
+    checked = check(file)
+    if not checked.good:
+        raise JournalRefused(f"{file}: it is not good: {'; '.join(checked.wrong)}; restore another backup")
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _held(state_dir):
+            return _restore(file, state_dir, checked)
+    except (OSError, sqlite3.Error) as error:
+        raise JournalRefused(f"state directory {state_dir}: the backup was not restored: {error}") from error
+
+
+@contextmanager
+def _held(state_dir: Path) -> Iterator[None]:
+    lock = journal_file.lock(state_dir)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _restore(file: Path, state_dir: Path, checked: Checked) -> Restored:
+    path = state_dir / "journal.sqlite3"
+    new = state_dir / "journal.restoring"
+    for left in state_dir.glob("journal.restoring*"):
+        left.unlink()
+    os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    with closing(connect(file, readonly=True)) as connection:
+        connection.execute("VACUUM INTO ?", (str(new),))
+    journal_file.prepare(new)
+    before, word = _incarnation_of(path), secrets.token_hex(8)
+    with closing(connect(new)) as connection:
+        incarnation = journal_file.next_incarnation(journal_file.incarnation_of(connection), before)
+        set_meta(connection, "incarnation", str(incarnation))
+        set_meta(connection, "opened", word)
+        connection.execute("PRAGMA journal_mode = DELETE").fetchall()  # one file, that can be moved
+    _sync(new)
+    # From here on whatever is opened in this directory begins a new incarnation, however far we come.
+    journal_file.write_synced(state_dir / "opened", b"restoring\n")
+    kept = _keep(path)
+    new.replace(path)
+    journal_file.sync_folder(state_dir)
+    journal_file.write_synced(state_dir / "opened", f"{word}\n".encode())
+    return Restored(str(path), incarnation, checked.last, checked.last_at, kept)
+
+
+def _incarnation_of(path: Path) -> int:
+    """Of the journal that is there, if it can still be read."""
+    try:
+        with closing(connect(path, readonly=True)) as connection:
+            return journal_file.incarnation_of(connection)
+    except (sqlite3.Error, ValueError):
+        return 1
+
+
+def _keep(path: Path) -> str:
+    """Have what is there under another name as well, with its log, which must not stay beside the new one."""
+    if not path.exists():
+        return ""
+    folder = path.with_name(f"before-restore-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%f')}")
+    folder.mkdir(mode=0o700)
+    os.link(path, folder / path.name)
+    for suffix in ("-wal", "-shm"):
+        beside = path.with_name(path.name + suffix)
+        if beside.exists():
+            shutil.move(beside, folder / beside.name)
+    journal_file.sync_folder(folder)
+    return str(folder)

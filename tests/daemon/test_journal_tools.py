@@ -1,0 +1,307 @@
+"""Backup, restore and check: what they promise to whoever has lost a disk.
+
+- A backup of a journal in use is the journal as it was at one instant, and only its owner can read it.
+- After a restore no fence that was given since the backup is valid, or will ever be given again; no two restores of one
+  backup give the same fences.
+- At no instant is there no journal, and what was there is kept.
+- A check finds what is wrong, and changes nothing.
+"""
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rollmuxd.core import facts as f
+from rollmuxd.core.facts import HostAdded
+from rollmuxd.core.inputs import HostSpec
+from rollmuxd.core.state import State
+from rollmuxd.daemon import journal_tools
+from rollmuxd.daemon.journal import Journal, JournalInUse, JournalRefused
+from rollmuxd.daemon.journal_tools import backup, check, restore
+
+pytestmark = pytest.mark.asyncio
+CORPUS = Path(__file__).parents[1] / "corpus"
+
+
+def host(number):
+    return HostAdded(at=number, host=HostSpec(f"h{number}", "fake", 0))
+
+
+async def write(folder, count=10, *, snapshots=()):
+    journal = Journal.open(folder)
+    state = State()
+    for number in range(1, count + 1):
+        await journal.append([(number, host(number))])
+        state.apply(host(number))
+        if number in snapshots:
+            await journal.snapshot(number, msgspec.json.encode(state))
+    await journal.close()
+    return journal.incarnation
+
+
+def change(file, *statements):
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != "lock"}
+
+
+async def numbers(folder):
+    journal = Journal.open(folder)
+    try:
+        return [seq for seq, _ in journal.load(snapshot=False).facts], journal.incarnation
+    finally:
+        await journal.close()
+
+
+# ---- check ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_good_journal_is_good_in_one_line_and_nothing_is_changed(tmp_path):
+    await write(tmp_path, snapshots=(4, 8))
+    before = content(tmp_path)
+    found = check(tmp_path / "journal.sqlite3")
+
+    assert found.good
+    assert (found.first, found.last, found.last_at, found.snapshots, found.format) == (1, 10, 10, 2, 2)
+    assert "good" in found.line()
+    assert "facts 1 to 10" in found.line()
+    assert "\n" not in found.line()
+    assert {name: body for name, body in content(tmp_path).items() if "-" not in name} == before
+
+
+async def test_a_journal_in_use_can_be_checked(tmp_path):
+    journal = Journal.open(tmp_path)
+    await journal.append([(1, host(1))])
+    assert check(tmp_path / "journal.sqlite3").last == 1
+    await journal.close()
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        ("UPDATE facts SET body = replace(body, 'fake', 'sham') WHERE seq = 5", "fact 5 of 10 is damaged"),
+        ("DELETE FROM facts WHERE seq IN (2, 3)", "facts 2 to 3 of 10 are missing"),
+        ("UPDATE facts SET sum = 1 WHERE seq = 10", "a torn tail: 1 rows from fact 10"),
+        ("DELETE FROM facts WHERE seq > 7", "the facts after 7 are damaged or missing"),
+        ("DROP TABLE facts", "no such table"),
+        ("DELETE FROM meta", "does not say which incarnation"),
+    ],
+)
+async def test_what_is_wrong_is_found_and_said(tmp_path, damage, named):
+    await write(tmp_path, snapshots=(4, 8))
+    change(tmp_path / "journal.sqlite3", damage)
+    found = check(tmp_path / "journal.sqlite3")
+    assert not found.good
+    assert named in found.line()
+
+
+async def test_a_snapshot_that_is_not_what_the_facts_come_to_is_found(tmp_path):
+    journal = Journal.open(tmp_path)
+    await journal.append([(1, host(1)), (2, host(2))])
+    state = State()
+    state.apply(host(1))
+    await journal.snapshot(2, msgspec.json.encode(state))
+    await journal.close()
+    assert check(tmp_path / "journal.sqlite3").wrong == ["the snapshot of fact 2 is not what the facts come to"]
+
+
+async def test_a_fact_that_cannot_be_is_found(tmp_path):
+    journal = Journal.open(tmp_path)
+    await journal.append([(1, host(1)), (2, f.SlotOver(at=2, slot="s9"))])
+    await journal.close()
+    assert "fact 2 cannot follow" in check(tmp_path / "journal.sqlite3").line()
+
+
+async def test_what_is_no_journal_is_no_crash(tmp_path):
+    (tmp_path / "text").write_bytes(b"this is no database, whatever its name says" * 100)
+    (tmp_path / "empty").touch()
+    assert not check(tmp_path / "text").good
+    assert not check(tmp_path / "empty").good
+    with pytest.raises(JournalRefused, match="no such file"):
+        check(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("path", sorted(CORPUS.glob("*/*.journal")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+async def test_the_corpus_is_good(path):
+    found = check(path)
+    assert found.good, found.line()
+
+
+# ---- backup --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_backup_of_a_journal_in_use_is_what_it_was_at_one_instant(tmp_path):
+    journal = Journal.open(tmp_path / "live")
+    going = True
+
+    async def write_on():
+        seq = 0
+        while going:
+            seq += 1
+            await journal.append([(seq, host(seq))])
+        return seq
+
+    writing = asyncio.create_task(write_on())
+    await asyncio.sleep(0.1)
+    made = [
+        await asyncio.to_thread(backup, tmp_path / "live" / "journal.sqlite3", tmp_path / f"b{n}") for n in range(3)
+    ]
+    going = False
+    written = await writing
+    await journal.close()
+
+    assert [one.good for one in made] == [True] * 3
+    assert 0 < made[0].last <= made[1].last <= made[2].last <= written
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b0", "b1", "b2", "live"]
+    for path in tmp_path.glob("b*"):
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_backup_writes_over_nothing_and_of_nothing(tmp_path):
+    await write(tmp_path / "live", 3)
+    (tmp_path / "there").write_text("mine")
+    with pytest.raises(JournalRefused, match="is there already; name another"):
+        backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "there")
+    assert (tmp_path / "there").read_text() == "mine"
+    with pytest.raises(JournalRefused, match="there is no journal"):
+        backup(tmp_path / "dead" / "journal.sqlite3", tmp_path / "new")
+    with pytest.raises(JournalRefused, match="no backup was made"):
+        backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "no such folder" / "new")
+
+
+async def test_no_backup_is_made_of_a_damaged_journal(tmp_path):
+    await write(tmp_path / "live", 9)
+    change(tmp_path / "live" / "journal.sqlite3", "DELETE FROM facts WHERE seq = 4")
+    with pytest.raises(JournalRefused, match=r"facts 4 to 4 of 9 are missing.*no backup was made"):
+        backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["live"]
+
+
+# ---- restore -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_restore_begins_a_new_incarnation_and_keeps_what_was_there(tmp_path):
+    first = await write(tmp_path / "live", 4)
+    backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
+    await write_more(tmp_path / "live", 5, 9)
+    began = int(time.time())
+    done = restore(tmp_path / "kept", tmp_path / "live")
+
+    assert done.last == 4
+    assert done.incarnation >= began > first
+    assert await numbers(tmp_path / "live") == ([1, 2, 3, 4], done.incarnation)
+    assert check(Path(done.kept) / "journal.sqlite3").last == 9
+    assert (tmp_path / "live" / "journal.sqlite3").stat().st_mode & 0o777 == 0o600
+    # The second restore of the same backup is another incarnation still.
+    again = restore(tmp_path / "kept", tmp_path / "live")
+    assert again.incarnation > done.incarnation
+
+
+async def write_more(folder, first, last):
+    journal = Journal.open(folder)
+    for number in range(first, last + 1):
+        await journal.append([(number, host(number))])
+    await journal.close()
+
+
+async def test_two_restores_of_one_backup_on_two_machines_give_different_fences(tmp_path, monkeypatch):
+    await write(tmp_path / "live", 4)
+    backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
+    one = restore(tmp_path / "kept", tmp_path / "a")
+    monkeypatch.setattr(time, "time", lambda: one.incarnation + 60.0)
+    assert restore(tmp_path / "kept", tmp_path / "b").incarnation > one.incarnation
+
+
+async def test_a_backup_that_somebody_copies_into_place_begins_a_new_incarnation_too(tmp_path):
+    first = await write(tmp_path / "live", 4)
+    backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
+    shutil.copyfile(tmp_path / "kept", tmp_path / "live" / "journal.sqlite3")
+    assert (await numbers(tmp_path / "live"))[1] > first
+
+
+async def test_a_restore_under_a_running_daemon_is_refused(tmp_path):
+    await write(tmp_path / "live", 4)
+    backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
+    journal = Journal.open(tmp_path / "live")
+    with pytest.raises(JournalInUse, match=f"pid {os.getpid()}"):
+        restore(tmp_path / "kept", tmp_path / "live")
+    await journal.append([(5, host(5))])
+    await journal.close()
+
+
+async def test_a_damaged_backup_is_not_restored_and_the_journal_stays(tmp_path):
+    await write(tmp_path / "live", 9)
+    backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
+    change(tmp_path / "kept", "DELETE FROM facts WHERE seq = 4")
+    before = content(tmp_path / "live")
+    with pytest.raises(JournalRefused, match=r"not good.*facts 4 to 4.*another backup"):
+        restore(tmp_path / "kept", tmp_path / "live")
+    assert content(tmp_path / "live") == before
+
+
+async def test_a_damaged_journal_is_replaced_and_kept_with_its_log(tmp_path):
+    await write(tmp_path / "live", 4)
+    backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
+    (tmp_path / "live" / "journal.sqlite3").write_bytes(b"this is no database, whatever its name says" * 100)
+    (tmp_path / "live" / "journal.sqlite3-wal").write_bytes(b"a log of what was lost")
+    done = restore(tmp_path / "kept", tmp_path / "live")
+    assert (Path(done.kept) / "journal.sqlite3-wal").read_bytes() == b"a log of what was lost"
+    assert (await numbers(tmp_path / "live"))[0] == [1, 2, 3, 4]
+
+
+async def test_a_restore_that_breaks_off_anywhere_leaves_a_journal_and_no_fence_valid(tmp_path, monkeypatch):
+    first = await write(tmp_path / "whole", 4)
+    backup(tmp_path / "whole" / "journal.sqlite3", tmp_path / "kept")
+    await write_more(tmp_path / "whole", 5, 9)
+    broken = []
+    for number in range(12):
+        folder = tmp_path / f"r{number}"
+        shutil.copytree(tmp_path / "whole", folder)
+        left = iter(range(number))
+
+        def step(left=left):
+            if next(left, None) is None:
+                raise OSError("the machine went off")
+
+        with monkeypatch.context() as patched:
+            prepare = (journal_tools.journal_file, "prepare")
+            for module, name in ((os, "link"), (Path, "replace"), (Path, "mkdir"), (os, "fsync"), prepare):
+                real = getattr(module, name)
+                patched.setattr(
+                    module, name, lambda *args, real=real, step=step, **more: (step(), real(*args, **more))[1]
+                )
+            try:
+                restore(tmp_path / "kept", folder)
+            except JournalRefused:
+                broken.append(number)
+        facts, incarnation = await numbers(folder)
+        assert facts in ([1, 2, 3, 4], list(range(1, 10)))
+        assert facts[-1] == 9 or incarnation > first
+    assert len(broken) > 5
+
+
+async def test_a_journal_that_is_gone_is_not_begun_anew_in_silence(tmp_path):
+    await write(tmp_path, 4)
+    (tmp_path / "journal.sqlite3").unlink()
+    for _ in range(2):
+        with pytest.raises(JournalRefused, match=r"journal\.sqlite3 is gone.*rollmuxd journal restore"):
+            Journal.open(tmp_path)
+
+
+async def test_a_backup_of_an_older_format_is_restored_and_upgraded(tmp_path):
+    old = CORPUS / "format-1" / "shrunk_tail.journal"
+    done = restore(old, tmp_path / "live")
+    assert done.incarnation > 1
+    assert check(tmp_path / "live" / "journal.sqlite3").good
+    assert check(tmp_path / "live" / "journal.sqlite3").format == 2
