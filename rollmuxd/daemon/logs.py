@@ -8,7 +8,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, Literal, TextIO, cast
 
 import msgspec
 import structlog
@@ -44,7 +44,8 @@ WARNINGS: Final[tuple[type[Fact], ...]] = (
 
 def set_up(level: str = "info", format: Literal["console", "json"] = "console", stream: TextIO | None = None) -> None:
     """Write logs to stderr (or ``stream``), those of the standard library too: uvicorn, plugins."""
-    stream = stream if stream is not None else sys.stderr
+    note = _json_note if format == "json" else _text_note
+    out = Unfailing(stream if stream is not None else sys.stderr, note)
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -54,16 +55,16 @@ def set_up(level: str = "info", format: Literal["console", "json"] = "console", 
     if format == "json":
         last: list[Processor] = [structlog.processors.format_exc_info, _as_json]
     else:
-        pretty = structlog.dev.ConsoleRenderer(colors=stream.isatty(), pad_event_to=20)
-        last = [pretty if stream.isatty() else _as_text(pretty)]
+        pretty = structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=20)
+        last = [pretty if out.isatty() else _as_text(pretty)]
     # Our own lines go straight to the stream: the way round by the standard library costs four times as much.
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", out)),
         cache_logger_on_first_use=False,
     )
-    foreign = logging.StreamHandler(stream)
+    foreign = logging.StreamHandler(cast("TextIO", out))
     foreign.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
@@ -79,6 +80,51 @@ def set_up(level: str = "info", format: Literal["console", "json"] = "console", 
     # It warns of every call that it cannot parse: whoever sends rubbish would fill the disk.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).setLevel(max(number, logging.ERROR))
+
+
+class Unfailing:
+    """A stream that loses lines rather than fail, and says so once it can (``note`` makes that line).
+
+    The disk that the log lies on may be full, or whoever read it gone. That must not keep the daemon from anything:
+    least of all when what it has to log is that the journal, on the same disk, cannot be written.
+    """
+
+    def __init__(self, stream: TextIO, note: Callable[[int], str]) -> None:
+        self._stream = stream
+        self._note = note
+        self._missed = 0
+
+    def write(self, text: str) -> int:
+        """Write, if that is possible."""
+        try:
+            self._stream.write(f"{text}{self._note(self._missed)}\n" if self._missed else text)
+        except (OSError, ValueError):  # ValueError: it was closed
+            self._missed += 1
+        else:
+            self._missed = 0
+        return len(text)
+
+    def flush(self) -> None:
+        """Have what was written leave the process, if that is possible."""
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._missed += 1
+
+    def isatty(self) -> bool:
+        """Whether a person reads along."""
+        return self._stream.isatty()
+
+
+def _json_note(missed: int) -> str:
+    return msgspec.json.encode({"event": _NOTE, "level": "warning", "times": missed}).decode()
+
+
+def _text_note(missed: int) -> str:
+    return f"[warning  ] {_NOTE} times={missed}"
+
+
+_NOTE: Final = "log_could_not_be_written"
 
 
 def event_of(fact: Fact, state: State) -> tuple[str, dict[str, Any]]:

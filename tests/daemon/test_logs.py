@@ -54,6 +54,31 @@ def test_no_secret_is_logged(written):
     assert written()[0]["name"] == "math"
 
 
+class FullDisk(io.StringIO):
+    full = False
+
+    def write(self, text):
+        if self.full:
+            raise OSError(28, "No space left on device")
+        return super().write(text)
+
+
+def test_a_log_that_cannot_be_written_fails_nobody_and_says_afterwards_that_lines_are_missing(written):
+    stream = FullDisk()
+    logs.set_up("info", "json", stream)
+    stream.full = True
+
+    structlog.get_logger("x").error("commit_failed")
+    logging.getLogger("somebodys.plugin").warning("it is late")
+
+    stream.full = False
+    structlog.get_logger("x").info("next")
+    said = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["event"] for line in said] == ["next", "log_could_not_be_written"]
+    stream.close()
+    structlog.get_logger("x").info("to nobody")
+
+
 def test_lines_of_the_standard_library_come_out_the_same_way(written):
     logging.getLogger("somebodys.plugin").warning("it is %s", "late")
     logging.getLogger("uvicorn.access").info("GET /")
