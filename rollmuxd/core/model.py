@@ -340,6 +340,8 @@ class Slot(Struct):
     #: since when it is known to run for too long
     overstays_at: Millis | None = None
     reason: str = ""
+    #: another process holds it than the one that it was claimed for
+    replaced: bool = False
     #: its holder gave it back (and nobody took it away)
     released: bool = False
     #: slot or refusal of the ``next`` that its release carried: a repeat gets the same answer

@@ -156,7 +156,7 @@ def release(c: Cycle, ask: i.ReleaseSlot) -> Answer:
     partly = len(slot.gpus) < sum(len(c.state.nodes[name].gpus) for name in phase_nodes(c, job, slot))
     c.fact(f.SlotReleased(c.now, slot.id, ask.measured))
     c.soft.forget_slot(slot.id)
-    if taken_over(c, slot):
+    if slot.replaced:  # the process whose bytes are there may be gone, and they with it
         bytes_unknown(c, job, slot)
     elif job.spec.park is Park.AT_RELEASE or partly:  # what is loaded on a part must not pass for loaded on all
         park_own(c, job, slot)
@@ -172,12 +172,6 @@ def release(c: Cycle, ask: i.ReleaseSlot) -> Answer:
     dispatch(c, group)
     after_departure(c, job)
     return Answer(slot=slot.id, next_slot=next_slot, next_refused=refused)
-
-
-def taken_over(c: Cycle, slot: Slot) -> bool:
-    """Whether another process than the one that the slot was claimed for holds it now."""
-    session = c.state.sessions.get(slot.session)
-    return session is not None and slot.claimed_at is not None and session.opened_at > slot.claimed_at
 
 
 def bytes_unknown(c: Cycle, job: Job, slot: Slot) -> None:

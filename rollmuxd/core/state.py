@@ -51,6 +51,8 @@ from rollmuxd.core.model import (
 SLOTS_REMEMBERED = 4
 #: ended jobs that are remembered; older ones are in the journal only
 JOBS_REMEMBERED = 1_000
+#: of the ids that are minted: jobs, groups, sessions, slots, orders
+PREFIXES = ("j", "g", "e", "s", "o")
 #: observations of a phase's time that are kept
 TIMES_KEPT = 64
 
@@ -146,6 +148,8 @@ class State(Struct):
 
     def _daemon_started(self, fact: f.DaemonStarted) -> None:
         self.incarnation = max(self.incarnation, fact.incarnation)
+        if fact.ids_skipped:
+            self.minted = {prefix: self.minted.get(prefix, 0) + fact.ids_skipped for prefix in PREFIXES}
         for node in self.nodes.values():
             if node.status is NodeStatus.UP or node.status is NodeStatus.OCCUPIED:
                 node.status = NodeStatus.UNKNOWN
@@ -510,6 +514,9 @@ class State(Struct):
     def _slot_taken_over(self, fact: f.SlotTakenOver) -> None:
         slot = self.slots[fact.slot]
         slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+        old, new = self.sessions.get(slot.session), self.sessions.get(fact.session)
+        if slot.claimed_at is not None and (old is None or new is None or (old.pid, old.host) != (new.pid, new.host)):
+            slot.replaced = True
         slot.session = fact.session
         if fact.fence is not None:
             slot.fence, self.fence_number = fact.fence, fact.fence.number

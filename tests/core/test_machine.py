@@ -41,7 +41,7 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.errors import Rejected
-from rollmuxd.core.model import Fence, JobSpec, OnLoss, OrderKind, Park, PhaseSpec, StateSpec, Want
+from rollmuxd.core.model import Dispatch, Fence, JobSpec, OnLoss, OrderKind, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
@@ -114,6 +114,7 @@ class Process:
     key: str
     spec: JobSpec
     session: str = ""
+    pid: int = 100
     #: when the daemon heard of it last (and could have)
     heard: int = 0
     alive: bool = True
@@ -212,7 +213,8 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         super().__init__()
         limit = 10**9 if "late_clear" in BROKEN_TODAY else 120_000
         self.config = Config(lease_ms=LEASE, reattach_ms=REATTACH, drivers=DRIVERS, clear_limit_ms=limit, **CONFIG)
-        self.core = Scheduler(self.config, RollMux())
+        self.policy = RollMux()
+        self.core = Scheduler(self.config, self.policy)
         self.world, self.now, self.keys = World(), 0, 0
         self.replayed = State()
         self.granted: dict[str, Grant] = {}
@@ -307,8 +309,12 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
     def see(self, host: str) -> None:
         self.give(i.HostSeen(host, self.world.sights(HOST_GPUS[host])))
 
-    @initialize(kinds=st.lists(st.sampled_from(KINDS), min_size=2, max_size=4))
-    def some_jobs_are_there(self, kinds: list[str]) -> None:
+    @initialize(
+        kinds=st.lists(st.sampled_from(KINDS), min_size=2, max_size=4),
+        dispatch=st.sampled_from([Dispatch.WHEEL, Dispatch.WHEEL, Dispatch.READY]),
+    )
+    def some_jobs_are_there(self, kinds: list[str], dispatch: Dispatch) -> None:
+        self.policy.dispatch = dispatch
         for name, kind in zip("ABCD", kinds, strict=False):
             self.register(name, kind, replace=False)
 
@@ -335,9 +341,24 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         process = self.world.processes.get(name)
         if process is None or not process.alive or process.silent:
             return
-        answer = self.give(i.OpenSession(process.job, process.key, 100, "box"))
+        answer = self.give(i.OpenSession(process.job, process.key, process.pid, "box"))
         if answer is not None:
             process.session, process.heard, process.over = answer.session, self.now, False
+
+    @rule(name=NAMES, at_once=st.booleans())
+    def process_restarts(self, name: str, at_once: bool) -> None:
+        """A run's process dies, and another joins the run in its place; what was told to it may or may not be done."""
+        process = self.world.processes.get(name)
+        if process is None or self.core.state.jobs[process.job].run != process.run:
+            return
+        if self.core.state.jobs[process.job].status in ("lost", "ended"):
+            return
+        self.world.dies(process)
+        for told in self.world.orders.values():
+            if told.who == (process.job, process.run) and (at_once or told.kind is OrderKind.LOAD):
+                told.dropped = True
+        process.alive, process.silent, process.pid = True, False, process.pid + 1
+        self.open_session(name)
 
     @rule(name=NAMES, index=st.integers(0, 3))
     def ask(self, name: str, index: int) -> None:
@@ -654,7 +675,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
     def restart(self) -> None:
         """The daemon goes on from the replayed journal; clients have to ask again."""
         self.core = Scheduler(
-            self.config, RollMux(), msgspec.json.decode(msgspec.json.encode(self.replayed), type=State)
+            self.config, self.policy, msgspec.json.decode(msgspec.json.encode(self.replayed), type=State)
         )
         for process in (*self.world.processes.values(), *self.world.graves):
             process.heard = self.now  # its lease begins anew
