@@ -43,6 +43,8 @@ class DaemonStarted(Fact, frozen=True, tag="daemon_started"):
     """Every lease is renewed in full, every node is unknown until it was seen."""
 
     incarnation: int
+    #: of every kind, so many ids are left out: they may have been given to things that this journal does not know
+    ids_skipped: int = 0
 
 
 class LoopStalled(Fact, frozen=True, tag="loop_stalled"):

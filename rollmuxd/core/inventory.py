@@ -38,6 +38,9 @@ from rollmuxd.core.model import (
 from rollmuxd.core.orders import order_lost_contact
 from rollmuxd.core.turns import dispatch, issue, unheld_by
 
+#: ids that are left out after a restore: more than were given since any backup
+IDS_SKIPPED = 1_000_000_000
+
 
 def drain(c: Cycle, ask: i.DrainNode) -> Answer:
     """Nothing new on the node; what is loaded parks; drained when its GPUs are clear."""
@@ -105,7 +108,9 @@ def start(c: Cycle, given: i.Start) -> Answer:
 
     An open order is told again only if that does it once; else its driver is asked; else nobody knows.
     """
-    c.fact(f.DaemonStarted(c.now, given.incarnation))
+    # A journal was restored: somebody may still ask by the ids that were given after its backup was made.
+    restored = given.incarnation > c.state.incarnation and c.state.at > 0
+    c.fact(f.DaemonStarted(c.now, given.incarnation, IDS_SKIPPED if restored else 0))
     configure(c, given)
     c.soft.restart(c.state, c.now, c.config)
     for order in list(c.state.orders.values()):

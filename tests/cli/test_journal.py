@@ -1,4 +1,4 @@
-"""``rollmuxd journal``: what people and scripts are told. What it does is tested in tests/daemon/test_journal_tools.py."""
+"""``rollmuxd journal``: what people and scripts are told. (What it does: tests/daemon/test_journal_tools.py.)"""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def state_dir(tmp_path):
 
 def damage(path):
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("DELETE FROM facts WHERE seq = 2")
+        connection.execute("UPDATE facts SET body = replace(body, 'fake', 'sham') WHERE seq = 2")
 
 
 def test_a_check_says_in_one_line_how_it_is_and_in_its_exit_status(rollmuxd, state_dir):
@@ -38,7 +38,7 @@ def test_a_check_says_in_one_line_how_it_is_and_in_its_exit_status(rollmuxd, sta
     damage(state_dir / "journal.sqlite3")
     bad = rollmuxd(f"journal check {state_dir}")
     assert (bad.code, len(bad.lines)) == (1, 1)
-    assert "DAMAGED: facts 2 to 2 of 3 are missing" in bad.out
+    assert "DAMAGED: fact 2 of 3 is damaged" in bad.out
 
 
 def test_a_check_answers_scripts_in_json_with_the_same_status(rollmuxd, state_dir):
