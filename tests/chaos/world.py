@@ -1,5 +1,6 @@
-"""The processes of a storm: a daemon on mock hosts, and clients. All that is started is ended by :meth:`World.close`."""
+"""The processes of a storm: a daemon on mock hosts, and clients. What is started is ended by :meth:`World.close`."""
 
+import contextlib
 import json
 import os
 import random
@@ -84,10 +85,8 @@ def children_of(pid: int) -> list[int]:
 
 def send(pid: int, what: signal.Signals) -> None:
     """A signal, to a process that may have gone meanwhile."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, what)
-    except ProcessLookupError:
-        pass
 
 
 class Daemon:
@@ -170,6 +169,7 @@ class Life:
 
     process: "subprocess.Popen[bytes]"
     key: str
+    began: float
     died: float = float("inf")
     provoked: bool = False
     #: stopped until then
@@ -220,7 +220,7 @@ class World:
                 env=environment(self.folder, ROLLMUX_REQUIRED="1"),
                 cwd=self.folder,
             )
-        client.lives.append(Life(process, key))
+        client.lives.append(Life(process, key, time.monotonic()))
         client.next_life = None
 
     def kill(self, client: Client) -> None:

@@ -1,0 +1,249 @@
+"""A machine that runs out of something, or whose clock is set: the daemon says so, keeps what is held, and recovers."""
+
+import contextlib
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+NEWCOMER = {"name": "late", "phases": [{"name": "rollout", "pools": ["rollout"]}], "wants": {"rollout": {}}}
+
+
+# ---- descriptors -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def callers(path, number):
+    """So many connections that say nothing."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(number):
+            one = stack.enter_context(socket.socket(socket.AF_UNIX))
+            one.settimeout(5)
+            one.connect(str(path))
+        yield
+
+
+def test_without_descriptors_it_says_so_holders_keep_what_they_hold_and_it_recovers(live):
+    daemon = live.daemon(lease_s=6.0)
+    a = live.holder("a")
+    b, asked = live.waiter("b")
+    before = daemon.last_seq()
+    limits = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+    open_now = len(os.listdir(f"/proc/{daemon.pid}/fd"))
+
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (open_now + 2, limits[1]))
+    with callers(daemon.socket, 30):
+        live.until("it says so", lambda: "Too many open files" in daemon.log.read_text(), within=20)
+        assert daemon.process.poll() is None
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, limits)
+
+    a.do("leave", within=30)
+    assert "error" not in b.answer(asked, within=30)
+    b.do("leave", within=30)
+    assert [
+        fact for fact in daemon.facts(after=before) if fact["fact"] in {"slot_lost", "session_lost", "job_lost"}
+    ] == []
+    live.until("all nodes are up", lambda: all(node["status"] == "up" for node in daemon.get("/v1/nodes")["items"]))
+    live.until(
+        "the callers are forgotten", lambda: len(os.listdir(f"/proc/{daemon.pid}/fd")) <= open_now + 6, within=20
+    )
+
+
+# ---- the clock -------------------------------------------------------------------------------------------------------
+
+#: Python runs this before the daemon: wall time is what a file says, beside the machine's.
+SET_CLOCK = """
+import time
+
+_real, _file = time.time, Path({file!r})
+
+
+def _wall():
+    try:
+        return _real() + float(_file.read_text() or 0)
+    except (OSError, ValueError):
+        return _real()
+
+
+time.time = _wall
+time.time_ns = lambda: int(_wall() * 1e9)
+"""
+
+
+@pytest.fixture
+def wall(tmp_path, monkeypatch):
+    """Sets the wall clock of daemons that are started from now on, also while they run: seconds beside the real one."""
+    folder = tmp_path / "clock"
+    folder.mkdir()
+    file = folder / "offset"
+    (folder / "sitecustomize.py").write_text(SET_CLOCK.format(file=str(file)))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")])))
+
+    def set_to(offset):
+        file.with_suffix(".new").write_text(str(offset))
+        file.with_suffix(".new").replace(file)
+
+    set_to(0)
+    return set_to
+
+
+@pytest.mark.parametrize("offset", [-7200, 7200, 10 * 365 * 86400], ids=["back", "ahead", "ten years ahead"])
+def test_a_clock_that_is_set_while_it_runs_moves_no_lease(live, wall, offset):
+    daemon = live.daemon()
+    a = live.holder("a")
+    b, asked = live.waiter("b")
+
+    wall(offset)
+    time.sleep(live.lease_s + 0.5)  # a lease goes by
+
+    assert daemon.facts("session_lost", "slot_lost", "job_lost", "loop_stalled") == []
+    a.do("leave")
+    b.answer(asked)
+    # Death is noticed as soon as ever.
+    killed = time.monotonic()
+    b.kill()
+    live.until("it is lost", lambda: daemon.facts("job_lost"), within=live.lease_s * 3 + live.slack_s)
+    assert time.monotonic() - killed >= live.lease_s - live.heartbeat_s - 0.2
+    assert in_order(daemon)
+
+
+@pytest.mark.parametrize("offset", [-7200, 7200], ids=["back", "ahead"])
+def test_a_clock_that_is_set_while_the_daemon_is_away_costs_nobody_a_slot(live, wall, offset):
+    daemon = live.daemon()
+    a = live.holder("a")
+    b, asked = live.waiter("b")
+
+    daemon.kill9()
+    wall(offset)
+    daemon.restart()
+    time.sleep(live.lease_s + 0.5)  # a lease goes by
+
+    assert daemon.facts("session_lost", "slot_lost", "job_lost") == []
+    a.do("leave")
+    b.answer(asked)
+    b.kill()
+    live.until("its death is noticed", lambda: daemon.facts("job_lost"), within=live.lease_s * 3 + live.slack_s)
+    assert in_order(daemon)
+
+
+def in_order(daemon):
+    at = [fact["at"] for fact in daemon.facts()]
+    return at == sorted(at)
+
+
+# ---- the disk --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 40 MB, for the state directory; and what fills it to its last byte."""
+    state = tmp_path / "state"
+    state.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=40m,mode=700", "small", str(state)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no small disk can be mounted here ({mounted.stderr.strip()})")
+    try:
+        yield state
+    finally:
+        subprocess.run(["umount", "-l", str(state)], check=True)
+
+
+def fill(folder):
+    """Take all the room that there is."""
+    with (folder / "ballast").open("wb", buffering=0) as ballast:
+        for size in (1_000_000, 4096, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    ballast.write(b"x" * size)
+
+
+def test_on_a_full_disk_newcomers_are_refused_and_what_is_held_can_still_be_released(live, small_disk):
+    daemon = live.daemon()
+    a = live.holder("a")
+    b, asked = live.waiter("b")
+    before = daemon.last_seq()
+
+    fill(small_disk)
+    # Somebody else's release spends what is reserved, at the latest.
+    a.do("leave", within=30)
+    b.answer(asked, within=30)
+    fill(small_disk)  # the reserve that was given up is not all for us
+    refused = live.until(
+        "it refuses newcomers",
+        lambda: (answer := daemon.call("POST", "/v1/jobs", NEWCOMER)).status_code == 503 and answer,
+        within=30,
+    )
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert "full" in refused.json()["detail"]
+    assert b.process.poll() is None
+
+    (small_disk / "ballast").unlink()
+    b.do("leave", within=60)
+    live.until("newcomers are let in", lambda: daemon.call("POST", "/v1/jobs", NEWCOMER).status_code == 201, within=60)
+    assert daemon.facts("slot_lost", "session_lost", after=before) == []
+    assert (small_disk / "reserve").stat().st_size > 0
+
+
+def test_killed_on_a_full_disk_it_starts_again_with_all_that_was_acknowledged(live, small_disk):
+    daemon = live.daemon()
+    a = live.holder("a")
+    fill(small_disk)
+    a.do("leave", within=30)
+    acknowledged = daemon.last_seq()
+
+    daemon.kill9()
+    (small_disk / "ballast").unlink()
+    daemon.restart()
+
+    assert daemon.last_seq() > acknowledged
+    assert daemon.facts("slot_released", slot=a.happened("granted")[0]["slot"])
+    a.do("enter", phase="train", within=30)
+    a.do("leave", within=30)
+
+
+def test_a_state_directory_that_cannot_be_written_is_said_at_the_start(live, small_disk):
+    daemon = live.daemon()
+    daemon.stop()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "rollmuxd", "daemon", "run", "--config", str(daemon.folder / "rollmux.toml")],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=daemon.folder,
+    )
+
+    assert ended.returncode == 2
+    assert f"state directory {small_disk}" in ended.stderr
+    assert "Read-only" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    # And with the disk as it was, all is as it was.
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    daemon.restart()
+    assert daemon.facts("daemon_started")
+
+
+def test_files_that_may_not_grow_are_answered_with_503_and_holders_keep_what_they_hold(live):
+    daemon = live.daemon(lease_s=4.0)
+    a = live.holder("a")
+    before = daemon.last_seq()
+    unlimited = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
+
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (0, unlimited[1]))
+    live.until("it refuses", lambda: daemon.call("POST", "/v1/jobs", NEWCOMER).status_code == 503)
+    time.sleep(5.0)  # longer than a lease, in which nobody can be written down as lost
+    assert daemon.process.poll() is None
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, unlimited)
+
+    a.do("leave", within=30)
+    assert daemon.facts("slot_lost", "session_lost", "job_lost", after=before) == []
+    live.until("it takes newcomers", lambda: daemon.call("POST", "/v1/jobs", NEWCOMER).status_code == 201, within=30)

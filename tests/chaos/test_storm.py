@@ -1,0 +1,121 @@
+"""A short storm in the default tests (the long one: ``make -s chaos``); and the oracle, seeing what is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STORM = Path(__file__).with_name("storm.py")
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(260)
+def test_a_short_storm_loses_nothing_and_everybody_finishes():
+    ended = subprocess.run(
+        [sys.executable, str(STORM), "--budget", "18", "--clients", "8", "--seed", "short"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+    found = json.loads(ended.stdout)
+    assert (found["violations"], found["lost"]) == (0, 0), found["what"]
+    assert ended.returncode == 0
+    # It has blown, and there was something to blow upon.
+    assert found["kills"] >= 1
+    assert found["acknowledged"]["granted"] > 8
+    assert found["acknowledged"]["ended"] == 8
+    assert found["facts_followed"] > 100
+
+
+# ---- the oracle ------------------------------------------------------------------------------------------------------
+
+
+def load(job, at, *, gpu="h/gpu0", mb=2000, event="load", pid=1):
+    return {
+        "event": event,
+        "gpu": gpu,
+        "job": job,
+        "name": job,
+        "run": 1,
+        "pool": "p",
+        "mb": mb,
+        "mono": at,
+        "pid": pid,
+    }
+
+
+def test_the_oracle_sees_a_load_onto_anothers_bytes(oracle):
+    witness = [load("a", 1.0), load("b", 2.0, pid=2)]
+
+    assert oracle.two_on_a_gpu(witness, {}) == ["b was loaded onto h/gpu0, where [('a', 1, 'p')] were"]
+    assert oracle.two_on_a_gpu([load("a", 1.0), load("a", 1.5, event="park", mb=0), load("b", 2.0)], {}) == []
+    assert oracle.two_on_a_gpu(witness, {1: 1.5}) == [], "its process was dead by then"
+
+
+def test_the_oracle_sees_two_clients_that_hold_a_gpu_at_a_time(oracle):
+    held = [("h/gpu0", 1.0, 3.0, "a"), ("h/gpu0", 2.0, 4.0, "b"), ("h/gpu1", 2.0, 4.0, "c")]
+
+    (one,) = oracle.overlaps(held)
+    assert one == "h/gpu0: a held it from 1.000 to 3.000, and b from 2.000"
+    assert oracle.overlaps([("h/gpu0", 1.0, 2.0, "a"), ("h/gpu0", 2.0, 4.0, "b")]) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "fact"),
+    [
+        ({"event": "granted", "slot": "s1", "fence": "1.2"}, {"fact": "slot_granted", "slot": "s1", "fence": [1, 2]}),
+        (
+            {"event": "granted", "slot": "s1", "fence": "1.3"},
+            {"fact": "slot_taken_over", "slot": "s1", "fence": [1, 3]},
+        ),
+        ({"event": "released", "slot": "s1"}, {"fact": "slot_released", "slot": "s1"}),
+        ({"event": "queued", "slot": "s1"}, {"fact": "slot_queued", "slot": "s1"}),
+        ({"event": "ended", "job": "j1"}, {"fact": "job_ended", "job": "j1"}),
+    ],
+)
+def test_the_oracle_misses_what_was_acknowledged(oracle, line, fact):
+    assert oracle.acknowledged({"a": [line]}, [fact]) == []
+    assert len(oracle.acknowledged({"a": [line]}, [])) == 1
+    assert len(oracle.acknowledged({"a": [line]}, [{**fact, "slot": "s9", "job": "j9"}])) == 1
+
+
+def test_the_oracle_misses_a_fact_that_the_feed_has_shown(oracle):
+    facts = [{"seq": 1, "fact": "x"}, {"seq": 2, "fact": "y"}]
+
+    assert oracle.unfollowed({1: "x", 2: "y"}, facts, lambda fact: fact["fact"]) == []
+    assert len(oracle.unfollowed({2: "z"}, facts, lambda fact: fact["fact"])) == 1
+    assert len(oracle.unfollowed({3: "z"}, facts, lambda fact: fact["fact"])) == 1
+
+
+def slots(*facts):
+    return [
+        {"seq": number, "at": number, "fact": f"slot_{kind}", "slot": slot, **more}
+        for number, (kind, slot, more) in enumerate(facts, 1)
+    ]
+
+
+def test_the_oracle_reads_the_journal_for_itself(oracle):
+    mine = {"gpus": ["g"], "visit": 0}
+    good = slots(
+        ("queued", "s1", {}), ("claimed", "s1", mine), ("granted", "s1", {"fence": [1, 1]}), ("released", "s1", {}),
+        ("over", "s1", {}), ("claimed", "s2", mine), ("granted", "s2", {"fence": [1, 2]}),
+    )  # fmt: skip
+
+    assert oracle.journal(good) + oracle.claims(good) == []
+    assert oracle.journal(good[1:]), "a hole"
+    assert oracle.journal(slots(("claimed", "s", mine), ("over", "s", {}), ("granted", "s", {"fence": [1, 1]})))
+    assert oracle.journal([*good, {**good[-1], "seq": 8, "slot": "s3", "fence": [1, 2]}]), "a fence twice"
+    assert oracle.journal([*good[:-1], {**good[-1], "at": 0}]), "back in time"
+    assert oracle.claims([fact for fact in good if fact["fact"] != "slot_over"])
+    assert oracle.fences({"a": [{"event": "granted", "fence": fence, "slot": fence} for fence in ("1.2", "1.1")]})
+
+
+def test_the_oracle_asks_why_a_session_was_lost(oracle):
+    facts = [{"fact": "session_opened", "session": "e1", "pid": 7}, {"fact": "session_lost", "session": "e1"}]
+
+    assert oracle.unprovoked(facts, {7: oracle.Process("a", 7, 9.0, False)})
+    assert oracle.unprovoked(facts, {7: oracle.Process("a", 7, 9.0, True)}) == []
