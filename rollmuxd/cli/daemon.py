@@ -43,6 +43,9 @@ class Running:
     url: str | None
     #: needs no key
     socket: Path
+    #: of the certificate at that URL, and the file that it is in
+    fingerprint: str | None = None
+    certificate: str | None = None
 
 
 @daemon.command()
@@ -142,6 +145,8 @@ def status(config: Path | None, as_json: bool) -> None:
 
 def _answer(running: Running, log: Path, said: str, *, as_json: bool) -> None:
     values = {"status": said, "pid": running.pid, "url": running.url, "socket": str(running.socket), "log": str(log)}
+    if running.fingerprint is not None:
+        values |= {"fingerprint": running.fingerprint, "certificate": running.certificate}
     if as_json:
         print_json(values)
     else:
@@ -163,7 +168,8 @@ def find(state_dir: Path) -> Running | None:
         return None
     if not _is_daemon(pid):
         return None
-    return Running(pid, said.get("url"), Path(said.get("socket") or state_dir / "rollmux.sock"))
+    path = Path(said.get("socket") or state_dir / "rollmux.sock")
+    return Running(pid, said.get("url"), path, said.get("fingerprint"), said.get("certificate"))
 
 
 def _is_daemon(pid: int) -> bool:

@@ -7,6 +7,7 @@ on connections: the 101st long poll would fail with a pool timeout. Only HTTP/1.
 requests.
 """
 
+import hashlib
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -99,9 +100,41 @@ def _fake() -> Any:
 def _options(address: Address) -> dict[str, Any]:
     verify: bool | ssl.SSLContext = False
     if address.base_url.startswith("https:"):
-        verify = ssl.create_default_context(cafile=address.ca_file)
+        verify = _trust(address)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=4)
     return {"uds": address.socket, "verify": verify, "limits": limits, "trust_env": False}
+
+
+def _trust(address: Address) -> ssl.SSLContext:
+    """Whom to believe: the one certificate, those of a file, or those that the system trusts."""
+    if address.fingerprint is not None:
+        return _pinned(address, address.fingerprint)
+    try:
+        return ssl.create_default_context(cafile=address.ca_file)
+    except OSError as error:
+        raise RollmuxError(
+            f"ROLLMUX_CA_FILE={address.ca_file}: {error.strerror or error}; it has to be a PEM file of certificates"
+        ) from error
+
+
+def _pinned(address: Address, fingerprint: str) -> ssl.SSLContext:
+    """Trust in one certificate. It is fetched, compared, and from then on the only one that is accepted."""
+    where = httpx.URL(address.base_url)
+    try:
+        pem = ssl.get_server_certificate((where.host, where.port or 443), timeout=CONNECT_S)
+    except OSError as error:
+        raise Unreachable(f"the daemon at {address} does not answer: {error}") from error
+    found = hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest()
+    if found != fingerprint:
+        raise Unreachable(
+            f"the daemon at {address} shows a certificate with the fingerprint sha256:{found}, and ROLLMUX_FINGERPRINT "
+            f"is sha256:{fingerprint}: it is another daemon, or has a new certificate (rollmuxd daemon status)"
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # it is that very certificate, whatever name it is for
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cadata=pem)
+    return context
 
 
 def _common(address: Address) -> dict[str, Any]:
@@ -126,6 +159,8 @@ def _translated(error: Exception, address: Address) -> RollmuxError:
     """Return our error for one of httpx; every one of theirs has one of ours."""
     if isinstance(error, httpx.TransportError):
         what = str(error) or type(error).__name__
+        if "CERTIFICATE_VERIFY_FAILED" in what:
+            what += "; to trust it, set ROLLMUX_CA_FILE to its certificate, or ROLLMUX_FINGERPRINT"
         return Unreachable(f"the daemon at {address} does not answer: {what}")
     return BadAnswer(f"talking to {address} failed: {type(error).__name__}: {error}")
 

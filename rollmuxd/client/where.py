@@ -7,6 +7,7 @@ is a daemon that is down, never "no daemon": running beside it unasked could put
 
 import difflib
 import os
+import re
 import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ VARIABLES = (
     "ROLLMUX_API_KEY_FILE",
     "ROLLMUX_CA_FILE",
     "ROLLMUX_CONFIG",
+    "ROLLMUX_FINGERPRINT",
     "ROLLMUX_GIVE_UP_S",
     "ROLLMUX_HOSTS",
     "ROLLMUX_REQUIRED",
@@ -38,6 +40,8 @@ class Address(Struct, frozen=True):
     api_key: str | None = None
     #: certificates to trust in place of the system's (``ROLLMUX_CA_FILE``)
     ca_file: str | None = None
+    #: the one certificate to trust, by its SHA-256 (``ROLLMUX_FINGERPRINT``), whoever has signed it
+    fingerprint: str | None = None
 
     def __str__(self) -> str:  # never the key
         return f"unix://{self.socket}" if self.socket else self.base_url
@@ -62,7 +66,7 @@ def find(url: str | None = None, api_key: str | None = None, environ: Mapping[st
     if named.strip().lower() in {"off", "none"}:
         return Found(None, [f"ROLLMUX_URL={named}"], off=True)
     if named:
-        return Found(_address(named, api_key, environ), [named])
+        return Found(_address(named, api_key, environ), [shown(named)])
     looked = ["ROLLMUX_URL (not set)"]
     for path in default_sockets(environ):
         looked.append(path)
@@ -109,9 +113,23 @@ def default_sockets(environ: Mapping[str, str] = os.environ) -> list[str]:
     return [*paths, f"{home}/.local/state/rollmux/rollmux.sock", "/run/rollmux/rollmux.sock"]
 
 
+def shown(url: str) -> str:
+    """The URL as it may be printed: without what may be a key or a password in it."""
+    return re.sub(r"//[^/]*@|\brmx_\S+", lambda found: "//...@" if found[0].startswith("//") else "rmx_...", url)
+
+
 def _address(url: str, api_key: str | None, environ: Mapping[str, str]) -> Address:
-    parts = urllib.parse.urlsplit(url)
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:  # brackets without an address in them
+        raise RollmuxError(_no_address(url)) from None
+    if "@" in parts.netloc:
+        raise RollmuxError(
+            f"the address {shown(url)} has a user or a password in it, which ends up in logs; an API key goes into "
+            "ROLLMUX_API_KEY, or into a file that ROLLMUX_API_KEY_FILE names"
+        )
     ca_file = environ.get("ROLLMUX_CA_FILE") or None
+    fingerprint = _fingerprint(environ.get("ROLLMUX_FINGERPRINT") or "")
     if parts.scheme == "unix":
         # The peer's uid says who we are; a key is sent only where somebody asked for it.
         path = urllib.parse.unquote(parts.netloc + parts.path)
@@ -123,8 +141,31 @@ def _address(url: str, api_key: str | None, environ: Mapping[str, str]) -> Addre
     except ValueError:  # a port that is no number
         good = False
     if not good:
-        raise RollmuxError(f"{url!r} is no address of a daemon; write http://host:port or unix:///path/to/rollmux.sock")
-    return Address(url.rstrip("/"), api_key=_key(api_key, environ, default_file=True), ca_file=ca_file)
+        raise RollmuxError(_no_address(url))
+    if fingerprint and parts.scheme != "https":
+        raise RollmuxError(f"ROLLMUX_FINGERPRINT is set, and {shown(url)} is not https; unset it, or write https://")
+    key = _key(api_key, environ, default_file=True)
+    return Address(url.rstrip("/"), api_key=key, ca_file=ca_file, fingerprint=fingerprint)
+
+
+def _no_address(url: str) -> str:
+    return (
+        f"{shown(url)!r} is no address of a daemon; write http://host:port, https://host:port or "
+        "unix:///path/to/rollmux.sock"
+    )
+
+
+def _fingerprint(given: str) -> str | None:
+    """SHA-256 in hexadecimal, lower case; colons between the digits, as other tools print it, are fine."""
+    if not given.strip():
+        return None
+    digits = given.strip().lower().removeprefix("sha256:").replace(":", "")
+    if not re.fullmatch("[0-9a-f]{64}", digits):
+        raise RollmuxError(
+            f"ROLLMUX_FINGERPRINT={given} is no fingerprint; write sha256: and 64 digits, as `rollmuxd daemon status` "
+            "prints it"
+        )
+    return digits
 
 
 def _key(api_key: str | None, environ: Mapping[str, str], *, default_file: bool) -> str | None:

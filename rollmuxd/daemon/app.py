@@ -10,6 +10,7 @@ What would surprise:
 - Jobs do not notice a stop: what they hold is in the journal, and their clients ask again until the daemon is back.
 """
 
+import asyncio
 import contextlib
 import errno
 import gc
@@ -46,6 +47,7 @@ from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.reconcile import Observer, fill_in
 from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.settings import BadSettings, Settings, search_path, split_address
+from rollmuxd.daemon.tls import NoTls, Tls, open_tls
 from rollmuxd.spi import Backend, NotInstalled, PluginError, Residency, discovery
 
 log = structlog.get_logger("rollmuxd.daemon")
@@ -55,13 +57,16 @@ class CannotStart(Exception):
     """The daemon cannot start as things are; says the remedy."""
 
 
-class Ready(msgspec.Struct, frozen=True):
+class Ready(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a daemon is to be found: also the content of ``daemon.json`` in its state directory."""
 
     pid: int
     #: None: it listens on no TCP port
     url: str | None
     socket: str
+    #: of the certificate, and the file that it is in; None: the port is without TLS
+    fingerprint: str | None = None
+    certificate: str | None = None
 
 
 # ---- the whole -----------------------------------------------------------------------------------------------------
@@ -77,6 +82,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
     async with AsyncExitStack() as stack:
         journal = open_journal(settings.daemon.state_dir)
         stack.push_async_callback(_shielded, journal.close)
+        tls = tls_of(settings)
         sockets = stack.enter_context(listening(settings))
         hub = ChannelHub()
         drivers = await stack.enter_async_context(open_drivers(settings, hub))
@@ -128,12 +134,11 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
                 await tasks.start(actuator.run)
                 await tasks.start(driver.run)
                 tasks.start_soon(observer.run)
-                server = Server(
-                    make_app(services, metrics), sockets, settings.daemon.shutdown_s, connection_limits(settings)
-                )
+                limits = connection_limits(settings)
+                server = Server(make_app(services, metrics), sockets, settings.daemon.shutdown_s, limits, tls)
                 await tasks.start(server.run)
                 tasks.start_soon(watchdog)
-                announce(settings, sockets, on_ready)
+                announce(settings, sockets, on_ready, tls)
 
                 await stopping.wait()
                 log.info("stopping", reason="told to")
@@ -179,6 +184,14 @@ def open_journal(state_dir: Path) -> Journal:
         return Journal.open(state_dir)
     except JournalRefused as error:
         raise CannotStart(str(error)) from error
+
+
+def tls_of(settings: Settings) -> Tls | None:
+    """The certificate, where the TCP port has one. Raises CannotStart."""
+    try:
+        return open_tls(settings)
+    except NoTls as error:
+        raise CannotStart(f"{settings.source}: {error}") from error
 
 
 @asynccontextmanager
@@ -356,15 +369,25 @@ def _answers(path: Path) -> bool:
 
 
 def announce(
-    settings: Settings, sockets: Sequence[socket.socket], on_ready: Callable[[Ready], None] | None = None
+    settings: Settings,
+    sockets: Sequence[socket.socket],
+    on_ready: Callable[[Ready], None] | None = None,
+    tls: Tls | None = None,
 ) -> None:
     """Say where the daemon is to be found: to people, to ``daemon.json``, to systemd, to whoever has started it."""
     url = None
     for bound in sockets:
         if bound.family != socket.AF_UNIX:
             host, port = bound.getsockname()[:2]
-            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    ready = Ready(pid=os.getpid(), url=url, socket=str(settings.daemon.socket_path))
+            scheme = "http" if tls is None else "https"
+            url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    ready = Ready(
+        pid=os.getpid(),
+        url=url,
+        socket=str(settings.daemon.socket_path),
+        fingerprint=None if tls is None else tls.fingerprint,
+        certificate=None if tls is None else str(tls.certificate),
+    )
     # Written beside and moved, so that nobody reads half of it.
     path = settings.daemon.state_dir / "daemon.json"
     beside = path.with_suffix(".new")
@@ -372,7 +395,8 @@ def announce(
     beside.replace(path)
     if not settings.hosts:
         log.warning("no_hosts", reason=without_hosts(settings), remedy="every job will be refused; add [[hosts]]")
-    log.info("ready", url=url, socket=ready.socket, pid=ready.pid, hosts=len(settings.hosts))
+    secured = {} if tls is None else {"fingerprint": tls.fingerprint, "certificate": str(tls.certificate)}
+    log.info("ready", url=url, socket=ready.socket, pid=ready.pid, hosts=len(settings.hosts), **secured)
     notify("READY=1")
     if on_ready is not None:
         on_ready(ready)
@@ -402,13 +426,35 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
 
 
 class _Uvicorn(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, tls: Tls | None, handshake_s: float) -> None:
         super().__init__(config)
         self.listens = anyio.Event()
+        self._tls = tls
+        self._handshake_s = handshake_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        # uvicorn's own setting would be for all sockets, and the Unix socket needs no TLS.
+        secured = [bound for bound in sockets or () if self._tls is not None and bound.family != socket.AF_UNIX]
+        await super().startup([bound for bound in sockets or () if bound not in secured])
+        for bound in secured:
+            assert self._tls is not None
+            self.servers.append(
+                await asyncio.get_running_loop().create_server(
+                    self._connected,
+                    sock=bound,
+                    ssl=self._tls.context,
+                    ssl_handshake_timeout=self._handshake_s,
+                    backlog=self.config.backlog,
+                )
+            )
         self.listens.set()
+
+    def _connected(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -419,7 +465,14 @@ class _Uvicorn(uvicorn.Server):
 class Server:
     """uvicorn, embedded: on sockets that are ours, and stopped when we say so."""
 
-    def __init__(self, app: Any, sockets: Sequence[socket.socket], shutdown_s: float, limits: ConnectionLimits) -> None:
+    def __init__(
+        self,
+        app: Any,
+        sockets: Sequence[socket.socket],
+        shutdown_s: float,
+        limits: ConnectionLimits,
+        tls: Tls | None = None,
+    ) -> None:
         self._sockets = list(sockets)
         self._look_s = limits.read_s / 4
         self._server = _Uvicorn(
@@ -438,7 +491,9 @@ class Server:
                 timeout_keep_alive=75,
                 # Without it, one parked long poll would block the end for ever.
                 timeout_graceful_shutdown=max(1, round(shutdown_s)),
-            )
+            ),
+            tls,
+            limits.read_s,
         )
         self._stopped = anyio.Event()
 

@@ -35,6 +35,7 @@ NOT_SETTINGS: Final = (
     "ROLLMUX_API_KEY_FILE",
     "ROLLMUX_CA_FILE",
     "ROLLMUX_CONFIG",
+    "ROLLMUX_FINGERPRINT",
     "ROLLMUX_GIVE_UP_S",
     "ROLLMUX_REQUIRED",
     "ROLLMUX_SOCKET",
@@ -72,7 +73,7 @@ def default_state_dir() -> Path:
 class DaemonTable(_Table):
     listen: str = "127.0.0.1:7878"
     """TCP address of the HTTP interface, ``host:port``; port 0 takes any free one, an empty string listens on none.
-    Beyond loopback only with ``access.insecure`` (TLS comes later)."""
+    Beyond loopback it is https, and asks for keys, unless ``access.insecure`` says that it need not."""
 
     socket: Path | None = None
     """Unix socket of the HTTP interface. Default: ``rollmux.sock`` in the state directory, or
@@ -281,7 +282,39 @@ class AccessTable(_Table):
     everybody who reaches the port is an operator."""
 
     insecure: bool = False
-    """Allow to listen beyond loopback without TLS: keys and answers can then be read on the way."""
+    """Allow to listen beyond loopback without TLS, or without keys: then keys and answers can be read on the way, or
+    everybody who reaches the port is an operator. For what a proxy or a network of one's own protects."""
+
+
+class TlsTable(_Table):
+    mode: Literal["auto", "on", "off"] = "auto"
+    """TLS at the TCP port. ``auto``: where other machines can reach it, unless ``access.insecure``; and where a
+    certificate is named. The Unix socket needs none."""
+
+    certificate: Path | None = None
+    """PEM file with the certificate, and those between it and its authority. Default: one of the daemon's own, made at
+    its first start and signed by itself: ``tls/certificate.pem`` in the state directory."""
+
+    key: Path | None = None
+    """PEM file with its private key, without a password."""
+
+    names: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.:*-]+$", max_length=253)], ...] = ()
+    """Names and addresses under which clients reach the daemon, besides the machine's own: the certificate that it
+    makes is for these too."""
+
+    @field_validator("certificate", "key")
+    @classmethod
+    def _expanded(cls, path: Path | None) -> Path | None:
+        return None if path is None else path.expanduser()
+
+    @model_validator(mode="after")
+    def _go_together(self) -> "TlsTable":
+        if (self.certificate is None) != (self.key is None):
+            missing = "key" if self.key is None else "certificate"
+            raise ValueError(f"{missing} is missing: certificate and key go together")
+        if self.certificate is not None and self.mode == "off":
+            raise ValueError('a certificate is named, and mode is "off"; leave one of them out')
+        return self
 
 
 class NodeTable(_Table):
@@ -359,6 +392,7 @@ class Settings(BaseSettings):
     defaults: DefaultsTable = DefaultsTable()
     log: LogTable = LogTable()
     access: AccessTable = AccessTable()
+    tls: TlsTable = TlsTable()
     owners: dict[Name, OwnerTable] = {}
     """Shares and limits of owners: ``[owners.NAME]``. An owner without a table has one share, and no limit."""
     hosts: tuple[HostTable, ...] = ()
@@ -380,6 +414,14 @@ class Settings(BaseSettings):
         """What errors name as the place to look at."""
         return "settings" if self._file is None else str(self._file)
 
+    @property
+    def uses_tls(self) -> bool:
+        """Whether the TCP port is https."""
+        if not self.daemon.listen or self.tls.mode == "off":
+            return False
+        beyond = not is_loopback(self.daemon.listen) and not self.access.insecure
+        return self.tls.mode == "on" or self.tls.certificate is not None or beyond
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -398,10 +440,17 @@ class Settings(BaseSettings):
         if twice := sorted({id_ for id_ in ids if ids.count(id_) > 1}):
             raise ValueError(f"hosts: {', '.join(twice)} is there twice; each host needs an id of its own")
         if self.daemon.listen and not self.access.insecure and not is_loopback(self.daemon.listen):
-            raise ValueError(
-                f"daemon.listen: {self.daemon.listen} can be reached from other machines, and there is no TLS yet; "
-                "listen on 127.0.0.1 (and use an SSH tunnel), or set access.insecure = true"
-            )
+            open_to_all = f"daemon.listen: {self.daemon.listen} can be reached from other machines"
+            if self.tls.mode == "off":
+                raise ValueError(
+                    f'{open_to_all}, and tls.mode is "off"; leave it at "auto", listen on 127.0.0.1 (and use an SSH '
+                    "tunnel), or set access.insecure = true"
+                )
+            if not self.access.require_keys:
+                raise ValueError(
+                    f"{open_to_all}, and access.require_keys is false: everybody there would be an operator; leave it "
+                    "at true, listen on 127.0.0.1, or set access.insecure = true"
+                )
         strange = [name for name in self.policy.model_extra or {} if name != self.daemon.policy]
         if strange:
             meant = difflib.get_close_matches(strange[0], ["rollmux", self.daemon.policy], 1)
@@ -503,6 +552,15 @@ def split_address(listen: str) -> tuple[str, int]:
     if found is None or int(found[3]) > 65_535:
         raise ValueError(f'{listen!r} is no address; write "127.0.0.1:7878"')
     return found[1] or found[2], int(found[3])
+
+
+def is_address(host: str) -> bool:
+    """Whether it is an IP address, and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def is_loopback(listen: str) -> bool:

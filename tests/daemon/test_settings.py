@@ -149,7 +149,6 @@ def test_a_typo_is_answered_with_the_key_that_was_meant():
         ("[lease]\nlease_s = nan", "lease.lease_s: input should be a finite number"),
         ('[daemon]\nmode = "observe"', 'rollmux.toml: daemon.mode: mode "observe" comes later'),
         ('[daemon]\nlisten = "here"', "rollmux.toml: daemon.listen: 'here' is no address"),
-        ('[daemon]\nlisten = "0.0.0.0:1"', "0.0.0.0:1 can be reached from other machines"),
         (f'[daemon]\nsocket = "/{"x" * 120}"', "longer than the 107 bytes"),
         ("[daemon", "rollmux.toml: this is not TOML: "),
         (HOST + HOST, "rollmux.toml: hosts: box is there twice"),
@@ -265,6 +264,40 @@ def test_addresses():
         split_address("127.0.0.1:70000")
 
 
-def test_beyond_loopback_when_told_that_it_is_meant():
-    settings = load_settings(write('[daemon]\nlisten = "0.0.0.0:80"\n[access]\ninsecure = true'))
-    assert settings.daemon.listen == "0.0.0.0:80"
+EVERYWHERE = '[daemon]\nlisten = "0.0.0.0:80"\n'
+
+
+def test_beyond_loopback_it_is_https_with_keys_without_being_told():
+    settings = load_settings(write(EVERYWHERE))
+    assert settings.uses_tls
+    assert settings.access.require_keys
+    assert not load_settings(write("")).uses_tls
+    assert load_settings(write('[tls]\nmode = "on"')).uses_tls
+
+
+@pytest.mark.parametrize("lacking", ['[tls]\nmode = "off"', "[access]\nrequire_keys = false"])
+@pytest.mark.parametrize("listen", ["0.0.0.0:80", "[::]:80", "10.0.0.1:80", "gpu-box:80"])
+def test_beyond_loopback_without_tls_or_without_keys_only_when_told_that_it_is_meant(lacking, listen):
+    said = wrong(f'[daemon]\nlisten = "{listen}"\n{lacking}')
+    assert "can be reached from other machines" in said
+    assert "access.insecure = true" in said
+    if "access" in lacking:
+        meant = f"{lacking}\ninsecure = true"
+    else:
+        meant = f"{lacking}\n[access]\ninsecure = true"
+    settings = load_settings(write(f'[daemon]\nlisten = "{listen}"\n{meant}'))
+    assert settings.daemon.listen == listen
+    assert not settings.uses_tls
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[tls]\ncertificate = "c.pem"', "tls: key is missing"),
+        ('[tls]\nkey = "k.pem"', "tls: certificate is missing"),
+        ('[tls]\nmode = "off"\ncertificate = "c.pem"\nkey = "k.pem"', 'mode is "off"'),
+        ('[tls]\nnames = ["a b"]', "tls.names[0]"),
+    ],
+)
+def test_what_does_not_go_together_about_tls_is_said(text, said):
+    assert said in wrong(text)

@@ -1,0 +1,201 @@
+"""The TCP port beyond loopback: https with a certificate that clients can pin, and nothing in the clear."""
+
+import asyncio
+import shutil
+import ssl
+import stat
+import subprocess
+from contextlib import asynccontextmanager
+
+import anyio
+import httpx
+import pytest
+
+from rollmuxd.client import where
+from rollmuxd.client.aio import AsyncDaemon
+from rollmuxd.client.calls import Call
+from rollmuxd.client.errors import RollmuxError, Unreachable
+from rollmuxd.client.sync import Daemon
+from rollmuxd.daemon.app import CannotStart, serve
+from rollmuxd.daemon.settings import Settings
+from rollmuxd.daemon.tls import NoTls, make_own, open_tls
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="the own certificate is made by openssl"),
+]
+
+
+@pytest.fixture
+def settings(tmp_path):
+    def make(**tls) -> Settings:
+        daemon = {"state_dir": tmp_path / "state", "listen": "127.0.0.1:0", "shutdown_s": 2}
+        return Settings(daemon=daemon, tls={"mode": "on", **tls})
+
+    return make
+
+
+@asynccontextmanager
+async def running(settings):
+    """A daemon, until the block is left."""
+    found = []
+    is_ready = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+
+        async def run():
+            await serve(settings, on_ready=lambda ready: (found.append(ready), is_ready.set()))
+
+        tasks.start_soon(run)
+        with anyio.fail_after(20):
+            await is_ready.wait()
+        yield found[0]
+        tasks.cancel_scope.cancel()
+
+
+def address(ready, **environ):
+    return where.need(ready.url, environ={"HOME": "/nowhere", **environ})
+
+
+async def asked(address):
+    """What a client at that address is answered, or what it says."""
+
+    def ask():
+        with Daemon(address=address) as daemon:
+            return daemon.get("/healthz")
+
+    return await anyio.to_thread.run_sync(ask)
+
+
+# ---- the own certificate ---------------------------------------------------------------------------------------------
+
+
+def test_the_own_certificate_is_made_once_and_its_key_is_nobody_elses(settings, tmp_path):
+    first = open_tls(settings())
+    again = open_tls(settings())
+    assert first.fingerprint == again.fingerprint
+    folder = tmp_path / "state" / "tls"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "key.pem").stat().st_mode) == 0o600
+    assert sorted(path.name for path in folder.iterdir()) == ["certificate.pem", "key.pem"]
+
+
+def test_the_fingerprint_is_the_one_that_other_tools_print(settings):
+    tls = open_tls(settings())
+    words = ["openssl", "x509", "-in", str(tls.certificate), "-noout", "-fingerprint", "-sha256"]
+    printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert tls.fingerprint == "sha256:" + printed.strip().partition("=")[2].replace(":", "").lower()
+
+
+def test_the_own_certificate_is_for_the_names_that_are_configured_and_the_machines_own(settings):
+    tls = open_tls(settings(names=["gpu.example.org", "10.1.2.3"]))
+    words = ["openssl", "x509", "-in", str(tls.certificate), "-noout", "-text"]
+    printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    for name in ("DNS:gpu.example.org", "IP Address:10.1.2.3", "DNS:localhost", "IP Address:127.0.0.1"):
+        assert name in printed
+
+
+def test_without_openssl_it_is_said_what_to_do(settings, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(NoTls, match="install it, or set"):
+        open_tls(settings())
+
+
+# ---- clients ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_clients_come_in_by_the_certificates_file_or_its_fingerprint_and_not_otherwise(settings):
+    async with running(settings()) as ready:
+        assert ready.url.startswith("https://127.0.0.1:")
+        by_file = address(ready, ROLLMUX_CA_FILE=ready.certificate)
+        pinned = address(ready, ROLLMUX_FINGERPRINT=ready.fingerprint)
+        assert (await asked(by_file))["status"] == "ok"
+        assert (await asked(pinned))["status"] == "ok"
+        for there in (by_file, pinned):
+            async with AsyncDaemon(address=there) as daemon:
+                assert (await daemon.call(Call("GET", "/healthz", dict)))["status"] == "ok"
+        with pytest.raises(Unreachable, match="set ROLLMUX_CA_FILE to its certificate, or ROLLMUX_FINGERPRINT"):
+            await asked(address(ready))
+        with pytest.raises(Unreachable, match="it is another daemon, or has a new certificate"):
+            await asked(address(ready, ROLLMUX_FINGERPRINT="sha256:" + "0" * 64))
+
+
+@pytest.mark.asyncio
+async def test_who_pins_a_certificate_sends_no_key_to_whoever_shows_another_one(settings, tmp_path):
+    make_own(tmp_path / "c.pem", tmp_path / "k.pem", ["localhost", "127.0.0.1"])
+    got = []
+
+    async def greedy(reader, writer):
+        got.append(await reader.read(1000))
+        writer.close()
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "c.pem", tmp_path / "k.pem")
+    async with running(settings()) as ready:
+        impostor = await asyncio.start_server(greedy, "127.0.0.1", 0, ssl=context)
+        port = impostor.sockets[0].getsockname()[1]
+        for trust in ({"ROLLMUX_FINGERPRINT": ready.fingerprint}, {"ROLLMUX_CA_FILE": ready.certificate}):
+            there = where.need(
+                f"https://127.0.0.1:{port}", environ={"HOME": "/nowhere", "ROLLMUX_API_KEY": "rmx_secret", **trust}
+            )
+            with pytest.raises(Unreachable):
+                await asked(there)
+        impostor.close()
+        await impostor.wait_closed()
+    assert b"rmx_secret" not in b"".join(got)
+
+
+@pytest.mark.asyncio
+async def test_in_the_clear_nothing_is_answered_and_the_unix_socket_needs_no_tls(settings):
+    async with running(settings()) as ready:
+        port = int(ready.url.rpartition(":")[2])
+        with pytest.raises(httpx.TransportError):
+            async with httpx.AsyncClient() as client:
+                await client.get(f"http://127.0.0.1:{port}/healthz")
+        transport = httpx.AsyncHTTPTransport(uds=ready.socket)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            assert (await client.get("/v1/keys")).status_code == 200
+
+
+def test_versions_of_tls_that_can_be_broken_are_not_spoken(settings):
+    assert open_tls(settings()).context.minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+@pytest.mark.asyncio
+async def test_a_certificate_of_ones_own_is_used_where_it_is_named(settings, tmp_path):
+    make_own(tmp_path / "c.pem", tmp_path / "k.pem", ["127.0.0.1"])
+    async with running(settings(certificate=tmp_path / "c.pem", key=tmp_path / "k.pem")) as ready:
+        assert ready.certificate == str(tmp_path / "c.pem")
+        assert (await asked(address(ready, ROLLMUX_CA_FILE=str(tmp_path / "c.pem"))))["status"] == "ok"
+        assert not (tmp_path / "state" / "tls").exists()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("spoilt", ["missing", "rubbish", "another's key", "with a password"])
+async def test_files_that_are_no_certificate_are_said_to_be_none_with_file_and_remedy(settings, tmp_path, spoilt):
+    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
+    make_own(certificate, key, ["localhost"])
+    match spoilt:
+        case "missing":
+            key.unlink()
+        case "rubbish":
+            certificate.write_text("rubbish")
+        case "another's key":
+            make_own(tmp_path / "other.pem", key, ["localhost"])
+        case _:
+            words = ["openssl", "ec", "-aes256", "-in", str(key), "-out", str(key), "-passout", "pass:secret"]
+            subprocess.run(words, check=True, capture_output=True)
+    with pytest.raises(CannotStart) as caught:
+        await serve(settings(certificate=certificate, key=key))
+    assert str(certificate) in str(caught.value)
+    assert "PEM files that the daemon's user can read" in str(caught.value)
+
+
+def test_a_fingerprint_may_be_written_as_other_tools_print_it_and_rubbish_is_refused():
+    colons = ":".join(["AB"] * 32)
+    found = where.need("https://box:1", environ={"HOME": "/", "ROLLMUX_FINGERPRINT": colons})
+    assert found.fingerprint == "ab" * 32
+    with pytest.raises(RollmuxError, match="64 digits"):
+        where.need("https://box:1", environ={"HOME": "/", "ROLLMUX_FINGERPRINT": "sha256:12"})
+    with pytest.raises(RollmuxError, match="is not https"):
+        where.need("http://box:1", environ={"HOME": "/", "ROLLMUX_FINGERPRINT": colons})
