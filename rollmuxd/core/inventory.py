@@ -60,6 +60,7 @@ def drain(c: Cycle, ask: i.DrainNode) -> Answer:
             issue(c, OrderKind.PARK, kept, None)
     drained_if_empty(c, node)
     watch(c, node)
+    dispatch(c, node.group)
     admit(c)
     return NOTHING
 
@@ -265,8 +266,9 @@ def host_unreachable(c: Cycle, told: i.HostUnreachable) -> Answer:
         if c.state.nodes[name].status is not NodeStatus.LOST:
             c.fact(f.NodeLost(c.now, name, told.reason))
     c.soft.observed(host.id)
-    for name in host.nodes:
+    for name in list(host.nodes):
         watch(c, c.state.nodes[name])
+        dispatch(c, c.state.nodes[name].group)  # what cannot be served is passed
     return NOTHING
 
 
@@ -302,6 +304,7 @@ def not_clear(c: Cycle, name: NodeId) -> None:
         seconds = c.config.clear_limit_ms // 1000
         c.fact(f.NodeQuarantined(c.now, name, f"{node.unclear_reason}; not clear within {seconds} s"))
         c.soft.look_later(node.host, c.now, c.config)
+        dispatch(c, node.group)  # what cannot be served is passed
 
 
 def audit(c: Cycle, given: i.Audit) -> Answer:
