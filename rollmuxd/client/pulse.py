@@ -69,6 +69,7 @@ class HeartbeatProcess:
             "socket": address.socket,
             "api_key": address.api_key,
             "ca_file": address.ca_file,
+            "fingerprint": address.fingerprint,
             "slot": None,
             "done": 0,
             "total": 0,

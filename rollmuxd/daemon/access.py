@@ -191,8 +191,10 @@ class Gate:
         if authorization is not None:
             if self._keys is None:
                 await self.load()
-            caller = self._by_key(authorization, self._keys or {})
-            await self._note_use(caller.key)
+            now = self._now()
+            caller = self._by_key(authorization, self._keys or {}, now)
+            if now - self._kept.get(caller.key, 0) >= KEPT_EVERY_MS and not self._journal.tight:
+                await self._note_use(caller.key, now)
             return caller
         if peer is not None:
             return self._by_uid(peer.uid)
@@ -200,7 +202,8 @@ class Gate:
             return self._by_uid(self._own_uid)
         raise NotKnown("no API key was sent: set ROLLMUX_API_KEY, or send the header 'Authorization: Bearer rmx_...'")
 
-    def _by_key(self, authorization: str, keys: Mapping[str, tuple[ApiKey, Caller]]) -> Caller:
+    @staticmethod
+    def _by_key(authorization: str, keys: Mapping[str, tuple[ApiKey, Caller]], now: Millis) -> Caller:
         scheme, _, secret = authorization.partition(" ")
         if scheme.lower() != "bearer":
             raise NotKnown("the Authorization header is not of the form 'Bearer rmx_...'", login=True)
@@ -209,17 +212,13 @@ class Gate:
         key, caller = keys.get(key_id, (None, None))
         if key is None or caller is None or not fits(key, secret):
             raise NotKnown("this API key is not known here", login=True, tried=key_id)
-        now = self._now()
         # Only who has the whole secret comes here, and learns no more than that it is of no use any more.
         if shut := why_shut(key, now):
             raise NotKnown(f"this API key {shut}; have another made (rollmuxd key add)", login=True, tried=key_id)
         return caller
 
-    async def _note_use(self, key_id: str) -> None:
+    async def _note_use(self, key_id: str, now: Millis) -> None:
         """Have it kept that a key is in use: once a minute, since each time would be a commit for each call."""
-        now = self._now()
-        if now - self._kept.get(key_id, 0) < KEPT_EVERY_MS or self._journal.tight:
-            return
         self._kept[key_id] = now
         with suppress(JournalError):  # whoever has a key is let in; the driver has its own say of the disk
             await self._journal.note_use({key_id: now})

@@ -15,6 +15,7 @@ from rollmuxd.client import where
 from rollmuxd.client.aio import AsyncDaemon
 from rollmuxd.client.calls import Call
 from rollmuxd.client.errors import RollmuxError, Unreachable
+from rollmuxd.client.heartbeat import Beater
 from rollmuxd.client.sync import Daemon
 from rollmuxd.daemon.app import CannotStart, serve
 from rollmuxd.daemon.settings import Settings
@@ -143,6 +144,23 @@ async def test_who_pins_a_certificate_sends_no_key_to_whoever_shows_another_one(
         impostor.close()
         await impostor.wait_closed()
     assert b"rmx_secret" not in b"".join(got)
+
+
+@pytest.mark.asyncio
+async def test_heartbeats_trust_the_same_certificate_and_tell_nobody_else_the_key(settings):
+    async with running(settings()) as ready:
+
+        def beat(**trust):
+            beater = Beater(0, 1, None)
+            beater._now = {"base_url": ready.url, "api_key": "rmx_00000000_x", **trust}
+            return beater._post("e1")[0]
+
+        for trust in ({"fingerprint": ready.fingerprint.removeprefix("sha256:")}, {"ca_file": ready.certificate}):
+            assert await anyio.to_thread.run_sync(lambda trust=trust: beat(**trust)) == 401  # it was heard
+        with pytest.raises(OSError, match="fingerprint"):
+            await anyio.to_thread.run_sync(lambda: beat(fingerprint="0" * 64))
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await anyio.to_thread.run_sync(beat)
 
 
 @pytest.mark.asyncio
