@@ -19,7 +19,7 @@ EDITABLE  = -e ".[$(EXTRAS)]" $(foreach project,$(PROJECTS),-e ./$(project))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check bench results chaos fmt constraints clean
+.PHONY: help setup demo test check bench results chaos swarm fmt constraints clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ results: $(STAMP) ## make the tables of docs/results.md anew (RESULTS=production
 
 bench: $(STAMP) ## measure; progress on stderr, one JSON object on stdout (BENCH=core,handover picks)
 	@$(BIN)/python tests/bench/run.py $(if $(BENCH),--only "$(BENCH)") $(ARGS)
+
+swarm: $(STAMP) ## random simulated histories with faults for BUDGET_S seconds; one JSON object on stdout
+	@$(BIN)/python tests/swarm/run.py --budget $(or $(BUDGET_S),60) $(ARGS)
 
 chaos: $(STAMP) ## kill, stop and restart a live daemon and its clients for BUDGET_S seconds; one JSON object on stdout
 	@$(BIN)/python tests/chaos/storm.py --budget $(or $(BUDGET_S),60) $(ARGS)

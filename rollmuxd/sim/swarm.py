@@ -1,0 +1,315 @@
+"""Random histories: small worlds in which much goes wrong at once, to find what nobody thought of.
+
+A :class:`History` is everything that happens from outside: the jobs, the nodes, the policy, the faults, and what
+operators do. It is drawn from a seed, runs in some tens of milliseconds, and is checked like every run. One that fails
+is made smaller (:func:`shrink`) as long as the same promise is broken, and can be kept as JSON (a regression).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from random import Random
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from rollmuxd.core import inputs as i
+from rollmuxd.core.errors import BrokenInvariant, Rejected
+from rollmuxd.core.model import JobSpec, JobStatus, Millis, OnLoss, Park, PhaseSpec, SlotStatus, StateSpec, Want
+from rollmuxd.sim.baselines import CONTENDERS
+from rollmuxd.sim.faults import DaemonDied, Faults
+from rollmuxd.sim.fluid import WORK
+from rollmuxd.sim.workload import Pool, SimJob, Workload
+from rollmuxd.sim.world import World
+
+POLICIES: Final = ("rollmux", "rollmux-unpruned", "rollmux-artifact", "random", "most-idle")
+DRIVER: Final = "sim"
+#: attempts at making a failing history smaller
+ATTEMPTS: Final = 400
+
+
+class Act(Struct, frozen=True):
+    """Something that an operator does: ``pause``, ``drain``, ``revoke``, ``observe``; undone after a while."""
+
+    at_ms: Millis
+    what: str
+    #: which of the jobs or nodes there are then
+    which: int
+    for_ms: Millis
+
+
+class History(Struct, frozen=True):
+    """Everything that comes from outside."""
+
+    seed: int
+    workload: Workload
+    policy: str
+    faults: Faults
+    acts: tuple[Act, ...] = ()
+
+
+def draw(seed: int) -> History:
+    """The history of a seed."""
+    rng = Random(f"swarm {seed}")
+    pools = (_pool(rng, "rollout", 3), _pool(rng, "train", 2))
+    jobs = tuple(_job(rng, number, pools) for number in range(rng.randint(1, 5)))
+    span = 600_000 + 2 * sum(job.lasts_ms for job in jobs)
+    acts = tuple(
+        Act(rng.randrange(span), rng.choice(("pause", "drain", "revoke", "observe")), rng.randrange(8), _s(rng, 1, 300))
+        for _ in range(rng.choice((0, 0, 1, 2, 4, 8)))
+    )
+    workload = Workload(f"swarm {seed}", jobs, pools)
+    return History(seed, workload, rng.choice(POLICIES), _faults(rng), acts)
+
+
+def _s(rng: Random, least: float, most: float) -> Millis:
+    return round(1000 * rng.uniform(least, most))
+
+
+def _pool(rng: Random, name: str, most: int) -> Pool:
+    return Pool(
+        name,
+        "any",
+        1.0,
+        gpus_per_node=rng.choice((1, 2, 4)),
+        ram_mb=rng.choice((250_000, 1_000_000)),
+        nodes=rng.randint(1, most),
+    )
+
+
+def _job(rng: Random, number: int, pools: tuple[Pool, ...]) -> SimJob:
+    nodes = {pool.name: pool.nodes or 0 for pool in pools}
+    shape = rng.choice(("pair", "pair", "pair", "sync", "alone"))
+    known = rng.random() < 0.8
+    stated = known and rng.random() < 0.9
+    most = rng.choice((20, 200))
+    times = [_s(rng, 1, most), _s(rng, 1, most)]
+    gap = rng.choice((0, 0, _s(rng, 0, 20)))
+    part = rng.choice((0, 0, 1))
+    phases = [
+        PhaseSpec("rollout", ("rollout",), times[0], min_gpus=part),
+        PhaseSpec("train", ("train",), times[1], gap),
+    ]
+    if shape == "sync":
+        times.append(_s(rng, 1, 10))
+        phases.append(PhaseSpec("sync", ("rollout", "train"), times[2]))
+    if shape == "alone":
+        times, phases = times[:1], phases[:1]
+    used = [pool for pool in nodes if any(pool in phase.pools for phase in phases)]
+    wants = tuple(Want(pool, rng.randint(1, min(2, nodes[pool]))) for pool in used)
+    moves = rng.choice((0, 2, 20))
+    states = tuple(
+        StateSpec(
+            pool,
+            gpu_mb=20_000,
+            leftover_mb=rng.choice((0, 0, 500)),
+            ram_mb=rng.choice((10_000, 100_000)),
+            driver=DRIVER,
+            load_ms=_s(rng, 0, moves),
+            park_ms=_s(rng, 0, moves),
+        )
+        for pool in used
+        if rng.random() < 0.85
+    )
+    # who parks at every release moves its states in every iteration, which hardly any promise has room for
+    park = rng.choice((Park.LAZY, Park.LAZY, Park.AT_RELEASE))
+    promised = stated and park is Park.LAZY and rng.random() < 0.5
+    init = (PhaseSpec("init", tuple(used), _s(rng, 0, 30)),) if rng.random() < 0.3 else ()
+    spec = JobSpec(
+        name=f"job{number}",
+        phases=tuple(phases if stated else [replace(phase, planned_ms=None) for phase in phases]),
+        wants=wants,
+        side=init,
+        states=states,
+        slo=round(rng.uniform(1, 3), 2) if promised else None,
+        priority=rng.choice((0, 0, 1)),
+        on_loss=rng.choice((OnLoss.HOLD, OnLoss.KILL)),
+        park=park,
+    )
+    series = tuple(tuple(max(1, round(took * rng.uniform(0.3, 1.2))) for took in times) for _ in range(3))
+    return SimJob(
+        name=spec.name,
+        kind=shape,
+        arrives_ms=_s(rng, 0, 600),
+        lasts_ms=sum(times) * 6,
+        spec=spec,
+        series=series,
+        footprint={want.pool: want.nodes for want in wants},
+        tail_from=(0.6,) if part else (),
+        iterations=rng.randint(1, 6),
+    )
+
+
+def _faults(rng: Random) -> Faults:
+    """Some kinds of faults, and each often: these histories are minutes long."""
+
+    def per_hour(most: float) -> float:
+        return rng.choice((0.0, 0.0, rng.uniform(0, most), most))
+
+    def share(most: float) -> float:
+        return rng.choice((0.0, 0.0, rng.uniform(0, most)))
+
+    return Faults(
+        deaths_per_hour=per_hour(12),
+        hangs_per_hour=per_hour(6),
+        stalls_per_hour=per_hour(3),
+        detaches_per_hour=per_hour(20),
+        restart_ms=_s(rng, 5, 200),
+        hang_ms=_s(rng, 5, 300),
+        operator_ms=_s(rng, 5, 300),
+        orders_fail=share(0.2),
+        orders_lost=share(0.2),
+        order_limit_ms=_s(rng, 5, 120),
+        lingers=share(0.5),
+        linger_ms=_s(rng, 1, 100),
+        outages_per_hour=per_hour(4),
+        outage_ms=_s(rng, 1, 300),
+        daemon_deaths_per_hour=per_hour(60),
+        daemon_down_ms=_s(rng, 0, 120),
+    )
+
+
+# ---- running one -----------------------------------------------------------------------------------------------------
+
+
+def run(history: History, hear: Callable[[bytes], None] | None = None) -> World:
+    """Play a history to its end. ``hear`` is told every fact, encoded.
+
+    Raises:
+        BrokenInvariant: a promise was broken, or somebody waits for ever.
+    """
+    # any fault at all makes the world one in which calls may be refused: operators are such a fault
+    faults = history.faults if history.faults.any else replace(history.faults, detaches_per_hour=1e-9)
+    if history.acts:
+        longest = max(act.for_ms for act in history.acts) + faults.operator_ms
+        faults = replace(faults, operator_ms=max(faults.operator_ms, len(history.acts) * longest))
+    world = World(history.workload, CONTENDERS[history.policy], history.seed, WORK, faults=faults)
+    for act in history.acts:
+        world.kernel.at(act.at_ms, _act, world, act)
+    world.run()
+    return world
+
+
+def _says(world: World, given: i.Input) -> None:
+    """An operator says it; where nobody hears it, or it makes no sense any more, he lets it be."""
+    if world.up:
+        with suppress(DaemonDied, Rejected):
+            world.tell(given)
+
+
+def _act(world: World, act: Act) -> None:
+    state = world.core.state
+    if act.what == "drain":
+        node = list(state.nodes)[act.which % len(state.nodes)]
+        _says(world, i.DrainNode(node, "operator"))
+        world.kernel.after(act.for_ms, _until_heard, world, i.UndrainNode(node, "operator"))
+    elif act.what == "observe":
+        host = list(state.hosts)[act.which % len(state.hosts)]
+        world.kernel.after(0, world.observed, host)
+    elif act.what == "pause":
+        jobs = [job.id for job in state.jobs.values() if job.live and job.status is not JobStatus.QUARANTINED]
+        if jobs:
+            job = jobs[act.which % len(jobs)]
+            _says(world, i.PauseJob(job, "operator"))
+            world.kernel.after(act.for_ms, _until_heard, world, i.ResumeJob(job, "operator"))
+    elif act.what == "revoke":
+        held = [slot.id for slot in state.slots.values() if slot.status in (SlotStatus.RUNNING, SlotStatus.LOADING)]
+        if held:
+            _says(world, i.RevokeSlot(held[act.which % len(held)], "operator", "by chance"))
+
+
+def _until_heard(world: World, given: i.Input) -> None:
+    """What an operator has to undo he says again, until somebody is there."""
+    try:
+        if not world.up:
+            raise DaemonDied
+        with suppress(Rejected):
+            world.tell(given)
+    except DaemonDied:
+        world.kernel.after(5_000, _until_heard, world, given)
+
+
+# ---- what fails ------------------------------------------------------------------------------------------------------
+
+
+def broken(history: History) -> str:
+    """What is wrong with it: the promise's name, or the error's; "" if nothing is."""
+    try:
+        run(history)
+    except BrokenInvariant as no:
+        return str(no).partition(":")[0]
+    except Exception as no:
+        return f"{type(no).__name__}: {no}"[:200]
+    return ""
+
+
+def shrink(history: History, attempts: int = ATTEMPTS) -> History:
+    """A smaller history that breaks the same promise."""
+    wrong = broken(history)
+    assert wrong
+    left = attempts
+    smaller = True
+    while smaller and left > 0:
+        smaller = False
+        for candidate in _smaller(history):
+            left -= 1
+            if broken(candidate) == wrong:
+                history, smaller = candidate, True
+                break
+            if left <= 0:
+                break
+    return history
+
+
+def _smaller(history: History) -> Iterator[History]:
+    jobs, faults = history.workload.jobs, history.faults
+    for index in range(len(jobs)):
+        if len(jobs) > 1:
+            kept = (*jobs[:index], *jobs[index + 1 :])
+            yield replace(history, workload=replace(history.workload, jobs=kept))
+    for index in range(len(history.acts)):
+        yield replace(history, acts=(*history.acts[:index], *history.acts[index + 1 :]))
+    for name in _RATES:
+        if getattr(faults, name):
+            yield replace(history, faults=replace(faults, **{name: 0.0}))
+    for index, job in enumerate(jobs):
+        for other in _simpler(job):
+            made = (*jobs[:index], other, *jobs[index + 1 :])
+            yield replace(history, workload=replace(history.workload, jobs=made))
+
+
+_RATES: Final = tuple(
+    name
+    for name in Faults.__struct_fields__
+    if name.endswith("_per_hour") or name in ("orders_fail", "orders_lost", "lingers")
+)
+
+
+def _simpler(job: SimJob) -> Iterator[SimJob]:
+    spec = job.spec
+    if job.iterations > 1:
+        yield replace(job, iterations=job.iterations - 1)
+    if len(job.series) > 1:
+        yield replace(job, series=job.series[:1])
+    if spec.side:
+        yield replace(job, spec=replace(spec, side=()))
+    if spec.slo is not None:
+        yield replace(job, spec=replace(spec, slo=None))
+    if spec.park is Park.AT_RELEASE:
+        yield replace(job, spec=replace(spec, park=Park.LAZY))
+    if job.tail_from:
+        phases = tuple(replace(phase, min_gpus=0) for phase in spec.phases)
+        yield replace(job, tail_from=(), spec=replace(spec, phases=phases))
+    for index in range(len(spec.states)):
+        yield replace(job, spec=replace(spec, states=(*spec.states[:index], *spec.states[index + 1 :])))
+
+
+def encode(history: History) -> bytes:
+    """As it is kept."""
+    return msgspec.json.format(msgspec.json.encode(history), indent=1)
+
+
+def decode(body: bytes) -> History:
+    """As it was kept."""
+    return msgspec.json.decode(body, type=History)

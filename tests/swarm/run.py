@@ -1,0 +1,97 @@
+"""``make -s swarm``: random histories for a given time, on all cores; one JSON object, and 1 if a promise was broken.
+
+A history that fails is made smaller, and written to a file that ``tests/swarm/found`` may keep as a regression.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Final
+
+from rollmuxd.sim import swarm
+
+CORES: Final = len(os.sched_getaffinity(0))
+CHUNK: Final = 25
+
+
+def chunk(first: int) -> tuple[int, int, dict[str, int], list[tuple[int, str]]]:
+    """Some histories: how many, their events, what went wrong in them on purpose, and what broke."""
+    events, faults, failed = 0, dict.fromkeys(("deaths", "outages", "daemon deaths"), 0), []
+    for seed in range(first, first + CHUNK):
+        history = swarm.draw(seed)
+        try:
+            world = swarm.run(history)
+        except Exception as no:
+            failed.append((seed, f"{type(no).__name__}: {str(no).partition(chr(10))[0]}"[:400]))
+            continue
+        events += world.outcome.events
+        for name in faults:
+            faults[name] += world.trouble.counted.get(name, 0) if world.trouble is not None else 0
+    return CHUNK, events, faults, failed
+
+
+def swarm_for(budget_s: float, first: int) -> Iterator[tuple[int, int, dict[str, int], list[tuple[int, str]]]]:
+    """Chunks, until the time is over."""
+    until = time.monotonic() + budget_s
+    # spawned, not forked: a child gets nothing of its parent but the seeds
+    with ProcessPoolExecutor(CORES, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running: set[Future[Any]] = set()
+        while time.monotonic() < until or running:
+            while time.monotonic() < until and len(running) < 2 * CORES:
+                running.add(pool.submit(chunk, first))
+                first += CHUNK
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+
+
+def main() -> int:
+    """Run, and print."""
+    parser = argparse.ArgumentParser(description="Random histories with faults; one JSON object on stdout.")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds (default: %(default)g)")
+    parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed (default: %(default)d)")
+    parser.add_argument("--keep", type=Path, default=Path("swarm-found"), help="where failing histories are written")
+    asked = parser.parse_args()
+    began = time.monotonic()
+    histories, events, faults, failed = 0, 0, {"deaths": 0, "outages": 0, "daemon deaths": 0}, []
+    for count, handled, went_wrong, broke in swarm_for(asked.budget, asked.first):
+        histories, events, failed = histories + count, events + handled, failed + broke
+        for name, times in went_wrong.items():
+            faults[name] += times
+        for seed, what in broke:
+            print(f"swarm: seed {seed}: {what}", file=sys.stderr, flush=True)
+        if histories % (40 * CHUNK) == 0:
+            took = time.monotonic() - began
+            print(f"swarm: {histories} histories in {took:.0f} s, {len(failed)} failed", file=sys.stderr, flush=True)
+    took = time.monotonic() - began
+    found = []
+    for seed, what in failed[:3]:
+        smaller = swarm.shrink(swarm.draw(seed))
+        asked.keep.mkdir(parents=True, exist_ok=True)
+        path = asked.keep / f"{seed}.json"
+        path.write_bytes(swarm.encode(smaller))
+        found.append({"seed": seed, "what": what, "shortest": str(path), "jobs": len(smaller.workload.jobs)})
+    answer = {
+        "histories": histories,
+        "first_seed": asked.first,
+        "violations": len(failed),
+        "lost": sum("replay_gives" in what for _, what in failed),
+        "histories_per_minute": round(60 * histories / took),
+        "inputs": events,
+        "faults": faults,
+        "failing_seeds": [seed for seed, _ in failed][:100],
+        "shortest": found,
+        "took_s": round(took, 1),
+    }
+    print(json.dumps(answer, indent=1))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

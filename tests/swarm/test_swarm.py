@@ -1,0 +1,59 @@
+"""Random histories with faults: a fixed budget of them here, as many as there is time for in ``make swarm``."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.model import Gpu
+from rollmuxd.sim import swarm
+
+HERE = Path(__file__).parent
+FOUND = sorted(HERE.glob("found/*.json"))
+
+
+@pytest.mark.parametrize("first", range(0, 200, 25))
+def test_no_promise_is_broken_in_a_random_history(first: int) -> None:
+    for seed in range(first, first + 25):
+        swarm.run(swarm.draw(seed))
+
+
+@pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
+def test_what_was_found_once_does_not_come_back(path: Path) -> None:
+    swarm.run(swarm.decode(path.read_bytes()))
+
+
+def test_a_history_is_what_its_seed_says_and_can_be_kept() -> None:
+    history = swarm.draw(7)
+    assert swarm.draw(7) == history
+    assert swarm.draw(8) != history
+    kept = swarm.decode(swarm.encode(history))
+    assert kept == history
+    assert swarm.run(kept).outcome.facts_digest == swarm.run(history).outcome.facts_digest
+
+
+def test_a_history_that_breaks_a_promise_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every GPU forgets whose bytes are on it: it is given on too early."""
+    from rollmuxd.core import turns
+
+    monkeypatch.setattr(turns, "make_room", lambda *_: True)
+    monkeypatch.setattr(Gpu, "stain", property(lambda _: None, lambda _, __: None))
+    failing = next(history for history in map(swarm.draw, range(100)) if swarm.broken(history))
+    smaller = swarm.shrink(failing, attempts=60)
+    assert swarm.broken(smaller) == swarm.broken(failing)
+    assert len(smaller.workload.jobs) <= len(failing.workload.jobs)
+    with pytest.raises(BrokenInvariant):
+        swarm.run(smaller)
+
+
+def test_the_command_prints_one_object_and_how_many() -> None:
+    ended = subprocess.run(
+        [sys.executable, str(HERE / "run.py"), "--budget", "2"], capture_output=True, text=True, timeout=55, check=False
+    )
+    found = json.loads(ended.stdout)
+    assert found["histories"] >= 25
+    assert {"violations", "lost", "histories_per_minute", "failing_seeds"} <= set(found)
+    assert ended.returncode == (1 if found["violations"] else 0)
