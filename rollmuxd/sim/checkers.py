@@ -47,6 +47,23 @@ SLACK_MS: Final = 900_000
 #: the slots that will never be granted any more, of which this many are remembered with the reason
 NEVER_KEPT: Final = 2_000
 
+#: facts that no promise of the witness' depends on
+OF_NO_CONSEQUENCE: Final = frozenset(
+    {
+        "Audited",
+        "HostRemoved",
+        "JobPromised",
+        "LoopStalled",
+        "NextAnswered",
+        "ProcessLaunched",
+        "ProcessOver",
+        "ProcessStarted",
+        "RelaunchPlanned",
+        "SlotOverstays",
+        "SlotReclaiming",
+    }
+)
+
 _SEEN_IN: Final = (i.OrderDone, i.ReleaseSlot, i.ShrinkSlot)
 
 
@@ -211,7 +228,9 @@ class Witness:
         for fact in decision.facts:
             if fact.at != now and type(fact) is not f.Audited:  # that one is of wall time
                 self.no_fact_goes_back_in_time(fact)
-            self._facts[type(fact)](self, fact)
+            heed = self._facts.get(type(fact))
+            if heed is not None:
+                heed(self, fact)
         if decision.effects or self.untold:
             self.every_order_is_told_once(decision.effects)
         if self.closed:
@@ -701,9 +720,6 @@ class Witness:
 
     # ---- what facts tell: the daemon and what it reaches -------------------------------------------------------------
 
-    def _nothing(self, fact: f.Fact) -> None:
-        """Of no consequence to any promise."""
-
     def _started(self, fact: f.DaemonStarted) -> None:
         for node in self.places:
             self.out.setdefault(node, "not seen since the daemon started")
@@ -1174,9 +1190,7 @@ class Witness:
     }
     _facts: ClassVar[dict[type, Callable[["Witness", Any], None]]] = {
         f.DaemonStarted: _started,
-        f.LoopStalled: _nothing,
         f.HostAdded: _host_added,
-        f.HostRemoved: _nothing,
         f.HostBooted: _host_booted,
         f.NodeAdded: _node_added,
         f.NodeRemoved: _node_removed,
@@ -1192,7 +1206,6 @@ class Witness:
         f.GpusUnclear: _unclear,
         f.JobRegistered: _registered,
         f.JobPlaced: _placed,
-        f.JobPromised: _nothing,
         f.PlacementEnded: _placement_ended,
         f.JobUnplaced: _unplaced,
         f.JobPaused: _paused,
@@ -1215,13 +1228,9 @@ class Witness:
         f.SlotShrunk: _shrunk,
         f.SlotGrown: _grown,
         f.SlotReleased: _released,
-        f.SlotOverstays: _nothing,
-        f.Audited: _nothing,
-        f.NextAnswered: _nothing,
         f.SlotFaulted: _taken,
         f.SlotLost: _taken,
         f.SlotRevoked: _taken,
-        f.SlotReclaiming: _nothing,
         f.SlotOver: _over,
         f.OrderIssued: _issued,
         f.OrderEnded: _order_ended,
@@ -1229,7 +1238,6 @@ class Witness:
         f.OrderContactLost: _contact_lost,
         f.StateUnknown: _state_unknown,
         f.StateSeen: _state_seen,
-        f.Audited: _nothing,
     }
 
 

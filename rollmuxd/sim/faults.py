@@ -343,7 +343,15 @@ class Trouble:
         if slot.status in (SlotStatus.RUNNING, SlotStatus.TAIL):
             self.world.begin_phase(process, slot)
         elif slot.status not in (SlotStatus.QUEUED, SlotStatus.LOADING):
-            self.world.later(process, self.chance.within(RETRY_MS), self.world.ask)
+            self.world.later(process, self.chance.within(RETRY_MS), self._asks_anew)
+
+    def _asks_anew(self, process: "Process") -> None:
+        """What it waited for will not be; unless it has asked again already."""
+        job = self.world.core.state.jobs[process.name]
+        if not process.slot and job.slot is None and job.queued is None:
+            self.world.ask(process)
+        elif not process.slot:
+            self.world.ask_again(process)
 
     def released(self, process: "Process", answer: Answer) -> None:
         """A release was accepted; its ``next`` may have been refused, or granted in an answer that was lost."""
@@ -376,14 +384,14 @@ class Trouble:
         if process is not None and process.slot == fact.slot and not process.silent and not process.stuck:
             self.world.later(process, self.chance.within(RETRY_MS), self.dies)
         elif process is not None and isinstance(fact, f.SlotFaulted) and process.request is not None:
-            self.world.later(process, RETRY_MS, self.world.ask)
+            self.world.later(process, RETRY_MS, self._asks_anew)
 
     def withdrawn(self, fact: f.SlotWithdrawn) -> None:
         """Who still waits for it asks anew."""
         slot = self.world.core.state.slots.get(fact.slot)
         process = self.world.processes.get(slot.job) if slot is not None else None
         if process is not None and slot is not None and self.hears(process, slot):
-            self.world.later(process, RETRY_MS, self.world.ask)
+            self.world.later(process, RETRY_MS, self._asks_anew)
 
     def quarantined(self, fact: f.JobQuarantined) -> None:
         """An operator looks after it."""
@@ -405,17 +413,18 @@ class Trouble:
             self._count("killed by an operator")
             self.dies(process)
 
-    def occupied(self, fact: f.NodeOccupied) -> None:
-        """Bytes that the scheduler knows nothing of; an operator looks whose they are."""
+    def not_clear(self, fact: f.NodeOccupied | f.NodeQuarantined) -> None:
+        """Bytes that should not be there, or that the scheduler knows nothing of; an operator looks whose they are."""
         self.world.kernel.after(self.chance.about(self.faults.operator_ms), self._evicted, fact.node)
 
     def _evicted(self, node: NodeId) -> None:
         """Where they are still there, the processes that they are of are killed."""
         world = self.world
         known = world.core.state.nodes[node]
-        if known.status is NodeStatus.OCCUPIED and not self.over:
+        if known.status in (NodeStatus.OCCUPIED, NodeStatus.QUARANTINED) and not self.over:
             for process in list(world.processes.values()):
-                if process.alive and world.machines.has(process.name, process.run, known.gpus):
+                by_right = process.name in known.pinned and world.core.state.jobs[process.name].run == process.run
+                if process.alive and not by_right and world.machines.has(process.name, process.run, known.gpus):
                     self._count("killed by an operator")
                     self.dies(process)
 

@@ -433,6 +433,7 @@ class World:
         else:
             took = process.job.series[process.step % len(process.job.series)][process.at]
             process.solo_ms += took
+            took = self._spread(process, took)
         nodes: dict[PoolName, float] = {}
         for gpu in slot.gpus:
             pool, share = self.inventory.share_of[gpu]
@@ -445,6 +446,14 @@ class World:
         self.kernel.at(process.ends_ms, self.phase_over, process, slot.id)
         if tail is not None:
             self.kernel.at(now + tail, self.tail_begins, process, slot.id)
+
+    def _spread(self, process: Process, took: Millis) -> Millis:
+        """What the phase takes where its job sits on a wider pool than it wants: less by as much (data parallel)."""
+        spec = process.job.spec
+        pools = spec.phases[process.at].pools
+        wanted = sum(want.nodes for want in spec.wants if want.pool in pools)
+        has = len(self.core.state.jobs[process.name].pins[pools[0]])
+        return took * wanted // has if len(pools) == 1 and has > wanted else took
 
     def _on_a_part(self, process: Process, slot: Slot, took: Millis) -> tuple[Millis, Millis | None]:
         """What the phase takes on its GPUs, and after what time its tail begins; None: nothing can be given back.
@@ -684,9 +693,9 @@ class World:
         assert self.trouble is not None, "nothing went wrong"
         self.trouble.quarantined(fact)
 
-    def _occupied(self, fact: f.NodeOccupied) -> None:
+    def _not_clear(self, fact: f.NodeOccupied | f.NodeQuarantined) -> None:
         assert self.trouble is not None, "nothing went wrong"
-        self.trouble.occupied(fact)
+        self.trouble.not_clear(fact)
 
     _heeded: ClassVar[dict[type, Callable[["World", Any], None]]] = {
         f.SlotGranted: _granted,
@@ -696,5 +705,6 @@ class World:
         f.SlotFaulted: _taken,
         f.SlotWithdrawn: _withdrawn,
         f.JobQuarantined: _quarantined,
-        f.NodeOccupied: _occupied,
+        f.NodeOccupied: _not_clear,
+        f.NodeQuarantined: _not_clear,
     }

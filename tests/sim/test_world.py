@@ -120,7 +120,7 @@ def test_a_jobs_own_time_between_its_phases_is_left_to_it():
     assert alone.jobs["X"].slowdown == 1
 
 
-# ---- what a switch costs -----------------------------------------------------------------------------------------------
+# ---- what a switch costs ---------------------------------------------------------------------------------------------
 
 
 def test_every_hand_over_takes_a_park_and_a_load():
@@ -196,7 +196,7 @@ def test_who_asks_while_the_tail_runs_is_let_in_when_it_says_again_how_far_it_is
     assert pair.begins("Y", "rollout") == [78]  # asked again at 75 s, moved by 78 s
 
 
-# ---- what is counted ---------------------------------------------------------------------------------------------------
+# ---- what is counted -------------------------------------------------------------------------------------------------
 
 
 def test_by_the_trace_a_job_ends_when_the_trace_says():
@@ -236,7 +236,7 @@ def test_a_wide_rollout_uses_all_its_nodes():
     assert alone.pools["rollout"].peak_gpus == 24
 
 
-# ---- a fixed inventory -------------------------------------------------------------------------------------------------
+# ---- a fixed inventory -----------------------------------------------------------------------------------------------
 
 
 def test_who_does_not_fit_waits_until_somebody_leaves():

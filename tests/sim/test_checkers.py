@@ -1,0 +1,571 @@
+"""The witness believes nobody: each promise is broken once, in a forged history or by a sabotaged scheduler, and named.
+
+A history is what a real run said and was told. Forged, one input or fact in it is another, or is missing, or comes
+twice; everything before it is as it was. The last test is the other half: nothing that is true was ever called broken
+(the runs of every other test of the simulator say so too).
+"""
+
+from collections.abc import Callable
+from typing import get_args
+
+import pytest
+from msgspec.structs import replace
+
+from rollmuxd.core import effects as e
+from rollmuxd.core import facts as f
+from rollmuxd.core import inputs as i
+from rollmuxd.core import rotation, turns
+from rollmuxd.core.decision import Answer, Decision
+from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.model import Fence, JobSpec, OrderKind, Park, PhaseSpec, StateSpec, Want
+from rollmuxd.sim import world
+from rollmuxd.sim.baselines import CONTENDERS
+from rollmuxd.sim.checkers import OF_NO_CONSEQUENCE, Witness
+from rollmuxd.sim.workload import Pool, SimJob, Workload
+
+LEASE = world.LEASE_MS
+#: an input, and what came of it
+Heard = tuple[int, i.Input, Decision]
+
+
+def job(name, *, at=0, park=Park.LAZY, tail=(), slo=None):
+    phases = (
+        PhaseSpec("rollout", ("rollout",), planned_ms=100_000, min_gpus=1 if tail else 0),
+        PhaseSpec("train", ("train",), planned_ms=50_000),
+    )
+    states = tuple(StateSpec(p, ram_mb=600_000, load_ms=5_000, park_ms=3_000) for p in ("rollout", "train"))
+    spec = JobSpec(name, phases, (Want("rollout"), Want("train")), states=states, park=park, slo=slo)
+    return SimJob(
+        name, "made", at, 500_000, spec, ((100_000, 50_000),), {"rollout": 1, "train": 1}, tail_from=tail, iterations=3
+    )
+
+
+def history(*jobs, policy="rollmux-unpruned", accounting="work") -> list[Heard]:
+    class Listener:
+        def __init__(self) -> None:
+            self.heard: list[Heard] = []
+
+        def hear(self, now, given, decision, state) -> None:
+            self.heard.append((now, given, decision))
+
+    listener = Listener()
+    pools = (Pool("rollout", "H20", 1.85, nodes=1), Pool("train", "H800", 5.28, nodes=1))
+    world.run(Workload("made", jobs, pools), CONTENDERS[policy], seed=0, accounting=accounting, listeners=[listener])
+    return listener.heard
+
+
+@pytest.fixture(scope="module")
+def pair() -> list[Heard]:
+    """X and Y take turns, three iterations each."""
+    return history(job("X"), job("Y"))
+
+
+@pytest.fixture(scope="module")
+def cut_short() -> list[Heard]:
+    """They end when the trace says, in the midst of a phase."""
+    return history(job("X"), job("Y", at=30_000), accounting="paper")
+
+
+@pytest.fixture(scope="module")
+def tails() -> list[Heard]:
+    """They give GPUs back before they are done."""
+    return history(job("X", tail=(0.6,)), job("Y", tail=(0.6,)))
+
+
+def hear(heard: list[Heard], *, lease=LEASE, cap=5, ends=True) -> Witness:
+    witness = Witness(world.Config(lease_ms=lease), cap=cap)
+    for now, given, decision in heard:
+        witness.hear(now, given, decision)
+    if ends:
+        witness.end(heard[-1][0])
+    return witness
+
+
+def caught(promise: str, heard: list[Heard], **how) -> None:
+    with pytest.raises(BrokenInvariant) as broken:
+        hear(heard, **how)
+    assert str(broken.value).startswith(promise + ":"), str(broken.value)
+
+
+# ---- forging ---------------------------------------------------------------------------------------------------------
+
+
+def where(heard: list[Heard], kind: type, nth: int = 0, **like) -> tuple[int, int, f.Fact]:
+    """The nth decision with such a fact, and where in it the fact is."""
+    found = [
+        (index, at, fact)
+        for index, (_, _, decision) in enumerate(heard)
+        for at, fact in enumerate(decision.facts)
+        if isinstance(fact, kind) and all(getattr(fact, key) == value for key, value in like.items())
+    ]
+    return found[nth]
+
+
+def but(heard: list[Heard], index: int, **changes) -> list[Heard]:
+    """The same history with one decision, or its input, changed."""
+    now, given, decision = heard[index]
+    given = changes.pop("given", given)
+    now = changes.pop("now", now)
+    return [*heard[:index], (now, given, replace(decision, **changes)), *heard[index + 1 :]]
+
+
+def facts_but(heard: list[Heard], index: int, at: int, *instead: f.Fact) -> list[Heard]:
+    """With other facts, or none, in the place of one."""
+    facts = heard[index][2].facts
+    return but(heard, index, facts=(*facts[:at], *instead, *facts[at + 1 :]))
+
+
+def changed(heard: list[Heard], kind: type, nth: int = 0, like=None, **changes) -> list[Heard]:
+    index, at, fact = where(heard, kind, nth, **(like or {}))
+    return facts_but(heard, index, at, replace(fact, **changes))
+
+
+def before(heard: list[Heard], kind: type, make: Callable[[f.Fact], f.Fact], nth: int = 0, **like) -> list[Heard]:
+    """With one more fact just before another."""
+    index, at, fact = where(heard, kind, nth, **like)
+    return facts_but(heard, index, at, make(fact), fact)
+
+
+def after(heard: list[Heard], kind: type, make: Callable[[f.Fact], f.Fact], nth: int = 0, **like) -> list[Heard]:
+    index, at, fact = where(heard, kind, nth, **like)
+    return facts_but(heard, index, at, fact, make(fact))
+
+
+def without(heard: list[Heard], kind: type, **like) -> list[Heard]:
+    """As if such things had never been told of."""
+    return [
+        (now, given, replace(decision, facts=tuple(
+            fact for fact in decision.facts
+            if not (isinstance(fact, kind) and all(getattr(fact, key) == value for key, value in like.items()))
+        )))
+        for now, given, decision in heard
+    ]  # fmt: skip
+
+
+def said_first(heard: list[Heard], kind: type, given: i.Input, nth: int = 0, **like) -> list[Heard]:
+    """Somebody says one more thing, of which nothing comes, before the decision with such a fact."""
+    index, _, _ = where(heard, kind, nth, **like)
+    return [*heard[:index], (heard[index][0], given, Decision((), (), Answer())), *heard[index:]]
+
+
+def up_to(heard: list[Heard], kind: type, nth: int = 0, **like) -> list[Heard]:
+    """Until such a fact, which is the last of all."""
+    index, at, _ = where(heard, kind, nth, **like)
+    now, given, decision = heard[index]
+    facts = decision.facts[: at + 1]
+    told = [fact.order for fact in facts if isinstance(fact, f.OrderIssued)]
+    effects = tuple(it for it in decision.effects if isinstance(it, e.Perform) and it.order in told)
+    return [*heard[:index], (now, given, replace(decision, facts=facts, effects=effects))]
+
+
+def long_after(heard: list[Heard], kind: type, nth: int = 0, **like) -> Witness:
+    """Days pass after such a fact, in which everybody beats, and nothing happens."""
+    now = heard[where(heard, kind, nth, **like)[0]][0]
+    witness = hear(up_to(heard, kind, nth, **like), ends=False)
+    for session in list(witness.heard):
+        witness.hear(now + 10 * 86_400_000, i.Heartbeat(session), Decision((), (), Answer()))
+    return witness
+
+
+def slot_of(heard: list[Heard], name: str, phase: str, nth: int = 0) -> str:
+    number = {fact.spec.name: fact.job for _, _, d in heard for fact in d.facts if isinstance(fact, f.JobRegistered)}
+    return where(heard, f.SlotQueued, nth, job=number[name], phase=phase)[2].slot
+
+
+# ---- who may be granted ----------------------------------------------------------------------------------------------
+
+
+def test_a_fact_of_another_time_is_caught(pair):
+    caught("no_fact_goes_back_in_time", changed(pair, f.SlotReleased, 1, at=7))
+
+
+def test_an_input_of_an_earlier_time_is_caught(pair):
+    caught("no_fact_goes_back_in_time", [*pair, (pair[-1][0] - 1, i.Tick(), Decision((), (), Answer()))])
+
+
+def test_a_claim_for_a_request_that_was_withdrawn_is_caught(pair):
+    forged = before(pair, f.SlotClaimed, lambda claim: f.SlotWithdrawn(claim.at, claim.slot, "asked to"), nth=3)
+    caught("who_may_not_be_granted_is_not", forged)
+
+
+def test_a_claim_for_a_session_that_has_ended_is_caught(pair):
+    caught("who_may_not_be_granted_is_not", before(pair, f.SlotClaimed, lambda it: f.SessionClosed(it.at, "e1")))
+
+
+def test_a_grant_of_a_slot_that_nobody_claimed_is_caught(pair):
+    _, _, queued = where(pair, f.SlotQueued, 1)
+    forged = before(pair, f.SlotGranted, lambda it: f.SlotGranted(it.at, queued.slot, Fence(1, 1)))
+    caught("who_may_not_be_granted_is_not", forged)
+
+
+def test_a_grant_to_a_process_that_was_silent_for_a_lease_is_caught(pair):
+    caught("nobody_is_granted_who_is_not_there", pair, lease=99_000)
+
+
+def test_a_claim_for_a_request_that_nobody_attends_is_caught(pair):
+    slot = slot_of(pair, "Y", "rollout")
+    caught(
+        "a_request_that_nobody_attends_does_not_go_ahead",
+        said_first(pair, f.SlotClaimed, i.DetachSlot(slot), slot=slot),
+    )
+
+
+def test_who_asks_again_attends_his_request(pair):
+    slot = slot_of(pair, "Y", "rollout")
+    index, _, _ = where(pair, f.SlotQueued, slot=slot)
+    asks = pair[index][1]
+    forged = said_first(pair, f.SlotClaimed, i.DetachSlot(slot), slot=slot)
+
+    hear(said_first(forged, f.SlotClaimed, asks, slot=slot))
+
+
+def test_a_claim_for_a_paused_job_is_caught(pair):
+    caught("only_a_placed_job_goes_ahead", before(pair, f.SlotClaimed, lambda it: f.JobPaused(it.at, "j1", "ann")))
+
+
+def test_a_second_request_at_a_time_is_caught(pair):
+    forged = after(pair, f.SlotQueued, lambda it: replace(it, slot="s99", request_id="another"))
+    caught("a_job_holds_one_slot_and_waits_with_one", forged)
+
+
+def test_a_second_slot_at_a_time_is_caught(pair):
+    slot = slot_of(pair, "X", "train")
+    forged = without(without(pair, f.SlotReleased, slot=slot_of(pair, "X", "rollout")), f.SlotOver)
+    caught("a_job_holds_one_slot_and_waits_with_one", before(forged, f.SlotClaimed, lambda it: it, slot=slot))
+
+
+# ---- GPUs ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_two_slots_hold_is_caught(pair):
+    caught("a_gpu_is_held_by_one_slot", without(pair, f.SlotOver))
+
+
+def test_a_tail_that_keeps_what_it_never_had_is_caught(tails):
+    caught("a_gpu_is_held_by_one_slot", changed(tails, f.SlotShrunk, kept=("rollout1/gpu0", "train1/gpu0")))
+
+
+def test_a_gpu_of_a_tail_that_another_claims_is_caught(tails):
+    _, _, claim = where(tails, f.SlotClaimed, slot=slot_of(tails, "Y", "rollout"))
+    forged = changed(tails, f.SlotClaimed, like={"slot": claim.slot}, gpus=("rollout1/gpu0", *claim.gpus))
+    caught("a_gpu_is_held_by_one_slot", forged)
+
+
+def test_a_gpu_given_on_before_it_was_seen_clear_is_caught(pair):
+    caught("a_gpu_is_given_on_only_when_seen_clear", without(pair, f.GpusCleared))
+
+
+def test_a_claim_of_a_part_by_a_phase_that_needs_all_is_caught(pair):
+    caught("a_slot_holds_what_its_phase_claims", changed(pair, f.SlotClaimed, gpus=("rollout1/gpu0", "rollout1/gpu1")))
+
+
+def test_a_claim_of_anothers_gpu_is_caught(tails):
+    caught("a_slot_holds_what_its_phase_claims", changed(tails, f.SlotClaimed, gpus=("train1/gpu0",)))
+
+
+def test_a_claim_on_a_node_out_of_service_is_caught(pair):
+    node = "rollout1/gpu0-7"
+    caught(
+        "a_slot_holds_what_its_phase_claims",
+        before(pair, f.SlotClaimed, lambda it: f.NodeLost(it.at, node, "no route")),
+    )
+
+
+def test_a_node_that_is_up_by_nobodys_sight_is_caught(pair):
+    forged = before(pair, f.SlotQueued, lambda it: f.NodeUp(it.at, "rollout1/gpu0-7"))
+    caught("a_slot_holds_what_its_phase_claims", forged)
+
+
+def sight(mb: int) -> tuple[i.GpuSight, ...]:
+    return tuple(i.GpuSight(f"rollout1/gpu{number}", mb) for number in range(8))
+
+
+def test_gpus_called_clear_that_were_seen_used_are_caught(pair):
+    index, _, _ = where(pair, f.GpusCleared, node="rollout1/gpu0-7")
+    given = pair[index][1]
+    caught("clear_is_what_was_seen_clear", but(pair, index, given=replace(given, seen=sight(70_000))))
+
+
+def test_gpus_called_clear_that_nobody_saw_are_caught(pair):
+    index, _, _ = where(pair, f.GpusCleared, node="rollout1/gpu0-7")
+    caught("clear_is_what_was_seen_clear", but(pair, index, given=replace(pair[index][1], seen=())))
+
+
+def test_gpus_declared_clear_by_nobody_are_caught(pair):
+    caught("clear_is_what_was_seen_clear", changed(pair, f.GpusCleared, by="ann"))
+
+
+def test_gpus_called_clear_under_a_running_slot_are_caught(pair):
+    index, at, grant = where(pair, f.SlotGranted)
+    forged = facts_but(pair, index, at, grant, f.GpusCleared(grant.at, "rollout1/gpu0-7", ("rollout1/gpu0",)))
+    caught("clear_is_what_was_seen_clear", forged)
+
+
+def test_gpus_called_clear_while_a_state_is_loaded_there_are_caught(pair):
+    index, at, over = where(pair, f.SlotOver)  # what X has loaded stays there for now
+    forged = facts_but(pair, index, at, over, f.GpusCleared(over.at, "rollout1/gpu0-7", ("rollout1/gpu0",)))
+    caught("clear_is_what_was_seen_clear", but(forged, index, given=replace(pair[index][1], seen=sight(0))))
+
+
+def test_gpus_called_clear_by_a_look_that_began_before_they_were_touched_are_caught(pair):
+    index, _, cleared = where(pair, f.GpusCleared, node="rollout1/gpu0-7")
+    now = pair[index][0]
+    look = i.HostSeen("rollout1", sight(0), "boot-1", since=now - 4_000)  # it was released 3 s ago
+    forged = [*pair[: index + 1], (now, look, Decision((cleared,), (), Answer())), *pair[index + 1 :]]
+    caught("clear_is_what_was_seen_clear", forged)
+
+
+def test_what_was_taken_away_and_given_on_at_once_is_caught(cut_short):
+    _, _, over = where(cut_short, f.SlotOver, slot=where(cut_short, f.SlotReclaiming)[2].slot)
+    forged = without(cut_short, f.SlotOver, slot=over.slot)
+    forged = after(forged, f.SlotReclaiming, lambda it: f.SlotOver(it.at, it.slot))
+    caught("what_was_taken_away_is_held_until_seen_clear", forged)
+
+
+def test_a_placement_that_ends_while_something_is_left_is_caught(cut_short):
+    forged = after(cut_short, f.JobEnded, lambda it: f.PlacementEnded(it.at, it.job))
+    caught("a_placement_ends_when_nothing_is_left", forged)
+
+
+# ---- grants ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_grant_before_the_state_is_loaded_is_caught(pair):
+    forged = after(pair, f.SlotClaimed, lambda it: f.SlotGranted(it.at, it.slot, Fence(1, 1)))
+    caught("who_is_granted_finds_its_state_loaded", forged)
+
+
+def test_a_grant_after_the_state_was_lost_sight_of_is_caught(pair):
+    unknown = f.StateUnknown(0, "j1", "rollout", "rollout1/gpu0-7")
+    forged = before(pair, f.SlotGranted, lambda it: replace(unknown, at=it.at))
+    caught("who_is_granted_finds_its_state_loaded", forged)
+
+
+def test_a_grant_of_all_gpus_when_a_part_was_loaded_is_caught(tails):
+    """Y was loaded on seven; that it has eight now makes nothing of it be on the eighth."""
+    slot = slot_of(tails, "Y", "rollout")
+    index, _, _ = where(tails, f.SlotGranted, slot=slot)
+    witness = hear(tails[:index], ends=False)
+    witness.slots[slot].gpus = ("rollout1/gpu0", *witness.slots[slot].gpus)
+    with pytest.raises(BrokenInvariant, match="who_is_granted_finds_its_state_loaded"):
+        witness.hear(*tails[index])
+
+
+def test_a_fence_that_does_not_grow_is_caught(pair):
+    caught("fences_only_grow", changed(pair, f.SlotGranted, 3, fence=Fence(1, 3)))
+
+
+def test_a_release_under_another_fence_is_caught(pair):
+    index, _, _ = where(pair, f.SlotReleased)
+    caught("only_its_holder_releases_a_slot", but(pair, index, given=replace(pair[index][1], fence=Fence(1, 9))))
+
+
+def test_a_slot_that_is_over_while_it_runs_is_caught(pair):
+    caught("only_its_holder_releases_a_slot", after(pair, f.SlotGranted, lambda it: f.SlotOver(it.at, it.slot)))
+
+
+# ---- order -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_wheel_whose_order_nobody_keeps_is_caught(monkeypatch):
+    monkeypatch.setattr(turns, "next_on", lambda c, group, node: next(
+        (index for index, visit in enumerate(group.wheel) if c.state.jobs[visit.job].queued is not None
+         and c.state.slots[c.state.jobs[visit.job].queued].phase == visit.phase), None))  # fmt: skip
+    with pytest.raises(BrokenInvariant, match="visits_come_in_the_order_of_the_wheel"):
+        history(job("X"), job("Y"), job("Z"))
+
+
+def test_a_line_in_which_the_last_is_first_is_caught(monkeypatch):
+    kept = rotation.Rotation.line
+    monkeypatch.setattr(rotation.Rotation, "line", lambda *args: kept(*args)[::-1])
+    with pytest.raises(BrokenInvariant, match="first_come_first_served"):
+        history(job("X"), job("Y"), job("Z"), policy="rollmux-artifact")
+
+
+def test_a_visit_that_is_passed_while_it_is_asked_for_is_caught(monkeypatch):
+    passed = []
+
+    def once(c, group, index):
+        job = c.state.jobs[group.wheel[index].job]
+        if not passed and job.queued is not None and c.state.slots[job.queued].phase == group.wheel[index].phase:
+            passed.append(job)
+            return True
+        return False
+
+    monkeypatch.setattr(turns, "may_skip", once)
+    with pytest.raises(BrokenInvariant, match="nobody_is_passed_over_who_could_go"):
+        history(job("X"), job("Y"), job("Z"))
+
+
+# ---- placements ------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_in_two_groups_is_caught(pair):
+    caught("a_node_is_in_one_group", changed(pair, f.JobPlaced, 1, group="g9"))
+
+
+def test_more_parked_states_than_a_host_has_room_for_are_caught(pair):
+    tight = i.HostSpec("rollout1", "sim", 1_000_000)
+    caught("parked_states_fit_their_hosts", changed(pair, f.HostAdded, host=tight))
+
+
+def test_a_group_above_the_cap_is_caught(pair):
+    caught("a_group_has_no_more_members_than_the_cap", pair, cap=1)
+
+
+def test_a_request_of_a_lost_job_is_caught(pair):
+    caught("who_has_ended_gets_nothing_more", before(pair, f.SlotQueued, lambda it: f.JobLost(it.at, it.job, "dead")))
+
+
+def test_a_job_that_ends_twice_is_caught(pair):
+    caught("who_has_ended_gets_nothing_more", after(pair, f.JobEnded, lambda it: it))
+
+
+# ---- orders ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_order_that_nobody_is_told_is_caught(pair):
+    index, _, _ = where(pair, f.OrderIssued)
+    caught("every_order_is_told_once", but(pair, index, effects=()))
+
+
+def test_an_order_that_is_told_twice_is_caught(pair):
+    index, _, _ = where(pair, f.OrderIssued)
+    caught("every_order_is_told_once", but(pair, index, effects=pair[index][2].effects * 2))
+
+
+def test_a_question_about_no_open_order_is_caught(pair):
+    caught("every_order_is_told_once", but(pair, 5, effects=(e.Probe("o99"),)))
+
+
+def test_an_order_that_ends_twice_is_caught(pair):
+    index, _, ended = where(pair, f.OrderEnded)
+    again = (pair[index][0], pair[index][1], Decision((ended,), (), Answer()))
+    caught("every_order_ends_once", [*pair[: index + 1], again, *pair[index + 1 :]])
+
+
+def test_an_order_that_ends_by_nobodys_word_is_caught(pair):
+    index, _, _ = where(pair, f.OrderEnded)
+    caught("every_order_ends_once", but(pair, index, given=i.Tick()))
+
+
+def test_a_report_that_is_not_heeded_is_caught(pair):
+    index, _, _ = where(pair, f.OrderEnded)
+    caught("every_order_ends_once", but(pair, index, facts=()))
+
+
+def test_a_park_under_a_running_slot_is_caught(pair):
+    park = f.OrderIssued(0, "o99", OrderKind.PARK, "j1", 1, "rollout", "rollout1/gpu0-7", "channel")
+    forged = after(pair, f.SlotGranted, lambda it: replace(park, at=it.at))
+    caught("nobody_moves_a_state_in_use", forged)
+
+
+def test_a_load_for_nobodys_slot_is_caught(pair):
+    load = f.OrderIssued(0, "o99", OrderKind.LOAD, "j2", 1, "train", "train1/gpu0-7", "channel", "s2")
+    caught("nobody_moves_a_state_in_use", after(pair, f.SlotGranted, lambda it: replace(load, at=it.at)))
+
+
+def test_two_orders_at_once_for_a_state_are_caught(pair):
+    caught("nobody_moves_a_state_in_use", after(pair, f.OrderIssued, lambda it: replace(it, order="o99")))
+
+
+# ---- in the end ------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_that_is_lost_too_soon_is_caught(pair):
+    caught(
+        "the_death_of_a_job_is_recorded_within_its_lease",
+        before(pair, f.SlotReleased, lambda it: f.SessionLost(it.at, "e2")),
+    )
+
+
+def test_a_session_that_passes_for_living_though_it_is_silent_is_caught(pair):
+    witness = hear(up_to(pair, f.SlotGranted), ends=False)
+    witness.hear(LEASE + 1_000_000, i.Tick(), Decision((), (), Answer()))
+    with pytest.raises(BrokenInvariant, match="the_death_of_a_job_is_recorded_within_its_lease"):
+        witness.sweep()
+
+
+def test_who_waits_for_ever_with_nothing_in_the_way_is_caught(pair):
+    slot = slot_of(pair, "Y", "rollout", 1)
+    witness = long_after(pair, f.SlotReleased, slot=slot_of(pair, "X", "rollout", 1))  # X has released; nobody goes on
+    witness.slots[slot].since = 0
+    with pytest.raises(BrokenInvariant, match="who_waits_has_his_turn"):
+        witness.who_waits_has_his_turn(slot, witness.slots[slot])
+
+
+def test_who_waits_while_a_holder_runs_on_and_on_is_no_breach(pair):
+    """Its holder's time is in the bound: a phase may take as long as it takes."""
+    slot = slot_of(pair, "Y", "rollout")
+    witness = long_after(pair, f.SlotGranted)
+
+    witness.who_waits_has_his_turn(slot, witness.slots[slot])
+
+
+def test_gpus_that_never_come_back_are_caught(cut_short):
+    witness = long_after(cut_short, f.SlotReclaiming)
+    with pytest.raises(BrokenInvariant, match="what_is_given_back_comes_clear"):
+        witness.sweep()
+
+
+def test_an_order_that_never_ends_is_caught(pair):
+    witness = long_after(pair, f.OrderIssued)
+    with pytest.raises(BrokenInvariant, match="every_order_comes_to_an_end"):
+        witness.sweep()
+
+
+@pytest.mark.parametrize(
+    ("kind", "nth", "promise"),
+    [
+        (f.SlotGranted, 0, "every_job_ends"),
+        (f.JobPlaced, 0, "every_job_ends"),
+        (f.JobEnded, -1, "every_job_ends"),
+    ],
+)
+def test_a_run_that_stops_in_the_midst_is_caught(pair, kind, nth, promise):
+    caught(promise, up_to(pair, kind, nth))
+
+
+def left(witness: Witness, promise: str) -> None:
+    with pytest.raises(BrokenInvariant, match=promise):
+        witness.end(witness.now)
+
+
+def test_what_is_left_at_the_end_is_caught(pair):
+    for field, left_over, promise in (
+        ("held", {"rollout1/gpu0": "s1"}, "every_gpu_comes_back"),
+        ("stain", {"rollout1/gpu0": "j1"}, "every_gpu_comes_back"),
+        ("ram", {"rollout1": [1, 2]}, "every_node_leaves_its_group"),
+    ):
+        witness = hear(pair)
+        getattr(witness, field).update(left_over)
+        left(witness, promise)
+    witness = hear(pair)
+    witness.places["rollout1/gpu0-7"].group = "g1"
+    left(witness, "every_node_leaves_its_group")
+
+
+# ---- and what is true is never called broken -------------------------------------------------------------------------
+
+
+def test_a_history_as_it_was_passes(pair, cut_short, tails):
+    for heard in (pair, cut_short, tails):
+        witness = hear(heard)
+
+        assert (witness.slots, witness.orders, witness.kept, witness.members) == ({}, {}, {}, {})
+
+
+def test_the_witness_has_an_opinion_on_every_fact_there_is():
+    """Who adds a fact says here whether a promise depends on it."""
+    without_one = [kind.__name__ for kind in get_args(f.AnyFact) if kind not in Witness._facts]
+
+    assert set(without_one) <= OF_NO_CONSEQUENCE
+
+
+def test_every_promise_says_itself_in_a_sentence():
+    promises = [name for name in vars(Witness) if not name.startswith("_") and name not in ("hear", "sweep", "end")]
+
+    assert len(promises) >= 25
+    for name in promises:
+        assert getattr(Witness, name).__doc__, name
+        assert name.count("_") >= 2, f"{name} is no sentence"
