@@ -37,7 +37,7 @@ from rollmuxd.core.model import (
     JobId,
     JobStatus,
     Millis,
-    NodeId,
+    Node,
     NodeStatus,
     OrderId,
     OrderKind,
@@ -202,6 +202,8 @@ class Trouble:
         self.boots = 1
         self.counted: dict[str, int] = {}
         self._lingering = 0
+        #: how often an operator has looked at something that was stuck, by its name
+        self._looks: dict[str, int] = {}
 
     @property
     def over(self) -> bool:
@@ -222,6 +224,7 @@ class Trouble:
         """Plan what is not of a process."""
         self._plan(self.faults.outages_per_hour * len(self.world.inventory.gpus_of), self._outage)
         self._plan(self.faults.daemon_deaths_per_hour, self._doom)
+        self.world.kernel.after(self.faults.operator_ms, self._operator)
 
     def _plan(self, per_hour: float, what: Callable[[], None]) -> None:
         wait = self.chance.until_next(per_hour)
@@ -393,40 +396,41 @@ class Trouble:
         if process is not None and slot is not None and self.hears(process, slot):
             self.world.later(process, RETRY_MS, self._asks_anew)
 
-    def quarantined(self, fact: f.JobQuarantined) -> None:
-        """An operator looks after it."""
-        process = self.world.processes.get(fact.job)
-        self._count("quarantines")
-        if process is not None:
-            self.world.later(process, self.chance.about(self.faults.operator_ms), self._reinstated)
-
-    def _reinstated(self, process: "Process") -> None:
-        job = self.world.core.state.jobs[process.name]
-        if job.status is JobStatus.QUARANTINED:
-            self.world.call(process, i.ReinstateJob(process.name, by="operator"))
-            self.world.later(process, self.faults.operator_ms, self._still_not_clear)
-
-    def _still_not_clear(self, process: "Process") -> None:
-        """Nothing helps while its process holds what nobody knows of: it is killed."""
-        job = self.world.core.state.jobs[process.name]
-        if job.pins and job.status in (JobStatus.WAITING, JobStatus.QUARANTINED):
-            self._count("killed by an operator")
-            self.dies(process)
-
-    def not_clear(self, fact: f.NodeOccupied | f.NodeQuarantined) -> None:
-        """Bytes that should not be there, or that the scheduler knows nothing of; an operator looks whose they are."""
-        self.world.kernel.after(self.chance.about(self.faults.operator_ms), self._evicted, fact.node)
-
-    def _evicted(self, node: NodeId) -> None:
-        """Where they are still there, the processes that they are of are killed."""
+    def _operator(self) -> None:
+        """An operator looks now and then at what needs a person: tries what is harmless first, then kills."""
+        if self.over:
+            return
         world = self.world
-        known = world.core.state.nodes[node]
-        if known.status in (NodeStatus.OCCUPIED, NodeStatus.QUARANTINED) and not self.over:
-            for process in list(world.processes.values()):
-                by_right = process.name in known.pinned and world.core.state.jobs[process.name].run == process.run
-                if process.alive and not by_right and world.machines.has(process.name, process.run, known.gpus):
-                    self._count("killed by an operator")
-                    self.dies(process)
+        world.kernel.after(self.faults.operator_ms, self._operator)
+        state = world.core.state
+        for process in list(world.processes.values()) if world.up else ():
+            job = state.jobs.get(process.name)
+            if job is None:
+                continue
+            stuck = job.status is JobStatus.QUARANTINED or (job.status is JobStatus.WAITING and bool(job.pins))
+            looks = self._looked(process.name, stuck and process.alive)
+            if looks == 1 and job.status is JobStatus.QUARANTINED:
+                world.call(process, i.ReinstateJob(process.name, by="operator"))
+            elif looks == 3:  # nothing helps while its process holds what nobody knows of
+                self._killed(process)
+        for node in list(state.nodes.values()):
+            if self._looked(node.id, node.status in (NodeStatus.OCCUPIED, NodeStatus.QUARANTINED)) == 2:
+                self._evicted(node)
+
+    def _looked(self, name: str, stuck: bool) -> int:
+        self._looks[name] = self._looks.get(name, 0) % 3 + 1 if stuck else 0
+        return self._looks[name]
+
+    def _evicted(self, node: Node) -> None:
+        """The processes are killed whose bytes are on the node by no right."""
+        for process in list(self.world.processes.values()):
+            by_right = process.name in node.pinned and self.world.core.state.jobs[process.name].run == process.run
+            if process.alive and not by_right and self.world.machines.has(process.name, process.run, node.gpus):
+                self._killed(process)
+
+    def _killed(self, process: "Process") -> None:
+        self._count("killed by an operator")
+        self.dies(process)
 
     def kill(self, job: JobId, run: int) -> None:
         """A backend ends a lost job's process."""

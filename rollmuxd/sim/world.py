@@ -689,14 +689,6 @@ class World:
         if self.trouble is not None:
             self.trouble.withdrawn(fact)
 
-    def _quarantined(self, fact: f.JobQuarantined) -> None:
-        assert self.trouble is not None, "nothing went wrong"
-        self.trouble.quarantined(fact)
-
-    def _not_clear(self, fact: f.NodeOccupied | f.NodeQuarantined) -> None:
-        assert self.trouble is not None, "nothing went wrong"
-        self.trouble.not_clear(fact)
-
     _heeded: ClassVar[dict[type, Callable[["World", Any], None]]] = {
         f.SlotGranted: _granted,
         f.JobPlaced: _placed,
@@ -704,7 +696,4 @@ class World:
         f.SlotLost: _taken,
         f.SlotFaulted: _taken,
         f.SlotWithdrawn: _withdrawn,
-        f.JobQuarantined: _quarantined,
-        f.NodeOccupied: _not_clear,
-        f.NodeQuarantined: _not_clear,
     }
