@@ -39,6 +39,8 @@ def facts(call: Call, follow: bool, after: int, job: str | None, audit: bool) ->
                 job=job,
                 audit="true" if audit else None,
             )
+            if not reached and after == 0 and page.get("first", 1) > 1:
+                click.echo(f"rollmuxd: facts before {page['first']} were compacted away", err=True)
             reached = True
             for fact in page["facts"]:
                 if call.as_json:

@@ -28,7 +28,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print what w
 
 @click.group()
 def journal() -> None:
-    """The journal: check, backup, restore."""
+    """The journal: check, backup, restore, compact."""
 
 
 def of_a_directory(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,16 +42,22 @@ def of_a_directory(command: Callable[..., Any]) -> Callable[..., Any]:
         from rollmuxd.daemon import logs
 
         logs.set_up("warning")  # to stderr: stdout is the command's
-        command(*args, state_dir=state_dir if state_dir is not None else _configured(config), **options)
+        settings = _settings(config)
+        command(
+            *args,
+            state_dir=state_dir if state_dir is not None else settings.daemon.state_dir,
+            settings=settings,
+            **options,
+        )
 
     return run
 
 
-def _configured(config: Path | None) -> Path:
+def _settings(config: Path | None) -> Any:
     from rollmuxd.daemon.settings import BadSettings, load_settings
 
     try:
-        return Path(load_settings(config).daemon.state_dir)
+        return load_settings(config)
     except BadSettings as error:
         raise Failed("; ".join(error.lines)) from error
 
@@ -75,7 +81,7 @@ def _as_json(value: Any) -> None:
 @journal.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @of_a_directory
-def check(file: Path | None, state_dir: Path, as_json: bool) -> None:
+def check(file: Path | None, state_dir: Path, as_json: bool, settings: Any) -> None:
     """Read all of a journal or a backup, replay it, and compare. Changes nothing; the daemon may run.
 
     FILE: a journal, a backup or a state directory; default: the daemon's. Exits with 1 if it is not good.
@@ -95,7 +101,7 @@ def check(file: Path | None, state_dir: Path, as_json: bool) -> None:
 @journal.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @of_a_directory
-def backup(file: Path, state_dir: Path, as_json: bool) -> None:
+def backup(file: Path, state_dir: Path, as_json: bool, settings: Any) -> None:
     """Copy the journal into FILE, as it is at one instant, and check the copy. The daemon may run.
 
     The hashes of API keys are in it: only you can read it.
@@ -113,7 +119,7 @@ def backup(file: Path, state_dir: Path, as_json: bool) -> None:
 @journal.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @of_a_directory
-def restore(file: Path, state_dir: Path, as_json: bool) -> None:
+def restore(file: Path, state_dir: Path, as_json: bool, settings: Any) -> None:
     """Put the backup FILE in the journal's place. The daemon must be stopped.
 
     What was granted after the backup is not known any more, so a new incarnation begins: no fence of before is given
@@ -130,3 +136,57 @@ def restore(file: Path, state_dir: Path, as_json: bool) -> None:
     if done.kept:
         click.echo(f"what was there before is in {done.kept}")
     click.echo("start the daemon: rollmuxd daemon start")
+
+
+@journal.command()
+@click.option(
+    "--keep-days", type=click.IntRange(min=1), help="Keep the facts of so many days (default: as configured)."
+)
+@of_a_directory
+def compact(keep_days: int | None, state_dir: Path, as_json: bool, settings: Any) -> None:
+    """Close the books of days that are over, let go of facts that are old, and give the space back.
+
+    A daemon does this by itself, every hour. With the daemon stopped it is done here; a running one is asked to, over
+    its socket, and keeps what it is configured to keep.
+    """
+    from rollmuxd.cli.daemon import find
+
+    running = find(state_dir)
+    if running is not None:
+        if keep_days is not None:
+            raise Failed(
+                "a running daemon keeps what it is configured to keep; set journal.keep_days and restart it, or stop "
+                "it for --keep-days"
+            )
+        done = _ask_to_compact(f"unix://{running.socket}")
+    else:
+        import msgspec
+
+        from rollmuxd.daemon.journal_care import Keep
+        from rollmuxd.daemon.journal_care import compact as compact_here
+
+        kept = settings.journal
+        days = keep_days if keep_days is not None else kept.keep_days
+        with _refusals():
+            tended = compact_here(state_dir, Keep(days, round(kept.keep_gb * 1e9), kept.keep_audit_days))
+        done = msgspec.to_builtins(tended)
+    if as_json:
+        print_json(done)
+        return
+    click.echo(
+        f"{done['booked']} days were booked, {done['cut']} facts let go of; the first one is {done['first']} now; "
+        f"{done['bytes_before'] / 1e6:.1f} MB became {done['bytes_after'] / 1e6:.1f} MB"
+    )
+
+
+def _ask_to_compact(url: str) -> Any:
+    from rollmuxd.cli.calls import connect, fail
+    from rollmuxd.client.errors import RollmuxError
+
+    daemon = connect(url, None)
+    try:
+        return daemon.post("/v1/journal/compact", {})
+    except RollmuxError as error:
+        fail(error)
+    finally:
+        daemon.close()

@@ -43,6 +43,7 @@ from rollmuxd.daemon.driver import Driver, Unavailable
 from rollmuxd.daemon.http.app import make_app
 from rollmuxd.daemon.http.peer import ConnectionLimits, hang_up_slow, limited
 from rollmuxd.daemon.journal import Journal, JournalError, JournalRefused
+from rollmuxd.daemon.journal_care import Keep, Keeper
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.reconcile import Observer, fill_in
 from rollmuxd.daemon.services import Services
@@ -117,6 +118,12 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
             begun=begun,
             lease_ms=config.lease_ms,
         )
+        kept = settings.journal
+        keeper = Keeper(
+            journal,
+            Keep(kept.keep_days, round(kept.keep_gb * 1e9), kept.keep_audit_days),
+            lambda: driver.read(lambda core, now: (now, driver.last_seq)),
+        )
         services = Services(
             driver=driver,
             actuator=actuator,
@@ -125,6 +132,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
             hub=hub,
             clock=clock,
             started_at=clock.now(),
+            keeper=keeper,
         )
 
         with one_of_the_group_failed():
@@ -134,6 +142,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
                 await tasks.start(actuator.run)
                 await tasks.start(driver.run)
                 tasks.start_soon(observer.run)
+                tasks.start_soon(keeper.run)
                 limits = connection_limits(settings)
                 server = Server(make_app(services, metrics), sockets, settings.daemon.shutdown_s, limits, tls)
                 await tasks.start(server.run)

@@ -202,6 +202,11 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._due: Millis = 0
 
+    @property
+    def last_seq(self) -> int:
+        """The number of the last fact, durable or not."""
+        return self._seq
+
     # ---- what others ask -------------------------------------------------------------------------------------------
 
     async def submit(self, given: Input, *, then: Callable[[], Input] | None = None) -> Answer:

@@ -86,6 +86,22 @@ class Past(NamedTuple):
     facts: Iterator[tuple[int, AnyFact]]
 
 
+class Day(NamedTuple):
+    """A row of the table ``days``: see :mod:`.journal_care`."""
+
+    #: days since 1970, of UTC
+    day: int
+    #: the last fact before it
+    seq: int
+    #: the state at its beginning is there; what was booked in it is
+    has_state: bool
+    booked: bool
+    #: both packed, where they were asked for; and the state's checksum
+    state: bytes | None = None
+    books: bytes | None = None
+    sum: int = 0
+
+
 class _Write:
     """One thing for the writer thread: rows of facts, or an operation of another kind; and who waits for it."""
 
@@ -115,6 +131,8 @@ class Journal:
         self._reader_thread = ThreadPoolExecutor(1, thread_name_prefix="journal-reader")
         self._reader: sqlite3.Connection | None = None
         self.incarnation = journal_file.incarnation_of(self._writer)
+        #: the first fact that is there; those before it were compacted away
+        self.first = journal_file.cut_of(self._writer).seq + 1
         #: the reserve is spent: what makes more work has to be refused
         self.tight = not self._make_reserve()
         self._thread.start()
@@ -234,6 +252,14 @@ class Journal:
 
         await self._put(_Write((), write))
 
+    async def operate(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+        """Run something in a transaction of the writer's: upkeep, in small pieces, since commits wait for it."""
+        return cast("T", await self._put(_Write((), operation)))
+
+    def begins_with(self, first: int) -> None:
+        """From now on the facts before this one are gone."""
+        self.first = first
+
     async def recover(self) -> None:
         """After a failure: open the file anew, and see whether it can be written.
 
@@ -267,6 +293,25 @@ class Journal:
         """Up to ``limit`` facts with numbers above ``after``, on a connection of its own."""
         return await asyncio.get_running_loop().run_in_executor(self._reader_thread, self._read, after, limit)
 
+    async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, AnyFact]]:
+        """Facts of a kind that outlive the others, of those that were compacted away."""
+        query = "SELECT seq, CAST(body AS BLOB) FROM kept WHERE seq > ? AND seq < ? AND kind = ? ORDER BY seq LIMIT ?"
+        loop = asyncio.get_running_loop()
+        rows = await loop.run_in_executor(self._reader_thread, self._ask, query, (after, self.first, kind, limit))
+        return journal_file.known_facts(self._decoder, rows)
+
+    async def days(self) -> list[Day]:
+        """The days that there are rows of, without what is in them."""
+        query = "SELECT day, seq, state IS NOT NULL, books IS NOT NULL FROM days ORDER BY day"
+        rows = await asyncio.get_running_loop().run_in_executor(self._reader_thread, self._ask, query, ())
+        return [Day(day, seq, bool(has_state), bool(booked)) for day, seq, has_state, booked in rows]
+
+    async def day(self, day: int) -> Day:
+        """One of them, with all that is in it."""
+        query = "SELECT day, seq, state IS NOT NULL, books IS NOT NULL, state, books, sum FROM days WHERE day = ?"
+        rows = await asyncio.get_running_loop().run_in_executor(self._reader_thread, self._ask, query, (day,))
+        return Day(*rows[0])
+
     def load(self, *, snapshot: bool = True) -> Past:
         """Everything there is. Blocks; for the start and after a failure, when there is nothing else to do.
 
@@ -299,12 +344,16 @@ class Journal:
             if reader.passed:
                 log.warning("facts_passed_over", facts=reader.passed, reason="a newer rollmuxd's; they change nothing")
 
-    def _read(self, after: int, limit: int) -> list[tuple[int, AnyFact]]:
+    def _ask(self, query: str, values: Sequence[object]) -> list[Any]:
         if self._reader is None:
             self._reader = self._connect(readonly=True)
             self._decoder = Reader(self._reader, self.path)
+        return self._reader.execute(query, values).fetchall()
+
+    def _read(self, after: int, limit: int) -> list[tuple[int, AnyFact]]:
         query = "SELECT seq, CAST(body AS BLOB) FROM facts WHERE seq > ? ORDER BY seq LIMIT ?"
-        while rows := self._reader.execute(query, (after, limit)).fetchall():
+        # What is cut off and not swept yet is gone, too.
+        while rows := self._ask(query, (max(after, self.first - 1), limit)):
             if found := journal_file.known_facts(self._decoder, rows):
                 return found
             after = rows[-1][0]
@@ -447,6 +496,7 @@ class MemoryJournal:
 
     def __init__(self, *, incarnation: int = 1) -> None:
         self.incarnation = incarnation
+        self.first = 1
         self.tight = False
         self.failing: JournalFailed | None = None
         self._failed: JournalFailed | None = None
@@ -498,6 +548,15 @@ class MemoryJournal:
 
     async def make_reserve(self) -> None:
         self.tight = False
+
+    async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, AnyFact]]:
+        return []
+
+    async def days(self) -> list[Day]:
+        return []
+
+    async def day(self, day: int) -> Day:
+        raise KeyError(day)
 
     async def close(self) -> None:
         pass

@@ -151,6 +151,11 @@ def link(before: Tip, body: bytes) -> Tip:
     return Tip(seq, crc32(body, (before.sum + seq) & 0xFFFFFFFF))
 
 
+#: what a damaged page may have where a body or a sum was: NULL too, whatever the table says
+_BODY: Final = "CAST(coalesce(body, '') AS BLOB)"
+_SUM: Final = "CAST(coalesce(sum, -1) AS INTEGER)"
+
+
 # ---- opening ---------------------------------------------------------------------------------------------------------
 
 
@@ -290,6 +295,11 @@ def lock(state_dir: Path) -> int:
     return held
 
 
+def unlock(held: int) -> None:
+    """Let go of the directory."""
+    os.close(held)
+
+
 # ---- incarnations ----------------------------------------------------------------------------------------------------
 
 
@@ -413,7 +423,7 @@ def rows_after(
     Raises:
         JournalDamaged: (while running through them) one does not.
     """
-    query = "SELECT seq, CAST(body AS BLOB), sum FROM facts WHERE seq > ? AND seq <= ? ORDER BY seq"
+    query = f"SELECT seq, {_BODY}, {_SUM} FROM facts WHERE seq > ? AND seq <= ? ORDER BY seq"
     found = connection.execute(query, (tip.seq, until))
     try:
         while chunk := found.fetchmany(10_000):
@@ -440,7 +450,7 @@ def bad_tail(connection: sqlite3.Connection) -> tuple[Tip, list[Row]]:
     cut = cut_of(connection)
     rows: list[Row] = []
     found = connection.execute(
-        "SELECT seq, CAST(body AS BLOB), sum FROM facts WHERE seq > ? ORDER BY seq DESC", (cut.seq,)
+        f"SELECT seq, {_BODY}, {_SUM} FROM facts WHERE seq > ? ORDER BY seq DESC", (cut.seq,)
     )
     later: Row | None = None
     for at in found:

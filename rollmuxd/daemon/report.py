@@ -8,19 +8,34 @@ times use is added to the books. Usable offline, on any list of facts::
     for fact in facts:
         ledger.see(fact)
     report = ledger.report(by="job")
+
+Books add up: those of spans that follow each other are, added, those of the whole. So a daemon closes them once for
+each day (UTC), keeps that, and lets go of the day's facts when they are old (:mod:`.journal_care`).
 """
 
 import csv
 import io
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.model import Job, JobId, JobStatus, Millis, Node, NodeId, OrderKind, Slot, SlotStatus
+from rollmuxd.core.model import (
+    Job,
+    JobId,
+    JobStatus,
+    Millis,
+    Node,
+    NodeId,
+    Order,
+    OrderKind,
+    OrderStatus,
+    Slot,
+    SlotStatus,
+)
 from rollmuxd.core.state import State
 from rollmuxd.wire.answers import PoolRow, ReportView, Saving, WorkRow
 
@@ -59,12 +74,54 @@ class _Work:
 class _Pool:
     """The books of one pool."""
 
+    #: at the end of the span
     gpus: int = 0
     capacity: float = 0
     held: float = 0
     used: float = 0
     pinned: float = 0
     cost: float = 0
+
+
+@dataclass(slots=True)
+class Books:
+    """What was booked in one span of time, or in several."""
+
+    work: dict[JobId, _Work] = field(default_factory=dict)
+    pools: dict[str, _Pool] = field(default_factory=dict)
+
+    def add(self, later: "Books") -> None:
+        """Add the books of a span that comes later."""
+        for job, of_job in later.work.items():
+            mine = self.work.setdefault(job, _Work(job, of_job.owner, of_job.name))
+            mine.name = of_job.name
+            for name in _SUMS:
+                setattr(mine, name, getattr(mine, name) + getattr(of_job, name))
+        for pool in self.pools.values():
+            pool.gpus = 0
+        for name, of_pool in later.pools.items():
+            total = self.pools.setdefault(name, _Pool())
+            total.gpus = of_pool.gpus
+            for figure in ("capacity", "held", "used", "pinned", "cost"):
+                setattr(total, figure, getattr(total, figure) + getattr(of_pool, figure))
+
+    def without_zeros(self) -> "Books":
+        """The same, less the jobs that nothing was booked for."""
+        said = {job: book for job, book in self.work.items() if any(getattr(book, name) for name in _SUMS)}
+        return Books(said, self.pools)
+
+    def view(self, since: Millis, until: Millis, *, by: str = "job", owner: str | None = None) -> ReportView:
+        """The books as they are shown; ``owner``: only theirs."""
+        books = [book for book in self.work.values() if owner is None or book.owner == owner]
+        shown = [book for book in books if book.allocated or book.wait_placement or book.wait_turn or book.iterations]
+        return ReportView(
+            since=_iso(since),
+            until=_iso(until),
+            by=by,
+            work=[] if by == "pool" else _rows(shown, by),
+            pools=[_pool_row(name, self.pools[name]) for name in sorted(self.pools)],
+            saving=_saving(books),
+        )
 
 
 @dataclass(slots=True)
@@ -87,8 +144,8 @@ class Ledger:
         self.since = since
         self.until = until
         self._state = State() if state is None else state
-        self._work: dict[JobId, _Work] = {}
-        self._pools: dict[str, _Pool] = {}
+        self._books = Books()
+        self._work, self._pools = self._books.work, self._books.pools
         self._uses: dict[NodeId, _Use] = {}
         #: jobs that wait for a placement, since when
         self._waiting: dict[JobId, Millis] = {}
@@ -152,10 +209,15 @@ class Ledger:
                 self._waited(slot, fact.at)
             case f.OrderEnded() | f.OrderFaulted() | f.OrderContactLost():
                 order = state.orders.get(fact.order)
-                if order is not None and order.kind is not OrderKind.DISCARD and order.job in self._work:
-                    self._work[order.job].switch += self._within(order.issued_at, fact.at)
+                if order is not None:
+                    self._switched(order, fact.at)
             case _:
                 pass
+
+    def _switched(self, order: Order, at: Millis) -> None:
+        # When contact was lost it was booked so far; what came of it later is not known to have taken any time.
+        if order.kind is not OrderKind.DISCARD and order.status is OrderStatus.ISSUED and order.job in self._work:
+            self._work[order.job].switch += self._within(order.issued_at, at)
 
     def _waited(self, slot: Slot, at: Millis) -> None:
         self._work[slot.job].wait_turn += self._within(slot.queued_at, at)
@@ -245,47 +307,48 @@ class Ledger:
 
     # ---- the report --------------------------------------------------------------------------------------------------
 
-    def report(self, *, by: str = "job", owner: str | None = None, now: Millis | None = None) -> ReportView:
-        """Close the books, for good, and show them; ``owner``: only theirs.
+    def close(self, now: Millis | None = None) -> tuple[Books, Millis]:
+        """Close the books, for good; and the time at which they are closed.
 
-        They are closed at ``until``, or ``now`` where that is earlier; without either, at the last fact.
+        That is ``until``, or ``now`` where that is earlier; without either, the last fact.
         """
         end = self.until if now is None and self.until is not None else max(now or 0, self._state.at)
         if self.until is not None:
             end = min(end, self.until)
-        for name in self._uses:
+        for pool in self._pools.values():
+            pool.gpus = 0
+        for name, use in self._uses.items():
             self._settle(name, end)
+            self._pools[use.pool].gpus += use.gpus
         for job, since in self._waiting.items():
             self._work[job].wait_placement += self._within(since, end)
             self._waiting[job] = end
         for slot in self._state.slots.values():
             if slot.status is SlotStatus.QUEUED:
                 self._waited(slot, end)
-        books = [book for book in self._work.values() if owner is None or book.owner == owner]
-        shown = [book for book in books if book.allocated or book.wait_placement or book.wait_turn or book.iterations]
-        return ReportView(
-            since=_iso(self.since),
-            until=_iso(end),
-            by=by,
-            work=[] if by == "pool" else _rows(shown, by),
-            pools=[self._pool_row(name) for name in sorted(self._pools)],
-            saving=_saving(books),
-        )
+        for order in self._state.orders.values():
+            self._switched(order, end)
+        return self._books, end
 
-    def _pool_row(self, name: str) -> PoolRow:
-        pool = self._pools[name]
-        return PoolRow(
-            pool=name,
-            gpus=sum(use.gpus for use in self._uses.values() if use.pool == name),
-            gpu_hours_capacity=_hours(pool.capacity),
-            gpu_hours_held=_hours(pool.held),
-            gpu_hours_used=_hours(pool.used),
-            gpu_hours_switching=_hours(pool.held - pool.used),
-            gpu_hours_idle=_hours(pool.pinned - pool.held),
-            gpu_hours_unallocated=_hours(pool.capacity - pool.pinned),
-            utilisation=round(pool.used / pool.capacity, 4) if pool.capacity else None,
-            cost_capacity=_hours(pool.cost),
-        )
+    def report(self, *, by: str = "job", owner: str | None = None, now: Millis | None = None) -> ReportView:
+        """Close the books, for good, and show them; ``owner``: only theirs. See :meth:`close`."""
+        books, end = self.close(now)
+        return books.view(self.since, end, by=by, owner=owner)
+
+
+def _pool_row(name: str, pool: _Pool) -> PoolRow:
+    return PoolRow(
+        pool=name,
+        gpus=pool.gpus,
+        gpu_hours_capacity=_hours(pool.capacity),
+        gpu_hours_held=_hours(pool.held),
+        gpu_hours_used=_hours(pool.used),
+        gpu_hours_switching=_hours(pool.held - pool.used),
+        gpu_hours_idle=_hours(pool.pinned - pool.held),
+        gpu_hours_unallocated=_hours(pool.capacity - pool.pinned),
+        utilisation=round(pool.used / pool.capacity, 4) if pool.capacity else None,
+        cost_capacity=_hours(pool.cost),
+    )
 
 
 def as_csv(report: ReportView) -> bytes:
@@ -316,7 +379,7 @@ def _rows(books: Iterable[_Work], by: str) -> list[WorkRow]:
     return [_row(total, owner, None) for owner, total in sorted(owners.items())]
 
 
-_SUMS: Final = tuple(name for name in _Work.__slots__ if name not in ("job", "owner", "name"))
+_SUMS: Final = tuple(item.name for item in fields(_Work) if item.name not in ("job", "owner", "name"))
 
 
 def _row(book: _Work, name: str, job: JobId | None) -> WorkRow:

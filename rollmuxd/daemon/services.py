@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rollmuxd.daemon.clock import Clock
     from rollmuxd.daemon.driver import Driver
     from rollmuxd.daemon.journal import Journal, MemoryJournal
+    from rollmuxd.daemon.journal_care import Keeper
     from rollmuxd.daemon.settings import Settings
 
 
@@ -34,3 +35,5 @@ class Services:
     clock: Clock
     #: on ``clock``
     started_at: Millis
+    #: tends the journal; None: there is none on a disk
+    keeper: Keeper | None = None

@@ -268,6 +268,19 @@ class OwnerTable(_Table):
     """The highest priority that its jobs may ask for; more is refused. Default: any."""
 
 
+class JournalTable(_Table):
+    keep_days: Annotated[int, Field(ge=1, le=36_500)] = 90
+    """Days for which every fact is kept. What they come to (state, daily books, who did what) is kept beyond that.
+    Default: a quarter of a year, to look into what happened."""
+
+    keep_gb: Annotated[float, Field(ge=0.001, le=100_000)] = 10.0
+    """Gigabytes of journal above which the oldest days' facts go sooner; the last day's always stay. Default: what a
+    normal disk can spare, and months of a busy cluster."""
+
+    keep_audit_days: Annotated[int, Field(ge=1, le=36_500)] = 1_095
+    """Days for which is kept what operators and owners did. Default: three years."""
+
+
 class LogTable(_Table):
     level: Literal["debug", "info", "warning", "error"] = "info"
     """The least level that is written."""
@@ -390,6 +403,7 @@ class Settings(BaseSettings):
     overstay: OverstayTable = OverstayTable()
     limits: LimitsTable = LimitsTable()
     defaults: DefaultsTable = DefaultsTable()
+    journal: JournalTable = JournalTable()
     log: LogTable = LogTable()
     access: AccessTable = AccessTable()
     tls: TlsTable = TlsTable()

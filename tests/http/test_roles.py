@@ -78,6 +78,7 @@ ROUTES = {
     "POST /v1/hosts/{host}/drain": (OPERATOR, 200),
     "POST /v1/hosts/{host}/undrain": (OPERATOR, 200),
     "POST /v1/hosts/{host}/declare-clear": (OPERATOR, 200),  # of the other node
+    "POST /v1/journal/compact": (OPERATOR, 404),  # this one is in memory
     "GET /v1/keys": (OPERATOR, 200),
     "POST /v1/keys": (OPERATOR, 201),
     "DELETE /v1/keys/{key}": (OPERATOR, 200),

@@ -33,13 +33,15 @@ class FactsQuery(Query, frozen=True):
     audit: bool = False
 
 
-@routes.get("/v1/facts", problems=(404, 503))
+@routes.get("/v1/facts", problems=(404, 410, 503))
 async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     """Facts with numbers above ``after``. Where there are none, waits up to ``wait_ms`` for some (a long poll).
 
     Ask next with ``after=last``. Admins see all; others what is about their owner's jobs and about the inventory.
     ``job``: only what is about this job, named by its id or its name. ``audit``: only what operators did and who could
-    not log in, which admins are shown.
+    not log in, which admins are shown, and which is kept for longer.
+
+    Facts that were compacted away are 410, with the number of the first one that is there; ``after=0`` begins with it.
     """
     if query.audit and not call.caller.admin:
         raise Refusal(problems.FORBIDDEN, f"only admins see what is audited, and {call.caller.name} is none")
@@ -48,8 +50,25 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     if query.job is not UNSET:
         name = query.job
         of = await call.read(lambda core, now: find_job(core.state, call.caller, name).id)
+    journal = call.services.journal
     found: list[dict[str, Any]] = []
     last = query.after
+    if last > driver.last_seq:
+        raise Refusal(
+            problems.GONE,
+            f"the last fact is {driver.last_seq}, and you know of {last}: the journal was restored from a backup, or "
+            f"it is another one; go on after {driver.last_seq}, or begin anew",
+            data={"first": journal.first, "last": driver.last_seq},
+        )
+    if query.audit and last < journal.first - 1:
+        for seq, fact in await journal.lasting(last, "audited", query.limit):
+            last = seq
+            found.append({"seq": seq, **msgspec.to_builtins(fact)})
+        if len(found) == query.limit:
+            return FactsPage(facts=found, last=last, first=journal.first)
+        last = journal.first - 1
+    last = last or journal.first - 1
+    _there(journal.first, last)
     until = anyio.current_time() + query.wait_ms / 1000
 
     async def collect() -> None:
@@ -57,6 +76,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
         while len(found) < query.limit:
             wait_ms = 0 if found else max(0, round((until - anyio.current_time()) * 1000))
             batch, following = await driver.facts_after(last, wait_ms, min(BATCH, query.limit))
+            _there(journal.first, last)
             for seq, fact in batch:
                 last = seq
                 state = driver.scheduler.state
@@ -72,4 +92,14 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
 
     if await call.park(collect, query.wait_ms / 1000 + READ_S) is Parked.GONE:
         raise ClientGone
-    return FactsPage(facts=found, last=last)
+    return FactsPage(facts=found, last=last, first=journal.first)
+
+
+def _there(first: int, after: int) -> None:
+    """Refuse if the fact that comes next was compacted away: nobody is to miss some and not know it."""
+    if after < first - 1:
+        raise Refusal(
+            problems.GONE,
+            f"facts {after + 1} to {first - 1} were compacted away; go on after {first - 1}",
+            data={"first": first},
+        )

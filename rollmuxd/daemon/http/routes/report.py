@@ -3,21 +3,17 @@
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-import anyio
-import anyio.lowlevel
 from msgspec import UNSET, Meta, UnsetType
 
 from rollmuxd.core.model import Millis
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.glue import Call, Plain, Query, Routes
 from rollmuxd.daemon.http.problems import Refusal
-from rollmuxd.daemon.report import Ledger, as_csv
+from rollmuxd.daemon.journal_care import FactsGone, reckon
+from rollmuxd.daemon.report import as_csv
 from rollmuxd.wire.answers import ReportView
 
 routes = Routes("report")
-
-#: facts that are booked between two breaths of the loop: a few milliseconds
-BATCH = 500
 
 Time = Annotated[str, Meta(max_length=40, description="2026-11-21, 2026-11-21T12:00, 2026-11-21T12:00:00+01:00; UTC")]
 
@@ -31,31 +27,23 @@ class ReportQuery(Query, frozen=True):
     format: Literal["json", "csv"] | UnsetType = UNSET
 
 
-@routes.get("/v1/report", produces=("text/csv",), problems=(422, 503))
+@routes.get("/v1/report", produces=("text/csv",), problems=(410, 422, 503))
 async def get_report(call: Call, query: ReportQuery) -> ReportView | Plain:
     """GPU-hours held and used, waits, switches, and what each job alone would have used.
 
+    Of days (UTC) whose facts were compacted away the whole is known: a span that begins or ends within one is 410.
     JSON, or CSV (``format=csv``, or ``Accept: text/csv``). Others than admins see the rows of their owner's jobs.
     """
     since, until = _time("since", query.since), _time("until", query.until)
     if since is not None and until is not None and since > until:
         raise Refusal(problems.INVALID, "query: since is after until", data={"in": "query", "field": "since"})
     driver = call.services.driver
-    now, durable = await call.read(lambda core, now: (now, driver.durable_seq))
-    ledger = Ledger(since=since or 0, until=until)
-    after, going = 0, True
-    while going and (batch := await call.services.journal.read(after, BATCH)):
-        for seq, fact in batch:
-            if after == 0 and seq != 1:
-                raise Refusal(
-                    problems.INVALID, f"the journal begins at fact {seq}: a report needs it from the beginning"
-                )
-            after = seq
-            going = seq <= durable and ledger.see(fact)
-            if not going:
-                break
-        await anyio.lowlevel.checkpoint()
-    report = ledger.report(by=query.by, owner=None if call.caller.admin else call.caller.owner, now=now)
+    now, durable = await call.read(lambda core, now: (now, driver.last_seq))
+    try:
+        books, end = await reckon(call.services.journal, since=since, until=until, now=now, durable=durable)
+    except FactsGone as error:
+        raise Refusal(problems.GONE, str(error), data={"first": error.first}) from None
+    report = books.view(since or 0, end, by=query.by, owner=None if call.caller.admin else call.caller.owner)
     wants_csv = query.format == "csv" if query.format else "text/csv" in (call.header(b"accept") or "")
     return Plain(as_csv(report), "text/csv; charset=utf-8") if wants_csv else report
 

@@ -1,0 +1,456 @@
+"""Keeps the journal small: closes the books of each day, and lets go of facts that are old.
+
+A day here is a day of UTC. The table ``days`` has a row for each: ``state`` is the state at the day's beginning, after
+fact ``seq``; ``books`` is what was booked in it (:class:`~rollmuxd.daemon.report.Books`), once it is over.
+
+- *Booking* folds the facts of a day that is over into its books. So a report adds up days, and folds facts only where
+  its span begins or ends within one.
+- *Cutting* lets go of all facts before some day. What they came to is there: the state at that day's beginning, from
+  which a replay can begin; the books of the days before; and the facts that people may ask for years later (who did
+  what), in ``kept``. The day's state is proven to be readable first, and every step is a commit: a daemon that is
+  killed goes on where it was.
+- *Sweeping* deletes the rows and gives the pages back, a little at a time, between commits of others.
+
+Today is never cut, so what was seen a moment ago is always there.
+"""
+
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar, get_args
+from zlib import compress, crc32, decompress
+from zlib import error as zlib_error
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import anyio.to_thread
+import msgspec
+import structlog
+from msgspec import Struct
+
+from rollmuxd.core.facts import AnyFact
+from rollmuxd.core.model import Millis
+from rollmuxd.core.state import State
+from rollmuxd.daemon import journal_file
+from rollmuxd.daemon.journal import AnyJournal, Day, Journal
+from rollmuxd.daemon.journal_file import JournalDamaged, JournalFailed, JournalRefused, Reader, connect
+from rollmuxd.daemon.report import Books, Ledger
+
+T = TypeVar("T")
+log = structlog.get_logger("rollmuxd.journal")
+
+DAY: Final = 86_400_000
+#: facts that are folded between two breaths: one or two milliseconds, which is what the loop may have to wait
+BATCH: Final = 200
+#: rows that are deleted, and pages that are given back, in one commit
+SWEPT: Final = 500
+PAGES: Final = 32
+#: free pages that stay in the file: new facts take them
+SPARE_PAGES: Final = 256
+#: how often a daemon looks whether there is something to do, and how soon after its start
+EVERY_S: Final = 3_600.0
+FIRST_S: Final = 60.0
+#: facts that say who did something: they outlive the others
+LASTING: Final = tuple(
+    sorted(
+        str(kind.__struct_config__.tag)
+        for kind in get_args(AnyFact)
+        if "who" in kind.__struct_fields__
+        or ("by" in kind.__struct_fields__ and kind.__struct_config__.tag != "session_fenced")
+    )
+)
+
+
+class Keep(NamedTuple):
+    """How long facts are kept, and how much of them."""
+
+    days: int
+    bytes: int
+    audit_days: int
+
+
+class Tended(Struct, frozen=True):
+    """What was done."""
+
+    #: days whose books were closed
+    booked: int
+    #: facts that were let go of
+    cut: int
+    #: the first fact that is there
+    first: int
+    bytes_before: int
+    bytes_after: int
+    #: the longest that a commit of others can have waited for one of these
+    longest_ms: float
+
+
+Write = Callable[[Callable[[sqlite3.Connection], Any]], Any]
+
+
+class Care:
+    """Books, cuts and sweeps one journal. Blocks: it belongs into a thread, or into a command.
+
+    ``write`` runs something in a transaction of the journal's writer. ``pause_s`` is what is slept between two batches.
+    """
+
+    def __init__(
+        self, path: Path, keep: Keep, write: Write, *, pause_s: float, on_cut: Callable[[int], None] | None = None
+    ) -> None:
+        self._path = path
+        self._keep = keep
+        self._write_now = write
+        self._pause_s = pause_s
+        self._on_cut = on_cut
+        self._longest_s = 0.0
+
+    def tend(self, now: Millis, durable: int) -> Tended:
+        """Do what there is to do. All facts up to ``durable`` are from before ``now``, and all others from after it.
+
+        Raises:
+            JournalError: a fact cannot be read, or nothing can be written.
+        """
+        self._longest_s = 0.0
+        with closing(connect(self._path, readonly=True)) as connection:
+            before = _size(connection)
+            booked = self._book(connection, now, durable)
+            day = self._day_to_cut(connection, now)
+            if day is not None:
+                self._cut(connection, day)
+            cut = self._sweep(connection, now)
+            return Tended(
+                booked, cut, journal_file.cut_of(connection).seq + 1, before, _size(connection), self._longest_s * 1000
+            )
+
+    def _write(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+        def timed(connection: sqlite3.Connection) -> T:
+            began = time.perf_counter()
+            try:
+                return operation(connection)
+            finally:
+                self._longest_s = max(self._longest_s, time.perf_counter() - began)
+
+        result: T = self._write_now(timed)
+        time.sleep(self._pause_s)
+        return result
+
+    # ---- booking ---------------------------------------------------------------------------------------------------
+
+    def _book(self, connection: sqlite3.Connection, now: Millis, durable: int) -> int:
+        """Close the books of every day that is over."""
+        begun = self._begin(connection)
+        if begun is None:
+            return 0
+        day, after, state = begun
+        reader, booked = Reader(connection, self._path), 0
+        while (day + 1) * DAY <= now:
+            ledger = Ledger(since=day * DAY, until=(day + 1) * DAY, state=state)
+            after = self._fold(connection, reader, ledger, after, durable)
+            books, _ = ledger.close(now)
+            self._write(partial(_close_day, day, after, msgspec.json.encode(books.without_zeros()), _encoded(state)))
+            day += 1
+            booked += 1
+        return booked
+
+    def _begin(self, connection: sqlite3.Connection) -> tuple[int, int, State] | None:
+        """The first day whose books are open, the last fact before it, and the state then."""
+        row = connection.execute(
+            "SELECT day, seq, state, sum FROM days WHERE books IS NULL AND state IS NOT NULL ORDER BY day LIMIT 1"
+        ).fetchone()
+        if row is not None:
+            day, seq, packed, total = row
+            return day, seq, state_of(packed, total, self._path, day)
+        first = connection.execute("SELECT at FROM facts ORDER BY seq LIMIT 1").fetchone()
+        if first is None:
+            return None
+        day = first[0] // DAY
+        self._write(partial(_open_day, day, 0, _encoded(State())))
+        return day, 0, State()
+
+    def _fold(self, connection: sqlite3.Connection, reader: Reader, ledger: Ledger, after: int, durable: int) -> int:
+        """Book facts until the ledger has enough; the last one that it took."""
+        query = "SELECT seq, CAST(body AS BLOB) FROM facts WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
+        # Batches, and no cursor that stays open: it would keep the log from being folded into the file.
+        while rows := connection.execute(query, (after, durable, BATCH)).fetchall():
+            for seq, body in rows:
+                if seq != after + 1:
+                    raise JournalDamaged(self._path, f"facts {after + 1} to {seq - 1} are missing")
+                fact = reader.decode(seq, body)
+                if fact is not None and not ledger.see(fact):
+                    return after
+                after = seq
+            time.sleep(self._pause_s)
+        return after
+
+    # ---- cutting ---------------------------------------------------------------------------------------------------
+
+    def _day_to_cut(self, connection: sqlite3.Connection, now: Millis) -> int | None:
+        """The day before whose beginning all facts may go; None: nothing may."""
+        cut = journal_file.cut_of(connection)
+        days = connection.execute(
+            "SELECT day, seq FROM days WHERE state IS NOT NULL AND seq > ? AND day <= ? ORDER BY day",
+            (cut.seq, now // DAY),
+        ).fetchall()
+        wanted = [day for day, _ in days if day <= now // DAY - self._keep.days]
+        size, tip = _size(connection), journal_file.tip_of(connection)
+        if size > self._keep.bytes and tip.seq > cut.seq:
+            # As if all facts were of one size; what the next look finds is done then.
+            over = (tip.seq - cut.seq) * (size - self._keep.bytes) // size
+            wanted += [day for day, seq in days if seq >= cut.seq + over][:1] or [day for day, _ in days][-1:]
+        return max(wanted, default=None)
+
+    def _cut(self, connection: sqlite3.Connection, day: int) -> None:
+        # Here and not in the writer, which would take what fails in it for a failure of its own.
+        seq, packed, total = connection.execute("SELECT seq, state, sum FROM days WHERE day = ?", (day,)).fetchone()
+        state_of(packed, total, self._path, day)  # nothing goes that could not be begun without
+        sum_ = journal_file.tip_at(connection, self._path, seq).sum
+
+        def cut(writer: sqlite3.Connection) -> None:
+            journal_file.set_meta(writer, "cut", f"{seq} {sum_}")
+            writer.execute("UPDATE days SET state = NULL WHERE day < ?", (day,))
+            writer.execute("DELETE FROM snapshots WHERE seq < ?", (seq,))
+            if self._on_cut is not None:
+                self._on_cut(seq + 1)
+
+        self._write(cut)
+        log.info("facts_cut", up_to=seq, day=_date(day))
+
+    # ---- sweeping --------------------------------------------------------------------------------------------------
+
+    def _sweep(self, connection: sqlite3.Connection, now: Millis) -> int:
+        """Delete what is cut off, and give pages back."""
+        cut, swept = journal_file.cut_of(connection).seq, 0
+        while count := self._write(partial(_sweep_some, cut)) if self._left(connection, cut) else 0:
+            swept += count
+        old = now - self._keep.audit_days * DAY
+        if connection.execute("SELECT 1 FROM kept WHERE at < ? LIMIT 1", (old,)).fetchone():
+            self._write(lambda writer: writer.execute("DELETE FROM kept WHERE at < ?", (old,)).rowcount)
+        if connection.execute("PRAGMA auto_vacuum").fetchone()[0] == 2:
+            while (free := _free(connection)) > SPARE_PAGES:
+                self._write(_give_back)
+                if _free(connection) >= free:
+                    break
+        return swept
+
+    @staticmethod
+    def _left(connection: sqlite3.Connection, cut: int) -> bool:
+        return connection.execute("SELECT 1 FROM facts WHERE seq <= ? LIMIT 1", (cut,)).fetchone() is not None
+
+
+def _size(connection: sqlite3.Connection) -> int:
+    """Bytes of pages that are in use."""
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    return int((pages - _free(connection)) * connection.execute("PRAGMA page_size").fetchone()[0])
+
+
+def _free(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA freelist_count").fetchone()[0])
+
+
+def _encoded(state: State) -> bytes:
+    return msgspec.json.encode(state)
+
+
+def _open_day(day: int, seq: int, state: bytes, connection: sqlite3.Connection) -> None:
+    insert = "INSERT OR REPLACE INTO days (day, seq, state, books, sum) VALUES (?, ?, ?, NULL, ?)"
+    connection.execute(insert, (day, seq, compress(state), crc32(state)))
+
+
+def _close_day(day: int, seq: int, books: bytes, state: bytes, connection: sqlite3.Connection) -> None:
+    connection.execute("UPDATE days SET books = ? WHERE day = ?", (compress(books), day))
+    _open_day(day + 1, seq, state, connection)
+
+
+def _sweep_some(cut: int, connection: sqlite3.Connection) -> int:
+    """Some of the rows up to the cut: the lasting ones to ``kept``, then all of them go."""
+    rows = connection.execute("SELECT seq FROM facts WHERE seq <= ? ORDER BY seq LIMIT ?", (cut, SWEPT)).fetchall()
+    if not rows:
+        return 0
+    span = (rows[0][0], rows[-1][0])
+    places = ",".join("?" * len(LASTING))
+    which = f"WHERE seq BETWEEN ? AND ? AND kind IN ({places})"
+    copy = f"INSERT OR IGNORE INTO kept (seq, at, kind, body) SELECT seq, at, kind, body FROM facts {which}"  # noqa: S608  # question marks only
+    connection.execute(copy, (*span, *LASTING))
+    connection.execute("DELETE FROM facts WHERE seq BETWEEN ? AND ?", span)
+    return len(rows)
+
+
+def _give_back(connection: sqlite3.Connection) -> None:
+    # A page is given back with each row that is fetched.
+    connection.execute(f"PRAGMA incremental_vacuum({PAGES})").fetchall()
+
+
+def state_of(packed: bytes | None, total: int, path: Path, day: int) -> State:
+    """The state of a row of ``days``. Raises JournalDamaged."""
+    try:
+        body = decompress(packed or b"")
+        if crc32(body) != total:
+            raise ValueError("its checksum does not fit")
+        return msgspec.json.decode(body, type=State)
+    except (ValueError, TypeError, zlib_error) as error:
+        raise JournalDamaged(path, f"the state at the beginning of {_date(day)} cannot be read ({error})") from error
+
+
+def _date(day: int) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(day * 86_400))
+
+
+# ---- in the daemon ---------------------------------------------------------------------------------------------------
+
+
+class Keeper:
+    """Tends the journal of a running daemon, now and then. ``settled`` tells the time, and the last fact before it."""
+
+    def __init__(self, journal: Journal, keep: Keep, settled: Callable[[], Any]) -> None:
+        self._journal = journal
+        self._keep = keep
+        self._settled = settled
+        self._busy = anyio.Lock()
+
+    async def run(self) -> None:
+        """For ever."""
+        await anyio.sleep(FIRST_S)
+        while True:
+            try:
+                await self.tend()
+            except (JournalRefused, JournalFailed, sqlite3.Error) as error:
+                # Reports and space suffer; what is promised does not.
+                log.warning("journal_not_tended", reason=str(error))
+            except Exception:
+                log.exception("journal_not_tended")
+            await anyio.sleep(EVERY_S)
+
+    async def tend(self) -> Tended:
+        """Now. Raises JournalError, or Unavailable."""
+        async with self._busy:
+            journal = self._journal
+            if journal.tight:
+                raise JournalFailed(f"{journal.path}: the disk is full: first there must be room again")
+            now, durable = await self._settled()
+
+            def write(operation: Callable[[sqlite3.Connection], T]) -> T:
+                return anyio.from_thread.run(journal.operate, operation)
+
+            care = Care(journal.path, self._keep, write, pause_s=0.005, on_cut=journal.begins_with)
+            done = await anyio.to_thread.run_sync(care.tend, now, durable)
+            if done.booked or done.cut:
+                log.info("journal_tended", **msgspec.structs.asdict(done))
+            return done
+
+
+def compact(state_dir: Path, keep: Keep) -> Tended:
+    """The same for a journal that no daemon uses.
+
+    Raises:
+        JournalInUse: one does.
+        JournalRefused: it cannot be used.
+    """
+    path = state_dir / "journal.sqlite3"
+    if not path.is_file():
+        raise JournalRefused(f"{path}: there is no journal; name its state directory with --state-dir or --config")
+    held = journal_file.lock(state_dir)
+    try:
+        journal_file.prepare(path)
+        with closing(connect(path)) as writer:
+            journal_file.mend(writer, path)
+            last = journal_file.tip_of(writer)
+            at = writer.execute("SELECT at FROM facts WHERE seq = ?", (last.seq,)).fetchone()
+
+            def write(operation: Callable[[sqlite3.Connection], T]) -> T:
+                writer.execute("BEGIN IMMEDIATE")
+                try:
+                    result = operation(writer)
+                except BaseException:
+                    writer.execute("ROLLBACK")
+                    raise
+                writer.execute("COMMIT")
+                return result
+
+            # A daemon that starts goes on no earlier than its last fact, whatever the clock says.
+            now = max(int(time.time() * 1000), at[0] if at else 0)
+            return Care(path, keep, write, pause_s=0).tend(now, last.seq)
+    except sqlite3.Error as error:
+        raise JournalRefused(f"{path}: {error}; {journal_file.REMEDY}") from error
+    finally:
+        journal_file.unlock(held)
+
+
+# ---- reports ---------------------------------------------------------------------------------------------------------
+
+
+class FactsGone(Exception):
+    """What is asked for hangs on facts that were let go of."""
+
+    def __init__(self, first: int, day: int | None) -> None:
+        begins = "" if day is None else f"; days before {_date(day)} are known as wholes (UTC) only"
+        super().__init__(
+            f"the facts before {first} were compacted away{begins}: begin and end the span at the beginning of a day"
+        )
+        self.first = first
+
+
+async def reckon(
+    journal: AnyJournal, *, since: Millis | None, until: Millis | None, now: Millis, durable: int
+) -> tuple[Books, Millis]:
+    """What was booked from ``since`` (or the beginning) until ``until`` (or now), and the end of that span.
+
+    Raises:
+        FactsGone: the span begins or ends within a day whose facts are gone.
+    """
+    end = now if until is None else min(until, now)
+    days = {day.day: day for day in await journal.days()}
+    first = min(days, default=0) * DAY
+    at = first if since is None else max(since, first)
+    total = Books()
+    while at < end:
+        number = at // DAY
+        day, over = days.get(number), (number + 1) * DAY
+        if day is not None and day.booked and at == number * DAY and over <= end:
+            total.add(await _books(journal, number))
+            at = over
+            continue
+        last = number + 1 not in days
+        stop = end if last else min(end, over)
+        ledger = await _fold(journal, days, number, at, None if last and until is None else stop, durable)
+        books, _ = ledger.close(now)
+        total.add(books)
+        at = stop
+    return total, max(end, 0)
+
+
+async def _books(journal: AnyJournal, day: int) -> Books:
+    packed = (await journal.day(day)).books
+    return msgspec.json.decode(decompress(packed or b""), type=Books)
+
+
+async def _fold(
+    journal: AnyJournal, days: dict[int, Day], number: int, since: Millis, until: Millis | None, durable: int
+) -> Ledger:
+    """A ledger that has seen the facts of a span, from the nearest state before it on."""
+    near = max((day for day, row in days.items() if row.has_state and day <= number), default=None)
+    if near is None:
+        if journal.first > 1:
+            known = min((day for day, row in days.items() if row.has_state), default=None)
+            raise FactsGone(journal.first, known)
+        state, after = State(), 0
+    else:
+        row = await journal.day(near)
+        state, after = state_of(row.state, row.sum, Path("journal"), near), row.seq
+    ledger = Ledger(since=since, until=until, state=state)
+    while after < durable:
+        batch = await journal.read(after, BATCH)
+        if journal.first > after + 1:
+            raise FactsGone(journal.first, None)
+        if not batch or not _see(ledger, batch, durable):
+            break
+        after = batch[-1][0]
+        await anyio.lowlevel.checkpoint()
+    return ledger
+
+
+def _see(ledger: Ledger, batch: Sequence[tuple[int, AnyFact]], durable: int) -> bool:
+    """Show facts to a ledger. False: it has enough."""
+    return all(seq <= durable and ledger.see(fact) for seq, fact in batch)

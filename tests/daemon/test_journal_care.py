@@ -1,0 +1,413 @@
+"""Compaction: what is let go of, what outlives it, and that nobody is told less than before without knowing it.
+
+- A report says the same of days whose facts are gone as it said when they were there.
+- A daemon that starts on a compacted journal has the state that it had.
+- Who did what is kept for longer.
+- A daemon that is killed in the middle goes on where it was; commits wait no more than a moment.
+"""
+
+import asyncio
+import random
+import sqlite3
+import time
+from contextlib import closing
+
+import msgspec
+import pytest
+
+from rollmuxd.core import facts as f
+from rollmuxd.core.config import Config, DriverTraits
+from rollmuxd.core.decision import Decision
+from rollmuxd.core.effects import Observe, Perform
+from rollmuxd.core.inputs import (
+    DrainNode,
+    GpuSight,
+    HostSeen,
+    HostSpec,
+    NodeSpec,
+    OpenSession,
+    OrderDone,
+    RegisterJob,
+    ReleaseSlot,
+    RequestSlot,
+    Start,
+    Tick,
+    UndrainNode,
+)
+from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
+from rollmuxd.core.placement import RollMux
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.state import State
+from rollmuxd.daemon import journal_care
+from rollmuxd.daemon.journal import Journal, JournalDamaged, JournalInUse, MemoryJournal
+from rollmuxd.daemon.journal_care import DAY, Care, FactsGone, Keep, Keeper, compact, reckon
+from rollmuxd.daemon.journal_tools import backup, check, restore
+from rollmuxd.daemon.report import Ledger
+
+pytestmark = pytest.mark.asyncio
+HOUR = 3_600_000
+DAYS = 5
+
+
+class Cluster:
+    """Three jobs of two owners take turns on two nodes, for days; nothing fails. All of it is facts."""
+
+    def __init__(self, begin=20_000 * DAY + 7 * HOUR):
+        self.facts = []
+        config = Config(drivers={"mock": DriverTraits(idempotent=True, probes=True)}, lease_ms=40 * DAY)
+        self.core = Scheduler(config, RollMux())
+        self.now = begin
+        nodes = tuple(
+            NodeSpec(f"{pool}/gpu0-1", pool, (f"{pool}/gpu0", f"{pool}/gpu1"), (pool,), "H", 80_000, price)
+            for pool, price in (("rollout", 2.0), ("train", 5.0))
+        )
+        self.tell(Start(tuple(HostSpec(pool, "fake", 900_000) for pool in ("rollout", "train")), nodes))
+        self.jobs = {}
+        for owner, name in (("team", "a"), ("team", "b"), ("others", "c")):
+            spec = JobSpec(
+                name=name,
+                phases=tuple(PhaseSpec(pool, (pool,), planned_ms=HOUR) for pool in ("rollout", "train")),
+                wants=(Want("rollout"), Want("train")),
+                states=tuple(
+                    StateSpec(pool, gpu_mb=20_000, ram_mb=20_000, driver="mock") for pool in ("rollout", "train")
+                ),
+            )
+            job = self.tell(RegisterJob(owner, "ann", spec)).answer.job
+            self.jobs[job] = self.tell(OpenSession(job, pid=1, host="box", started=name)).answer.session
+        self.asked = dict.fromkeys(self.jobs, 0)
+        self.orders = []
+
+    def tell(self, given) -> Decision:
+        done = self.core.handle(given, self.now)
+        self.facts += done.facts
+        for effect in done.effects:
+            if isinstance(effect, Perform):
+                self.orders = [*getattr(self, "orders", []), effect.order]
+            elif isinstance(effect, Observe):
+                self.tell(HostSeen(effect.host, self.sights(effect.host), "boot"))
+        return done
+
+    def sights(self, host):
+        return tuple(GpuSight(f"{host}/gpu{number}", 0) for number in (0, 1))
+
+    def live(self, until, rng):
+        """Somebody does something, at times of nobody's choosing."""
+        while self.now < until:
+            self.now += rng.randrange(1, 20 * 60_000)
+            if (due := self.core.deadline()) is not None and due <= self.now:
+                self.tell(Tick())
+            state = self.core.state
+            if self.orders and rng.random() < 0.7:
+                order = self.orders.pop(0)
+                self.tell(OrderDone(order, self.sights(state.nodes[state.orders[order].node].host)))
+                continue
+            job = rng.choice(list(self.jobs))
+            slot = state.jobs[job].slot
+            if rng.random() < 0.03:
+                self.tell(DrainNode("train/gpu0-1", by="ops"))
+                self.tell(UndrainNode("train/gpu0-1", by="ops"))
+            elif slot is not None and state.slots[slot].status == "running":
+                node = state.slots[slot].gpus[0].partition("/")[0]
+                self.tell(ReleaseSlot(slot, state.slots[slot].fence, self.sights(node)))
+            elif slot is None and state.jobs[job].queued is None:
+                self.asked[job] += 1
+                phase = ("rollout", "train")[self.asked[job] % 2]
+                self.tell(RequestSlot(job, self.jobs[job], phase, f"{job}-{self.asked[job]}"))
+
+
+@pytest.fixture(scope="module")
+def lived():
+    cluster = Cluster()
+    cluster.live(20_000 * DAY + DAYS * DAY + 9 * HOUR, random.Random(4))
+    kinds = {f.name(fact) for fact in cluster.facts}
+    assert {"slot_granted", "order_ended", "node_draining", "visit_skipped"} & kinds
+    assert len({fact.at // DAY for fact in cluster.facts}) == DAYS + 1
+    return cluster
+
+
+async def written(folder, cluster):
+    journal = Journal.open(folder)
+    await journal.append(list(enumerate(cluster.facts, 1)))
+    await journal.snapshot(len(cluster.facts), msgspec.json.encode(cluster.core.state))
+    return journal
+
+
+def keeper(journal, cluster, keep):
+    async def settled():
+        return cluster.now, len(cluster.facts)
+
+    return Keeper(journal, keep, settled)
+
+
+ALL = Keep(days=1_000, bytes=10**12, audit_days=1_000)
+ONE = Keep(days=1, bytes=10**12, audit_days=1_000)
+
+
+def plainly(cluster, since, until):
+    """The report as it always was: fold everything from the first fact on."""
+    ledger = Ledger(since=since or 0, until=until)
+    for fact in cluster.facts:
+        if not ledger.see(fact):
+            break
+    return ledger.report(by="job", now=cluster.now)
+
+
+def same(one, other):
+    """Figures are sums of the same numbers in another order."""
+    assert [row.name for row in one.work] == [row.name for row in other.work]
+    assert [row.pool for row in one.pools] == [row.pool for row in other.pools]
+    for mine, theirs in zip(
+        (*one.work, *one.pools, one.saving), (*other.work, *other.pools, other.saving), strict=True
+    ):
+        for name in mine.__struct_fields__:
+            value = getattr(theirs, name)
+            wanted = pytest.approx(value, abs=3e-6) if isinstance(value, float) else value
+            assert getattr(mine, name) == wanted, name
+
+
+async def reported(journal, cluster, since, until):
+    books, end = await reckon(journal, since=since, until=until, now=cluster.now, durable=len(cluster.facts))
+    return books.view(since or 0, end)
+
+
+BEGIN = 20_000 * DAY
+SPANS = [
+    (None, None),
+    (BEGIN, BEGIN + DAY),
+    (BEGIN + DAY, BEGIN + 4 * DAY),
+    (BEGIN + 2 * DAY, None),
+    (BEGIN + 4 * DAY + HOUR, None),
+    (None, BEGIN + 5 * DAY + 2 * HOUR),
+]
+WITHIN = [
+    (BEGIN + DAY + HOUR, BEGIN + DAY + 3 * HOUR),
+    (BEGIN + 9 * HOUR, BEGIN + 3 * DAY + 5 * HOUR),
+    (None, BEGIN + DAY + 1),
+]
+
+
+@pytest.mark.parametrize("keep", [None, ALL, ONE], ids=["not booked", "booked", "compacted"])
+async def test_a_report_says_the_same_before_and_after_the_facts_are_gone(tmp_path, lived, keep):
+    journal = await written(tmp_path, lived)
+    if keep is not None:
+        done = await keeper(journal, lived, keep).tend()
+        assert done.booked == DAYS
+        assert (journal.first > 1) == (keep is ONE)
+    for since, until in SPANS + ([] if keep is ONE else WITHIN):
+        same(await reported(journal, lived, since, until), plainly(lived, since, until))
+    await journal.close()
+
+
+async def test_a_report_of_a_part_of_a_day_whose_facts_are_gone_says_so(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    await keeper(journal, lived, ONE).tend()
+    for since, until in WITHIN:
+        with pytest.raises(FactsGone, match="begin and end the span at the beginning of a day"):
+            await reported(journal, lived, since, until)
+    await journal.close()
+
+
+async def test_a_report_from_memory_is_the_same(lived):
+    journal = MemoryJournal()
+    await journal.append(list(enumerate(lived.facts, 1)))
+    for since, until in SPANS + WITHIN:
+        same(await reported(journal, lived, since, until), plainly(lived, since, until))
+
+
+async def test_days_are_booked_one_by_one_as_they_pass_and_come_to_the_same(tmp_path):
+    cluster, rng = Cluster(), random.Random(4)
+    journal = Journal.open(tmp_path)
+    told = 0
+    for day in range(1, DAYS + 1):
+        cluster.live(BEGIN + day * DAY + 5 * HOUR, rng)
+        await journal.append(list(enumerate(cluster.facts, 1))[told:])
+        told = len(cluster.facts)
+        assert (await keeper(journal, cluster, ONE).tend()).booked == 1
+    same(await reported(journal, cluster, None, None), plainly(cluster, None, None))
+    await journal.close()
+
+
+async def test_a_daemon_that_starts_on_a_compacted_journal_has_the_state_that_it_had(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    done = await keeper(journal, lived, ONE).tend()
+    await journal.close()
+    assert done.cut > 100
+    journal = Journal.open(tmp_path)
+    assert journal.first == done.first > 1
+    for snapshot in (True, False):
+        past = journal.load(snapshot=snapshot)
+        state = msgspec.json.decode(past.snapshot, type=State)
+        count = 0
+        for seq, fact in past.facts:
+            count += 1
+            assert fact == lived.facts[seq - 1]
+            state.apply(fact)
+        assert snapshot or count > 10
+        assert msgspec.json.encode(state) == msgspec.json.encode(lived.core.state)
+    await journal.append([(len(lived.facts) + 1, f.HostAdded(lived.now, HostSpec("new", "fake", 0)))])
+    await journal.close()
+    found = check(tmp_path / "journal.sqlite3")
+    assert found.good, found.line()
+    assert (found.first, found.last) == (done.first, len(lived.facts) + 1)
+    assert "compacted" in found.line()
+
+
+async def test_a_compacted_journal_is_backed_up_and_restored_like_any(tmp_path, lived):
+    journal = await written(tmp_path / "live", lived)
+    await keeper(journal, lived, ONE).tend()
+    backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
+    first = journal.first
+    await journal.close()
+    restore(tmp_path / "kept", tmp_path / "new")
+    journal = Journal.open(tmp_path / "new")
+    assert journal.first == first
+    same(await reported(journal, lived, None, None), plainly(lived, None, None))
+    await journal.close()
+
+
+async def test_damage_after_the_cut_is_found_as_before_and_the_state_at_the_cut_is_proven(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    first = (await keeper(journal, lived, ONE).tend()).first
+    await journal.close()
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite3", isolation_level=None)) as connection:
+        connection.execute("DELETE FROM snapshots")
+        connection.execute("UPDATE facts SET body = body || ' ' WHERE seq = ?", (first,))
+    journal = Journal.open(tmp_path)
+    with pytest.raises(JournalDamaged, match=f"fact {first} of"):
+        list(journal.load().facts)
+    await journal.close()
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite3", isolation_level=None)) as connection:
+        connection.execute("UPDATE days SET sum = sum + 1 WHERE state IS NOT NULL")
+    journal = Journal.open(tmp_path)
+    with pytest.raises(
+        JournalDamaged, match=f"facts up to {first - 1} were compacted away, and the state after them is damaged"
+    ):
+        journal.load()
+    await journal.close()
+
+
+async def test_who_did_what_outlives_the_facts_and_goes_when_it_is_old_too(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    await keeper(journal, lived, ONE).tend()
+    old = [fact for fact in lived.facts[: journal.first - 1] if f.name(fact) == "node_draining"]
+    kept = await journal.lasting(0, "node_draining", 1_000)
+    assert [fact for _, fact in kept] == old
+    assert old
+    assert all(fact == lived.facts[seq - 1] for seq, fact in kept)
+    await keeper(journal, lived, Keep(1, 10**12, audit_days=2)).tend()
+    left = await journal.lasting(0, "node_draining", 1_000)
+    assert [fact for _, fact in left] == [fact for fact in old if fact.at >= lived.now - 2 * DAY]
+    await journal.close()
+
+
+async def test_what_people_do_is_what_lasts():
+    assert {"audited", "node_draining", "slot_revoked", "gpus_cleared", "job_ended"} <= set(journal_care.LASTING)
+    assert not {"slot_granted", "session_fenced", "order_issued"} & set(journal_care.LASTING)
+
+
+async def test_facts_go_by_size_too_and_those_of_today_never(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    await keeper(journal, lived, ALL).tend()
+    assert journal.first == 1
+    done = await keeper(journal, lived, Keep(1_000, 150_000, 1_000)).tend()
+    assert done.first > 1
+    done = await keeper(journal, lived, Keep(1_000, 1, 1_000)).tend()
+    today = next(seq for seq, fact in enumerate(lived.facts, 1) if fact.at >= BEGIN + DAYS * DAY)
+    assert done.first == today
+    assert [seq for seq, _ in await journal.read(0, 10_000)] == list(range(today, len(lived.facts) + 1))
+    await journal.close()
+
+
+async def test_nothing_goes_whose_state_could_not_be_read(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    await keeper(journal, lived, ALL).tend()
+    await journal.operate(lambda writer: writer.execute("UPDATE days SET state = x'00' WHERE books IS NOT NULL"))
+    with pytest.raises(JournalDamaged, match=r"the state at the beginning of .* cannot be read"):
+        await keeper(journal, lived, ONE).tend()
+    assert journal.first == 1
+    assert len(await journal.read(0, 10_000)) == len(lived.facts)
+    await journal.close()
+
+
+async def test_wherever_it_breaks_off_the_next_one_goes_on(tmp_path, lived):
+    stopped = 0
+    for number in range(9):
+        folder = tmp_path / str(number)
+        await (await written(folder, lived)).close()
+        left = number
+
+        def write(operation):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            writer.execute("BEGIN IMMEDIATE")
+            result = operation(writer)
+            writer.execute("COMMIT")
+            return result
+
+        with closing(sqlite3.connect(folder / "journal.sqlite3", isolation_level=None)) as writer:
+            try:
+                Care(folder / "journal.sqlite3", ONE, write, pause_s=0).tend(lived.now, len(lived.facts))
+            except KeyboardInterrupt:
+                stopped += 1
+        assert check(folder / "journal.sqlite3").good
+        journal = Journal.open(folder)
+        await keeper(journal, lived, ONE).tend()
+        same(await reported(journal, lived, None, None), plainly(lived, None, None))
+        assert len(await journal.lasting(0, "node_draining", 100)) > 0
+        await journal.close()
+    assert stopped > 5
+
+
+async def test_space_is_given_back_and_commits_wait_no_more_than_a_moment(tmp_path):
+    journal = Journal.open(tmp_path)
+    fact = f.SlotQueued(0, "s123", "j12", 1, "n1", "rollout", "0123456789abcdef" * 8)
+    day = 20_000 * DAY
+    first = f.HostAdded(day, HostSpec("h", "fake", 0))
+    state = State()
+    state.apply(first)
+    rows = [(1, first), *((seq, f.LoopStalled(day + seq, 7)) for seq in range(2, 24_001))]
+    await journal.append(rows)
+    assert fact.at == 0
+    before = (tmp_path / "journal.sqlite3").stat().st_size + (tmp_path / "journal.sqlite3-wal").stat().st_size
+    seq, waits, going = 24_000, [], True
+
+    async def write_on():
+        nonlocal seq
+        while going:
+            seq += 1
+            began = time.perf_counter()
+            await journal.append([(seq, f.LoopStalled(day + 3 * DAY, 7))])
+            waits.append(time.perf_counter() - began)
+            await asyncio.sleep(0.002)
+
+    async def settled():
+        return day + 3 * DAY, 24_000
+
+    writing = asyncio.create_task(write_on())
+    done = await Keeper(journal, ONE, settled).tend()
+    going = False
+    await writing
+    await journal.close()
+
+    assert done.cut == 24_000
+    assert done.bytes_after < before / 5
+    assert (tmp_path / "journal.sqlite3").stat().st_size < done.bytes_after + 300 * 4096 < before
+    waits.sort()
+    assert len(waits) > 20
+    assert waits[len(waits) // 2] < 0.05
+    assert waits[-1] < 0.5  # 10 to 30 ms, as a rule
+    assert check(tmp_path / "journal.sqlite3").good
+
+
+async def test_a_journal_that_no_daemon_uses_is_compacted_by_the_command(tmp_path, lived, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: lived.now / 1000)
+    journal = await written(tmp_path, lived)
+    with pytest.raises(JournalInUse):
+        compact(tmp_path, ONE)
+    await journal.close()
+    done = compact(tmp_path, Keep(days=1, bytes=10**12, audit_days=10_000))
+    assert done.booked >= DAYS
+    assert done.first > 1
+    assert check(tmp_path / "journal.sqlite3").good
