@@ -19,7 +19,7 @@ EDITABLE  = -e ".[$(EXTRAS)]" $(foreach project,$(PROJECTS),-e ./$(project))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check bench results chaos swarm fmt constraints clean
+.PHONY: help setup demo test check bench results chaos swarm fuzz fmt constraints clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ swarm: $(STAMP) ## random simulated histories with faults for BUDGET_S seconds; 
 
 chaos: $(STAMP) ## kill, stop and restart a live daemon and its clients for BUDGET_S seconds; one JSON object on stdout
 	@$(BIN)/python tests/chaos/storm.py --budget $(or $(BUDGET_S),60) $(ARGS)
+
+fuzz: $(STAMP) ## fuzz a live daemon, wire, configuration and journals for BUDGET_S seconds; one JSON object on stdout
+	@$(BIN)/python tests/fuzz/run.py --budget $(or $(BUDGET_S),60) $(ARGS)
 
 fmt: $(STAMP) ## format, and fix what can be fixed safely
 	$(BIN)/ruff check --fix-only --exit-zero .

@@ -151,9 +151,8 @@ def link(before: Tip, body: bytes) -> Tip:
     return Tip(seq, crc32(body, (before.sum + seq) & 0xFFFFFFFF))
 
 
-#: what a damaged page may have where a body or a sum was: NULL too, whatever the table says
-_BODY: Final = "CAST(coalesce(body, '') AS BLOB)"
-_SUM: Final = "CAST(coalesce(sum, -1) AS INTEGER)"
+#: rows as they are wanted; a damaged page may have anything where a body or a sum was, NULL too
+_ROWS: Final = "SELECT seq, CAST(coalesce(body, '') AS BLOB), CAST(coalesce(sum, -1) AS INTEGER) FROM facts"
 
 
 # ---- opening ---------------------------------------------------------------------------------------------------------
@@ -423,9 +422,8 @@ def rows_after(
     Raises:
         JournalDamaged: (while running through them) one does not.
     """
-    query = f"SELECT seq, {_BODY}, {_SUM} FROM facts WHERE seq > ? AND seq <= ? ORDER BY seq"
-    found = connection.execute(query, (tip.seq, until))
     try:
+        found = connection.execute(_ROWS + " WHERE seq > ? AND seq <= ? ORDER BY seq", (tip.seq, until))
         while chunk := found.fetchmany(10_000):
             for row in chunk:
                 seq, body, sum_ = row
@@ -449,9 +447,7 @@ def bad_tail(connection: sqlite3.Connection) -> tuple[Tip, list[Row]]:
     """The last good fact, and the rows after it: none, as a rule."""
     cut = cut_of(connection)
     rows: list[Row] = []
-    found = connection.execute(
-        f"SELECT seq, {_BODY}, {_SUM} FROM facts WHERE seq > ? ORDER BY seq DESC", (cut.seq,)
-    )
+    found = connection.execute(_ROWS + " WHERE seq > ? ORDER BY seq DESC", (cut.seq,))
     later: Row | None = None
     for at in found:
         row = Row(*at)

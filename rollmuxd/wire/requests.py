@@ -82,7 +82,7 @@ class SessionBody(Request, frozen=True):
     """``POST /v1/jobs/{job}/sessions``."""
 
     idempotency_key: Key = ""
-    pid: Annotated[int, Meta(ge=0)] = 0
+    pid: Annotated[int, Meta(ge=0, le=2_147_483_647)] = 0
     host: Annotated[str, Meta(max_length=255)] = ""
     #: start time of the process, as its host's kernel gives it
     started: Annotated[str, Meta(max_length=100)] = ""
@@ -92,8 +92,8 @@ class HeartbeatBody(Request, frozen=True):
     """``POST /v1/sessions/{session}/heartbeat``."""
 
     slot: Annotated[str, Meta(max_length=100)] | None = None
-    done: Annotated[int, Meta(ge=0)] = 0
-    total: Annotated[int, Meta(ge=0)] = 0
+    done: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    total: Annotated[int, Meta(ge=0, le=2**53)] = 0
 
 
 class SlotBody(Request, frozen=True):
