@@ -20,7 +20,7 @@ from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import Fence, JobSpec, OrderKind, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.sim import world
 from rollmuxd.sim.baselines import CONTENDERS
-from rollmuxd.sim.checkers import OF_NO_CONSEQUENCE, Witness
+from rollmuxd.sim.checkers import OF_NO_CONSEQUENCE, Asked, Witness
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 
 LEASE = world.LEASE_MS
@@ -533,6 +533,7 @@ def left(witness: Witness, promise: str) -> None:
 
 def test_what_is_left_at_the_end_is_caught(pair):
     for field, left_over, promise in (
+        ("slots", {"s1": Asked("j1", "e1", "rollout", "1", False, "running", 0, 0)}, "every_slot_ends"),
         ("held", {"rollout1/gpu0": "s1"}, "every_gpu_comes_back"),
         ("stain", {"rollout1/gpu0": "j1"}, "every_gpu_comes_back"),
         ("ram", {"rollout1": [1, 2]}, "every_node_leaves_its_group"),
