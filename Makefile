@@ -52,11 +52,12 @@ demo: $(STAMP) ## co-execute a few real RL loops on a mock cluster, then print w
 test: $(STAMP) ## run the tests
 	@$(BIN)/python -m pytest $(ARGS)
 
-check: $(STAMP) ## lint, formatting, types, layers
+check: $(STAMP) ## lint, formatting, types, layers, holes in dependencies (where there is a network)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/meta/audit.py
 
 results: $(STAMP) ## make the tables of docs/results.md anew (RESULTS=production,micro picks)
 	@$(BIN)/python tests/bench/results.py $(if $(RESULTS),--only "$(RESULTS)") $(ARGS)
