@@ -100,6 +100,8 @@ class Faults(Struct, frozen=True):
     #: it dies, sometimes between making facts durable and answering
     daemon_deaths_per_hour: float = 0.0
     daemon_down_ms: Millis = 20_000
+    #: from when on nothing more begins to go wrong; 0: until the last job has ended
+    until_ms: Millis = 0
 
     @property
     def any(self) -> bool:
@@ -207,14 +209,22 @@ class Trouble:
 
     @property
     def over(self) -> bool:
-        """Every job has ended: nothing goes wrong any more."""
+        """Every job has ended."""
         return not self.world.waiting_to_end
+
+    @property
+    def calm(self) -> bool:
+        """Nothing begins to go wrong any more."""
+        until = self.faults.until_ms
+        return self.over or (until > 0 and self.world.kernel.now >= until)
 
     def latest_end(self) -> Millis:
         """When every job must have ended, whatever goes wrong: all of them one after the other, ten times over."""
         jobs = self.world.jobs
         longest = sum(max(job.lasts_ms, job.work * job.solo_ms) for job in jobs)
-        return jobs[-1].arrives_ms + 10 * longest + self.faults.longest_ms if jobs else 0
+        if not jobs:
+            return 0
+        return max(jobs[-1].arrives_ms, self.faults.until_ms) + 10 * longest + self.faults.longest_ms
 
     def traits(self) -> DriverTraits:
         """A driver that may be told twice, or asked, or both, or neither."""
@@ -232,7 +242,7 @@ class Trouble:
             self.world.kernel.after(wait, self._again, per_hour, what)
 
     def _again(self, per_hour: float, what: Callable[[], None]) -> None:
-        if not self.over:
+        if not self.calm:
             what()
             self._plan(per_hour, what)
 
@@ -255,6 +265,8 @@ class Trouble:
                 self.world.later(process, wait, what)
 
     def _dies_by_chance(self, process: "Process") -> None:
+        if self.calm:
+            return
         self._count("deaths")
         self.dies(process)
 
@@ -287,7 +299,7 @@ class Trouble:
 
     def _hangs(self, process: "Process") -> None:
         """It falls silent; after a while it is killed, or wakes up and knows of nothing."""
-        if self.over or process.gone:
+        if self.calm or process.gone:
             return
         self._count("hangs")
         process.silent = True
@@ -303,7 +315,7 @@ class Trouble:
 
     def _stalls(self, process: "Process") -> None:
         """Its phase does not end; an operator revokes the slot, and it is killed."""
-        if self.over or process.gone:
+        if self.calm or process.gone:
             return
         if not process.slot:
             self.world.later(process, RETRY_MS, self._stalls)
@@ -319,7 +331,7 @@ class Trouble:
 
     def _detaches(self, process: "Process") -> None:
         """Its call breaks while it waits; it asks again after a while."""
-        if self.over or process.gone:
+        if self.calm or process.gone:
             return
         job = self.world.core.state.jobs[process.name]
         if self.world.up and process.request is not None and job.queued is not None and not process.knocks:
@@ -443,7 +455,9 @@ class Trouble:
     def told(self, move: Move, took: Millis) -> None:
         """A driver is told: settle what becomes of it."""
         chance, faults = self.chance, self.faults
-        if chance.so(faults.orders_fail):
+        if self.calm:
+            pass
+        elif chance.so(faults.orders_fail):
             move.fate = Fate.FAILS
             self.world.kernel.after(took, self._fails, move)
         elif chance.so(faults.orders_lost):
@@ -451,6 +465,10 @@ class Trouble:
         if not self._can(move) and move.kind is OrderKind.LOAD:
             move.fate = Fate.LOST
         self.world.kernel.after(max(faults.order_limit_ms, 3 * took), self._no_word, move)
+
+    def told_again(self, move: Move) -> None:
+        """It was told before, and is not done: of this, too, no word may come."""
+        self.world.kernel.after(self.faults.order_limit_ms, self._no_word, move)
 
     def _can(self, move: Move) -> bool:
         """Whether who carries it out is there."""
@@ -515,7 +533,7 @@ class Trouble:
 
     def lingering(self) -> str:
         """A mark for bytes that stay for a while; "": they go at once."""
-        if not self.chance.so(self.faults.lingers):
+        if self.calm or not self.chance.so(self.faults.lingers):
             return ""
         self._count("bytes stayed")
         self._lingering += 1

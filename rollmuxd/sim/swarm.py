@@ -60,7 +60,7 @@ def draw(seed: int) -> History:
         for _ in range(rng.choice((0, 0, 1, 2, 4, 8)))
     )
     workload = Workload(f"swarm {seed}", jobs, pools)
-    return History(seed, workload, rng.choice(POLICIES), _faults(rng), acts)
+    return History(seed, workload, rng.choice(POLICIES), _faults(rng, span), acts)
 
 
 def _s(rng: Random, least: float, most: float) -> Millis:
@@ -141,8 +141,8 @@ def _job(rng: Random, number: int, pools: tuple[Pool, ...]) -> SimJob:
     )
 
 
-def _faults(rng: Random) -> Faults:
-    """Some kinds of faults, and each often: these histories are minutes long."""
+def _faults(rng: Random, span: Millis) -> Faults:
+    """Some kinds of faults, and each often: these histories are minutes long. Then there is peace."""
 
     def per_hour(most: float) -> float:
         return rng.choice((0.0, 0.0, rng.uniform(0, most), most))
@@ -167,6 +167,7 @@ def _faults(rng: Random) -> Faults:
         outage_ms=_s(rng, 1, 300),
         daemon_deaths_per_hour=per_hour(60),
         daemon_down_ms=_s(rng, 0, 120),
+        until_ms=span,
     )
 
 

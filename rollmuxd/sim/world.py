@@ -604,6 +604,8 @@ class World:
             known.told = self.life
             if known.done:
                 self.kernel.after(0, self.word_of, known)
+            elif self.trouble is not None:
+                self.trouble.told_again(known)
             return
         state = self.core.state
         order = state.orders[effect.order]
