@@ -26,6 +26,7 @@ try:
 
     from rollmuxd.cli.daemon import daemon
     from rollmuxd.cli.demo.command import demo
+    from rollmuxd.cli.doctor import doctor
     from rollmuxd.cli.facts import facts
     from rollmuxd.cli.group import group
     from rollmuxd.cli.host import host
@@ -52,7 +53,7 @@ def cli() -> None:
     """
 
 
-for command in (daemon, demo, facts, group, host, job, journal, key, node, report, sim, slot, trace):
+for command in (daemon, demo, doctor, facts, group, host, job, journal, key, node, report, sim, slot, trace):
     cli.add_command(command)
 
 

@@ -1,0 +1,263 @@
+"""A file to send with a bug report: what a daemon is, has and did, without anything that opens a door.
+
+What gets in is chosen (nothing is taken from the environment, no table of keys is read, of plugins' options only the
+names), and all that gets in is scrubbed besides: values under names like ``token``, ``env`` or ``idempotency_key``,
+whatever looks like a secret, and each value that is a secret by what is known here, wherever it turns up again.
+Names of owners, users, jobs and hosts do get in: without them a report cannot be read.
+"""
+
+import io
+import json
+import os
+import platform
+import re
+import shutil
+import sqlite3
+import sys
+import tarfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from pydantic import BaseModel
+
+from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.state import State
+from rollmuxd.daemon import journal_file, journal_tools
+from rollmuxd.daemon.journal_file import JournalError, JournalRefused, Reader, connect
+from rollmuxd.daemon.settings import Settings
+
+LEFT_OUT: Final = "(left out)"
+FACTS: Final = 2_000
+LOG_LINES: Final = 2_000
+PACKAGES: Final = (
+    *("rollmuxd", "anyio", "click", "httptools", "httpx", "msgspec", "prometheus_client", "pydantic"),
+    *("pydantic-settings", "rich", "starlette", "structlog", "uvicorn", "uvloop"),
+)
+
+#: names under which nothing is shown but a number or a yes
+_NAMES: Final = re.compile(
+    r"secret|token|passw|credential|(^|_)(api_?)?keys?($|_)|hash|authori[sz]ation|cookie|^env|environ|idempotency|"
+    r"^arg(v|s)$|^command$|private|signature",
+    re.IGNORECASE,
+)
+#: what looks like a secret wherever it stands
+_LOOKS: Final = tuple(
+    re.compile(pattern, re.IGNORECASE | re.DOTALL)
+    for pattern in (
+        r"-----BEGIN [A-Z ]+-----.*?(-----END [A-Z ]+-----|\Z)",
+        r"rmx_[0-9a-z]+_[\w-]+",
+        r"\b(?:hf|ghp|gho|ghs|glpat|xox[abp]|sk|pk|npm|pypi)[_-][\w-]{10,}",
+        r"\bAKIA[0-9A-Z]{16}\b",
+        r"\beyJ[\w-]{8,}\.[\w-]+\.?[\w-]*",
+        r"\b[0-9a-f]{40,}\b",
+        r"(?<=bearer )[^\s\"']+",
+        r"(?<=basic )[A-Za-z0-9+/=]{8,}",
+        r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)",
+    )
+)
+#: ``token=...``, ``"api_key": "..."``, ``PASSWORD: ...`` in a line of text
+_SAID: Final = re.compile(
+    r"([\w-]*(?:secret|token|passw\w*|credential|api[_-]?key|idempotency[_-]key|authorization|cookie|private[_-]key)"
+    r"[\w-]*[\"']?\s*[:=]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;}\]]+)",
+    re.IGNORECASE,
+)
+#: shorter ones are words
+_LONG_ENOUGH: Final = 6
+
+
+class Scrubber:
+    """Takes out of text and structures what must not be told."""
+
+    def __init__(self, known: Iterable[str] = ()) -> None:
+        secrets = sorted({value for value in known if len(value) >= _LONG_ENOUGH}, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, secrets))) if secrets else None
+
+    def text(self, text: str) -> str:
+        """The text, without secrets."""
+        if self._known is not None:
+            text = self._known.sub(LEFT_OUT, text)
+        for looks in _LOOKS:
+            text = looks.sub(LEFT_OUT, text)
+        return _SAID.sub(lambda found: found[1] + LEFT_OUT, text)
+
+    def value(self, value: Any, name: str = "") -> Any:
+        """A structure, without secrets."""
+        match value:
+            case bool() | int() | float() | None:
+                return value
+            case _ if name and _NAMES.search(name) and value not in ("", [], (), {}):
+                return LEFT_OUT
+            case str():
+                return self.text(value)
+            case dict():
+                return {self.text(str(key)): self.value(item, str(key)) for key, item in value.items()}
+            case list() | tuple():
+                return [self.value(item) for item in value]
+        return LEFT_OUT
+
+
+def make(to: Path, settings: Settings, *, facts: int = FACTS, log_lines: int = LOG_LINES) -> dict[str, int]:
+    """Write the bundle; the names and sizes of what is in it.
+
+    Raises:
+        JournalRefused: the file is there already, or cannot be written.
+    """
+    state_dir = settings.daemon.state_dir
+    scrub = Scrubber([*_secrets_of_the_environment(), *_secrets_of(settings)])
+    parts = {
+        "about.json": _json(_about(state_dir)),
+        "settings.json": _json(scrub.value(_shown(settings))),
+        **_of_journal(journal_tools.journal_in(state_dir), scrub, facts),
+        "daemon.log": scrub.text(_last_lines(state_dir / "daemon.log", log_lines)).encode(),
+    }
+    try:
+        opened = os.open(to, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    except FileExistsError:
+        raise JournalRefused(f"{to} is there already; name another file, or move it away") from None
+    except OSError as error:
+        raise JournalRefused(f"{to} cannot be written: {error.strerror}") from error
+    with os.fdopen(opened, "wb") as out, tarfile.open(fileobj=out, mode="w:gz") as bundle:
+        for name, content in parts.items():
+            member = tarfile.TarInfo(f"rollmuxd-bundle/{name}")
+            member.size, member.mtime, member.mode = len(content), int(time.time()), 0o600
+            bundle.addfile(member, io.BytesIO(content))
+    return {name: len(content) for name, content in parts.items()}
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, indent=1, default=str).encode() + b"\n"
+
+
+def _about(state_dir: Path) -> dict[str, Any]:
+    packages = {}
+    for name in PACKAGES:
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = "not installed"
+    there = state_dir if state_dir.exists() else Path("/")
+    disk = shutil.disk_usage(there)
+    return {
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "packages": packages,
+        "python": sys.version,
+        "sqlite": sqlite3.sqlite_version,
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "state_dir": str(state_dir),
+        "disk_free_bytes": disk.free,
+        "disk_bytes": disk.total,
+        "files": {path.name: path.stat().st_size for path in _files(state_dir)},
+    }
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+def _shown(table: BaseModel) -> dict[str, Any]:
+    """Our own settings, and of what plugins are given the names only: what they mean is not known here."""
+    shown: dict[str, Any] = {}
+    for name in type(table).model_fields:
+        value = getattr(table, name)
+        if isinstance(value, BaseModel):
+            shown[name] = _shown(value)
+        elif isinstance(value, tuple | list) and value and isinstance(value[0], BaseModel):
+            shown[name] = [_shown(item) for item in value]
+        elif isinstance(value, Mapping):
+            shown[name] = _names_of(value)
+        else:
+            shown[name] = value if isinstance(value, bool | int | float | None) else _plain(value)
+    if table.model_extra:
+        shown.update(_names_of(table.model_extra))
+    return shown
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else str(value)
+
+
+def _names_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        str(name): _names_of(value) if isinstance(value, Mapping) else f"(left out: {type(value).__name__})"
+        for name, value in options.items()
+    }
+
+
+def _secrets_of(table: Any, *, inside: bool = False) -> Iterator[str]:
+    """Every text that a plugin is given, and what our own settings have under a name that says so."""
+    if isinstance(table, BaseModel):
+        for name in type(table).model_fields:
+            yield from _secrets_of(getattr(table, name), inside=bool(_NAMES.search(name)))
+        yield from _secrets_of(table.model_extra or {}, inside=True)
+    elif isinstance(table, Mapping):
+        for value in table.values():
+            yield from _secrets_of(value, inside=True)
+    elif isinstance(table, tuple | list):
+        for value in table:
+            yield from _secrets_of(value, inside=inside)
+    elif inside and isinstance(table, str):
+        yield table
+
+
+def _secrets_of_the_environment() -> Iterator[str]:
+    return (value for name, value in os.environ.items() if _NAMES.search(name))
+
+
+# ---- the journal, and the log ----------------------------------------------------------------------------------------
+
+
+def _of_journal(path: Path, scrub: Scrubber, count: int) -> dict[str, bytes]:
+    try:
+        checked = msgspec.to_builtins(journal_tools.check(path))
+    except JournalError as error:
+        return {"journal.json": _json({"good": False, "wrong": [str(error)]})}
+    parts = {"journal.json": _json(scrub.value(checked))}
+    try:
+        with closing(connect(path, readonly=True)) as connection:
+            connection.execute("BEGIN")
+            # Of a damaged journal there is what can be read of it.
+            rows = connection.execute(
+                "SELECT seq, CAST(body AS BLOB) FROM facts ORDER BY seq DESC LIMIT ?", (count,)
+            ).fetchall()
+            parts["facts.jsonl"] = b"".join(_fact(seq, body, scrub) for seq, body in reversed(rows))
+            parts["state.json"] = _json(scrub.value(msgspec.to_builtins(_replayed(connection, path))))
+    except (sqlite3.Error, JournalError, BrokenInvariant, msgspec.MsgspecError, KeyError, ValueError) as error:
+        parts["state.json"] = _json({"cannot be made": scrub.text(str(error))})
+    return parts
+
+
+def _fact(seq: int, body: bytes, scrub: Scrubber) -> bytes:
+    try:
+        fact = scrub.value(json.loads(body))
+    except ValueError:
+        fact = {"damaged": scrub.text(body.decode(errors="replace"))}
+    return json.dumps({"seq": seq, **fact}).encode() + b"\n"
+
+
+def _replayed(connection: sqlite3.Connection, path: Path) -> State:
+    tip, base = journal_file.base_of(connection, path)
+    state = State() if base is None else msgspec.json.decode(base, type=State)
+    reader = Reader(connection, path)
+    for seq, body, _ in journal_file.rows_after(connection, tip, path):
+        if (fact := reader.decode(seq, body)) is not None:
+            state.apply(fact)
+    return state
+
+
+def _last_lines(path: Path, count: int) -> str:
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - 400 * count))
+            lines = log.read().decode(errors="replace").splitlines()[-count:]
+    except OSError as error:
+        return f"{path}: {error.strerror}; where systemd or a container keeps the log, add the last of it\n"
+    return "".join(f"{line}\n" for line in lines)
