@@ -73,7 +73,11 @@ class World:
         self.metrics = Metrics()
         self.clock = SystemClock()
         self.hub = ChannelHub()
-        config = Config(drivers={"channel": DriverTraits(idempotent=True, probes=True)}, observe_after_ms=20)
+        config = Config(
+            drivers={"channel": DriverTraits(idempotent=True, probes=True)},
+            observe_after_ms=20,
+            owners=settings.to_core_config().owners,
+        )
         start = Start(
             hosts=(HostSpec("h1", "fake", 1_000_000),),
             nodes=(

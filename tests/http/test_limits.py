@@ -103,6 +103,39 @@ async def test_counting_a_call_costs_less_than_five_microseconds():
     assert best / 1000 < 5e-6
 
 
+# ---- what an owner may have ----------------------------------------------------------------------------------------
+
+
+async def test_an_owner_that_has_all_its_jobs_is_429_and_nothing_is_half_done(running, body_of_job):
+    async with running(owners={"team": {"max_jobs": 2, "max_priority": 5}}) as world, world.client("alice") as alice:
+        for name in ("one", "two"):
+            await world.job(alice, name)
+        seq = world.driver.durable_seq
+        full = await alice.post("/v1/jobs", json=body_of_job("three"))
+        assert full.status_code == 429
+        assert int(full.headers["retry-after"]) >= 1
+        assert "owners.team.max_jobs" in full.json()["detail"]
+        urgent = await alice.post("/v1/jobs", json=body_of_job("one", replace=True, priority=6))
+        assert urgent.status_code == 422
+        assert "owners.team.max_priority" in urgent.json()["detail"]
+        assert world.driver.durable_seq == seq
+        assert (await alice.post("/v1/jobs", json=body_of_job("one", replace=True))).status_code == 201
+        async with world.client("stranger") as stranger:
+            assert (await stranger.post("/v1/jobs", json=body_of_job("three"))).status_code == 201
+
+
+async def test_an_owner_whose_requests_all_wait_is_429_and_its_first_is_still_in_the_queue(running):
+    async with running(owners={"team": {"max_waiting": 1}}) as world, world.client("alice") as alice:
+        jobs = [await world.job(alice, name) for name in ("one", "two", "three")]
+        assert (await jobs[0].ask("rollout")).json()["status"] == "running"
+        queued = (await jobs[1].ask("rollout", wait_s=0)).json()
+        full = await jobs[2].ask("rollout", wait_s=0)
+        assert full.status_code == 429
+        assert "owners.team.max_waiting" in full.json()["detail"]
+        assert (await alice.get(f"/v1/slots/{queued['slot']}")).json()["status"] == "queued"
+        assert (await jobs[1].ask("rollout", wait_s=0, request_id=queued["request_id"])).status_code == 200
+
+
 # ---- connections -----------------------------------------------------------------------------------------------------
 
 
