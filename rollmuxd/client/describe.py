@@ -19,11 +19,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 #: what there is of each choice; what the wire has beyond that, the daemon refuses
 _CHOICES = {
     "park": ("lazy", "at_release"),
-    "on_loss": ("hold", "kill"),
+    "on_loss": ("hold", "kill", "relaunch"),
     "movable": ("no",),
     "if_unmet": ("best_effort", "wait", "end"),
 }
-_NOT_YET = {("on_loss", "relaunch"), ("movable", "warm"), ("movable", "relaunch")}
+_NOT_YET = {("movable", "warm"), ("movable", "relaunch")}
 
 
 def registration(

@@ -62,6 +62,12 @@ class Options(Struct, frozen=True):
     rank: int = 0
     store: Any = None
     keep: bool = False
+    #: the daemon has started this process, for this very run
+    launched: bool = False
+
+    def left(self, error: BaseException | None) -> bool:
+        """Whether an error that ends this process leaves the job to the daemon, which may start it again."""
+        return self.launched and error is not None
 
 
 class Life(Generic[S]):

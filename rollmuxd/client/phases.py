@@ -7,11 +7,14 @@ they run the flows of :class:`~rollmuxd.client.life.Life`, and in nothing else.
 import functools
 import inspect
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
+
+import msgspec
 
 from rollmuxd.client.channel import Hook
 from rollmuxd.client.describe import call_with_known, registration
@@ -282,7 +285,7 @@ class Job(_Base[Slot]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._finish(self._life.ending(_reason(error), keep=self._options.keep))
+        self._finish(self._life.ending(_reason(error), keep=self._options.keep or self._options.left(error)))
 
 
 class AsyncJob(_Base[AsyncSlot]):
@@ -317,7 +320,7 @@ class AsyncJob(_Base[AsyncSlot]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._finish(self._life.ending(_reason(error), keep=self._options.keep))
+        await self._finish(self._life.ending(_reason(error), keep=self._options.keep or self._options.left(error)))
 
 
 def _reason(error: BaseException | None) -> str:
@@ -357,7 +360,7 @@ def job(
     slo: float | None = None,
     priority: int = 0,
     park: str | None = None,
-    on_loss: str = "hold",
+    on_loss: str | None = None,
     movable: str = "no",
     if_unmet: str | None = None,
     colocate: bool = False,
@@ -385,6 +388,9 @@ def job(
     false or says something else. (``side`` is for side phases of other names, which are not there yet.)
 
     ``slo`` bounds the slowdown (2.0: at most twice the time the job would take alone); None is best effort.
+    ``on_loss`` says what follows when this process is lost: ``hold`` waits until its GPUs are seen clear, ``kill`` ends
+    it where the daemon may, ``relaunch`` starts it again (only what the daemon has started); by default it is as the
+    daemon is configured. A process that the daemon has started joins the run that it was started for.
     ``ranks``, ``rank`` and ``store`` are for jobs of several processes: rank 0 talks to the daemon, the others follow
     it through the store. ``idempotency_key`` lets a restarted process join the run it had; ``replace`` ends a run
     that is still alive. ``keep`` leaves the job with the daemon when this process ends.
@@ -407,7 +413,10 @@ def ajob(name: str, **settings: Any) -> AsyncJob:
 
 def _parts(given: Mapping[str, Any]) -> tuple[Callable[[Iterable[str], str], RegisterBody], Options]:
     """From the arguments of :func:`job`: what makes the registration, and the rest."""
-    options = Options(**{key: given[key] for key in Options.__struct_fields__})
+    options = Options(**{key: given[key] for key in Options.__struct_fields__ if key != "launched"})
+    if options.idempotency_key is None and os.environ.get("ROLLMUX_JOB") == given["name"]:
+        key = os.environ.get("ROLLMUX_RUN_KEY") or None
+        options = msgspec.structs.replace(options, idempotency_key=key, launched=key is not None)
     pools = {pool: given[pool] for pool in ("rollout", "train") if given[pool] is not None} | dict(given["pools"] or {})
     kept = (
         "phases",

@@ -6,6 +6,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.config import Config, OwnerLimits
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.errors import Impossible, TooMany
+from rollmuxd.core.launching import launch
 from rollmuxd.core.model import Job, JobId, JobSpec, Millis, Movable, NodeStatus, OnLoss
 from rollmuxd.core.policy import Placed
 from rollmuxd.core.shares import use_of
@@ -112,6 +113,7 @@ def _seat(c: Cycle, job: Job, placed: Placed) -> None:
             use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms),
         )
     )
+    launch(c, job)
     if job.queued is not None:
         slot = c.state.slots[job.queued]
         take_place(c, job, slot.phase, side=slot.side)
@@ -169,8 +171,9 @@ def check_spec(spec: JobSpec, state: State, config: Config) -> None:
     for phase in spec.side:
         if phase.name != "init":
             raise Impossible(f"side phase {phase.name} is not to be had yet; only init is")
-    if spec.on_loss is OnLoss.RELAUNCH or spec.movable is not Movable.NO:
-        raise Impossible("on_loss=relaunch and movable are not to be had yet; on_loss is hold or kill, movable is no")
+    if spec.movable is not Movable.NO:
+        raise Impossible("movable is not to be had yet; it is no")
+    _check_launch(spec, state, config)
     for kept in spec.states:
         if kept.leftover_mb > kept.gpu_mb:
             raise Impossible(
@@ -186,6 +189,27 @@ def check_spec(spec: JobSpec, state: State, config: Config) -> None:
         raise Impossible(f"slo is {spec.slo:g}: nobody is faster shared than alone, so it is at least 1, and finite")
     _check_numbers(spec)
     _check_wants(spec, state)
+
+
+def _check_launch(spec: JobSpec, state: State, config: Config) -> None:
+    """Only what a backend has started can be started again, and every node that it may get must have such a backend."""
+    if spec.launch is None:
+        if spec.on_loss is OnLoss.RELAUNCH:
+            raise Impossible(
+                "on_loss=relaunch is for jobs whose process rollmuxd itself starts, and this one does not say what to "
+                "start (launch); say on_loss hold or kill"
+            )
+        return
+    if not spec.launch.argv or not spec.launch.argv[0]:
+        raise Impossible("launch: argv is empty; its first part is the program")
+    pools = {want.pool for want in spec.wants}
+    for node in state.nodes.values():
+        if node.host not in config.launch_hosts and pools.intersection(node.pools):
+            able = ", ".join(config.launch_hosts) or "none"
+            raise Impossible(
+                f"launch: node {node.id} may be its place, and on host {node.host} no processes are started "
+                f"(hosts where they are: {able}); start the process yourself, with on_loss hold or kill"
+            )
 
 
 def _check_numbers(spec: JobSpec) -> None:

@@ -66,6 +66,16 @@ class Config(Struct, frozen=True):
     #: limits against one client filling the daemon
     max_jobs: int = 10_000
     max_requests_waiting: int = 20_000
+    #: hosts on which processes of jobs are started
+    launch_hosts: tuple[str, ...] = ()
+    #: how long a process that was started may take to open its session
+    launch_ms: Millis = 600_000
+    #: a lost job that is relaunched waits for this long the first time, and each time for twice as long
+    relaunch_after_ms: Millis = 60_000
+    #: and is quarantined when it was lost more often than this ...
+    relaunch_limit: int = 5
+    #: ... within this time
+    relaunch_window_ms: Millis = 3_600_000
     owners: dict[str, OwnerLimits] = field(default_factory=dict)
     #: half of what an owner has used is forgotten in this time
     use_half_life_ms: Millis = 24 * 3_600_000

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from rollmuxd.core.model import HostId, JobId, OrderId, SessionId
+from rollmuxd.core.model import HostId, JobId, LaunchId, OrderId, SessionId
 
 
 class Perform(Struct, frozen=True):
@@ -34,12 +34,25 @@ class Observe(Struct, frozen=True):
     host: HostId
 
 
+class Launch(Struct, frozen=True):
+    """Start a job's process (its particulars are in ``State.jobs``), once, however often it is told.
+
+    Ends in one input: ``Launched`` or ``LaunchFailed``.
+    """
+
+    job: JobId
+    launch: LaunchId
+
+
 class Kill(Struct, frozen=True):
-    """End the processes of a lost job, where the backend owns them."""
+    """End the processes of a job that is lost, ended or started again, where the backend owns them."""
 
     job: JobId
     run: int
     session: SessionId | None
+    #: the process that a backend started for it, and on which host
+    launch: LaunchId = ""
+    host: HostId = ""
 
 
-Effect: TypeAlias = Perform | Probe | Observe | Kill
+Effect: TypeAlias = Perform | Probe | Observe | Launch | Kill

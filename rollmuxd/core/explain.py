@@ -73,6 +73,9 @@ class Explainer:
             sentences += [f"It would start now with {wish}." for wish in refusal.would_start_with]
             return refusal.reasons, tuple(sentences)
         sentences = [f"Job {name} is {known.status}{f': {known.reason}' if known.reason else ''}."]
+        if known.relaunch_at is not None:
+            often = f"lost {len(known.losses)} times of late"
+            sentences.append(f"It is started again in {max(0, known.relaunch_at - now) // 1000} s ({often}).")
         if known.group is not None:
             sentences += self._seat(known)
         reasons: tuple[Reason, ...] = ()

@@ -19,6 +19,7 @@ from rollmuxd.core.model import (
     JobId,
     JobSpec,
     JobStatus,
+    LaunchId,
     Millis,
     NodeId,
     OrderId,
@@ -166,6 +167,8 @@ class JobRegistered(Fact, frozen=True, tag="job_registered"):
     run: int
     spec: JobSpec
     idempotency_key: str = ""
+    #: it is a lost run's successor, started again for the so-manieth time
+    relaunch: int = 0
 
 
 class PlannedVisit(Struct, frozen=True, array_like=True):
@@ -249,6 +252,40 @@ class JobLost(Fact, frozen=True, tag="job_lost"):
     """Its session is lost. Its states are unknown until they were seen."""
 
     job: JobId
+    reason: str
+
+
+class RelaunchPlanned(Fact, frozen=True, tag="relaunch_planned"):
+    """A lost job is started again at that time."""
+
+    job: JobId
+    attempt: int
+    due_at: Millis
+
+
+class ProcessLaunched(Fact, frozen=True, tag="process_launched"):
+    """A backend is told to start a job's process."""
+
+    job: JobId
+    run: int
+    launch: LaunchId
+    host: HostId
+
+
+class ProcessStarted(Fact, frozen=True, tag="process_started"):
+    """It has."""
+
+    job: JobId
+    launch: LaunchId
+    pid: int
+    started: str = ""
+
+
+class ProcessOver(Fact, frozen=True, tag="process_over"):
+    """A process that was started for a job has no right to anything any more; its backend is told to end it."""
+
+    job: JobId
+    launch: LaunchId
     reason: str
 
 
@@ -534,6 +571,10 @@ AnyFact: TypeAlias = (
     | JobQuarantined
     | JobReinstated
     | JobLost
+    | RelaunchPlanned
+    | ProcessLaunched
+    | ProcessStarted
+    | ProcessOver
     | JobEnded
     | SessionOpened
     | SessionFenced

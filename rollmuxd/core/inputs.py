@@ -9,7 +9,19 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from rollmuxd.core.model import Fence, GpuId, HostId, JobId, JobSpec, Millis, NodeId, OrderId, SessionId, SlotId
+from rollmuxd.core.model import (
+    Fence,
+    GpuId,
+    HostId,
+    JobId,
+    JobSpec,
+    LaunchId,
+    Millis,
+    NodeId,
+    OrderId,
+    SessionId,
+    SlotId,
+)
 
 # ---- what clients and operators ask ------------------------------------------------------------------------------
 
@@ -255,6 +267,21 @@ class OrderLostContact(Struct, frozen=True):
 # ---- the clock -----------------------------------------------------------------------------------------------------
 
 
+class Launched(Struct, frozen=True):
+    """A backend has started a job's process."""
+
+    launch: LaunchId
+    pid: int
+    started: str = ""
+
+
+class LaunchFailed(Struct, frozen=True):
+    """A job's process was not started, or nobody knows whether it was: what came of it is ended before the next."""
+
+    launch: LaunchId
+    error: str
+
+
 class Tick(Struct, frozen=True):
     """Time has passed."""
 
@@ -290,6 +317,8 @@ Input: TypeAlias = (
     | OrderDone
     | OrderFailed
     | OrderLostContact
+    | Launched
+    | LaunchFailed
     | Tick
     | Stalled
 )

@@ -9,6 +9,7 @@ from rollmuxd.core.admission import admit
 from rollmuxd.core.cycle import HOLDS, NOTHING, Cycle
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict
+from rollmuxd.core.launching import kill
 from rollmuxd.core.letting_go import (
     clear_limit_mb,
     drained_if_empty,
@@ -128,8 +129,11 @@ def start(c: Cycle, given: i.Start) -> Answer:
         if node.unclear_since is not None or any(gpu.stain for gpu in node.gpus.values()):
             watch(c, node)
     for job in list(c.state.jobs.values()):
-        if job.status is JobStatus.LOST and job.spec.on_loss is OnLoss.KILL:
-            c.do(e.Kill(job.id, job.run, job.session))  # nobody knows whether it was done
+        started = job.launch
+        if job.status is JobStatus.LOST and (job.spec.on_loss is OnLoss.KILL or started is not None):
+            c.do(kill(job))  # nobody knows whether it was done
+        elif started is not None and job.live and not started.over and not started.pid:
+            c.do(e.Launch(job.id, started.id))
         settle(c, job)
     return NOTHING
 

@@ -59,13 +59,24 @@ def revoke_held(c: Cycle, slot: Slot, *, by: str, reason: str) -> None:
     park_own(c, c.state.jobs[slot.job], slot)
 
 
-def finish_release(c: Cycle, slot: Slot) -> None:
-    """The slot is over once nothing that belongs to its release is still moving."""
-    if slot.status is SlotStatus.RELEASED and not any(
+def finish_release(c: Cycle, slot: Slot, *, seen_follows: bool = False) -> None:
+    """The slot is over once nothing that belongs to its release is still moving.
+
+    ``seen_follows``: what a backend saw on its GPUs is told next.
+    """
+    if slot.status is not SlotStatus.RELEASED or any(
         order.slot == slot.id and order.kind is OrderKind.PARK and order.status is OrderStatus.ISSUED
         for order in open_orders(c, slot.job)
     ):
-        c.fact(f.SlotOver(c.now, slot.id))
+        return
+    c.fact(f.SlotOver(c.now, slot.id))
+    if seen_follows:
+        return
+    job = c.state.jobs[slot.job]
+    for node in nodes_of(c, job):
+        # no order tells of a node where it keeps no state, and others have waited for this one, too
+        if len(node.pinned) > 1 and all(c.state.states[key].job != job.id for key in node.states):
+            expect_clear(c, node, job, f"after {job.spec.name} released them")
 
 
 def open_orders(c: Cycle, job: JobId) -> list[Order]:
@@ -80,6 +91,8 @@ def end_now(c: Cycle, job: Job, *, reason: str, by: str) -> None:
     if job.slot is not None:
         take_away(c, c.state.slots[job.slot], f.SlotRevoked(c.now, job.slot, by, reason))
     c.fact(f.JobEnded(c.now, job.id, reason, by))
+    if job.launch is not None and not job.launch.over:  # it may leave by itself first
+        c.soft.at(c.now + c.config.lease_ms, "reap", job.id)
     session = c.state.sessions.get(job.session or "")
     if session is not None and session.status is SessionStatus.ALIVE:
         c.fact(f.SessionClosed(c.now, session.id))
@@ -107,7 +120,7 @@ def settle(c: Cycle, job: Job) -> None:
     if job.status in PLACED or (job.status is JobStatus.PAUSED and job.resume_to in PLACED):
         return
     if not job.pins:
-        if job.status is JobStatus.LOST:
+        if job.status is JobStatus.LOST and job.relaunch_at is None:
             c.fact(f.JobEnded(c.now, job.id, job.reason))
         return
     if not nothing_left(c, job):
@@ -117,7 +130,7 @@ def settle(c: Cycle, job: Job) -> None:
     group = job.group
     use = use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms)
     c.fact(f.PlacementEnded(c.now, job.id, reason, use))
-    if job.status is JobStatus.LOST:
+    if job.status is JobStatus.LOST and job.relaunch_at is None:
         c.fact(f.JobEnded(c.now, job.id, job.reason))
     for name in dict.fromkeys(freed):
         drained_if_empty(c, c.state.nodes[name])

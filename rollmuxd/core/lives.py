@@ -1,12 +1,12 @@
 """Jobs and the client processes behind them: registering, ending, pausing; sessions, heartbeats, loss."""
 
-from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.admission import admit, check_owner, check_spec
 from rollmuxd.core.cycle import HOLDS, NOTHING, PLACED, Cycle
 from rollmuxd.core.decision import Answer, Directive
 from rollmuxd.core.errors import Conflict, RunAlive, TooMany, UnknownThing
+from rollmuxd.core.launching import end_process, is_relaunched, kill, lost_too_often, new_run, plan_relaunch
 from rollmuxd.core.letting_go import after_departure, drop_requests, end_now, look, settle, take_away
 from rollmuxd.core.model import (
     Group,
@@ -38,10 +38,14 @@ def register(c: Cycle, ask: i.RegisterJob) -> Answer:
         raise TooMany(f"{c.config.max_jobs} jobs are registered, which is the limit; end one, or raise max_jobs")
     if known is not None and known.live:
         end_now(c, known, reason="replaced by a new run", by=ask.user)
+    if known is not None:
+        end_process(c, known, "replaced by a new run")
     job = c.state.next_id("j") if known is None else known.id
     run = 1 if known is None else known.run + 1
-    c.fact(f.JobRegistered(c.now, job, ask.owner, ask.user, run, ask.spec, ask.idempotency_key))
-    c.soft.at(c.now + c.config.lease_ms, "opened", job)
+    key = ask.idempotency_key or (f"{run}~{job}" if ask.spec.launch is not None else "")
+    c.fact(f.JobRegistered(c.now, job, ask.owner, ask.user, run, ask.spec, key))
+    if ask.spec.launch is None:  # else its process is started only when it has its place
+        c.soft.at(c.now + c.config.lease_ms, "opened", job)
     settle(c, c.state.jobs[job])
     admit(c, only=job if known is None else None)
     return Answer(job=job)
@@ -54,6 +58,9 @@ def refuse_if_alive(c: Cycle, known: Job, ask: i.RegisterJob) -> None:
         return
     if session is not None and session.status is SessionStatus.ALIVE:
         raise RunAlive(known.spec.name, known.run, session.pid, session.host)
+    if known.spec.launch is not None and known.status is not JobStatus.QUARANTINED:
+        here = known.launch
+        raise RunAlive(known.spec.name, known.run, here.pid if here else 0, here.host if here else "")
     if session is None and c.now < known.registered_at + c.config.lease_ms:
         raise RunAlive(known.spec.name, known.run, 0, "")
 
@@ -61,12 +68,67 @@ def refuse_if_alive(c: Cycle, known: Job, ask: i.RegisterJob) -> None:
 def never_opened(c: Cycle, job: JobId) -> None:
     """A registration's deadline: a run whose process never came is lost, so that it keeps no place."""
     known = c.state.jobs.get(job)
+    if known is not None and known.spec.launch is not None:
+        never_came(c, known)
+        return
     if known is None or not known.live or known.session is not None:
         return
     if c.now < known.registered_at + c.config.lease_ms:
         c.soft.at(known.registered_at + c.config.lease_ms, "opened", job)
     else:
         job_lost(c, known, "no process opened a session within one lease time of its registration")
+
+
+def never_came(c: Cycle, job: Job) -> None:
+    """The process that was started for a job opened no session in time."""
+    started, session = job.launch, c.state.sessions.get(job.session or "")
+    if not job.live or started is None or started.over:
+        return
+    if session is not None and session.run == job.run and session.opened_at >= started.at:
+        return
+    due = max(started.at, c.soft.renewed_at) + c.config.launch_ms
+    if c.now < due:
+        c.soft.at(due, "opened", job.id)
+    else:
+        seconds = c.config.launch_ms // 1000
+        job_lost(c, job, f"its process (pid {started.pid} on {started.host}) opened no session within {seconds} s")
+
+
+def launched(c: Cycle, told: i.Launched) -> Answer:
+    """A job's process was started."""
+    job = launched_for(c, told.launch)
+    if job is not None and job.launch is not None and not job.launch.pid:
+        c.fact(f.ProcessStarted(c.now, job.id, told.launch, told.pid, told.started))
+    return NOTHING
+
+
+def launch_failed(c: Cycle, told: i.LaunchFailed) -> Answer:
+    """A job's process could not be started: as if it had died at once."""
+    job = launched_for(c, told.launch)
+    if job is not None and job.launch is not None and not job.launch.pid and not job.launch.over and job.live:
+        job_lost(c, job, f"its process could not be started on {job.launch.host}: {told.error}")
+    return NOTHING
+
+
+def launched_for(c: Cycle, launch: str) -> Job | None:
+    return next((job for job in c.state.jobs.values() if job.launch is not None and job.launch.id == launch), None)
+
+
+def relaunch(c: Cycle, name: JobId) -> None:
+    """The time of a lost job's next run has come."""
+    job = c.state.jobs.get(name)
+    if job is not None and new_run(c, job):
+        settle(c, job)
+        admit(c)
+
+
+def reap(c: Cycle, name: JobId) -> None:
+    """A job has ended, or its process said that it leaves; that was a lease time ago."""
+    job = c.state.jobs.get(name)
+    if job is not None and job.status in (JobStatus.LOST, JobStatus.QUARANTINED, JobStatus.ENDED):
+        session = c.state.sessions.get(job.session or "")
+        if session is None or session.status is not SessionStatus.ALIVE:
+            end_process(c, job, f"its job is {job.status}")
 
 
 def end(c: Cycle, ask: i.EndJob) -> Answer:
@@ -110,6 +172,9 @@ def reinstate(c: Cycle, ask: i.ReinstateJob) -> Answer:
     if job.status is not JobStatus.QUARANTINED:
         raise Conflict(f"job {job.spec.name} is {job.status}, and only a quarantined job can be reinstated")
     c.fact(f.JobReinstated(c.now, job.id, ask.by))
+    session = c.state.sessions.get(job.session or "")
+    if session is None or session.status is not SessionStatus.ALIVE:
+        end_process(c, job, "another is to be started")
     settle(c, job)
     admit(c)
     return Answer(job=job.id)
@@ -122,6 +187,10 @@ def open_session(c: Cycle, ask: i.OpenSession) -> Answer:
         raise Conflict(f"job {job.spec.name} is {job.status} ({job.reason}); register it again for a new run")
     if ask.idempotency_key != job.idempotency_key:
         raise Conflict(f"run {job.run} of job {job.spec.name} was registered by another process")
+    if job.spec.launch is not None and (job.launch is None or job.launch.over):
+        raise Conflict(
+            f"job {job.spec.name} is {job.status}, and its next process is still to be started: end this one"
+        )
     old = c.state.sessions.get(job.session or "")
     new = c.state.next_id("e")
     if old is not None and old.status is SessionStatus.ALIVE:
@@ -169,6 +238,10 @@ def close_session(c: Cycle, ask: i.CloseSession) -> Answer:
     job = c.state.jobs[session.job]
     c.fact(f.SessionClosed(c.now, session.id))
     c.soft.forget_session(session.id)
+    if job.live and job.launch is not None and not job.launch.over and job.session == session.id:
+        c.soft.at(c.now + c.config.lease_ms, "reap", job.id)  # it may still have something to write
+        job_lost(c, job, f"its process (pid {session.pid}) left, and did not end the job", leaves=True)
+        return Answer(session=session.id)
     drop_requests(c, job, "its session was closed")
     if job.slot is not None:
         by = f"session {session.id}"
@@ -255,16 +328,26 @@ def lose(c: Cycle, session: Session) -> None:
         job_lost(c, job, f"no heartbeat from pid {session.pid} on {where} for one lease time")
 
 
-def job_lost(c: Cycle, job: Job, reason: str) -> None:
-    """Its requests go, its slot is taken away; where its states are has to be seen."""
+def job_lost(c: Cycle, job: Job, reason: str, *, leaves: bool = False) -> None:
+    """Its requests go, its slot is taken away; where its states are has to be seen.
+
+    What is left of its process is ended, where that is wanted; at once, unless it ``leaves`` by itself.
+    """
     group = job.group
     drop_requests(c, job, reason)
     if job.slot is not None:
         take_away(c, c.state.slots[job.slot], f.SlotLost(c.now, job.slot, reason))
-    c.fact(f.JobLost(c.now, job.id, reason))
+    again = is_relaunched(job)
+    hopeless = lost_too_often(c, job, reason) if again else ""
+    if hopeless and job.status is not JobStatus.QUARANTINED:
+        c.fact(f.JobQuarantined(c.now, job.id, hopeless))
+    else:
+        c.fact(f.JobLost(c.now, job.id, reason))
     nobody_knows(c, job)
-    if job.spec.on_loss is OnLoss.KILL:
-        c.do(e.Kill(job.id, job.run, job.session))
+    if not leaves and job.spec.on_loss is not OnLoss.HOLD and not end_process(c, job, reason):
+        c.do(kill(job))
+    if again and job.status is JobStatus.LOST:
+        plan_relaunch(c, job)
     settle(c, job)
     dispatch(c, group)
     after_departure(c, job)

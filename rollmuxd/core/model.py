@@ -20,6 +20,7 @@ SessionId: TypeAlias = str
 SlotId: TypeAlias = str
 GroupId: TypeAlias = str
 OrderId: TypeAlias = str
+LaunchId: TypeAlias = str
 
 
 class Fence(NamedTuple):
@@ -102,6 +103,14 @@ class StateSpec(Struct, frozen=True, omit_defaults=True):
     park_ms: Millis = 0
 
 
+class LaunchSpec(Struct, frozen=True, omit_defaults=True):
+    """The process that a backend starts for a job. It is in the journal: no place for secrets."""
+
+    argv: tuple[str, ...]
+    cwd: str = ""
+    env: dict[str, str] = {}
+
+
 class JobSpec(Struct, frozen=True, omit_defaults=True):
     """Everything a registration says about a job."""
 
@@ -123,6 +132,8 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
     colocate: bool = False
     #: processes of the workload that dial the channel
     ranks: int = 1
+    #: what a backend starts when the job has its place; None: its process comes by itself
+    launch: LaunchSpec | None = None
 
 
 # ---- statuses ----------------------------------------------------------------------------------------------------
@@ -422,6 +433,19 @@ class Progress(Struct):
     parks: int = 0
 
 
+class Launch(Struct):
+    """A process that a backend was told to start for a job."""
+
+    id: LaunchId
+    host: HostId
+    at: Millis
+    #: 0: it has not said yet that it was started
+    pid: int = 0
+    started: str = ""
+    #: it is not there any more, or is to be ended
+    over: bool = False
+
+
 class Job(Struct):
     """One RL post-training experiment; each registration of it is a run."""
 
@@ -457,6 +481,12 @@ class Job(Struct):
     admission: str = ""
     placed_at: Millis | None = None
     ended_at: Millis | None = None
+    #: the process that was started for it last
+    launch: Launch | None = None
+    #: lost, it is started again then
+    relaunch_at: Millis | None = None
+    #: when it was lost, of late
+    losses: list[Millis] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
     times: dict[str, PhaseTimes] = field(default_factory=dict)
 

@@ -53,6 +53,8 @@ _HANDLERS: dict[type, Callable[[Cycle, Any], Answer]] = {
     i.OrderDone: orders.order_done,
     i.OrderFailed: orders.order_failed,
     i.OrderLostContact: orders.order_lost_contact,
+    i.Launched: lives.launched,
+    i.LaunchFailed: lives.launch_failed,
     i.Stalled: inventory.stalled,
 }
 
@@ -60,6 +62,8 @@ _HANDLERS: dict[type, Callable[[Cycle, Any], Answer]] = {
 _DUE: dict[str, Callable[[Cycle, str], None]] = {
     "lease": lives.lease_ran_out,
     "opened": lives.never_opened,
+    "relaunch": lives.relaunch,
+    "reap": lives.reap,
     "detach": requests.give_up,
     "dispatch": dispatch,
     "overstay": overstay.due,

@@ -24,6 +24,7 @@ from rollmuxd.core.model import (
     JobId,
     JobState,
     JobStatus,
+    Launch,
     Millis,
     Node,
     NodeId,
@@ -243,6 +244,9 @@ class State(Struct):
             job.user, job.spec, job.run, job.registered_at = fact.user, fact.spec, fact.run, fact.at
             job.progress, job.reason, job.session = Progress(), "", None
             job.promised, job.admission, job.planned_period_ms, job.ended_at = False, "", None, None
+            job.relaunch_at = None
+            if not fact.relaunch:
+                job.losses = []
             if job.id in self.ended:
                 self.ended.remove(job.id)
         job.idempotency_key = fact.idempotency_key
@@ -374,7 +378,7 @@ class State(Struct):
     def _job_reinstated(self, fact: f.JobReinstated) -> None:
         job = self.jobs[fact.job]
         self._set_job(job, fact)
-        job.reason = ""
+        job.reason, job.losses = "", []
 
     def _job_lost(self, fact: f.JobLost) -> None:
         job = self.jobs[fact.job]
@@ -382,9 +386,29 @@ class State(Struct):
         job.reason = fact.reason
         self._leave_wheel(job)
 
+    def _relaunch_planned(self, fact: f.RelaunchPlanned) -> None:
+        job = self.jobs[fact.job]
+        job.relaunch_at = fact.due_at
+        job.losses = [*job.losses, fact.at][-fact.attempt :]
+
+    def _process_launched(self, fact: f.ProcessLaunched) -> None:
+        self._mint("l")
+        self.jobs[fact.job].launch = Launch(id=fact.launch, host=fact.host, at=fact.at)
+
+    def _process_started(self, fact: f.ProcessStarted) -> None:
+        launch = self.jobs[fact.job].launch
+        if launch is not None and launch.id == fact.launch:
+            launch.pid, launch.started = fact.pid, fact.started
+
+    def _process_over(self, fact: f.ProcessOver) -> None:
+        launch = self.jobs[fact.job].launch
+        if launch is not None and launch.id == fact.launch:
+            launch.over = True
+
     def _job_ended(self, fact: f.JobEnded) -> None:
         job = self.jobs[fact.job]
         self._set_job(job, fact)
+        job.relaunch_at = None
         job.reason, job.ended_at = fact.reason, fact.at
         self._leave_wheel(job)
         self.ended.append(job.id)
@@ -767,6 +791,10 @@ _APPLY: dict[type[f.Fact], Callable[[State, Any], None]] = {
     f.JobQuarantined: State._job_quarantined,
     f.JobReinstated: State._job_reinstated,
     f.JobLost: State._job_lost,
+    f.RelaunchPlanned: State._relaunch_planned,
+    f.ProcessLaunched: State._process_launched,
+    f.ProcessStarted: State._process_started,
+    f.ProcessOver: State._process_over,
     f.JobEnded: State._job_ended,
     f.SessionOpened: State._session_opened,
     f.SessionFenced: State._session_over,

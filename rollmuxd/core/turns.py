@@ -20,7 +20,6 @@ from rollmuxd.core.model import (
     SlotId,
     SlotStatus,
     StateStatus,
-    Visit,
 )
 from rollmuxd.core.rotation import find_phase
 

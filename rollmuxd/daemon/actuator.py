@@ -18,20 +18,31 @@ import structlog
 from anyio.abc import TaskGroup, TaskStatus
 from msgspec import Struct
 
-from rollmuxd.core.effects import Effect, Kill, Observe, Perform, Probe
+from rollmuxd.core.effects import Effect, Kill, Launch, Observe, Perform, Probe
 from rollmuxd.core.facts import Fact, StateSeen
 from rollmuxd.core.inputs import (
     GpuSight,
     HostSeen,
     HostUnreachable,
     Input,
+    Launched,
+    LaunchFailed,
     OrderDone,
     OrderFailed,
     OrderLostContact,
 )
-from rollmuxd.core.model import GpuId, HostId, JobId, Millis, Order, OrderId, OrderKind, SessionId, StateSpec
+from rollmuxd.core.model import GpuId, HostId, JobId, LaunchId, Millis, Order, OrderId, OrderKind, SessionId, StateSpec
 from rollmuxd.core.state import State, state_key
-from rollmuxd.spi import Backend, ContactLost, NotDone, Residency, Sight, StateOrder
+from rollmuxd.spi import (
+    Backend,
+    ContactLost,
+    NotDone,
+    ProcessOrder,
+    Residency,
+    Sight,
+    StartsProcesses,
+    StateOrder,
+)
 
 log = structlog.get_logger("rollmuxd.actuator")
 
@@ -46,6 +57,8 @@ SIGHT_S: Final = 5.0
 PROBE_S: Final = 30.0
 #: nor the end of a process
 KILL_S: Final = 30.0
+#: nor its start
+LAUNCH_S: Final = 30.0
 #: orders whose times are remembered
 TIMES_KEPT: Final = 10_000
 
@@ -74,6 +87,7 @@ class Actuator:
         post: Callable[[Input], None],
         order_s: float = 120.0,
         now: Callable[[], Millis] = _wall_ms,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._backends = backends
         self._drivers = drivers
@@ -81,12 +95,16 @@ class Actuator:
         self._post = post
         self._order_s = order_s
         self._now = now
+        #: how a process that is started here finds the daemon
+        self._environment = dict(environment or {})
         #: the last sight of each GPU
         self.seen: dict[GpuId, Seen] = {}
         self._tasks: TaskGroup | None = None
         #: told before this runs, performed when it does
         self._early: list[Effect] = []
         self._under_way: dict[OrderId, asyncio.Task[None]] = {}
+        #: processes that are being started
+        self._launching: dict[LaunchId, None] = {}
         #: hosts that are being looked at; true: they are to be looked at once more
         self._looking: dict[HostId, bool] = {}
         #: count and sum of the seconds that orders took, per driver, kind and job
@@ -126,6 +144,10 @@ class Actuator:
                     else:
                         self._looking[effect.host] = False
                         self._tasks.start_soon(self._observe, effect.host)
+                case Launch():
+                    if effect.launch not in self._launching:
+                        self._launching[effect.launch] = None
+                        self._tasks.start_soon(self._launch, effect)
                 case Kill():
                     self._tasks.start_soon(self._kill, effect)
                 case _:
@@ -306,10 +328,70 @@ class Actuator:
         for gpu in sight.gpus:
             self.seen[gpu.gpu] = Seen(gpu.used_mb, gpu.processes, at)
 
+    # ---- processes of jobs -----------------------------------------------------------------------------------------
+
+    async def _launch(self, effect: Launch) -> None:
+        """Start a job's process, and report once: also when it is not known, for then it is ended before the next."""
+        try:
+            report: Launched | LaunchFailed | None = await self._started(effect)
+        except Exception as error:
+            if not isinstance(error, NotDone | ContactLost | TimeoutError):
+                log.warning("backend_crashed", job=effect.job, exc_info=True)
+            report = LaunchFailed(effect.launch, _said(error))
+        finally:
+            del self._launching[effect.launch]
+        if report is not None:
+            self._post(report)
+
+    async def _started(self, effect: Launch) -> Launched | LaunchFailed | None:
+        state = self._state()
+        job = state.jobs.get(effect.job)
+        launch = None if job is None else job.launch
+        if job is None or launch is None or job.spec.launch is None or launch.id != effect.launch or launch.over:
+            return None  # it is not wanted any more
+        host = state.hosts.get(launch.host)
+        backend = self._backends.get(host.backend) if host is not None else None
+        if not isinstance(backend, StartsProcesses):
+            return LaunchFailed(effect.launch, f"no backend that starts processes reaches {launch.host}")
+        ours = {"ROLLMUX_JOB": job.spec.name, "ROLLMUX_RUN_KEY": job.idempotency_key}
+        order = ProcessOrder(
+            launch=launch.id,
+            job=job.id,
+            run=job.run,
+            owner=job.owner,
+            user=job.user,
+            name=job.spec.name,
+            argv=job.spec.launch.argv,
+            cwd=job.spec.launch.cwd,
+            env={**self._environment, **job.spec.launch.env, **ours},
+        )
+        with anyio.fail_after(LAUNCH_S):
+            process = await backend.start(launch.host, order)
+        return Launched(effect.launch, process.pid, process.started)
+
+    async def _stop(self, effect: Kill) -> None:
+        """End what was started for a job, then look."""
+        state = self._state()
+        host = state.hosts.get(effect.host)
+        backend = self._backends.get(host.backend) if host is not None else None
+        try:
+            if not isinstance(backend, StartsProcesses):
+                raise ContactLost(f"no backend that starts processes reaches {effect.host}")
+            with anyio.fail_after(KILL_S):
+                ended = await backend.stop(effect.host, effect.launch)
+        except Exception as error:
+            log.warning("stop_failed", job=effect.job, host=effect.host, launch=effect.launch, reason=_said(error))
+        else:
+            log.info("stopped" if ended else "had_ended", job=effect.job, host=effect.host, launch=effect.launch)
+        self.perform([Observe(name) for name in dict.fromkeys((*self._hosts_of(effect.job, None), effect.host))])
+
     # ---- killing ---------------------------------------------------------------------------------------------------
 
     async def _kill(self, effect: Kill) -> None:
         """End a lost job's process, then look: its GPUs are free when they are seen clear, as ever."""
+        if effect.launch:
+            await self._stop(effect)
+            return
         state = self._state()
         session = state.sessions.get(effect.session or "")
         hosts = self._hosts_of(effect.job, session.id if session is not None else None)

@@ -49,7 +49,7 @@ from rollmuxd.daemon.reconcile import Observer, fill_in
 from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.settings import BadSettings, Settings, search_path, split_address
 from rollmuxd.daemon.tls import NoTls, Tls, open_tls
-from rollmuxd.spi import Backend, NotInstalled, PluginError, Residency, discovery
+from rollmuxd.spi import Backend, NotInstalled, PluginError, Residency, StartsProcesses, discovery
 
 log = structlog.get_logger("rollmuxd.daemon")
 
@@ -89,7 +89,9 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
         drivers = await stack.enter_async_context(open_drivers(settings, hub))
         backends = await stack.enter_async_context(open_backends(settings))
         policy = make_policy(settings)
-        config = settings.to_core_config({name: driver.traits for name, driver in drivers.items()})
+        config = settings.to_core_config(
+            {name: driver.traits for name, driver in drivers.items()}, launch_hosts(settings, backends)
+        )
         clock = SystemClock()
         metrics = Metrics()
 
@@ -105,6 +107,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
             post=lambda given: driver.post(given),  # noqa: PLW0108  # made below
             order_s=settings.limits.order_s,
             now=clock.now,
+            environment={"ROLLMUX_URL": f"unix://{settings.daemon.socket_path.absolute()}"},
         )
         observer = Observer([host.id for host in settings.hosts], settings.limits.observe_s, actuator.perform)
         driver = Driver(
@@ -245,6 +248,12 @@ async def open_backends(settings: Settings) -> AsyncIterator[Mapping[str, Backen
             stack.push_async_callback(_shielded, backend.close)
             backends[name] = backend
         yield backends
+
+
+def launch_hosts(settings: Settings, backends: Mapping[str, Backend]) -> tuple[str, ...]:
+    """Hosts on which jobs' processes may be started."""
+    able = {name: backend for name, backend in backends.items() if isinstance(backend, StartsProcesses)}
+    return tuple(host.id for host in settings.hosts if host.backend in able and able[host.backend].starts_on(host.id))
 
 
 def _folder_of_backend(settings: Settings, name: str) -> Path:
@@ -431,7 +440,12 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
     most = settings.limits.max_connections
     if files != resource.RLIM_INFINITY and files - OTHER_FILES < most:
         most = max(files // 2, files - OTHER_FILES)
-    return ConnectionLimits(round(settings.limits.max_head_kb * 1000), most, settings.limits.read_s)
+    return ConnectionLimits(
+        max_head=round(settings.limits.max_head_kb * 1000),
+        max_connections=most,
+        max_from_one=max(1, round(most * settings.limits.max_connections_share)),
+        read_s=settings.limits.read_s,
+    )
 
 
 class _Uvicorn(uvicorn.Server):

@@ -37,7 +37,10 @@ NOT_SETTINGS: Final = (
     "ROLLMUX_CONFIG",
     "ROLLMUX_FINGERPRINT",
     "ROLLMUX_GIVE_UP_S",
+    "ROLLMUX_JOB",
+    "ROLLMUX_LAUNCH",
     "ROLLMUX_REQUIRED",
+    "ROLLMUX_RUN_KEY",
     "ROLLMUX_SOCKET",
     "ROLLMUX_URL",
 )
@@ -175,6 +178,22 @@ class LeaseTable(_Table):
         return self
 
 
+class RelaunchTable(_Table):
+    after_s: Seconds = 60.0
+    """Seconds after which a lost job that is to be relaunched (``on_loss``) is started again; each time it is lost anew
+    within ``within_s``, twice as long. Default: a minute."""
+
+    limit: Annotated[int, Field(ge=0, le=1000)] = 5
+    """Relaunches within ``within_s`` at most; then the job is quarantined until somebody reinstates it."""
+
+    within_s: Seconds = 3600.0
+    """Seconds for which a loss counts. Default: an hour."""
+
+    start_s: Seconds = 600.0
+    """Seconds that a process that was started may take to open its session. Default: ten minutes, for what has to be
+    imported and read first."""
+
+
 class OverstayTable(_Table):
     least_s: Seconds = 600.0
     """Seconds that a slot may run in any case; beyond that, and three times the p95 of its phase, it is warned about.
@@ -226,6 +245,10 @@ class LimitsTable(_Table):
     max_connections: Annotated[int, Field(ge=1)] = 20_000
     """Open TCP connections at most; more are answered with 503. The Unix socket is never full."""
 
+    max_connections_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Part of ``max_connections`` that one address may have, so that it cannot keep all others out. Default: half, for
+    clusters whose clients come through one address."""
+
     read_s: Seconds = 30.0
     """Seconds in which a call must have arrived, from its first byte to its last, and in which a new connection must
     bring one. Who is slower is hung up on: open connections cost something."""
@@ -245,8 +268,8 @@ class DefaultsTable(_Table):
 
     on_loss: Literal["kill", "hold", "relaunch"] = "hold"
     """What follows where a job's session is lost and its registration does not say: ``hold`` waits until its GPUs are
-    seen clear; ``kill`` ends its process, where the backend owns it; ``relaunch`` starts it again (jobs that
-    ``rollmuxd run`` started)."""
+    seen clear; ``kill`` ends its process, where the backend owns it; ``relaunch`` starts it again, where rollmuxd has
+    started it (others: ``hold``)."""
 
 
 class OwnerTable(_Table):
@@ -400,6 +423,7 @@ class Settings(BaseSettings):
     daemon: DaemonTable = Field(default_factory=DaemonTable)
     policy: PolicyTable = PolicyTable()
     lease: LeaseTable = LeaseTable()
+    relaunch: RelaunchTable = RelaunchTable()
     overstay: OverstayTable = OverstayTable()
     limits: LimitsTable = LimitsTable()
     defaults: DefaultsTable = DefaultsTable()
@@ -472,7 +496,9 @@ class Settings(BaseSettings):
             raise ValueError(f"policy.{strange[0]} is not a setting; {hint}")
         return self
 
-    def to_core_config(self, drivers: Mapping[str, DriverTraits] | None = None) -> Config:
+    def to_core_config(
+        self, drivers: Mapping[str, DriverTraits] | None = None, launch_hosts: Sequence[str] = ()
+    ) -> Config:
         """The numbers that the core needs."""
         return Config(
             lease_ms=_ms(self.lease.lease_s),
@@ -486,6 +512,11 @@ class Settings(BaseSettings):
             clear_tolerance_mb=_mb(self.limits.clear_tolerance_gb),
             max_jobs=self.limits.max_jobs,
             max_requests_waiting=self.limits.max_requests_waiting,
+            launch_hosts=tuple(launch_hosts),
+            launch_ms=_ms(self.relaunch.start_s),
+            relaunch_after_ms=_ms(self.relaunch.after_s),
+            relaunch_limit=self.relaunch.limit,
+            relaunch_window_ms=_ms(self.relaunch.within_s),
             use_half_life_ms=_ms(self.limits.use_half_life_h * 3600),
             owners={name: OwnerLimits(**table.model_dump()) for name, table in self.owners.items()},
             drivers=dict(drivers or {}),

@@ -8,8 +8,17 @@ whatever backend reaches the host. A **policy** decides which jobs share which n
 
 from rollmuxd.core.config import DriverTraits
 from rollmuxd.core.inputs import GpuSight
-from rollmuxd.core.model import GpuId, HostId, NodeId, OrderKind, StateSpec
-from rollmuxd.spi.backend import Backend, GpuInfo, HostConfig, Inventory, Sight
+from rollmuxd.core.model import GpuId, HostId, LaunchId, NodeId, OrderKind, StateSpec
+from rollmuxd.spi.backend import (
+    Backend,
+    GpuInfo,
+    HostConfig,
+    Inventory,
+    Process,
+    ProcessOrder,
+    Sight,
+    StartsProcesses,
+)
 from rollmuxd.spi.errors import ContactLost, NotDone, NotInstalled, PluginError
 from rollmuxd.spi.residency import Channel, ChannelCommand, Probed, RankResult, Residency, StateOrder
 
@@ -25,15 +34,19 @@ __all__ = [
     "HostConfig",
     "HostId",
     "Inventory",
+    "LaunchId",
     "NodeId",
     "NotDone",
     "NotInstalled",
     "OrderKind",
     "PluginError",
     "Probed",
+    "Process",
+    "ProcessOrder",
     "RankResult",
     "Residency",
     "Sight",
+    "StartsProcesses",
     "StateOrder",
     "StateSpec",
 ]

@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 from msgspec import Struct
 
 from rollmuxd.core.inputs import GpuSight
-from rollmuxd.core.model import GpuId, HostId
+from rollmuxd.core.model import GpuId, HostId, JobId, LaunchId
 
 
 class HostConfig(Struct, frozen=True):
@@ -49,6 +49,30 @@ class Sight(Struct, frozen=True):
     gpus: tuple[GpuSight, ...]
     #: another value than last time means that the machine was restarted in between
     boot_id: str
+
+
+class ProcessOrder(Struct, frozen=True):
+    """A process that is to be started for a job."""
+
+    #: the id of this start: told twice, it is started once
+    launch: LaunchId
+    job: JobId
+    run: int
+    owner: str
+    user: str
+    name: str
+    argv: tuple[str, ...]
+    cwd: str
+    #: on top of what the backend gives every process: how it finds the daemon, and the key of its run
+    env: Mapping[str, str]
+
+
+class Process(Struct, frozen=True):
+    """A process that a backend has started."""
+
+    pid: int
+    #: its start time, as its host's kernel gives it
+    started: str
 
 
 @runtime_checkable
@@ -90,4 +114,40 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Let go of connections. Processes on the hosts are left running. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class StartsProcesses(Backend, Protocol):
+    """What a backend has besides, if it can start jobs' processes: only these jobs can be relaunched.
+
+    What it starts outlives the daemon, as all jobs do; after a restart of the daemon it must know its own processes
+    again. A launch stands for the process and all that this started in turn. Hosts that are configured not to run
+    processes refuse by name and key.
+    """
+
+    def starts_on(self, host: HostId) -> bool:
+        """Whether this host is configured to run jobs' processes."""
+        ...
+
+    async def start(self, host: HostId, order: ProcessOrder) -> Process:
+        """Start a job's process, after ending what is left of the same job's other launches on this host.
+
+        Told again with the same ``launch`` it starts nothing: it tells the process that there is.
+
+        Raises:
+            NotDone: it was not started for certain (no such program, not allowed here); says why.
+            ContactLost: nobody knows whether it was.
+        """
+        ...
+
+    async def stop(self, host: HostId, launch: LaunchId) -> bool:
+        """End all that is left of a launch, and return when nothing is. Tells whether there was anything.
+
+        Raises ContactLost: it is not known whether all of it is gone.
+        """
+        ...
+
+    async def alive(self, host: HostId, launch: LaunchId) -> bool:
+        """Whether anything of a launch lives. Raises ContactLost where that is not known."""
         ...

@@ -23,7 +23,7 @@ import pytest
 from msgspec import Struct
 
 from rollmuxd.core.model import GpuId, HostId, OrderKind, StateSpec
-from rollmuxd.spi.backend import Backend, Sight
+from rollmuxd.spi.backend import Backend, ProcessOrder, Sight, StartsProcesses
 from rollmuxd.spi.errors import ContactLost, NotDone, PluginError
 from rollmuxd.spi.residency import Residency, StateOrder
 
@@ -70,6 +70,10 @@ class BackendContract:
     async def is_running(self, backend: Backend, pid: int) -> bool:
         """Whether that process still runs."""
         pytest.skip("is_running is not given")
+
+    async def make_again(self) -> Backend:
+        """The backend as a daemon finds it that was restarted after :meth:`make`."""
+        pytest.skip("make_again is not given")
 
     async def open_with(self, options: Mapping[str, Any]) -> Backend:
         """A backend for ``host`` with these in ``[hosts.options]``, besides what it needs."""
@@ -193,6 +197,80 @@ class BackendContract:
             while await self.is_running(backend, pid):  # noqa: ASYNC110  # a process's end has no event for everybody
                 await anyio.sleep(0.005)
         await backend.close()
+
+    # ---- of those that start jobs' processes ----
+
+    @pytest.mark.asyncio
+    async def test_a_launch_told_twice_is_one_process(self) -> None:
+        backend, starter = await self._starter()
+        order = _process(("sleep", "600"))
+        first = await starter.start(self.host, order)
+        assert await starter.start(self.host, order) == first
+        assert await starter.alive(self.host, order.launch)
+        assert await starter.stop(self.host, order.launch)
+        assert not await starter.alive(self.host, order.launch)
+        assert not await starter.stop(self.host, order.launch), "there was nothing left to be ended"
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_a_stop_ends_what_the_process_started_in_turn_and_what_ignores_it(self) -> None:
+        backend, starter = await self._starter()
+        order = _process(("sh", "-c", "trap '' TERM; sleep 600 & sleep 600 & wait; wait; sleep 600"))
+        await starter.start(self.host, order)
+        await anyio.sleep(0.2)  # until its children are there
+        with anyio.fail_after(self.patience_s):
+            assert await starter.stop(self.host, order.launch)
+        assert not await starter.alive(self.host, order.launch)
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_a_process_that_ends_by_itself_is_not_alive(self) -> None:
+        backend, starter = await self._starter()
+        order = _process(("true",))
+        await starter.start(self.host, order)
+        with anyio.fail_after(self.patience_s):
+            while await starter.alive(self.host, order.launch):  # noqa: ASYNC110  # its end has no event for everybody
+                await anyio.sleep(0.01)
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_a_program_that_is_not_there_is_not_started_and_says_so(self) -> None:
+        backend, starter = await self._starter()
+        order = _process(("/no/such/program",))
+        with pytest.raises(NotDone, match="/no/such/program"):
+            await starter.start(self.host, order)
+        assert not await starter.alive(self.host, order.launch)
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_a_jobs_next_launch_ends_what_is_left_of_the_one_before_and_nobody_elses(self) -> None:
+        backend, starter = await self._starter()
+        one, other, next_ = _process(("sleep", "600")), _process(("sleep", "600"), job="j2"), _process(("sleep", "600"))
+        for order in (one, other, next_):
+            await starter.start(self.host, order)
+        alive = [await starter.alive(self.host, order.launch) for order in (one, other, next_)]
+        for order in (other, next_):
+            await starter.stop(self.host, order.launch)
+        assert alive == [False, True, True]
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_after_a_restart_it_knows_its_processes_again(self) -> None:
+        backend, starter = await self._starter()
+        order = _process(("sleep", "600"))
+        first = await starter.start(self.host, order)
+        await backend.close()
+        again = await self.make_again()
+        assert isinstance(again, StartsProcesses)
+        assert await again.start(self.host, order) == first
+        assert await again.stop(self.host, order.launch)
+        await again.close()
+
+    async def _starter(self) -> tuple[Backend, StartsProcesses]:
+        backend = await self.make()
+        if not isinstance(backend, StartsProcesses) or not backend.starts_on(self.host):
+            pytest.skip("the backend starts no processes on this host")
+        return backend, backend
 
     @pytest.mark.asyncio
     async def test_an_option_that_it_does_not_know_is_refused_by_host_and_name(self) -> None:
@@ -507,6 +585,16 @@ class ResidencyContract:
     async def _end(self, rig: Rig) -> None:
         await rig.residency.close()
         await rig.backend.close()
+
+
+_launches: Iterator[int] = itertools.count(1)
+
+
+def _process(argv: tuple[str, ...], job: str = "j1") -> ProcessOrder:
+    launch = f"l{next(_launches)}"
+    return ProcessOrder(
+        launch=launch, job=job, run=1, owner="contract", user="ann", name="a", argv=argv, cwd="", env={"WHO": launch}
+    )
 
 
 def _moments() -> Iterator[float]:

@@ -21,11 +21,12 @@ import anyio
 
 from rollmuxd.core.config import DriverTraits
 from rollmuxd.core.inputs import GpuSight
-from rollmuxd.core.model import HostId, JobId, OrderId
-from rollmuxd.spi.backend import Backend, HostConfig, Inventory, Sight
+from rollmuxd.core.model import HostId, JobId, LaunchId, OrderId
+from rollmuxd.spi.backend import Backend, HostConfig, Inventory, Process, ProcessOrder, Sight, StartsProcesses
+from rollmuxd.spi.errors import NotDone
 from rollmuxd.spi.residency import Channel, ChannelCommand, Probed, RankResult, Residency, StateOrder
 
-BACKEND_METHODS: Final = ("inventory", "observe", "kill")
+BACKEND_METHODS: Final = ("inventory", "observe", "kill", "start", "stop", "alive")
 RESIDENCY_METHODS: Final = ("load", "park", "discard", "probe")
 
 
@@ -59,6 +60,25 @@ class WrappedBackend:
         await self._meet("kill")
         return await self.inner.kill(host, pid, started)
 
+    def starts_on(self, host: HostId) -> bool:
+        """As inner, if it starts processes at all."""
+        return isinstance(self.inner, StartsProcesses) and self.inner.starts_on(host)
+
+    async def start(self, host: HostId, order: ProcessOrder) -> Process:
+        """As inner."""
+        await self._meet("start")
+        return await _starter(self.inner).start(host, order)
+
+    async def stop(self, host: HostId, launch: LaunchId) -> bool:
+        """As inner."""
+        await self._meet("stop")
+        return await _starter(self.inner).stop(host, launch)
+
+    async def alive(self, host: HostId, launch: LaunchId) -> bool:
+        """As inner."""
+        await self._meet("alive")
+        return await _starter(self.inner).alive(host, launch)
+
     async def close(self) -> None:
         """As inner."""
         await self.inner.close()
@@ -70,6 +90,12 @@ class WrappedBackend:
 
     async def _before(self, method: str) -> None:
         pass
+
+
+def _starter(inner: Backend) -> StartsProcesses:
+    if not isinstance(inner, StartsProcesses):
+        raise NotDone(f"{type(inner).__name__} starts no processes")
+    return inner
 
 
 class SlowBackend(WrappedBackend):

@@ -9,6 +9,9 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$(?!\n)", d
 #: ``incarnation.number``
 FenceText = Annotated[str, Meta(pattern=r"^[0-9]{1,18}\.[0-9]{1,18}$(?!\n)", description="incarnation.number")]
 Key = Annotated[str, Meta(max_length=200)]
+#: what a process can be given: no byte of value 0
+Argument = Annotated[str, Meta(max_length=4096, pattern="^[^\\x00]*$")]
+Variable = Annotated[str, Meta(max_length=256, pattern="^[^=\\x00]+$")]
 Seconds = Annotated[float, Meta(ge=0, le=10_000_000)]
 Gigabytes = Annotated[float, Meta(ge=0, le=1_000_000)]
 
@@ -52,6 +55,14 @@ class StateBody(Request, frozen=True):
     park_s: Seconds = 0
 
 
+class LaunchBody(Request, frozen=True):
+    """The process that the daemon starts for the job, once it has its place. Kept in the journal: no secrets here."""
+
+    argv: Annotated[list[Argument], Meta(min_length=1, max_length=256)]
+    cwd: Argument = ""
+    env: Annotated[dict[Variable, Argument], Meta(max_length=256)] = {}
+
+
 class RegisterBody(Request, frozen=True):
     """``POST /v1/jobs``."""
 
@@ -76,6 +87,8 @@ class RegisterBody(Request, frozen=True):
     ranks: Annotated[int, Meta(ge=1, le=100_000)] = 1
     idempotency_key: Key = ""
     replace: bool = False
+    #: admins only, and only on hosts that are configured to run processes
+    launch: LaunchBody | None = None
 
 
 class SessionBody(Request, frozen=True):

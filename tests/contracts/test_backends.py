@@ -14,6 +14,7 @@ from rollmuxd_backend_mock import MockBackend
 from rollmuxd_backend_mock.processes import alive, start_time
 
 HOST = HostConfig(id="host1", gpus=("host1/gpu0", "host1/gpu1"))
+OPTIONS = {"owns_sessions": True, "starts_processes": True}
 
 
 def mock_of(backend: Any) -> MockBackend:
@@ -24,7 +25,10 @@ def mock_of(backend: Any) -> MockBackend:
 
 class TestMockBackend(BackendContract):
     async def make(self) -> Backend:
-        return await MockBackend.open([HOST], {"owns_sessions": True})
+        return await MockBackend.open([HOST], {**OPTIONS, "memory": str(self.folder / "memory.json")})
+
+    async def make_again(self) -> Backend:
+        return await self.make()
 
     async def make_unreachable(self) -> Backend:
         backend = await self.make()
@@ -45,8 +49,8 @@ class TestMockBackend(BackendContract):
         return await MockBackend.open([HostConfig(id=HOST.id, gpus=HOST.gpus, options=options)], {})
 
     @pytest.fixture(autouse=True)
-    def processes(self):
-        self.started = []
+    def processes(self, tmp_path):
+        self.started, self.folder = [], tmp_path
         yield
         for process in self.started:
             process.kill()

@@ -44,7 +44,7 @@ async def test_a_silent_backend_never_answers_and_can_be_cancelled():
     with pytest.raises(TimeoutError), anyio.fail_after(0.005):
         await backend.observe("h")
     assert len((await backend.inventory("h")).gpus) == 1
-    assert backend.calls == {"observe": 1, "inventory": 1, "kill": 0}
+    assert {name: count for name, count in backend.calls.items() if count} == {"observe": 1, "inventory": 1}
 
 
 @pytest.mark.asyncio

@@ -170,7 +170,8 @@ FACTS_OF_A_NODE = {
 NOT_IN_A_TABLE = {
     f.DaemonStarted, f.LoopStalled, f.HostAdded, f.HostRemoved, f.HostBooted, f.NodeAdded, f.NodeRemoved, f.GpusCleared,
     f.GpusUnclear, f.PlacementEnded, f.SessionOpened, f.SessionFenced, f.SessionLost, f.SessionClosed, f.SlotQueued,
-    f.VisitAdded, f.VisitSkipped, f.NextAnswered, f.Audited,
+    f.VisitAdded, f.VisitSkipped, f.NextAnswered, f.Audited, f.RelaunchPlanned, f.ProcessLaunched, f.ProcessStarted,
+    f.ProcessOver,
 }  # fmt: skip
 FACTS_OF_ORDERS = {f.OrderIssued, f.OrderEnded, f.OrderFaulted, f.OrderContactLost, f.StateUnknown, f.StateSeen}
 
@@ -290,6 +291,9 @@ def test_every_fact_survives_the_journal(kind: type[f.Fact]) -> None:
         f.GpusUnclear: f.GpusUnclear(1, "n", "x"), f.PlacementEnded: f.PlacementEnded(1, "j1", "x"),
         f.SessionOpened: f.SessionOpened(1, "e1", "j1", 1, 5, "h", "t"),
         f.SessionFenced: f.SessionFenced(1, "e1", "e2"),
+        f.RelaunchPlanned: f.RelaunchPlanned(1, "j1", 2, 5),
+        f.ProcessLaunched: f.ProcessLaunched(1, "j1", 1, "l1", "h"),
+        f.ProcessStarted: f.ProcessStarted(1, "j1", "l1", 7, "t"), f.ProcessOver: f.ProcessOver(1, "j1", "l1", "x"),
         f.SessionLost: f.SessionLost(1, "e1"), f.SessionClosed: f.SessionClosed(1, "e1"),
         f.SlotQueued: f.SlotQueued(1, "s1", "j1", 1, "e1", "p", "r", True, True),
         f.VisitAdded: f.VisitAdded(1, "g1", "j1", "p"),

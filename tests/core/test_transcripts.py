@@ -33,6 +33,7 @@ from rollmuxd.core.model import (
     Fence,
     IfUnmet,
     JobSpec,
+    LaunchSpec,
     OnLoss,
     OrderKind,
     OrderStatus,
@@ -61,7 +62,7 @@ WORLDS = {
 #: options of ``job`` that are no phases
 _JOB_WORDS = {
     "slo", "nodes", "gpus", "named", "ram", "mb", "left", "driver", "park", "on_loss", "colocate", "priority",
-    "if_unmet", "key", "replace", "side", "nostate", "owner", "load_s", "park_s",
+    "if_unmet", "key", "replace", "side", "nostate", "owner", "load_s", "park_s", "launch",
 }  # fmt: skip
 _PHASE = re.compile(r"(?P<name>\w+)(@(?P<pools>[\w+]+))?(=(?P<s>[\d.]*)(~(?P<gap>[\d.]+))?(/(?P<min>\d+))?)?")
 
@@ -136,6 +137,9 @@ class Play:
         for word in words:
             key, value = word.split("=")
             field = key if key in Config.__struct_fields__ else f"{key}_ms"
+            if field == "launch_hosts":
+                self.config = msgspec.structs.replace(self.config, launch_hosts=tuple(value.split(",")))
+                continue
             given = _ms(value) if field.endswith("_ms") else type(getattr(self.config, field))(value)
             self.config = msgspec.structs.replace(self.config, **{field: given})
 
@@ -256,8 +260,11 @@ class Play:
                 return f"probe {order}"
             case e.Observe(host):
                 return f"observe {host}"
-            case e.Kill(job, run, session):
-                return f"kill {self._named(job)} run {run} session {session}"
+            case e.Launch(job, launch):
+                return f"launch {launch} of {self._named(job)}"
+            case e.Kill(job, run, session, launch, host):
+                started = f" launch {launch} on {host}" if launch else ""
+                return f"kill {self._named(job)} run {run} session {session}{started}"
         raise AssertionError(effect)
 
     def _answer(self, given: i.Input, answer: object) -> list[str]:
@@ -393,10 +400,11 @@ class Play:
         )  # fmt: skip
         spec = JobSpec(
             name=name, phases=tuple(phases), wants=wants, side=tuple(side),
-            states=() if "nostate" in more else states,
+            states=tuple(kept for kept in states if more.get("nostate", "-") not in ("", kept.pool)),
             slo=float(more["slo"]) if "slo" in more else None, priority=int(more.get("priority", 0)),
             on_loss=OnLoss(more.get("on_loss", "hold")), park=Park(more.get("park", "lazy")),
             if_unmet=IfUnmet(more.get("if_unmet", "best_effort")), colocate="colocate" in more,
+            launch=LaunchSpec(tuple(filter(None, more["launch"].split("+")))) if "launch" in more else None,
         )  # fmt: skip
         self.specs[name], self.keys[name] = spec, more.get("key", "")
         self.owners[name] = more.get("owner", "team")
@@ -412,7 +420,9 @@ class Play:
 
     def in_session(self, name: str, *words: str) -> i.Input:
         more = dict(word.split("=") for word in words)
-        key = more.get("key", self.keys.get(name, ""))
+        known = self.core.state.jobs.get(self._job(name))
+        ours = known.idempotency_key if known is not None and known.spec.launch else self.keys.get(name, "")
+        key = more.get("key", ours)
         return i.OpenSession(self._job(name), key, int(more.get("pid", 100)), "box", more.get("started", ""))
 
     def in_close(self, name: str) -> i.Input:
@@ -461,6 +471,12 @@ class Play:
 
     def in_lost(self, order: str, *why: str) -> i.Input:
         return i.OrderLostContact(order, " ".join(why) or "timed out")
+
+    def in_launched(self, launch: str, pid: str) -> i.Input:
+        return i.Launched(launch, int(pid), "then")
+
+    def in_launchfail(self, launch: str, *why: str) -> i.Input:
+        return i.LaunchFailed(launch, " ".join(why) or "no such program")
 
     def in_detach(self, slot: str) -> i.Input:
         return i.DetachSlot(self._slot(slot))

@@ -104,7 +104,9 @@ def lives(pid: int) -> bool:
 class LiveDaemon:
     """One daemon process after the other, on one state directory."""
 
-    def __init__(self, folder: Path, *, nodes: tuple[tuple[str, str], ...], settings: dict[str, float]) -> None:
+    def __init__(
+        self, folder: Path, *, nodes: tuple[tuple[str, str], ...], settings: dict[str, float], tables: str = ""
+    ) -> None:
         self.folder = folder
         self.state = folder / "state"
         self.log = folder / "daemon.log"
@@ -127,7 +129,7 @@ class LiveDaemon:
         for gpus, pool in nodes:
             text += NODE.format(gpus=json.dumps(gpus), pools=json.dumps([pool]))
         self._config = folder / "rollmux.toml"
-        self._config.write_text(text)
+        self._config.write_text(text + tables)
         self.socket = self.state / "rollmux.sock"
         self.url = f"unix://{self.socket}"
         self.process: subprocess.Popen[bytes] | None = None
@@ -464,9 +466,11 @@ class Live:
         self.trainers: list[Trainer] = []
         self._spares = spares
 
-    def daemon(self, nodes: tuple[tuple[str, str], ...] = one_and_one, **settings: float) -> LiveDaemon:
-        """A daemon that runs. ``nodes``: GPUs and pool of each."""
-        made = LiveDaemon(self.folder, nodes=nodes, settings=settings)
+    def daemon(
+        self, nodes: tuple[tuple[str, str], ...] = one_and_one, *, tables: str = "", **settings: float
+    ) -> LiveDaemon:
+        """A daemon that runs. ``nodes``: GPUs and pool of each. ``tables``: what else its file says."""
+        made = LiveDaemon(self.folder, nodes=nodes, settings=settings, tables=tables)
         self.daemons.append(made)
         made.start()
         return made

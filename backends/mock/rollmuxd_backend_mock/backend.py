@@ -1,15 +1,27 @@
 """``MockBackend``: reaches hosts that do not exist."""
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import anyio
+import anyio.to_thread
 import msgspec
 from msgspec import Struct, field
 
-from rollmuxd.spi import ContactLost, GpuSight, HostConfig, Inventory, Sight, StateOrder
+from rollmuxd.spi import (
+    ContactLost,
+    GpuSight,
+    HostConfig,
+    Inventory,
+    NotDone,
+    PluginError,
+    Process,
+    ProcessOrder,
+    Sight,
+    StateOrder,
+)
 from rollmuxd_backend_mock import faults as fault_files
 from rollmuxd_backend_mock import options as option_tables
 from rollmuxd_backend_mock import processes
@@ -56,6 +68,8 @@ class MockHost:
         self.link = anyio.Lock(fast_acquire=True)
         #: orders being carried out by this process
         self.busy: set[str] = set()
+        #: one process is started at a time
+        self.starting = anyio.Lock()
 
 
 class MockBackend:
@@ -68,6 +82,8 @@ class MockBackend:
     def __init__(self, hosts: Mapping[str, MockHost], stores: Sequence[_Store], witnesses: Sequence[Witness]) -> None:
         self.hosts = hosts
         self.faults = Faults()
+        #: of hosts without a memory: nobody is to be known again
+        self._own = uuid.uuid4().hex
         self._stores = stores
         self._witnesses = witnesses
 
@@ -126,6 +142,68 @@ class MockBackend:
             return True
         return mock.machine.options.owns_sessions and processes.end(pid, started)
 
+    # ---- jobs' processes ---------------------------------------------------------------------------------------------
+
+    def starts_on(self, host: str) -> bool:
+        """Where ``starts_processes`` is set."""
+        return host in self.hosts and self.hosts[host].machine.options.starts_processes
+
+    async def start(self, host: str, order: ProcessOrder) -> Process:
+        """A real process of this machine, of this user, with its output in ``logs``."""
+        mock = self.host(host)
+        if not mock.machine.options.starts_processes:
+            raise NotDone(f"{host} is not configured to run processes; set options.starts_processes of this host")
+        fault = await self._meet("start", mock, NotDone)
+        if fault is not None and fault.do == "lie":
+            return Process(pid=2**22, started="0")
+        logs = mock.machine.options.logs
+        mark = self._mark(mock, order.job, order.launch)
+
+        def begin() -> Process:
+            processes.end_marked(self._mark(mock, order.job, ""), keep=mark)
+            if there := processes.marked(mark):
+                return Process(pid=there[0][0], started=processes.start_time(there[0][0]) or "")
+            try:
+                log = Path(logs).expanduser() / f"{order.launch}.log" if logs else None
+                pid, started = processes.begin(mark, order.argv, order.cwd, order.env, log)
+            except (OSError, ValueError) as error:
+                raise NotDone(f"{order.argv[0]}: {error}") from error
+            return Process(pid=pid, started=started)
+
+        async with mock.starting:
+            process = await anyio.to_thread.run_sync(begin)
+        if fault is not None and fault.do == "lose_after":
+            raise ContactLost(fault.text("start", host))
+        return process
+
+    async def stop(self, host: str, launch: str) -> bool:
+        """SIGTERM, and after two seconds SIGKILL, to the process and all that it started."""
+        mock = self.host(host)
+        fault = await self._meet("stop", mock)
+        if fault is not None and fault.do == "lie":
+            return True
+
+        def end() -> bool:
+            marks = dict.fromkeys(mark for _, mark in processes.marked(self._mark(mock)) if _launch_of(mark) == launch)
+            return sum(processes.end_marked(mark) for mark in marks) > 0
+
+        return await anyio.to_thread.run_sync(end)
+
+    async def alive(self, host: str, launch: str) -> bool:
+        """By the mark that each of them carries in its environment."""
+        mock = self.host(host)
+        await self._meet("alive", mock)
+        there = await anyio.to_thread.run_sync(processes.marked, self._mark(mock))
+        return any(_launch_of(mark) == launch for _, mark in there)
+
+    def _mark(self, mock: MockHost, *parts: str) -> str:
+        """What marks processes of a host, of a job there (with an empty launch), of one launch.
+
+        Its beginning is another for every daemon, so that none takes another's for its own.
+        """
+        own = mock.store.path or self._own
+        return "|".join((str(own), mock.machine.id, *(parts or ("",))))
+
     async def close(self) -> None:
         """Close the witness's files. Hardware and processes are left as they are. May be called twice."""
         for witness in self._witnesses:
@@ -178,8 +256,10 @@ class MockBackend:
     def _script(self, mock: MockHost) -> Script:
         return fault_files.read(mock.machine.options.faults)
 
-    async def _meet(self, method: str, mock: MockHost) -> Fault | None:
-        """Where a call about a host goes wrong, if it is to. It knows one error only: contact lost."""
+    async def _meet(
+        self, method: str, mock: MockHost, failed: Callable[[str], PluginError] = ContactLost
+    ) -> Fault | None:
+        """Where a call about a host goes wrong, if it is to. Most know one error only: contact lost."""
         fault = self.choose(method, mock)
         if fault is None:
             return None
@@ -187,7 +267,11 @@ class MockBackend:
         match fault.do:
             case "hang":
                 await anyio.sleep_forever()
-            case "fail" | "lose" | "lose_after":
+            case "fail":
+                raise failed(fault.text(method, mock.machine.id))
+            case "lose_after" if failed is not ContactLost:
+                pass
+            case "lose" | "lose_after":
                 raise ContactLost(fault.text(method, mock.machine.id))
             case "lie" | "delay":
                 pass
@@ -225,6 +309,10 @@ def _make(host: HostConfig, said: MockOptions, store: _Store, witness: Witness) 
         key = "faults" if isinstance(error, ContactLost) else "memory"
         raise ValueError(f"{host.id}: options.{key}: {error}") from error
     return MockHost(machine, store)
+
+
+def _launch_of(mark: str) -> str:
+    return mark.rpartition("|")[2]
 
 
 def _trust(pid: int, started: str) -> bool:

@@ -20,7 +20,9 @@ from msgspec import Meta, Struct
 from rollmuxd.spi import ContactLost, StateOrder
 
 Do: TypeAlias = Literal["fail", "lose", "lose_after", "hang", "lie", "delay"]
-Method: TypeAlias = Literal["*", "inventory", "observe", "kill", "load", "park", "discard", "probe"]
+Method: TypeAlias = Literal[
+    "*", "inventory", "observe", "kill", "start", "stop", "alive", "load", "park", "discard", "probe"
+]
 
 
 class Fault(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

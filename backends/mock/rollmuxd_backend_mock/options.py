@@ -41,6 +41,10 @@ class MockOptions(Struct, frozen=True, kw_only=True):
     watch_pids: bool = True
     #: ``kill`` really ends processes (SIGKILL)
     owns_sessions: bool = False
+    #: jobs' processes may be started here, as this user: whoever may register such a job may run anything
+    starts_processes: bool = False
+    #: folder for what these write; not given: ``logs`` in ``state_dir``; empty: it is thrown away
+    logs: str = ""
 
     def gpu_mb(self, host: HostConfig) -> int:
         """Memory of each GPU of this host, in MB."""
@@ -59,7 +63,15 @@ def with_memory(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options for all hosts, where the daemon's ``state_dir`` has become the default of ``memory``."""
     given = dict(options)
     state_dir = given.pop("state_dir", None)
-    return given if state_dir is None else {"memory": str(Path(str(state_dir)) / "memory.json"), **given}
+    return (
+        given
+        if state_dir is None
+        else {
+            "memory": str(Path(str(state_dir)) / "memory.json"),
+            "logs": str(Path(str(state_dir)) / "logs"),
+            **given,
+        }
+    )
 
 
 def read(where: str, given: Mapping[str, Any]) -> MockOptions:

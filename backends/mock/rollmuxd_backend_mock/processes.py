@@ -4,9 +4,14 @@ A pid alone names nobody: it may be another process's by now. Where the kernel s
 ``/proc/<pid>/stat``, in clock ticks since boot), pid and start time together are the process.
 """
 
+import contextlib
 import os
 import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Final
 
 
 def machine_boot_id() -> str:
@@ -60,6 +65,89 @@ def end(pid: int, started: str) -> bool:
     finally:
         os.close(handle)
     return True
+
+
+# ---- processes that were started here -------------------------------------------------------------------------------
+
+#: the variable by which a started process, and all that it starts in turn, is known again: no file could get lost
+MARK: Final = "ROLLMUX_LAUNCH"
+#: how long those that are asked to end may take before they are made to
+_LEAVES_S: Final = 2.0
+_LOOK_S: Final = 0.02
+
+#: our own children, which somebody has to wait for
+_children: list[subprocess.Popen[bytes]] = []
+
+
+def begin(mark: str, argv: Sequence[str], cwd: str, env: Mapping[str, str], log: Path | None) -> tuple[int, str]:
+    """Start a process with a mark, in a session of its own; its pid and start time. Raises OSError."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
+    with contextlib.ExitStack() as files:
+        out: Any = subprocess.DEVNULL
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            out = files.enter_context(log.open("ab"))
+        child = subprocess.Popen(
+            list(argv),
+            cwd=cwd or None,
+            env={**plain, **env, MARK: mark},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    _children.append(child)
+    started = start_time(child.pid) or ""
+    # The kernel shows a program's environment a moment after it has begun, and until then nobody would find it.
+    while child.poll() is None and not _mark_of(child.pid):
+        time.sleep(0.001)
+    return child.pid, started
+
+
+def marked(prefix: str) -> list[tuple[int, str]]:
+    """Living processes whose mark begins so: pid and mark, the oldest first."""
+    for child in list(_children):
+        if child.poll() is not None:
+            _children.remove(child)
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            pid = int(folder.name)
+            mark = _mark_of(pid)
+            if mark.startswith(prefix) and mark and alive(pid, ""):
+                found.append((pid, mark))
+    return sorted(found, key=lambda one: (int(start_time(one[0]) or 0), one[0]))
+
+
+def _mark_of(pid: int) -> str:
+    """The mark that a process carries; empty: none, or it is somebody else's process."""
+    try:
+        env = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return ""
+    wanted = f"{MARK}=".encode()
+    return next(
+        (part[len(wanted) :].decode(errors="replace") for part in env.split(b"\0") if part.startswith(wanted)), ""
+    )
+
+
+def end_marked(prefix: str, *, keep: str = "") -> bool:
+    """End all processes whose mark begins so (but for one mark), the stubborn ones too. Whether there were any.
+
+    Returns when none is left.
+    """
+    began, any_there, empty = time.monotonic(), False, 0
+    while empty < (2 if any_there else 1):  # twice: one that is just becoming another program cannot be found
+        left = [(pid, mark) for pid, mark in marked(prefix) if mark != keep]
+        empty = 0 if left else empty + 1
+        any_there = any_there or bool(left)
+        number = signal.SIGTERM if time.monotonic() - began < _LEAVES_S else signal.SIGKILL
+        for pid, _ in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        if any_there:
+            time.sleep(_LOOK_S)
+    return any_there
 
 
 def _exists(pid: int) -> bool:

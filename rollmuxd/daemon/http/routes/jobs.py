@@ -9,10 +9,11 @@ from rollmuxd.core.inputs import EndJob, PauseJob, RegisterJob, ReinstateJob, Re
 from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access import Caller, check_act, find_job
+from rollmuxd.daemon.access import Caller, Forbidden, check_act, find_job
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.glue import Call, Query, Routes
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
+from rollmuxd.daemon.keys import Role
 from rollmuxd.daemon.settings import DefaultsTable
 from rollmuxd.wire.answers import Explanation, JobPage, JobView
 from rollmuxd.wire.requests import PhaseBody, ReasonBody, RegisterBody, StateBody, WantBody
@@ -34,6 +35,11 @@ class JobsQuery(Query, frozen=True):
 async def register_job(call: Call, body: RegisterBody) -> JobView:
     """Register a job, or a new run of it. 200 instead of 201: this idempotency key's run was registered before."""
     caller = call.caller
+    if body.launch is not None and caller.role is not Role.ADMIN:
+        raise Forbidden(
+            f"launch: {caller.name} may not have processes started (they run as the daemon's user, so that takes role "
+            "admin); start the process yourself, and leave launch out"
+        )
     await call.act_on(_may_register, body.name)
     # From that look to the decision no other input comes in between: ``submit`` decides in this turn of the loop.
     given = RegisterJob(
@@ -171,13 +177,23 @@ def job_spec(body: RegisterBody, defaults: DefaultsTable) -> JobSpec:
         states=tuple(_state(pool, state) for pool, state in body.states.items()),
         slo=defaults.slo if body.slo is None else body.slo,
         priority=body.priority,
-        on_loss=model.OnLoss(body.on_loss or defaults.on_loss),
+        on_loss=_on_loss(body, defaults),
         movable=model.Movable(body.movable),
         park=model.Park(park),
         if_unmet=model.IfUnmet(body.if_unmet),
         colocate=body.colocate,
         ranks=body.ranks,
+        launch=None
+        if body.launch is None
+        else model.LaunchSpec(argv=tuple(body.launch.argv), cwd=body.launch.cwd, env=dict(body.launch.env)),
     )
+
+
+def _on_loss(body: RegisterBody, defaults: DefaultsTable) -> model.OnLoss:
+    """As it says, else as configured; a process that comes by itself cannot be relaunched, whatever the default is."""
+    if body.on_loss is None and defaults.on_loss == "relaunch" and body.launch is None:
+        return model.OnLoss.HOLD
+    return model.OnLoss(body.on_loss or defaults.on_loss)
 
 
 def _phase(body: PhaseBody) -> model.PhaseSpec:
