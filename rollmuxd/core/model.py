@@ -351,7 +351,7 @@ class Slot(Struct):
     #: since when it is known to run for too long
     overstays_at: Millis | None = None
     reason: str = ""
-    #: another process holds it than the one that it was claimed for
+    #: another process holds it than the one that it was granted to
     replaced: bool = False
     #: its holder gave it back (and nobody took it away)
     released: bool = False

@@ -539,7 +539,8 @@ class State(Struct):
         slot = self.slots[fact.slot]
         slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
         old, new = self.sessions.get(slot.session), self.sessions.get(fact.session)
-        if slot.claimed_at is not None and (old is None or new is None or (old.pid, old.host) != (new.pid, new.host)):
+        # What is still being loaded is loaded for the new one.
+        if slot.granted_at is not None and (old is None or new is None or (old.pid, old.host) != (new.pid, new.host)):
             slot.replaced = True
         slot.session = fact.session
         if fact.fence is not None:
