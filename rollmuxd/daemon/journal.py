@@ -19,6 +19,7 @@ What the file looks like, what damage to it is and what is done about it, and th
 """
 
 import asyncio
+import errno
 import os
 import queue
 import sqlite3
@@ -162,18 +163,32 @@ class Journal:
         except OSError as error:
             raise JournalRefused(f"state directory {state_dir}: {error.strerror or error}") from error
         try:
-            journal_file.prepare(path)
-            with closing(journal_file.connect(path)) as connection:
-                journal_file.mend(connection, path)
-                journal_file.know_again(connection, state_dir)
-            return cls(state_dir, lock)
+            try:
+                return cls._opened(state_dir, lock)
+            except (sqlite3.OperationalError, OSError) as error:
+                if not _is_full(error) or not (state_dir / "reserve").exists():
+                    raise
+                # A daemon that comes back to a full disk has slots to release, too.
+                (state_dir / "reserve").unlink()
+                return cls._opened(state_dir, lock)
         except BaseException as error:
             os.close(lock)
+            if isinstance(error, sqlite3.OperationalError | OSError) and _is_full(error):
+                raise JournalRefused(f"state directory {state_dir}: its disk is full; make room there") from error
             if isinstance(error, sqlite3.OperationalError | OSError):
                 raise JournalRefused(f"{path}: {error}") from error
             if isinstance(error, sqlite3.Error | ValueError):
                 raise JournalRefused(f"{path}: {error}; {REMEDY}") from error
             raise
+
+    @classmethod
+    def _opened(cls, state_dir: Path, lock: int) -> "Journal":
+        path = state_dir / "journal.sqlite3"
+        journal_file.prepare(path)
+        with closing(journal_file.connect(path)) as connection:
+            journal_file.mend(connection, path)
+            journal_file.know_again(connection, state_dir)
+        return cls(state_dir, lock)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -345,10 +360,14 @@ class Journal:
                 log.warning("facts_passed_over", facts=reader.passed, reason="a newer rollmuxd's; they change nothing")
 
     def _ask(self, query: str, values: Sequence[object]) -> list[Any]:
-        if self._reader is None:
-            self._reader = self._connect(readonly=True)
-            self._decoder = Reader(self._reader, self.path)
-        return self._reader.execute(query, values).fetchall()
+        try:
+            if self._reader is None:
+                reader = self._connect(readonly=True)
+                self._decoder = Reader(reader, self.path)
+                self._reader = reader
+            return self._reader.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise JournalFailed(f"{self.path} cannot be read: {error}") from error
 
     def _read(self, after: int, limit: int) -> list[tuple[int, AnyFact]]:
         query = "SELECT seq, CAST(body AS BLOB) FROM facts WHERE seq > ? ORDER BY seq LIMIT ?"
@@ -638,5 +657,12 @@ def _newest_snapshot(connection: sqlite3.Connection) -> tuple[int, bytes | None]
     return 0, None
 
 
-def _is_full(error: sqlite3.Error) -> bool:
-    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+def _is_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    # A quota, and a log's index that cannot grow, are told from other errors by nothing: trying costs little.
+    return getattr(error, "sqlite_errorcode", None) in (
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR_WRITE,
+        sqlite3.SQLITE_IOERR_SHMSIZE,
+    )

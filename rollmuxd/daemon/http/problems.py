@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from rollmuxd.core import errors
 from rollmuxd.daemon.access import Forbidden, NotKnown
 from rollmuxd.daemon.driver import Unavailable
+from rollmuxd.daemon.journal_file import JournalFailed
 from rollmuxd.wire.answers import Problem
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -68,6 +69,7 @@ KINDS: Final[Mapping[type[Exception], Kind]] = {
     errors.Rejected: Kind("rejected", 409, "Refused"),
     errors.BrokenInvariant: INTERNAL,
     Unavailable: Kind("unavailable", 503, "The journal cannot be written", retry_after=1),
+    JournalFailed: Kind("unavailable", 503, "The journal cannot be read", retry_after=5),
     NotKnown: NOT_KNOWN,
     Forbidden: FORBIDDEN,
 }

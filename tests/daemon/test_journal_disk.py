@@ -1,0 +1,234 @@
+"""A disk that is full, or read-only, or both in turn: real ones, of 24 MB.
+
+What was answered for is there; what was not may be asked again; what frees GPUs still fits; and it goes on by itself.
+Each scenario runs in a process of its own, in a mount namespace, where a tmpfs can be mounted by anybody whom the
+kernel lets. Where it does not, SQLite's own limit on pages stands in.
+"""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from rollmuxd.core.facts import HostAdded
+from rollmuxd.core.inputs import HostSpec
+from rollmuxd.daemon.journal import Journal, JournalFailed
+
+ALONE = ["unshare", "--user", "--map-root-user", "--mount"]
+
+HEAD = """
+import asyncio, json, os, resource, signal, subprocess, sys
+from pathlib import Path
+from rollmuxd.core.facts import HostAdded
+from rollmuxd.core.inputs import HostSpec
+from rollmuxd.daemon.journal import Journal, JournalFailed, JournalRefused
+from rollmuxd.daemon.journal_tools import check
+
+disk = Path(sys.argv[1])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], check=True)
+said = {}
+
+def fact(number):
+    return number, HostAdded(at=number, host=HostSpec("h%d" % number, "fake", 0))
+
+def fill():
+    with open(disk / "filler", "ab", buffering=0) as filler:
+        for size in (65536, 4096, 512, 1):
+            try:
+                while filler.write(bytes(size)):
+                    pass
+            except OSError:
+                pass
+
+def read(journal):
+    past = journal.load()
+    return [seq for seq, _ in past.facts]
+
+def remount(how):
+    subprocess.run(["mount", "-o", "remount," + how, disk], check=True)
+"""
+
+
+def scenario(tmp_path, body):
+    """What a scenario has said."""
+    code = HEAD + textwrap.dedent(body) + "\nasyncio.run(main())\nprint(json.dumps(said))\n"
+    try:
+        ran = subprocess.run(
+            [*ALONE, sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=50, check=False
+        )
+    except FileNotFoundError:
+        pytest.skip("unshare is not installed")
+    if "unshare" in ran.stderr or "mount:" in ran.stderr:
+        pytest.skip(f"nothing can be mounted here: {ran.stderr.strip()[-100:]}")
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def test_on_a_full_disk_the_reserve_holds_tens_of_thousands_of_facts_and_then_it_recovers(tmp_path):
+    said = scenario(
+        tmp_path,
+        """
+        async def main():
+            journal = Journal.open(disk / "state")
+            await journal.append([fact(1)])
+            fill()
+            number = 1
+            try:
+                while True:
+                    facts = [fact(number + more) for more in range(1, 21)]
+                    await journal.append(facts)
+                    number += 20
+                    said.setdefault("tight_after", number) if journal.tight else None
+            except JournalFailed as error:
+                said["failed"] = str(error)
+            said["answered"] = number
+            try:
+                await journal.recover()
+            except JournalFailed as error:
+                said["not_yet"] = str(error)
+            said["still_read"] = len(await journal.read(0, 5))
+            os.unlink(disk / "filler")
+            await journal.recover()
+            facts = read(journal)
+            said["in_order"] = facts == list(range(1, len(facts) + 1))
+            said["there"] = len(facts)
+            await journal.append([fact(len(facts) + 1)])
+            await journal.close()
+            said["good"] = check(disk / "state" / "journal.sqlite3").good
+        """,
+    )
+    assert "full" in said["failed"]
+    assert "not_yet" in said
+    assert said["tight_after"] < 5_000
+    # What the reserve has to hold: 20 facts for each of a thousand slots in use.
+    assert said["answered"] > 20_000 + said["tight_after"]
+    assert said["there"] >= said["answered"]
+    assert (said["in_order"], said["good"], said["still_read"]) == (True, True, 5)
+
+
+def test_the_reserve_is_made_anew_once_there_is_room(tmp_path):
+    said = scenario(
+        tmp_path,
+        """
+        async def main():
+            journal = Journal.open(disk / "state")
+            fill()
+            number = 0
+            while not journal.tight:
+                number += 1
+                await journal.append([fact(number)])
+            fill()
+            await journal.make_reserve()
+            said["full"] = journal.tight
+            os.unlink(disk / "filler")
+            await journal.make_reserve()
+            said["room"] = journal.tight
+            said["reserve"] = (disk / "state" / "reserve").stat().st_size
+            await journal.close()
+        """,
+    )
+    assert said == {"full": True, "room": False, "reserve": 16_000_000}
+
+
+def test_a_daemon_that_comes_back_to_a_full_disk_has_its_reserve(tmp_path):
+    said = scenario(
+        tmp_path,
+        """
+        async def main():
+            journal = Journal.open(disk / "state")
+            await journal.append([fact(1)])
+            await journal.close()
+            fill()
+            journal = Journal.open(disk / "state")
+            await journal.append([fact(2)])
+            said["tight"], said["facts"] = journal.tight, read(journal)
+            await journal.close()
+            fill()
+            (disk / "state" / "reserve").unlink(missing_ok=True)
+            fill()
+            try:
+                Journal.open(disk / "state")
+            except JournalRefused as error:
+                said["refused"] = str(error)
+            os.unlink(disk / "filler")
+            journal = Journal.open(disk / "state")
+            said["then"] = read(journal)
+            await journal.close()
+        """,
+    )
+    assert (said["tight"], said["facts"], said["then"]) == (True, [1, 2], [1, 2])
+    assert said["refused"].endswith("its disk is full; make room there")
+
+
+def test_a_read_only_disk_is_refused_and_used_again_when_it_can_be_written(tmp_path):
+    said = scenario(
+        tmp_path,
+        """
+        async def main():
+            journal = Journal.open(disk / "state")
+            await journal.append([fact(1)])
+            await journal.close()
+            remount("ro")
+            try:
+                Journal.open(disk / "state")
+            except JournalRefused as error:
+                said["refused"] = str(error)
+            remount("rw")
+            said["now"] = read(Journal.open(disk / "state"))
+        """,
+    )
+    assert "Read-only file system" in said["refused"]
+    assert said["now"] == [1]
+
+
+def test_a_disk_that_takes_no_more_writes_fails_commits_and_loses_nothing(tmp_path):
+    # As a file system that the kernel has turned read-only under a running daemon: every write fails, reads do not.
+    said = scenario(
+        tmp_path,
+        """
+        async def main():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            journal = Journal.open(disk / "state")
+            await journal.append([fact(1)])
+            await journal.read(0, 5)
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+            said["failed"] = []
+            for attempt in (journal.append, journal.append, lambda facts: journal.recover()):
+                try:
+                    await attempt([fact(2)])
+                except JournalFailed as error:
+                    said["failed"].append(str(error))
+            said["read"] = len(await journal.read(0, 5))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+            await journal.recover()
+            said["there"] = read(journal)
+            await journal.append([fact(len(said["there"]) + 1)])
+            await journal.close()
+            said["good"] = check(disk / "state" / "journal.sqlite3").good
+        """,
+    )
+    assert len(said["failed"]) == 3
+    assert (said["read"], said["there"], said["good"]) == (1, [1], True)
+
+
+@pytest.mark.asyncio
+async def test_with_no_page_left_commits_fail_until_there_are_some_and_lose_nothing(tmp_path):
+    journal = Journal.open(tmp_path)
+    journal._writer.execute("PRAGMA max_page_count = 40")
+    number = 0
+    with pytest.raises(JournalFailed, match="full"):
+        while number < 10_000:
+            fact = HostAdded(at=number, host=HostSpec(f"h{number}", "fake" * 50, 0))
+            await journal.append([(number + 1, fact)])
+            number += 1
+    assert 50 < number < 10_000
+    assert journal.tight
+    with pytest.raises(JournalFailed):
+        await journal.append([(number + 1, fact)])
+    await journal.recover()
+    assert [seq for seq, _ in journal.load().facts] == list(range(1, number + 1))
+    await journal.append([(number + 1, fact)])
+    await journal.close()
