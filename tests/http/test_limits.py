@@ -233,6 +233,24 @@ async def test_who_does_not_take_an_answer_is_hung_up_on(running):
             assert taken < 200 * each, "it was kept for who did not want it"
 
 
+async def test_one_address_cannot_have_all_connections_and_gives_back_those_that_it_closes(running):
+    async with running() as world, served(world, max_from_one=2) as (host, port):
+        held = [await asyncio.open_connection(host, port) for _ in range(2)]
+        await world.settle()
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(host, port)
+            assert "connections from 127.0.0.1 are open" in await told(reader)
+            writer.close()
+        reader, writer = await asyncio.open_connection(host, port, local_addr=("127.0.0.2", 0))
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert (await told(reader)).startswith("HTTP/1.1 200 ")
+        for _, other in [*held, (reader, writer)]:
+            other.close()
+        await anyio.sleep(0.1)
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:
+            assert (await client.get("/healthz")).status_code == 200
+
+
 async def test_when_all_connections_are_taken_new_ones_are_503_and_the_unix_socket_is_still_open(running, tmp_path):
     async with running() as world:
         async with served(world, max_connections=3) as (host, port):

@@ -71,6 +71,8 @@ class ConnectionLimits(NamedTuple):
     max_head: int = 32_000
     #: open TCP connections; the Unix socket is never full, so that an operator can always come in
     max_connections: int = 20_000
+    #: of them, those from one address
+    max_from_one: int = 10_000
     #: seconds in which a call must have arrived, and in which an answer must have been taken
     read_s: float = 30.0
 
@@ -83,6 +85,8 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
     """
 
     limits: ClassVar[ConnectionLimits] = ConnectionLimits()
+    #: open TCP connections by address
+    from_each: ClassVar[dict[str, int]] = {}
     _extensions: dict[str, Any]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -98,8 +102,21 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         sock = transport.get_extra_info("socket")
         peer = peer_of(sock)
         self._extensions = {} if peer is None else {PEER_EXTENSION: peer}
-        if len(self.connections) > self.limits.max_connections and (sock is None or sock.family != socket.AF_UNIX):
-            self._refuse(FULL, f"{self.limits.max_connections} connections are open, which is the limit")
+        self._from: str | None = None
+        if self.client is not None and (sock is None or sock.family != socket.AF_UNIX):
+            self._from = self.client[0]
+            number = self.from_each[self._from] = self.from_each.get(self._from, 0) + 1
+            if len(self.connections) > self.limits.max_connections:
+                self._refuse(FULL, f"{self.limits.max_connections} connections are open, which is the limit")
+            elif number > self.limits.max_from_one:
+                self._refuse(FULL, f"{number - 1} connections from {self._from} are open, which is the limit for one")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._from is not None:
+            left = self.from_each.pop(self._from) - 1
+            if left:
+                self.from_each[self._from] = left
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._since is None:
@@ -187,7 +204,7 @@ class _Refused(Exception):
 
 def limited(limits: ConnectionLimits) -> type[PeerHttpToolsProtocol]:
     """The protocol with these limits."""
-    return type("LimitedProtocol", (PeerHttpToolsProtocol,), {"limits": limits})
+    return type("LimitedProtocol", (PeerHttpToolsProtocol,), {"limits": limits, "from_each": {}})
 
 
 def hang_up_slow(connections: Iterable[Any], now: float) -> None:
