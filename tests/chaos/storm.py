@@ -106,8 +106,8 @@ class Storm:
 
     def restart_daemon(self) -> None:
         daemon = self.world.daemon
-        if daemon.process is None or not daemon.ready or self._daemon_frozen:
-            return
+        if daemon.process is None or not daemon.ready or self._daemon_frozen or self._stopping:
+            return  # a second SIGTERM would end it at once
         self.counts["clean_restarts"] += 1
         self._stopping = True
         daemon.process.terminate()
@@ -338,7 +338,7 @@ def _verdict(made: World, raging: Storm, follower: Follower, descriptors: int, b
     left, nodes = _left(daemon, descriptors)
     if left > descriptors + SPARE_DESCRIPTORS:
         raging.violations.append(f"{left} descriptors are open with all clients gone, and {descriptors} were before")
-    raging.violations += [f"node {node['id']} is {node['status']} at the end" for node in nodes]
+    raging.violations += [f"node {node['node']} is {node['status']} at the end" for node in nodes]
     rss_mb, threads = daemon.rss_mb(), daemon.threads()
     assert daemon.process is not None
     daemon.process.terminate()
