@@ -160,7 +160,7 @@ def release(c: Cycle, ask: i.ReleaseSlot) -> Answer:
         bytes_unknown(c, job, slot)
     elif job.spec.park is Park.AT_RELEASE or partly:  # what is loaded on a part must not pass for loaded on all
         park_own(c, job, slot)
-    finish_release(c, slot)
+    finish_release(c, slot, seen_follows=True)
     see_gpus(c, ask.seen)
     for node in nodes_of(c, job):
         if slot.status is SlotStatus.OVER and not may_still_fill(c, node, job.id) and len(node.pinned) > 1:

@@ -91,14 +91,14 @@ def stays_for(c: Cycle, group: Group, first: int, visit: int, node: Node) -> boo
     """Whether the first visitor of a node has to leave a state there alone, and this visit is for that very state."""
     visitor = group.wheel[visit]
     phase = find_phase(c.state, visitor.job, visitor.phase)
-    return any(
-        kept.job == visitor.job
-        and phase is not None
-        and kept.pool in phase.pools
-        and kept.status is StateStatus.LOADED
-        and c.now < left_alone_until(c, group, first, kept)
-        for kept in (c.state.states[key] for key in node.states)
-    )
+    for kept in (c.state.states[key] for key in node.states):
+        if kept.job != visitor.job or phase is None or kept.pool not in phase.pools:
+            continue
+        until = left_alone_until(c, group, first, kept)
+        if kept.status is StateStatus.LOADED and c.now < until:
+            c.soft.at(until, "dispatch", group.id)  # on another node it may be the first who is next meanwhile
+            return True
+    return False
 
 
 def may_skip(c: Cycle, group: Group, index: int) -> bool:
