@@ -22,7 +22,7 @@ In both cases something may have been granted that the journal does not know. So
 that was given before is ever given again. That every node is unknown until it was seen does the rest.
 
 **The format** is the number in ``PRAGMA user_version``; ``least_reader`` in ``meta`` is the oldest format whose
-rollmuxd may use this file. The rule for whoever changes the layout is in ``docs/decisions/0009``: a minor version only
+rollmuxd may use this file. The rule for whoever changes the layout is in ``docs/decisions/0013``: a minor version only
 adds (columns with a default, tables that may be out of date), so that the version one minor before still reads and
 writes it; and a fact that it does not know stops it, unless the journal says that it changes nothing (``passable``).
 

@@ -6,6 +6,7 @@ makes ``tests/corpus/format-3/``, and refuses where there is one already: what w
 whenever the format goes up (``rollmuxd.daemon.journal_file.FORMAT``) and with each release. In it:
 
 - ``NAME.journal``, the journal of a scenario of ``tests/core/transcripts``, and ``NAME.json``, the state it comes to;
+  ``compacted.journal`` has lost its first days;
 - ``facts.jsonl``, one fact of each kind that the scenarios have, in this version's words.
 """
 
@@ -59,15 +60,21 @@ def said_of(state: Any) -> dict[str, Any]:
     }
 
 
-async def write(scenario: str, folder: Path) -> None:
-    """The journal of a scenario: a snapshot in its middle, and two keys."""
+async def write(scenario: str, folder: Path, *, compacted: bool = False) -> None:
+    """The journal of a scenario: a snapshot in its middle, and two keys.
+
+    ``compacted``: the seconds of the scenario become half days, and the facts of the first ones are let go of.
+    """
     from rollmuxd.core import facts as f
     from rollmuxd.core.state import State
     from rollmuxd.daemon.journal import Journal
+    from rollmuxd.daemon.journal_care import Keep, Keeper
     from rollmuxd.daemon.keys import ApiKey, Role
 
     played = play(scenario)
     facts = [f.decode(body) for body in played.journal]
+    if compacted:
+        facts = [msgspec.structs.replace(fact, at=fact.at * 43_200) for fact in facts]
     middle = len(facts) // 2
     with tempfile.TemporaryDirectory() as name:
         journal = Journal.open(Path(name))
@@ -80,6 +87,14 @@ async def write(scenario: str, folder: Path) -> None:
         await journal.add_key(ApiKey("0000aaaa", "team", "ann", Role.ADMIN, "0" * 64, 5))
         await journal.add_key(ApiKey("0000bbbb", "team", "bob", Role.USER, "1" * 64, 6))
         await journal.revoke_key("0000bbbb", 7)
+        if compacted:
+
+            async def settled() -> tuple[int, int]:
+                return state.at, len(facts)
+
+            await Keeper(journal, Keep(1, 10**12, 1_000), settled).tend()
+            assert journal.first > middle // 2
+            scenario = "compacted"
         await journal.close()
         shutil.copyfile(Path(name) / "journal.sqlite3", folder / f"{scenario}.journal")
     (folder / f"{scenario}.json").write_text(json.dumps(said_of(state), indent=1) + "\n")
@@ -110,6 +125,7 @@ def main() -> int:
     folder.mkdir()
     for scenario in SCENARIOS:
         asyncio.run(write(scenario, folder))
+    asyncio.run(write("shrunk_tail", folder, compacted=True))
     (folder / "facts.jsonl").write_bytes(b"".join(body + b"\n" for body in one_of_each()))
     return 0
 
