@@ -16,7 +16,7 @@ from collections.abc import Container, Iterator
 
 from msgspec import Struct
 
-from rollmuxd.core.model import Group, GroupId, JobId, NodeId, NodeStatus, PhaseSpec, Slot, SlotId, Visit
+from rollmuxd.core.model import Group, GroupId, JobId, JobStatus, NodeId, NodeStatus, PhaseSpec, Slot, SlotId, Visit
 from rollmuxd.core.state import State
 
 
@@ -73,12 +73,15 @@ class Rotation:
         return head
 
     def line(self, state: State, group: Group, node: NodeId, absent: Container[SlotId]) -> list[Slot]:
-        """The requests that wait for a node, the first comer first: without those of ``absent``, and of nodes out."""
+        """The requests that wait for a node, the first comer first.
+
+        Without those of ``absent``, of paused jobs, and for nodes that are out: nobody waits for them.
+        """
         nodes = self.projection(state, group).nodes
         waiting = []
         for name in group.jobs:
             job = state.jobs[name]
-            if job.queued is None or job.slot is not None or job.queued in absent:
+            if job.queued is None or job.slot is not None or job.queued in absent or job.status is JobStatus.PAUSED:
                 continue
             slot = state.slots[job.queued]
             claims = nodes.get((name, slot.phase), ())
