@@ -221,14 +221,16 @@ def _act(world: World, act: Act) -> None:
 
 
 def _until_heard(world: World, given: i.Input) -> None:
-    """What an operator has to undo he says again, until somebody is there."""
+    """What an operator has to undo he says again until it is heard, and can be: a lost node has to be back first."""
     try:
         if not world.up:
             raise DaemonDied
-        with suppress(Rejected):
-            world.tell(given)
+        world.tell(given)
     except DaemonDied:
         world.kernel.after(5_000, _until_heard, world, given)
+    except Rejected:
+        if isinstance(given, i.UndrainNode) and world.core.state.nodes[given.node].drain and world.waiting_to_end:
+            world.kernel.after(30_000, _until_heard, world, given)
 
 
 # ---- what fails ------------------------------------------------------------------------------------------------------
