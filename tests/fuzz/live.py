@@ -132,6 +132,9 @@ class Known:
         self._client, self._dice = client, dice
         self.keys: list[str] = []
         self.names: dict[str, list[Any]] = {}
+        #: slots as they are, so that what belongs together is sent together
+        self.slots: list[dict[str, Any]] = []
+        self.sessions: dict[str, str] = {}
 
     def refresh(self) -> None:
         """Look what there is; make a job with a session and a slot, now and then."""
@@ -148,6 +151,8 @@ class Known:
         jobs = self._client.get("/v1/jobs", params={"limit": 1000}).json()["items"]
         slots = self._client.get("/v1/slots", params={"limit": 1000}).json()["items"]
         sessions = [job["session"] for job in jobs if job["session"]]
+        self.sessions = {job["job"]: job["session"] for job in jobs if job["session"]}
+        self.slots = [slot for slot in slots if slot["status"] != "over"][-20:] or slots[-5:]
         self.names = {
             "job": [job[key] for job in jobs[-20:] for key in ("job", "name")],
             "slot": [slot["slot"] for slot in slots[-20:]],
@@ -288,6 +293,105 @@ def _hurry(given: Any) -> None:
                 given[name] = str(least)
 
 
+# ---- calls that are nearly right -----------------------------------------------------------------------------------
+
+NASTY = (
+    None, True, 0, -1, 1, 2**31, 2**63, 2**64, 10**30, 0.5, -0.0, 1e308, "", "x", "rollout", "train", "a" * 201,
+    "a" * 5000, "\x00", "é\u202e", "a\n", "../..", [], {}, [[]], {"": None}, ["rollout"] * 9, "1.1", "9.9",
+    "999999999999999999.1",
+    "box1/gpu0-1", ["box1/gpu0"], "RAW:1e400", "RAW:-1e400", "RAW:NaN", 'RAW:"\\ud800"', "RAW:" + "9" * 400, "RAW:1E5",
+)  # fmt: skip
+
+
+def fuzz_nearly(daemon: Live, found: Found, until: float, start: int) -> None:
+    """Good calls about things that exist, with one thing bent or nothing at all; as fast as they are answered."""
+    dice = random.Random(start)
+    with daemon.operator() as operator, httpx.Client(base_url=daemon.url, timeout=30) as user:
+        made = operator.post("/v1/keys", json={"owner": "team", "user": "near", "role": "lead"}).json()
+        user.headers["authorization"] = f"Bearer {made['secret']}"
+        known = {"operator": Known(operator, dice), "lead": Known(user, dice)}
+        number = 0
+        while time.monotonic() < until and daemon.alive:
+            who = dice.choice(list(known))
+            if number % 20 == 0:
+                for each in known.values():
+                    each.refresh()
+            number += 1
+            method, path, body = _nearly(known[who], dice)
+            raw = None if body is None else _spelt(_bent(body, dice) if dice.random() < 0.6 else body)
+            client = operator if who == "operator" else user
+            found.cases += 1
+            try:
+                headers = {} if raw is None else {"content-type": "application/json"}
+                answer = client.request(method, path, content=raw, headers=headers)
+            except httpx.HTTPError as error:
+                found.finding(f"{method} {path} as {who}: {type(error).__name__}: {error} for {raw}")
+                continue
+            found.answers[answer.status_code] += 1
+            if answer.status_code >= 500:
+                found.server_errors += 1
+                found.finding(f"{method} {path} as {who}: {answer.status_code} {answer.text} for {raw}")
+
+
+def _nearly(known: Known, dice: random.Random) -> tuple[str, str, Any]:
+    slot = dice.choice(known.slots) if known.slots else {"slot": "s1", "job": "j1", "fence": "1.1", "gpus": []}
+    job, fence = slot["job"], slot["fence"] or "1.1"
+    session = known.sessions.get(job, "e1")
+    node, host = dice.choice(NODES), dice.choice(["box1", "box2"])
+    phase, name = dice.choice(["rollout", "train"]), f"job{dice.randrange(8)}"
+    request = {"phase": phase, "request_id": f"r{dice.randrange(9)}"}
+    keep = slot["gpus"][: dice.randrange(len(slot["gpus"]) + 1)] or ["box1/gpu0"]
+    after = {} if dice.random() < 0.5 else {"next": request}
+    end = {"session": session, "rank": 0, "order": f"o{dice.randrange(30)}", "ok": dice.random() < 0.7, "seconds": 1}
+    calls: tuple[tuple[str, str, Any], ...] = (
+        ("POST", "/v1/jobs", {**_registration(name, dice), "idempotency_key": dice.choice(["", "k"])}),
+        ("POST", f"/v1/jobs/{job}/sessions", {"pid": 5, "host": "box1", "started": "1", "idempotency_key": "k"}),
+        ("POST", f"/v1/jobs/{job}/slots", {**request, "session": session, "wait_s": 0.02}),
+        ("POST", f"/v1/sessions/{session}/heartbeat", {"slot": slot["slot"], "done": 1, "total": 2}),
+        ("POST", f"/v1/slots/{slot['slot']}/release", {"fence": fence, "measured": {"tokens": 5.0}, **after}),
+        ("POST", f"/v1/slots/{slot['slot']}/shrink", {"fence": fence, "keep": keep}),
+        ("POST", f"/v1/slots/{slot['slot']}/revoke", {"reason": "fuzz"}),
+        ("DELETE", f"/v1/slots/{slot['slot']}", None),
+        ("DELETE", f"/v1/sessions/{session}", None),
+        ("POST", f"/v1/jobs/{job}/{dice.choice(['pause', 'resume', 'reinstate'])}", None),
+        ("DELETE", f"/v1/jobs/{job}", {"reason": "fuzz"}),
+        ("POST", f"/v1/nodes/{node}/drain", {"evict": dice.random() < 0.2, "reason": "fuzz"}),
+        ("POST", f"/v1/nodes/{node}/{dice.choice(['undrain', 'declare-clear'])}", {}),
+        ("POST", f"/v1/hosts/{host}/{dice.choice(['undrain', 'declare-clear'])}", {}),
+        ("POST", f"/v1/channel/{job}/ranks/{dice.randrange(3)}", {"session": session, "ranks": dice.randrange(1, 4)}),
+        ("POST", f"/v1/channel/{job}/results", end),
+        ("GET", f"/v1/channel/{job}/orders?session={session}&rank=0&wait_s=0.02", None),
+        ("POST", "/v1/keys", {"owner": "team", "user": "x", "role": "viewer", "expires_s": 0.1}),
+        ("GET", f"/v1/jobs/{job}/explain", None),
+        ("GET", f"/v1/facts?after={dice.randrange(50)}&limit={dice.randrange(1, 50)}&job={job}", None),
+        ("GET", f"/v1/report?by={dice.choice(['job', 'owner', 'pool'])}&since=2026-01-01", None),
+        ("GET", f"/v1/{dice.choice(['groups', 'nodes', 'hosts', 'pools', 'slots', 'jobs'])}?limit=3", None),
+        ("GET", "/metrics", None),
+    )
+    return dice.choice(calls)
+
+
+def _bent(value: Any, dice: random.Random) -> Any:
+    """The value with one thing somewhere in it replaced, lost or doubled."""
+    if isinstance(value, dict) and value and dice.random() < 0.9:
+        name = dice.choice(list(value))
+        if dice.random() < 0.15:
+            return {other: kept for other, kept in value.items() if other != name}
+        return {**value, name: _bent(value[name], dice)}
+    if isinstance(value, list) and value and dice.random() < 0.7:
+        at = dice.randrange(len(value))
+        return [*value[:at], *([_bent(value[at], dice)] * dice.choice([1, 1, 2, 0])), *value[at + 1 :]]
+    return dice.choice(NASTY)
+
+
+def _spelt(value: Any) -> bytes:
+    """As JSON; what begins with RAW: as it is."""
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub(r'"RAW:((?:[^"\\]|\\.)*)"', lambda it: json.loads(f'"{it[1]}"'), text).encode(
+        "utf-8", "surrogatepass"
+    )
+
+
 # ---- raw bytes -------------------------------------------------------------------------------------------------------
 
 PIECES = (
@@ -362,9 +466,10 @@ def judge(daemon: Live, found: Found) -> None:
         after = {job["job"]: job["run"] for job in operator.get("/v1/jobs", params={"limit": 1000}).json()["items"]}
     if before != after:
         found.finding(f"after a restart there are other jobs: {before} before, {after} after")
-    for line in daemon.log.read_text().splitlines():
-        if "http_failed" in line or "input_crashed" in line or "broken_invariant" in line:
-            found.finding(f"logged: {line}")
+    said = daemon.log.read_text()
+    for bug in re.finditer(r"^.*(http_failed|input_crashed|broken_invariant|sink_failed).*$", said, re.MULTILINE):
+        last = [line for line in said[bug.end() : bug.end() + 20_000].splitlines() if line[:1].isalpha()][:2]
+        found.finding(f"logged: {bug[0][35:]}: {' '.join(last)}")
 
 
 def fuzz(budget_s: float, start: int) -> Found:
@@ -372,7 +477,8 @@ def fuzz(budget_s: float, start: int) -> Found:
     found = Found()
     with live() as daemon:
         begun = time.monotonic()
-        fuzz_calls(daemon, found, begun + budget_s * 0.85, start)
+        fuzz_calls(daemon, found, begun + budget_s * 0.5, start)
+        fuzz_nearly(daemon, found, begun + budget_s * 0.9, start)
         fuzz_bytes(daemon, found, begun + budget_s, start)
         judge(daemon, found)
     return found

@@ -14,12 +14,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 import live
 import offline
 
+from rollmuxd.daemon import logs
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fuzz rollmuxd; one JSON object on stdout.")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds, roughly (default: %(default)g)")
     parser.add_argument("--seed", type=int, default=None, help="of what is tried (default: another each time)")
     asked = parser.parse_args()
+    logs.set_up("error")  # to stderr: stdout is one object
     seed = time.time_ns() % 2**32 if asked.seed is None else asked.seed
     parts = {"live": 0.7, "wire": 0.1, "settings": 0.1, "journal": 0.1}
     said = {"seed": seed, "cases": 0, "server_errors": 0, "findings": [], "by": {}}

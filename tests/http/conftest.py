@@ -76,6 +76,7 @@ class World:
         config = Config(
             drivers={"channel": DriverTraits(idempotent=True, probes=True)},
             observe_after_ms=20,
+            launch_hosts=("h1",),
             owners=settings.to_core_config().owners,
         )
         start = Start(

@@ -84,9 +84,21 @@ async def test_who_acts_on_anothers_job_is_written_down_and_who_acts_on_ones_own
         paused, replaced = await audited(world)
     assert (paused.action, paused.about, paused.role) == ("pause_job", job.id, "lead")
     assert "paused" in paused.after
-    assert (replaced.action, replaced.about) == ("register_job", job.id)
+    assert (replaced.action, replaced.about) == ("register_job", "math")
     assert "team/alice" in replaced.before
     assert "team/lea" in replaced.after
+
+
+async def test_a_process_that_the_daemon_is_to_start_takes_an_admin_and_is_written_down(running, body_of_job):
+    async with running() as world, world.client("lead") as lead, world.client("root") as root:
+        body = body_of_job("math", launch={"argv": ["python", "train.py"]})
+        seq = world.driver.durable_seq
+        assert (await lead.post("/v1/jobs", json=body)).status_code == 403
+        assert world.driver.durable_seq == seq
+        assert (await root.post("/v1/jobs", json=body)).status_code == 201
+        (started,) = await audited(world)
+    assert (started.action, started.who, started.about) == ("register_job", "ops/op", "math")
+    assert started.reason == "to be started"
 
 
 async def test_what_is_refused_is_not_written_down_as_done(running):

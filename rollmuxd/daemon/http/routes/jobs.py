@@ -50,10 +50,12 @@ async def register_job(call: Call, body: RegisterBody) -> JobView:
         replace=body.replace,
     )
     known = call.services.driver.scheduler.state.job_named(caller.owner, body.name)
-    if known is None or caller.owns(known) or known.status is JobStatus.ENDED:
+    anothers = known is not None and known.status is not JobStatus.ENDED and not caller.owns(known)
+    if anothers or body.launch is not None:  # a lead takes another's place, or an admin has a process started
+        what = "to be started" if body.launch is not None else "registered anew"
+        answer = await call.operate(given, body.name, _status_named(caller.owner, body.name), reason=what)
+    else:
         answer = await call.services.driver.submit(given)
-    else:  # a lead takes the place of another's run
-        answer = await call.operate(given, known.id, _status_of(known.id), reason="registered anew")
     if answer.repeated:
         call.status = 200
     assert answer.job is not None
@@ -143,6 +145,14 @@ async def _tell(
     else:
         await call.operate(given, given.job, _status_of(given.job), reason=reason)
     return await _show(call, given.job)
+
+
+def _status_named(owner: str, name: str) -> Callable[[State], str]:
+    def status(state: State) -> str:
+        known = state.job_named(owner, name)
+        return "" if known is None else f"{known.id}: {_status_of(known.id)(state)}"
+
+    return status
 
 
 def _status_of(job: JobId) -> Callable[[State], str]:
