@@ -23,6 +23,7 @@ from rollmuxd.wire.answers import (
 )
 from rollmuxd.wire.requests import (
     DrainBody,
+    EndBody,
     HeartbeatBody,
     KeyBody,
     RankBody,
@@ -86,9 +87,9 @@ def jobs(**params: Any) -> Call[Page]:
     return Call("GET", "/v1/jobs", Page, params=params)
 
 
-def end_job(job: str, reason: str = "") -> Call[JobView]:
-    """End a job and free all it held."""
-    return Call("DELETE", f"/v1/jobs/{_id(job)}", None, ReasonBody(reason=reason[:1000]))
+def end_job(job: str, reason: str = "", session: str = "") -> Call[JobView]:
+    """End a job and free all it held; as a process's own, as its session."""
+    return Call("DELETE", f"/v1/jobs/{_id(job)}", None, EndBody(reason=reason[:1000], session=session or None))
 
 
 def pause(job: str) -> Call[JobView]:
@@ -147,9 +148,9 @@ def slots(**params: Any) -> Call[Page]:
     return Call("GET", "/v1/slots", Page, params=params)
 
 
-def withdraw(slot: str) -> Call[SlotView]:
-    """Take a queued request back."""
-    return Call("DELETE", f"/v1/slots/{_id(slot)}", None)
+def withdraw(slot: str, session: str = "") -> Call[SlotView]:
+    """Take a queued request back; as a process's own, as its session."""
+    return Call("DELETE", f"/v1/slots/{_id(slot)}", None, params={"session": session} if session else {})
 
 
 def release(slot: str, body: ReleaseBody) -> Call[ReleaseView]:

@@ -166,7 +166,7 @@ class Talk:
                 yield from self._persist(calls.release(slot, ReleaseBody(fence=view.fence)), patience_s)
                 self._tell(f"{self.name} released slot {slot} ({view.phase}), which the process before this one held")
             elif view.status == "queued":
-                yield from self._persist(calls.withdraw(slot), patience_s)
+                yield from self._persist(calls.withdraw(slot, self.session), patience_s)
         except Refused as error:
             self._tell(f"{self.name}: slot {slot} of the process before this one stays: {error}")
 
@@ -177,7 +177,7 @@ class Talk:
         """
         if not self.job or (keep and not self.session):
             return False
-        call: Call[Any] = calls.close_session(self.session) if keep else calls.end_job(self.job, reason)
+        call: Call[Any] = calls.close_session(self.session) if keep else calls.end_job(self.job, reason, self.session)
         taken = False
         try:
             yield from self._persist(call, CLEAN_UP_S)
@@ -382,7 +382,7 @@ class Talk:
                     return
                 if view.status == "queued":
                     try:
-                        yield from self._persist(calls.withdraw(view.slot), CLEAN_UP_S / 2)
+                        yield from self._persist(calls.withdraw(view.slot, self.session), CLEAN_UP_S / 2)
                     except Conflict:
                         continue  # its turn came in between
                     return

@@ -38,11 +38,15 @@ class RegisterJob(Struct, frozen=True):
 
 
 class EndJob(Struct, frozen=True):
-    """End a job and free all it held."""
+    """End a job and free all it held. A process that ends its own says as which session: refused if it is not the last.
+
+    A process that was replaced or lost would else end its successor.
+    """
 
     job: JobId
     by: str
     reason: str = ""
+    session: SessionId | None = None
 
 
 class PauseJob(Struct, frozen=True):
@@ -107,9 +111,10 @@ class DetachSlot(Struct, frozen=True):
 
 
 class WithdrawSlot(Struct, frozen=True):
-    """The request is taken back."""
+    """The request is taken back; by a process, as which session."""
 
     slot: SlotId
+    session: SessionId | None = None
 
 
 class GpuSight(Struct, frozen=True):

@@ -134,6 +134,8 @@ def reap(c: Cycle, name: JobId) -> None:
 def end(c: Cycle, ask: i.EndJob) -> Answer:
     """End a job: its requests go, its slot is taken away, its states are discarded."""
     job = c.state.job(ask.job)
+    if ask.session is not None and ask.session != job.session:
+        raise Conflict(f"session {ask.session} is not the one of run {job.run} of job {job.spec.name}: it ends nothing")
     if job.status is JobStatus.ENDED:
         return Answer(job=job.id, repeated=True)
     end_now(c, job, reason=ask.reason or "ended", by=ask.by)

@@ -401,8 +401,15 @@ class Order(Struct):
     driver: str
     issued_at: Millis
     slot: SlotId | None = None
+    #: the incarnation that issued it: with its number it only grows
+    incarnation: int = 1
     status: OrderStatus = OrderStatus.ISSUED
     error: str = ""
+
+    @property
+    def stamp(self) -> Fence:
+        """Of two orders the later one has the greater."""
+        return Fence(self.incarnation, int(self.id[1:]))
 
 
 class PhaseTimes(Struct):

@@ -133,6 +133,8 @@ def detach(c: Cycle, ask: i.DetachSlot) -> Answer:
 def withdraw(c: Cycle, ask: i.WithdrawSlot) -> Answer:
     """The request is taken back."""
     slot = c.state.slot(ask.slot)
+    if ask.session is not None and ask.session != slot.session:
+        raise Conflict(f"slot {slot.id} is of session {slot.session}, and not of {ask.session}: it is not withdrawn")
     if slot.status is SlotStatus.WITHDRAWN:
         return Answer(slot=slot.id, repeated=True)
     if slot.status is not SlotStatus.QUEUED:

@@ -625,6 +625,7 @@ class State(Struct):
             driver=fact.driver,
             issued_at=fact.at,
             slot=fact.slot,
+            incarnation=self.incarnation,
         )
 
     def _order_ended(self, fact: f.OrderEnded) -> None:

@@ -274,6 +274,7 @@ class Actuator:
             pid=0 if session is None else session.pid,
             started="" if session is None else session.started,
             backend=self._backends[host.backend],
+            stamp=order.stamp,
         )
 
     # ---- looking ---------------------------------------------------------------------------------------------------
@@ -356,6 +357,7 @@ class Actuator:
         ours = {"ROLLMUX_JOB": job.spec.name, "ROLLMUX_RUN_KEY": job.idempotency_key}
         order = ProcessOrder(
             launch=launch.id,
+            number=int(launch.id[1:]),
             job=job.id,
             run=job.run,
             owner=job.owner,

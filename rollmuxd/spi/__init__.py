@@ -20,7 +20,7 @@ from rollmuxd.spi.backend import (
     StartsProcesses,
 )
 from rollmuxd.spi.errors import ContactLost, NotDone, NotInstalled, PluginError
-from rollmuxd.spi.residency import Channel, ChannelCommand, Probed, RankResult, Residency, StateOrder
+from rollmuxd.spi.residency import Channel, ChannelCommand, NoOlder, Probed, RankResult, Residency, StateOrder
 
 __all__ = [
     "Backend",
@@ -35,6 +35,7 @@ __all__ = [
     "HostId",
     "Inventory",
     "LaunchId",
+    "NoOlder",
     "NodeId",
     "NotDone",
     "NotInstalled",

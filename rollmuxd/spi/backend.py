@@ -65,6 +65,8 @@ class ProcessOrder(Struct, frozen=True):
     cwd: str
     #: on top of what the backend gives every process: how it finds the daemon, and the key of its run
     env: Mapping[str, str]
+    #: only grows: one that is older than another launch of the same job comes too late
+    number: int = 0
 
 
 class Process(Struct, frozen=True):
@@ -136,7 +138,8 @@ class StartsProcesses(Backend, Protocol):
         Told again with the same ``launch`` it starts nothing: it tells the process that there is.
 
         Raises:
-            NotDone: it was not started for certain (no such program, not allowed here); says why.
+            NotDone: it was not started for certain (no such program, not allowed here, a later launch of the job is
+                there); says why.
             ContactLost: nobody knows whether it was.
         """
         ...

@@ -22,7 +22,7 @@ import anyio.lowlevel
 import pytest
 from msgspec import Struct
 
-from rollmuxd.core.model import GpuId, HostId, OrderKind, StateSpec
+from rollmuxd.core.model import Fence, GpuId, HostId, OrderKind, StateSpec
 from rollmuxd.spi.backend import Backend, ProcessOrder, Sight, StartsProcesses
 from rollmuxd.spi.errors import ContactLost, NotDone, PluginError
 from rollmuxd.spi.residency import Residency, StateOrder
@@ -252,6 +252,18 @@ class BackendContract:
         for order in (other, next_):
             await starter.stop(self.host, order.launch)
         assert alive == [False, True, True]
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_a_launch_that_comes_late_does_not_take_the_place_of_a_later_one(self) -> None:
+        backend, starter = await self._starter()
+        late, there = _process(("sleep", "600")), _process(("sleep", "600"))
+        await starter.start(self.host, there)
+        with pytest.raises(NotDone, match="late"):
+            await starter.start(self.host, late)
+        assert await starter.alive(self.host, there.launch)
+        assert not await starter.alive(self.host, late.launch)
+        await starter.stop(self.host, there.launch)
         await backend.close()
 
     @pytest.mark.asyncio
@@ -485,6 +497,17 @@ class ResidencyContract:
         await self._end(rig)
 
     @pytest.mark.asyncio
+    async def test_an_order_that_comes_late_is_refused_and_changes_nothing(self) -> None:
+        rig = await self.make()
+        late = self.order(rig, OrderKind.PARK)
+        await self._tell(rig, self.order(rig, OrderKind.LOAD))
+        with pytest.raises(NotDone, match=f"{late.order} .*late"):
+            await self._tell(rig, late)
+        await self._is_loaded(rig)
+        await self._tell(rig, self.order(rig, OrderKind.DISCARD))
+        await self._end(rig)
+
+    @pytest.mark.asyncio
     async def test_with_the_host_away_no_order_is_said_to_be_done(self) -> None:
         rig = await self.make()
         await self._tell(rig, self.order(rig, OrderKind.LOAD))
@@ -525,8 +548,10 @@ class ResidencyContract:
     ) -> StateOrder:
         """A new order, as the daemon would make it."""
         on = rig.gpus if gpus is None else gpus
+        number = next(self._ids)
         return StateOrder(
-            order=f"o{next(self._ids)}",
+            order=f"o{number}",
+            stamp=Fence(1, number),
             kind=kind,
             job=f"j-{job}",
             run=1,
@@ -591,9 +616,19 @@ _launches: Iterator[int] = itertools.count(1)
 
 
 def _process(argv: tuple[str, ...], job: str = "j1") -> ProcessOrder:
-    launch = f"l{next(_launches)}"
+    number = next(_launches)
+    launch = f"l{number}"
     return ProcessOrder(
-        launch=launch, job=job, run=1, owner="contract", user="ann", name="a", argv=argv, cwd="", env={"WHO": launch}
+        launch=launch,
+        number=number,
+        job=job,
+        run=1,
+        owner="contract",
+        user="ann",
+        name="a",
+        argv=argv,
+        cwd="",
+        env={"WHO": launch},
     )
 
 

@@ -8,13 +8,17 @@ having freed the GPUs is found out there. Calls are cancelled at their time limi
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
 
 from rollmuxd.core.config import DriverTraits
-from rollmuxd.core.model import GpuId, HostId, JobId, NodeId, OrderId, OrderKind, PoolName, StateSpec
+from rollmuxd.core.model import Fence, GpuId, HostId, JobId, NodeId, OrderId, OrderKind, PoolName, StateSpec
 from rollmuxd.spi.backend import Backend
+from rollmuxd.spi.errors import NotDone
+
+#: states whose last order a driver remembers
+STATES_KEPT: Final = 100_000
 
 
 class StateOrder(Struct, frozen=True):
@@ -40,6 +44,32 @@ class StateOrder(Struct, frozen=True):
     started: str
     #: reaches the host
     backend: Backend
+    #: only grows: an order that is older than the last one about the same state is refused (:class:`NoOlder`)
+    stamp: Fence = Fence(0, 0)
+
+
+class NoOlder:
+    """Refuses orders that come late: a driver asks it before it does anything.
+
+    Whatever held an order up (a line, a stuck call, a daemon that was taken for dead), by now another one about the
+    same state was carried out, and this one would undo it.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[JobId, PoolName, NodeId], tuple[Fence, OrderId]] = {}
+
+    def check(self, order: StateOrder) -> None:
+        """Raises NotDone for an order that is older than the last one about its state."""
+        key = (order.job, order.pool, order.node)
+        stamp, last = self._last.pop(key, (order.stamp, order.order))
+        self._last[key] = max((stamp, last), (order.stamp, order.order), key=lambda one: one[0])
+        while len(self._last) > STATES_KEPT:  # the one that is longest without an order
+            del self._last[next(iter(self._last))]
+        if order.stamp < stamp:
+            raise NotDone(
+                f"order {order.order} to {order.kind.value} the {order.pool} state of job {order.name!r} on "
+                f"{order.node} comes late: {last} was told after it"
+            )
 
 
 class Probed(Struct, frozen=True):

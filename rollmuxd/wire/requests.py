@@ -147,6 +147,14 @@ class ReasonBody(Request, frozen=True):
     reason: Annotated[str, Meta(max_length=1000)] = ""
 
 
+class EndBody(Request, frozen=True):
+    """``DELETE /v1/jobs/{job}``."""
+
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+    #: of the process that ends its own job: 409 if another has taken its place
+    session: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
+
+
 class DrainBody(Request, frozen=True):
     """``POST /v1/nodes|hosts/{id}/drain``."""
 

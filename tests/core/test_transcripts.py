@@ -481,8 +481,8 @@ class Play:
     def in_detach(self, slot: str) -> i.Input:
         return i.DetachSlot(self._slot(slot))
 
-    def in_withdraw(self, slot: str) -> i.Input:
-        return i.WithdrawSlot(self._slot(slot))
+    def in_withdraw(self, slot: str, session: str = "") -> i.Input:
+        return i.WithdrawSlot(self._slot(slot), session or None)
 
     def in_shrink(self, name: str, keep: str, *words: str) -> i.Input:
         """``shrink A keep=h1/gpu0 [fence=1.1] [clear | h1/gpu1=500]``."""
@@ -497,8 +497,8 @@ class Play:
     def in_revoke(self, slot: str, *why: str) -> i.Input:
         return i.RevokeSlot(self._slot(slot), "ops", " ".join(why))
 
-    def in_end(self, name: str) -> i.Input:
-        return i.EndJob(self._job(name), "ann")
+    def in_end(self, name: str, session: str = "") -> i.Input:
+        return i.EndJob(self._job(name), "ann", session=session or None)
 
     def in_pause(self, name: str) -> i.Input:
         return i.PauseJob(self._job(name), "ann")

@@ -15,6 +15,7 @@ from rollmuxd.spi import (
     GpuSight,
     HostConfig,
     Inventory,
+    NoOlder,
     NotDone,
     PluginError,
     Process,
@@ -68,6 +69,8 @@ class MockHost:
         self.link = anyio.Lock(fast_acquire=True)
         #: orders being carried out by this process
         self.busy: set[str] = set()
+        #: of each state, the last order
+        self.no_older = NoOlder()
         #: one process is started at a time
         self.starting = anyio.Lock()
 
@@ -157,9 +160,14 @@ class MockBackend:
         if fault is not None and fault.do == "lie":
             return Process(pid=2**22, started="0")
         logs = mock.machine.options.logs
-        mark = self._mark(mock, order.job, order.launch)
+        mark = self._mark(mock, order.job, str(order.number), order.launch)
 
         def begin() -> Process:
+            for _, other in processes.marked(self._mark(mock, order.job, "")):
+                if _number_of(other) > order.number:
+                    raise NotDone(
+                        f"launch {order.launch} of job {order.name!r} comes late: {_launch_of(other)} is there"
+                    )
             processes.end_marked(self._mark(mock, order.job, ""), keep=mark)
             if there := processes.marked(mark):
                 return Process(pid=there[0][0], started=processes.start_time(there[0][0]) or "")
@@ -309,6 +317,10 @@ def _make(host: HostConfig, said: MockOptions, store: _Store, witness: Witness) 
         key = "faults" if isinstance(error, ContactLost) else "memory"
         raise ValueError(f"{host.id}: options.{key}: {error}") from error
     return MockHost(machine, store)
+
+
+def _number_of(mark: str) -> int:
+    return int(mark.split("|")[-2])
 
 
 def _launch_of(mark: str) -> str:

@@ -19,6 +19,7 @@ from rollmuxd.spi import (
     ChannelCommand,
     ContactLost,
     DriverTraits,
+    NoOlder,
     NotDone,
     OrderKind,
     Probed,
@@ -53,6 +54,7 @@ class ChannelResidency:
 
     def __init__(self, channel: Channel, *, discard_wait_s: float = DEFAULT_DISCARD_WAIT_S) -> None:
         self._channel = channel
+        self._no_older = NoOlder()
         self.discard_wait_s = discard_wait_s
 
     @classmethod
@@ -69,15 +71,18 @@ class ChannelResidency:
         return cls(channel, discard_wait_s=float(wait))
 
     async def load(self, order: StateOrder) -> None:
-        """Every rank brings its part onto its GPUs. Raises RanksFailed, ContactLost."""
+        """Every rank brings its part onto its GPUs. Raises RanksFailed, ContactLost, NotDone for what comes late."""
+        self._no_older.check(order)
         _judge(order, await self._tell(order))
 
     async def park(self, order: StateOrder) -> None:
-        """Every rank brings its part to host RAM. Raises RanksFailed, ContactLost."""
+        """Every rank brings its part to host RAM. Raises RanksFailed, ContactLost, NotDone for what comes late."""
+        self._no_older.check(order)
         _judge(order, await self._tell(order))
 
     async def discard(self, order: StateOrder) -> None:
         """Every rank drops its part. Raises RanksFailed; ContactLost when ranks are not there to be told."""
+        self._no_older.check(order)
         if not self._missing(order):
             _judge(order, await self._tell(order))
             return

@@ -16,7 +16,7 @@ from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.keys import Role
 from rollmuxd.daemon.settings import DefaultsTable
 from rollmuxd.wire.answers import Explanation, JobPage, JobView
-from rollmuxd.wire.requests import PhaseBody, ReasonBody, RegisterBody, StateBody, WantBody
+from rollmuxd.wire.requests import EndBody, PhaseBody, RegisterBody, StateBody, WantBody
 
 routes = Routes("jobs")
 
@@ -119,9 +119,10 @@ async def reinstate_job(call: Call, job: str) -> JobView:
 
 
 @routes.delete("/v1/jobs/{job}", problems=(*BODY, 404, 409))
-async def end_job(call: Call, job: str, body: ReasonBody) -> JobView:
+async def end_job(call: Call, job: str, body: EndBody) -> JobView:
     """End a job and free all it held."""
-    return await _tell(call, EndJob(job=await _mine(call, job), by=call.caller.name, reason=body.reason), body.reason)
+    given = EndJob(job=await _mine(call, job), by=call.caller.name, reason=body.reason, session=body.session)
+    return await _tell(call, given, body.reason)
 
 
 def _may_register(state: State, caller: Caller, name: str, *, act: bool) -> None:

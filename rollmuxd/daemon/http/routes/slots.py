@@ -278,11 +278,18 @@ async def shrink_slot(call: Call, slot: str, body: ShrinkBody) -> SlotView:
     return await _show(call, slot)
 
 
+class WithdrawQuery(Query, frozen=True):
+    """Whose request it is, where a process takes its own back: 409 if another has taken it over."""
+
+    session: Id | UnsetType = UNSET
+
+
 @routes.delete("/v1/slots/{slot}", problems=(404, 409))
-async def withdraw_slot(call: Call, slot: str) -> SlotView:
+async def withdraw_slot(call: Call, slot: str, query: WithdrawQuery) -> SlotView:
     """Take a queued request back."""
     await call.act_on(find_slot, slot)
-    await call.services.driver.submit(WithdrawSlot(slot=slot))
+    session = None if query.session is UNSET else query.session
+    await call.services.driver.submit(WithdrawSlot(slot=slot, session=session))
     return await _show(call, slot)
 
 
