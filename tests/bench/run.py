@@ -17,9 +17,10 @@ from typing import Final
 
 from figures import Json, say, short
 
-#: in a few minutes; the demo takes six by itself, the simulator three, and they are run when they are named
+#: in a few minutes; the demo takes six by itself, the simulator three, the soak as long as it is given, and they are
+#: run when they are named
 QUICK: Final = ("core", "handover", "restart", "waiting")
-ALL: Final = (*QUICK, "sim", "demo")
+ALL: Final = (*QUICK, "sim", "demo", "soak")
 BUDGET_S: Final = 30.0
 
 
