@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sqlite3
+import time
 from contextlib import closing
 
 import pytest
@@ -92,3 +93,36 @@ def test_the_state_directory_comes_from_the_settings(rollmuxd, state_dir, tmp_pa
     ran = rollmuxd(f"journal check --config {tmp_path}/missing.toml")
     assert ran.code == 1
     assert "there is no such file" in ran.err
+
+
+def test_a_journal_is_compacted_while_no_daemon_runs(rollmuxd, tmp_path):
+    state_dir, ago = tmp_path / "old", int(time.time() * 1000) - 5 * 86_400_000
+
+    async def write():
+        journal = Journal.open(state_dir)
+        await journal.append([(n, HostAdded(at=ago, host=HostSpec(f"h{n}", "fake", 0))) for n in (1, 2, 3)])
+        await journal.close()
+
+    asyncio.run(write())
+    ran = rollmuxd(f"journal compact --keep-days 3 --state-dir {state_dir} --json")
+    assert ran.json["cut"] == 3
+    assert ran.json["first"] == 4
+    ran = rollmuxd(f"journal compact --state-dir {state_dir}")
+    assert ran.out.startswith("0 days were booked, 0 facts let go of; the first one is 4 now")
+    assert "facts up to 3 were compacted away" in rollmuxd(f"journal check {state_dir}").out
+
+
+def test_a_running_daemon_is_asked_to_compact(rollmuxd, daemon, state_dir, monkeypatch):
+    from rollmuxd.cli import daemon as of_the_daemon
+
+    running = of_the_daemon.Running(17, None, state_dir / "rollmux.sock")
+    monkeypatch.setattr(of_the_daemon, "find", lambda folder: running)
+    daemon["POST /v1/journal/compact"] = {
+        "booked": 1, "cut": 20, "first": 21, "bytes_before": 2_000_000, "bytes_after": 1_000_000, "longest_ms": 1.5,
+    }  # fmt: skip
+    ran = rollmuxd(f"journal compact --state-dir {state_dir}")
+    assert "20 facts let go of; the first one is 21 now; 2.0 MB became 1.0 MB" in ran.out
+    assert daemon.connected == [(f"unix://{state_dir}/rollmux.sock", None)]
+    ran = rollmuxd(f"journal compact --state-dir {state_dir} --keep-days 3")
+    assert ran.code == 1
+    assert "set journal.keep_days" in ran.err

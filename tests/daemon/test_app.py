@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from contextlib import asynccontextmanager, suppress
 
 import anyio
@@ -14,13 +15,14 @@ import httpx
 import pytest
 import structlog
 
+from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.inputs import RegisterJob
+from rollmuxd.core.inputs import HostSpec, RegisterJob
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.daemon import app
+from rollmuxd.daemon import app, journal_tools
 from rollmuxd.daemon.app import CannotStart, serve
 from rollmuxd.daemon.journal import Journal
-from rollmuxd.daemon.settings import Settings, load_settings
+from rollmuxd.daemon.settings import JournalTable, Settings, load_settings
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.e2e]
 
@@ -274,3 +276,27 @@ async def test_the_daemon_takes_as_many_open_files_as_it_may_have():
     soft, hard = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout.split()
 
     assert soft == hard
+
+
+async def test_a_running_daemon_is_backed_up_compacted_and_restarted_on_what_is_left(settings, tmp_path):
+    # Facts of two days ago, as if it had run since.
+    ago = int(time.time() * 1000) - 2 * 86_400_000
+    journal = Journal.open(tmp_path / "state")
+    await journal.append([(n, f.HostAdded(at=ago + n, host=HostSpec(f"h{n}", "gone", 0))) for n in range(1, 101)])
+    await journal.close()
+    kept = settings().model_copy(update={"journal": JournalTable(keep_days=1)})
+    async with running(kept) as where, client(where) as unix:
+        backup = await anyio.to_thread.run_sync(
+            journal_tools.backup, tmp_path / "state" / "journal.sqlite3", tmp_path / "kept"
+        )
+        assert backup.last > 100
+        before = (await unix.get("/v1/report")).json()
+        done = (await unix.post("/v1/journal/compact", json={})).json()
+        assert (done["booked"], done["first"]) == (2, 101)
+        assert done["cut"] == 100
+        assert (await unix.get("/v1/facts")).json()["first"] == 101
+        assert (await unix.get("/v1/facts?after=7")).status_code == 410
+        after = (await unix.get("/v1/report")).json()
+        assert (after["work"], after["since"]) == (before["work"], before["since"])
+    async with running(kept) as where, client(where) as unix:
+        assert (await unix.get("/readyz")).status_code == 200
