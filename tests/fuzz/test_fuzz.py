@@ -22,30 +22,30 @@ def loaded(name):
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_whatever_is_called_the_daemon_answers_below_500_and_is_well_afterwards():
-    found = loaded("live").fuzz(6, START)
+    found = loaded("live").fuzz(4, START)
     assert found.findings == []
     assert found.server_errors == 0
-    assert found.answers[200] > 20, "nothing got through to a handler"
-    assert found.cases > 200
+    assert found.answers[200] > 5, "nothing got through to a handler"
+    assert found.cases > 50
 
 
 def test_whatever_comes_over_the_wire_is_decoded_or_refused_in_words():
-    found = loaded("offline").fuzz_wire(1.5, START)
+    found = loaded("offline").fuzz_wire(1, START)
     assert found.findings == []
-    assert found.answers["decoded"] > 20
+    assert found.answers["decoded"] > 5
 
 
 def test_whatever_is_in_the_configuration_is_loaded_or_answered_with_file_and_key():
-    found = loaded("offline").fuzz_settings(2, START)
+    found = loaded("offline").fuzz_settings(1, START)
     assert found.findings == []
-    assert min(found.answers["loaded"], found.answers["refused"]) > 10
+    assert min(found.answers["loaded"], found.answers["refused"]) > 2
 
 
 @pytest.mark.e2e
 def test_a_damaged_journal_gives_what_was_written_or_an_error():
-    found = loaded("offline").fuzz_journal(2, START)
+    found = loaded("offline").fuzz_journal(1, START)
     assert found.findings == []
-    assert min(found.answers["read"], found.answers["refused"]) > 3
+    assert min(found.answers["read"], found.answers["refused"]) > 0
 
 
 # ---- the fuzzers see what is wrong -----------------------------------------------------------------------------------

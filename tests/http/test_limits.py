@@ -178,7 +178,7 @@ SLOW = {
 
 @pytest.mark.parametrize("how", SLOW)
 async def test_who_is_slow_to_send_is_hung_up_on_however_it_drips(running, how):
-    async with running() as world, served(world, read_s=0.4) as (host, port):
+    async with running() as world, served(world, read_s=0.2) as (host, port):
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(SLOW[how].replace(b"%s", f"authorization: Bearer {world.secrets['alice']}\r\n".encode()))
 
@@ -203,18 +203,18 @@ async def test_who_is_slow_to_send_is_hung_up_on_however_it_drips(running, how):
 
 
 async def test_who_waits_for_an_answer_is_not_slow_and_neither_is_a_kept_connection(running):
-    async with running() as world, served(world, read_s=0.3) as (host, port):
+    async with running() as world, served(world, read_s=0.2) as (host, port):
         headers = {"Authorization": f"Bearer {world.secrets['root']}"}
         async with httpx.AsyncClient(base_url=f"http://{host}:{port}", headers=headers) as client:
             last = (await client.get("/v1/facts")).json()["last"]
-            answer = await client.get("/v1/facts", params={"after": last, "wait_ms": 900})
+            answer = await client.get("/v1/facts", params={"after": last, "wait_ms": 500})
             assert answer.status_code == 200
-            await anyio.sleep(0.7)
+            await anyio.sleep(0.5)
             assert (await client.get("/v1/jobs")).status_code == 200
 
 
 async def test_who_does_not_take_an_answer_is_hung_up_on(running):
-    async with running() as world, served(world, read_s=0.4) as (host, port), world.client("root") as root:
+    async with running() as world, served(world, read_s=0.2) as (host, port), world.client("root") as root:
         each = len((await root.get("/v1/openapi.json")).content)
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -222,7 +222,7 @@ async def test_who_does_not_take_an_answer_is_hung_up_on(running):
             client.setblocking(False)
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(client, b"GET /v1/openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 200)
-            await anyio.sleep(1.5)
+            await anyio.sleep(1)
             taken = 0
             with anyio.fail_after(8):
                 try:
