@@ -173,7 +173,9 @@ def see_gpus(c: Cycle, seen: tuple[i.GpuSight, ...]) -> None:
     by_node: dict[NodeId, list[str]] = {}
     for sight in seen:
         node = node_with(c, sight.gpu)
-        if node is None or sight.used_mb > clear_limit_mb(c, node):
+        if node is None:
+            continue
+        if sight.used_mb > c.config.clear_tolerance_mb and sight.used_mb > clear_limit_mb(c, node):
             continue
         gpu = node.gpus[sight.gpu]
         if gpu.stain is None or may_still_fill(c, node, gpu.stain):

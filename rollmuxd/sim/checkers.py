@@ -225,12 +225,13 @@ class Witness:
         note = self._noted.get(type(given))
         if note is not None:
             note(self, given)
+        heard = self._facts
         for fact in decision.facts:
-            if fact.at != now and type(fact) is not f.Audited:  # that one is of wall time
+            kind = type(fact)
+            if fact.at != now and kind is not f.Audited:  # that one is of wall time
                 self.no_fact_goes_back_in_time(fact)
-            heed = self._facts.get(type(fact))
-            if heed is not None:
-                heed(self, fact)
+            if kind in heard:
+                heard[kind](self, fact)
         if decision.effects or self.untold:
             self.every_order_is_told_once(decision.effects)
         if self.closed:
@@ -304,6 +305,8 @@ class Witness:
     def a_gpu_is_given_on_only_when_seen_clear(self, name: SlotId, job: JobId, gpus: tuple[GpuId, ...]) -> None:
         """Nobody claims a GPU that another job's bytes may be on."""
         stain = self.stain
+        if stain.keys().isdisjoint(gpus):
+            return
         for gpu in gpus:
             whose = stain.get(gpu)
             if whose is not None and whose != job:
@@ -328,10 +331,11 @@ class Witness:
     def clear_is_what_was_seen_clear(self, fact: f.GpusCleared) -> None:
         """GPUs are clear because an input said so, of a time at which nothing was on its way there."""
         place, given = self.places[fact.node], self.given
-        for gpu in fact.gpus:
-            holder = self.held.get(gpu)
-            if holder is not None and self.slots[holder].status not in ("taken", "released"):
-                self._broken("clear_is_what_was_seen_clear", f"{gpu} is called clear, and slot {holder} holds it")
+        if not self.held.keys().isdisjoint(fact.gpus):
+            for gpu in fact.gpus:
+                holder = self.held.get(gpu)
+                if holder is not None and self.slots[holder].status not in ("taken", "released"):
+                    self._broken("clear_is_what_was_seen_clear", f"{gpu} is called clear, and slot {holder} holds it")
         if fact.by:
             if not isinstance(given, i.DeclareClear) or given.node != fact.node:
                 self._broken("clear_is_what_was_seen_clear", f"nobody declared {fact.node} clear")
@@ -346,8 +350,9 @@ class Witness:
                 )
             if used is None or used > limit:
                 self._broken("clear_is_what_was_seen_clear", f"{gpu} is called clear, and was seen with {used} MB")
-        for job in dict.fromkeys(self.stain[gpu] for gpu in fact.gpus if gpu in self.stain):
-            self._nothing_is_on_its_way(fact.node, job)
+        for job in dict.fromkeys(map(self.stain.get, fact.gpus)):
+            if job is not None:
+                self._nothing_is_on_its_way(fact.node, job)
 
     def _sights(self, node: NodeId) -> dict[GpuId, int]:
         given = self.given
@@ -520,12 +525,13 @@ class Witness:
     def every_order_is_told_once(self, effects: tuple[Effect, ...]) -> None:
         """In the decision that issues it; again only after a restart. Only open orders are told or asked about."""
         for effect in effects:
-            if isinstance(effect, Perform):
-                if effect.order not in self.orders:
-                    self._broken("every_order_is_told_once", f"order {effect.order} is told, and is not open")
-                if effect.again != (effect.order not in self.untold):
-                    self._broken("every_order_is_told_once", f"order {effect.order} is told twice")
-                self.untold.pop(effect.order, None)
+            if type(effect) is Perform:
+                order = effect.order
+                if order not in self.orders:
+                    self._broken("every_order_is_told_once", f"order {order} is told, and is not open")
+                if effect.again != (order not in self.untold):
+                    self._broken("every_order_is_told_once", f"order {order} is told twice")
+                self.untold.pop(order, None)
             elif isinstance(effect, Probe):
                 if effect.order not in self.orders and effect.order not in self.closed:
                     self._broken("every_order_is_told_once", f"{effect.order} is asked about, and is not open")
@@ -1142,7 +1148,7 @@ class Witness:
             self.kept.pop(key, None)
             self.loaded_on.pop(key, None)
         place = self.places[told.node]
-        if any(self.stain.get(gpu) == told.job for gpu in place.gpus):
+        if told.job in map(self.stain.get, place.gpus):
             place.touched_at = fact.at
 
     def _order_faulted(self, fact: f.OrderFaulted) -> None:

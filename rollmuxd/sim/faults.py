@@ -20,7 +20,7 @@ The presets are meant to find bugs, so they are about a thousand times harsher t
   peers.md, section on residency drivers). The presets fail one order in two hundred, since each costs a quarantine.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -282,6 +282,8 @@ class Trouble:
         world.machines.wipe(process.name, process.run, lingering=self.lingering())
         if not process.gone:
             world.later(process, self.chance.about(self.faults.restart_ms), self._restarts)
+        elif world.processes.get(process.name) is process:  # nobody heard that it is done: its lease will tell
+            world.ended(process)
 
     def _restarts(self, process: "Process") -> None:
         if process.gone:
@@ -398,7 +400,7 @@ class Trouble:
         process = self.world.processes.get(self.world.core.state.slots[fact.slot].job)
         if process is not None and process.slot == fact.slot and not process.silent and not process.stuck:
             self.world.later(process, self.chance.within(RETRY_MS), self.dies)
-        elif process is not None and isinstance(fact, f.SlotFaulted) and process.request is not None:
+        elif process is not None and not isinstance(fact, f.SlotLost) and process.request is not None:
             self.world.later(process, RETRY_MS, self._asks_anew)
 
     def withdrawn(self, fact: f.SlotWithdrawn) -> None:
@@ -585,10 +587,11 @@ class Trouble:
 
     # ---- the daemon --------------------------------------------------------------------------------------------------
 
-    def journal(self, body: bytes) -> None:
-        """A fact is durable."""
+    def journal(self, bodies: Sequence[bytes]) -> None:
+        """Facts are durable."""
         if self.faults.daemon_deaths_per_hour:
-            self.written.apply(f.decode(body))
+            for body in bodies:
+                self.written.apply(f.decode(body))
 
     def _doom(self) -> None:
         self.doomed = True

@@ -266,10 +266,10 @@ class World:
             raise DaemonDied
         decision = self.core.handle(given, self.kernel.now)
         self.keep(given, decision)
+        heeded = self._heeded
         for fact in decision.facts:
-            heed = self._heeded.get(type(fact))
-            if heed is not None:
-                heed(self, fact)
+            if type(fact) in heeded:
+                heeded[type(fact)](self, fact)
         for effect in decision.effects:
             self._do(effect)
         return decision
@@ -286,16 +286,19 @@ class World:
         self.witness.hear(now, given, decision)
         for listener in self.listeners:
             listener.hear(now, given, decision, self.core.state)
+        if not facts:
+            return
         outcome.facts += len(facts)
+        bodies = [f.encode(fact) for fact in facts]
+        self.digest.update(b"".join(bodies))
+        if self.trouble is not None:
+            self.trouble.journal(bodies)
         for fact in facts:
-            body = f.encode(fact)
-            self.digest.update(body)
-            if self.hear is not None:
-                self.hear(fact)
-            if self.trouble is not None:
-                self.trouble.journal(body)
             if type(fact) is f.JobPlaced or type(fact) is f.PlacementEnded:
                 self.meter.hear(fact)
+        if self.hear is not None:
+            for fact in facts:
+                self.hear(fact)
 
     def call(self, process: Process, given: i.Input, then: Then | None = None) -> None:
         """A process calls; one that gets no answer calls again once the daemon is back."""
@@ -330,9 +333,10 @@ class World:
             what(process)
 
     def _do(self, effect: Effect) -> None:
+        if type(effect) is Perform:  # by far the most
+            self.perform(effect)
+            return
         match effect:
-            case Perform():
-                self.perform(effect)
             case Observe():
                 if self.trouble is None:
                     self.kernel.after(0, self.observed, effect.host)
