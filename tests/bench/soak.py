@@ -14,10 +14,11 @@ import asyncio
 import itertools
 import json
 import os
+import sqlite3
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Final
 
@@ -116,7 +117,7 @@ async def _soak(folder: Path, size: Size) -> Json:
         began = time.monotonic()
         key = await new_key(made)
         lines = [await Line.tcp(made.port) for _ in range(AT_ONCE)]
-        jobs = await _join(made, key, lines, [host for host, *_ in hosts], size)
+        jobs = await _join(key, lines, [host for host, *_ in hosts])
         registered_s = time.monotonic() - began
         say(f"soak: {len(jobs)} jobs are registered ({registered_s:.0f} s)")
         groups = await _wait(made, jobs, size)
@@ -155,6 +156,7 @@ async def _soak(folder: Path, size: Size) -> Json:
         "descriptors_growth": of(last, "descriptors") - of(warm, "descriptors"),
         "threads_growth": of(last, "threads") - of(warm, "threads"),
         "bytes_each_drift": short(_bytes_each(last) / _bytes_each(warm)),
+        "wal_growth": short(of(last, "wal_mb") / of(warm, "wal_mb") - 1),
         "kb_each": short(_bytes_each(windows) / 1000),
         "core_share": of(last, "core_share"),
         "windows": windows,
@@ -166,28 +168,26 @@ async def _soak(folder: Path, size: Size) -> Json:
         "descriptors_growth": at_most(found["descriptors_growth"], 4),
         "threads_growth": at_most(found["threads_growth"], 1),
         "bytes_each_drift": at_most(found["bytes_each_drift"], 1.2),
+        "wal_growth": at_most(found["wal_growth"], 0.2),
     }
     return found
 
 
 def _bytes_each(windows: Sequence[Json]) -> float:
-    """What the files have grown by, for each hand-over."""
-    grown = sum(window["files_mb_grown"] for window in windows) * 1e6
+    """What the journal has grown by, for each hand-over."""
+    grown = sum(window["journal_mb_grown"] for window in windows) * 1e6
     return float(max(1.0, grown) / max(1, sum(window["hand_overs"] for window in windows)))
 
 
-async def _join(made: Daemon, key: str, lines: Sequence[Line], hosts: Sequence[str], size: Size) -> list[Client]:
+async def _join(key: str, lines: Sequence[Line], hosts: Sequence[str]) -> list[Client]:
     """All jobs, some at a time, in the order of their groups."""
     joined: dict[tuple[int, int], Client] = {}
 
     async def some(number: int) -> None:
         for index in range(number, len(hosts), AT_ONCE):
             for place in range(MEMBERS):
-                waits = index < size.waiting_groups
                 line = lines[number]
                 member = await Client.join(line, key, f"{hosts[index]}-{place}", f"{hosts[index]}/gpu0-7", states=False)
-                if waits:
-                    member.line = await Line.tcp(made.port)
                 assert isinstance(member, Client)
                 joined[index, place] = member
 
@@ -200,10 +200,14 @@ async def _wait(made: Daemon, jobs: Sequence[Client], size: Size) -> list[Group]
     groups = []
     for number in range(size.waiting_groups):
         members = jobs[number * MEMBERS : (number + 1) * MEMBERS]
+        for member in members:  # only now: a server closes connections that are idle for long
+            member.line = await Line.tcp(made.port)
         await members[0].turn()
         groups.append(Group(members))
     while made.count("slot_queued") < size.waiting_groups * MEMBERS:
-        await asyncio.sleep(0.1)
+        for turn in (turn for group in groups for turn in group.waiting if turn.done()):
+            turn.result()  # raises: nobody gets a turn before anybody has given it back
+        await asyncio.sleep(0.2)
     return groups
 
 
@@ -223,7 +227,7 @@ async def _rage(made: Daemon, groups: Sequence[Group], size: Size) -> tuple[list
     turn, late = itertools.cycle(groups), 0
     began = next_at = time.perf_counter()
     seen, used = began, processor_s(made.pid)
-    files = _files_mb(made)
+    files = _journal_mb(made)
 
     def over(task: "asyncio.Task[float]", group: Group) -> None:
         under_way.discard(task)
@@ -242,7 +246,7 @@ async def _rage(made: Daemon, groups: Sequence[Group], size: Size) -> tuple[list
                 under_way.add(task)
             next_at += 1 / size.per_second
         if now - seen >= size.window_s and took:
-            files_now, used_now = _files_mb(made), processor_s(made.pid)
+            files_now, used_now = _journal_mb(made), processor_s(made.pid)
             windows.append(
                 {
                     "at_s": short(now - began),
@@ -255,8 +259,9 @@ async def _rage(made: Daemon, groups: Sequence[Group], size: Size) -> tuple[list
                     "descriptors": len(os.listdir(f"/proc/{made.pid}/fd")),
                     "threads": len(os.listdir(f"/proc/{made.pid}/task")),
                     "core_share": short((used_now - used) / (now - seen)),
-                    "files_mb": short(files_now),
-                    "files_mb_grown": short(files_now - files),
+                    "journal_mb": short(files_now),
+                    "journal_mb_grown": short(files_now - files),
+                    "wal_mb": short(_wal_mb(made)),
                 }
             )
             say(f"soak: {windows[-1]}")
@@ -266,9 +271,19 @@ async def _rage(made: Daemon, groups: Sequence[Group], size: Size) -> tuple[list
     return windows, late
 
 
-def _files_mb(made: Daemon) -> float:
-    """What its journal takes, all files together."""
-    return sum(path.stat().st_size for path in made.state.glob("journal.sqlite3*")) / 1e6
+def _journal_mb(made: Daemon) -> float:
+    """What is in its journal, whichever of its files that lies in at the moment."""
+    path = made.state / "journal.sqlite3"
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+        pages, free, size = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        )
+    return (pages - free) * size / 1e6
+
+
+def _wal_mb(made: Daemon) -> float:
+    """The size of its log: what is written waits there until it is folded into the database."""
+    return (made.state / "journal.sqlite3-wal").stat().st_size / 1e6
 
 
 # ---- faults ----------------------------------------------------------------------------------------------------------
