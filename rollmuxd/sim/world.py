@@ -243,7 +243,7 @@ class World:
         return True
 
     def _stuck(self) -> None:
-        names = [process.job.name for process in self.processes.values() if not process.gone]
+        names = [made.name for made in self.outcome.jobs if made.ended_ms is None]
         states = ", ".join(
             f"{job.id} is {job.status} ({job.reason})" for job in self.core.state.jobs.values() if job.live
         )
@@ -552,6 +552,7 @@ class World:
         if process.gone:
             return
         process.gone = True
+        process.silent = False  # whoever ends it is heard, whatever it does itself
         process.life += 1
         process.slot, process.request = "", None
         self.charge(process)
