@@ -17,7 +17,7 @@ import os
 import sqlite3
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Final
@@ -295,23 +295,24 @@ async def _faults(folder: Path, *, small: bool) -> Json:
     found: Json = {"limit_s": LIMIT_S}
     async with _with_states(folder) as (script, groups):
         mine, *others = groups
-        calm = await _p50(others, rounds)
 
-        async def elsewhere() -> Json:
+        async def elsewhere(what: Json, meanwhile: Callable[[], Awaitable[float]] | None = None) -> tuple[Json, float]:
+            """What other groups feel of it: beside a calm time just before, since other people use the machine too."""
+            script({})
+            calm = await _p50(others, rounds)
+            script(what)
+            own = asyncio.gather(meanwhile()) if meanwhile is not None else None
             p50 = await _p50(others, rounds)
-            return {"others_p50_ms": short(1000 * p50), "others_p50_times": short(p50 / calm)}
+            felt = {"others_p50_ms": short(1000 * p50), "others_p50_times": short(p50 / calm)}
+            return felt, (await own)[0] if own is not None else 0.0
 
         # A job whose load never comes back: the one after it has the node after the order's limit.
-        script({"faults": [{"do": "hang", "method": "load", "job": "h0-1"}]})
-        passed = asyncio.create_task(_past_the_faulted(mine))
-        found["load_hangs"] = await elsewhere()
-        found["load_hangs"]["same_group_s"] = short(await passed)
-
+        hangs = {"faults": [{"do": "hang", "method": "load", "job": "h0-1"}]}
+        felt, took_s = await elsewhere(hangs, lambda: _past_the_faulted(mine))
+        found["load_hangs"] = {**felt, "same_group_s": short(took_s)}
         # A stranger on a node, then a host that does not answer.
-        script({"strangers": [{"gpu": "h0/gpu0", "mb": 30_000}]})
-        found["node_occupied"] = await elsewhere()
-        script({"faults": [{"do": "hang", "method": "observe", "host": "h0"}]})
-        found["host_silent"] = await elsewhere()
+        found["node_occupied"], _ = await elsewhere({"strangers": [{"gpu": "h0/gpu0", "mb": 30_000}]})
+        found["host_silent"], _ = await elsewhere({"faults": [{"do": "hang", "method": "observe", "host": "h0"}]})
         script({})
     return found
 
