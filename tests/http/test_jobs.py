@@ -115,6 +115,35 @@ async def test_what_a_registration_leaves_open_is_as_the_configuration_says(runn
         assert (two.slo, two.on_loss, two.park) == (2.0, "hold", "at_release")
 
 
+async def test_a_default_of_relaunch_is_for_those_that_can_be_relaunched(running, body_of_job):
+    async with running(defaults={"on_loss": "relaunch"}) as world, world.client() as client:
+        assert (await client.post("/v1/jobs", json=body_of_job("one"))).status_code == 201
+        assert world.state.jobs["j1"].spec.on_loss == "hold"
+        asked = await client.post("/v1/jobs", json=body_of_job("two", on_loss="relaunch"))
+        assert asked.status_code == 422
+        assert "does not say what to start" in asked.json()["detail"]
+
+
+async def test_only_an_admin_has_processes_started(running, body_of_job):
+    async with running() as world, world.client() as client:
+        body = body_of_job("one", launch={"argv": ["true"]})
+        refused = await client.post("/v1/jobs", json=body)
+        assert refused.status_code == 403
+        assert "takes role admin" in refused.json()["detail"]
+        assert not world.state.jobs
+
+
+async def test_a_process_that_was_replaced_does_not_end_its_job(running):
+    async with running() as world, world.client() as client:
+        job = await world.job(client)
+        await client.post(f"/v1/jobs/{job.id}/sessions", json={"pid": 2, "host": "h1"})
+        refused = await client.request("DELETE", f"/v1/jobs/{job.id}", json={"session": job.session})
+        assert refused.status_code == 409
+        assert world.state.jobs[job.id].live
+        beat = await client.post(f"/v1/sessions/{job.session}/heartbeat", json={})
+        assert beat.status_code == 409
+
+
 async def test_pause_resume_and_end(running):
     async with running() as world, world.client() as client:
         job = await world.job(client)
