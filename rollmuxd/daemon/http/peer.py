@@ -97,6 +97,8 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         self._stuck: float | None = None
         #: bytes of a head that is not complete
         self._head: int | None = 0
+        #: bytes that came last
+        self._chunk = 0
         self._closing = False
         super().connection_made(cast("asyncio.Transport", self._whole))
         sock = transport.get_extra_info("socket")
@@ -121,8 +123,9 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._since is None:
             self._since = self.loop.time()
+        self._chunk = len(data)
         if self._head is not None:
-            self._head += len(data)
+            self._head += self._chunk
         super().data_received(data)
         # A head that is complete was measured by itself.
         if self._head is not None and self._head > self.limits.max_head:
@@ -135,10 +138,12 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
             self._since = self.loop.time()
 
     def on_headers_complete(self) -> None:
-        self._head = None
-        if len(self.url) + sum([len(name) + len(value) for name, value in self.headers]) > self.limits.max_head:
+        most = self.limits.max_head
+        # Measured only where so much has come at all: what came, and the piece that it came in, are more than the head.
+        if max(self._head or 0, self._chunk) > most and self._head_size() > most:
             self._refuse_head()
             raise _Refused  # the parser stops
+        self._head = None
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -178,6 +183,9 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
                 self._refuse(SLOW, f"a call has to arrive within {longest:g} s")
             else:
                 self.transport.close()
+
+    def _head_size(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def _refuse_head(self) -> None:
         self._refuse(HEAD_TOO_LARGE, f"the address and headers of a call may have {self.limits.max_head} bytes")
