@@ -154,7 +154,7 @@ async def test_a_journal_that_was_put_here_begins_a_new_incarnation_and_one_that
 async def test_whatever_bytes_change_what_is_read_was_written_or_it_is_refused(tmp_path):
     await write(tmp_path / "whole", 60, snapshots=(20, 40))
     rng, refused, torn = random.Random(7), 0, 0
-    for number in range(120):
+    for number in range(60):
         folder = tmp_path / str(number)
         shutil.copytree(tmp_path / "whole", folder)
         content = bytearray((folder / "journal.sqlite3").read_bytes())
@@ -187,7 +187,7 @@ async def test_whatever_bytes_change_what_is_read_was_written_or_it_is_refused(t
         finally:
             await journal.close()
         shutil.rmtree(folder)
-    assert refused > 20
+    assert refused > 10
 
 
 async def test_a_log_that_is_cut_anywhere_leaves_the_facts_up_to_some_commit(tmp_path):
