@@ -2,6 +2,7 @@
 
 from itertools import combinations
 
+from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core.config import Config, OwnerLimits
 from rollmuxd.core.cycle import Cycle
@@ -114,10 +115,26 @@ def _seat(c: Cycle, job: Job, placed: Placed) -> None:
         )
     )
     launch(c, job)
+    look_for_left_overs(c, job)
     if job.queued is not None:
         slot = c.state.slots[job.queued]
         take_place(c, job, slot.phase, side=slot.side)
         dispatch(c, group)
+
+
+def look_for_left_overs(c: Cycle, job: Job) -> None:
+    """Look at GPUs that others gave back while nobody else wanted them, and on which no state of theirs is moved.
+
+    No order will tell that such a GPU is clear, and while its job was alone there nobody had to know.
+    """
+    for node in dict.fromkeys(name for nodes in job.pins.values() for name in nodes):
+        known = c.state.nodes[node]
+        moved = {c.state.states[key].job for key in known.states}
+        for gpu in known.gpus.values():
+            if gpu.holder is None and gpu.stain not in (None, job.id) and gpu.stain not in moved:
+                if c.soft.look_now(known.host, c.now, c.config):
+                    c.do(e.Observe(known.host))
+                break
 
 
 def _shape_of(job: Job) -> object:
