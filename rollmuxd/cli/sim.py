@@ -86,6 +86,13 @@ _WORKLOAD = (
     click.option(
         "--nodes", type=Assigned(), multiple=True, help="Nodes that there are: POOL=COUNT. Default: bought on demand."
     ),
+    click.option(
+        "--faults",
+        type=click.Choice(["none", "jobs", "hosts", "daemon", "all"]),
+        default="none",
+        show_default=True,
+        help="What goes wrong, far more often than in life (with --fidelity phase).",
+    ),
     click.option("--take", default=0, metavar="N", help="So many jobs at most."),
     click.option("--data", default="", metavar="DIR", help="Where large traces lie (default: $ROLLMUX_DATA)."),
     click.option("--set", "more", type=Assigned(), multiple=True, help="A setting of the workload itself."),
@@ -190,6 +197,7 @@ def compare(
     options: Options,
     workload: str,
     fidelity: str,
+    faults: str,
     names: str,
     seeds: int,
     max_group: int,
@@ -207,7 +215,7 @@ def compare(
         raise click.UsageError("--policies names none")
     if window is not None and (html is None or fidelity == "cost"):
         raise click.UsageError("--window draws phases in a report: it goes with --html and --fidelity phase")
-    some = runs.tasks(workload, options, asked, fidelity, range(seeds), max_group)
+    some = runs.tasks(workload, options, asked, fidelity, range(seeds), max_group, faults)
     runs.check(some)
     if html is not None:
         report.check()  # better before hours of runs than after them
@@ -248,6 +256,7 @@ def run(
     options: Options,
     workload: str,
     fidelity: str,
+    faults: str,
     name: str,
     seed: int,
     accounting: str,
@@ -259,7 +268,8 @@ def run(
     from rollmuxd.sim import compare as runs
     from rollmuxd.sim import record, tables
 
-    (task,) = (t for t in runs.tasks(workload, options, [name], fidelity, [seed]) if t.accounting == accounting)
+    some = runs.tasks(workload, options, [name], fidelity, [seed], faults=faults)
+    (task,) = (one for one in some if one.accounting == accounting)
     runs.check([task])
     drawn = runs.draw(task)
     with _progress(len(drawn.jobs), "jobs") as advance:

@@ -14,6 +14,7 @@ from rollmuxd.core.state import State
 from rollmuxd.sim import fluid, optimal, world
 from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.contender import Contender
+from rollmuxd.sim.faults import PRESETS
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.workload import Options, SimJob, Workload
 from rollmuxd.sim.workloads import read
@@ -35,6 +36,8 @@ class Task(Struct, frozen=True):
     seed: int
     #: jobs in a group at most
     max_group: int = optimal.MAX_GROUP
+    #: what goes wrong, by the name of a preset (phase fidelity)
+    faults: str = "none"
 
 
 class Capped:
@@ -85,6 +88,7 @@ def tasks(
     fidelity: str,
     seeds: Sequence[int],
     max_group: int = optimal.MAX_GROUP,
+    faults: str = "none",
 ) -> list[Task]:
     """Every run of a comparison, both accountings.
 
@@ -93,13 +97,17 @@ def tasks(
     """
     if fidelity not in FIDELITIES:
         raise ValueError(f"fidelity is {fidelity!r}, and it is one of {', '.join(FIDELITIES)}")
+    if faults not in PRESETS:
+        raise ValueError(f"faults is {faults!r}, and it is one of {', '.join(PRESETS)}")
+    if faults != "none" and fidelity != "phase":
+        raise ValueError("only what is played phase by phase can fail; use fidelity phase")
     for name in names:
         if name == OPTIMAL and fidelity == "phase":
             raise ValueError("optimal moves jobs at every event, for nothing: it has no phases to run; use cost")
         if name != OPTIMAL:
             contender(name)
     return [
-        Task(workload, options, name, fidelity, accounting, seed, max_group)
+        Task(workload, options, name, fidelity, accounting, seed, max_group, faults)
         for seed in seeds
         for name in dict.fromkeys(names)
         for accounting in ACCOUNTINGS
@@ -136,11 +144,20 @@ def perform(
     drawn = drawn or draw(task)
     if task.policy == OPTIMAL:
         return optimal.run(drawn, seed=task.seed, accounting=task.accounting, max_group=task.max_group)
-    run = fluid.run if task.fidelity == "cost" else world.run
     found = contender(task.policy)
     if task.max_group != optimal.MAX_GROUP:
         found = Capped(found, task.max_group)
-    return run(drawn, found, seed=task.seed, accounting=task.accounting, hear=hear, progress=progress)
+    if task.fidelity == "cost":
+        return fluid.run(drawn, found, seed=task.seed, accounting=task.accounting, hear=hear, progress=progress)
+    return world.run(
+        drawn,
+        found,
+        seed=task.seed,
+        accounting=task.accounting,
+        hear=hear,
+        progress=progress,
+        faults=PRESETS[task.faults],
+    )
 
 
 def run_all(some: Sequence[Task], processes: int = 1) -> Iterator[tuple[Task, Outcome]]:

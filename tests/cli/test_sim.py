@@ -86,6 +86,13 @@ def test_a_report_is_written_with_a_window_of_the_history(tmp_path: Path) -> Non
     assert page.read_text().count("<svg") >= 4
 
 
+def test_a_run_in_which_everything_fails_still_ends() -> None:
+    words = ("run", "--workload", "micro-temporal", "--set", "hours=3", "--fidelity", "phase", "--slo", "none")
+    calm, rough = answer(*words), answer(*words, "--faults", "all")
+    assert rough["facts"] > calm["facts"]
+    assert rough["work"]["mean_completion_s"] > calm["work"]["mean_completion_s"]
+
+
 def test_what_can_be_asked_for_is_listed() -> None:
     assert {"weave-production", "mixed", "philly", "journal"} <= set(answer("workloads"))
     known = answer("policies")
@@ -107,6 +114,7 @@ def test_what_can_be_asked_for_is_listed() -> None:
         (("compare", *SMALL, "--nodes", "rollout=x"), "--nodes rollout"),
         (("compare", *SMALL, "--window", "1:2"), "--window"),
         (("compare", *SMALL, "--policies", "optimal", "--fidelity", "phase"), "use cost"),
+        (("compare", *SMALL, "--faults", "all"), "use fidelity phase"),
         (("compare", "--workload", "mixed", "--policies", "colocated"), "co-located"),
         (
             ("compare", "--workload", "weave-production", "--nodes", "rollout=1", "--nodes", "train=4"),
