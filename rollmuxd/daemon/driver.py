@@ -220,7 +220,7 @@ class Driver:
             Unavailable: the writer is down. Whether it was done shows after it is up again: ask once more.
         """
         if self._journal.tight and isinstance(given, GROWING):
-            raise Unavailable("the disk of the state directory is full: only what frees GPUs is done", retry_after_s=30)
+            raise Unavailable("the disk of the state directory is full: only what frees GPUs is done", retry_after_s=5)
         try:
             answer = self._decide(given, then).answer
         except Rejected:

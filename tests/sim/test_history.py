@@ -83,7 +83,6 @@ def test_node_time_in_running_phases_is_what_the_meter_counted():
     busy_time_is_metered(*simulate(sim_job("a", 100, 40, tail=()), sim_job("b", 80, 60, tail=())))
 
 
-@pytest.mark.xfail(strict=False, reason="the simulator's meter forgets a phase once it is on its tail's GPUs")
 def test_so_is_that_of_tails(simulated):
     busy_time_is_metered(*simulated)
 
