@@ -22,11 +22,11 @@ def loaded(name):
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_whatever_is_called_the_daemon_answers_below_500_and_is_well_afterwards():
-    found = loaded("live").fuzz(6, START)
+    found = loaded("live").fuzz(4, START, least=50)
     assert found.findings == []
     assert found.server_errors == 0
-    assert found.answers[200], "nothing got through to a handler"  # how much did depends on the machine
-    assert found.cases
+    assert found.answers[200] > 5, "nothing got through to a handler"
+    assert found.cases > 50
 
 
 def test_whatever_comes_over_the_wire_is_decoded_or_refused_in_words():
