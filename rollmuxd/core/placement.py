@@ -40,7 +40,7 @@ from rollmuxd.core.model import (
     StateSpec,
     Want,
 )
-from rollmuxd.core.policy import Placed, Refusal, Verdict
+from rollmuxd.core.policy import Move, Placed, Refusal, Verdict
 from rollmuxd.core.state import State
 from rollmuxd.core.wheel import Leg, certified, closed_form_is_exact, period_ms
 
@@ -167,6 +167,11 @@ class RollMux:
         period = self._period_ms(summary.legs)
         promised = job.spec.slo is not None and period <= int(job.spec.slo * solo)
         return Verdict(promised=promised, period_ms=period)
+
+    def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
+        """The paper's jobs stay where they were put."""
+        del state, now
+        return iter(())
 
     def period_ms(self, state: State, group: GroupId) -> Millis | None:
         """By closed form where it is exact, else by the recurrence."""

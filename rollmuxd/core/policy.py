@@ -5,13 +5,14 @@ what it has derived from the state, under the versions that the state carries. T
 the simulator, so what was scored is what will run.
 """
 
+from collections.abc import Iterator
 from typing import Protocol
 
 from msgspec import Struct
 
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.facts import PlannedVisit
-from rollmuxd.core.model import Dispatch, GroupId, Job, JobStatus, Millis, NodeId, PoolName
+from rollmuxd.core.model import Dispatch, GroupId, Job, JobId, JobStatus, Millis, NodeId, PoolName
 from rollmuxd.core.state import State
 
 
@@ -49,6 +50,23 @@ class Verdict(Struct, frozen=True):
     period_ms: Millis | None
 
 
+class Move(Struct, frozen=True):
+    """A placed job is better placed elsewhere: one step of a regrouping, certified by itself.
+
+    For as long as the move lasts the job counts in both places, and every member's promise holds in both.
+    """
+
+    job: JobId
+    #: where to, as :meth:`Policy.place` would say it; the group may be one that exists, or a new one
+    placed: Placed
+    #: for people: what it is good for, with its numbers
+    why: str
+    #: what is expected to be saved, per hour, once this move and the later ones of its plan are done
+    saves_per_hour: float = 0.0
+    #: what the move itself costs
+    costs: float = 0.0
+
+
 class Policy(Protocol):
     """Decides between groups, and says how a group's members follow each other (:class:`Dispatch`)."""
 
@@ -64,6 +82,15 @@ class Policy(Protocol):
 
     def judge(self, state: State, job: Job) -> Verdict:
         """Whether a placed job's SLO, and every other member's, holds with the times that are known by now."""
+        ...
+
+    def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
+        """Look for placed jobs that are better placed elsewhere, in steps of a few milliseconds each.
+
+        None: nothing yet, ask on. A move: worth doing now; what comes after it is to be asked anew, of the state in
+        which that move is planned. Whoever iterates drops the iterator when a group, node or job has changed. Only
+        ``movable`` jobs without a move at hand are moved.
+        """
         ...
 
     def period_ms(self, state: State, group: GroupId) -> Millis | None:
