@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from rollmuxd.cli.calls import Call, cell, fields, part, table, talks
+from rollmuxd.cli.completion import names_of
 
 
 @click.group()
@@ -41,7 +42,7 @@ def list_(call: Call) -> None:
 
 
 @group.command()
-@click.argument("group")
+@click.argument("group", shell_complete=names_of("/v1/groups", "group"))
 @talks
 def show(call: Call, group: str) -> None:
     """One group and its wheel: the cyclic order of visits."""

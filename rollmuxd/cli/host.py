@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from rollmuxd.cli.calls import Call, cell, fields, part, table, talks
+from rollmuxd.cli.completion import names_of
 from rollmuxd.cli.node import pinned, tell_who_stays
 
 
@@ -41,7 +42,7 @@ def list_(call: Call) -> None:
 
 
 @host.command()
-@click.argument("host")
+@click.argument("host", shell_complete=names_of("/v1/hosts", "host"))
 @talks
 def show(call: Call, host: str) -> None:
     """One host."""
@@ -65,7 +66,7 @@ def _said(verb: str) -> Any:
 
 
 @host.command()
-@click.argument("host")
+@click.argument("host", shell_complete=names_of("/v1/hosts", "host"))
 @click.option("--evict", is_flag=True, help="End the jobs that are pinned to its nodes.")
 @click.option("--reason", help="Kept in the journal, for those who ask later.")
 @talks
@@ -81,7 +82,7 @@ def drain(call: Call, host: str, evict: bool, reason: str | None) -> None:
 
 
 @host.command()
-@click.argument("host")
+@click.argument("host", shell_complete=names_of("/v1/hosts", "host"))
 @talks
 def undrain(call: Call, host: str) -> None:
     """Use a host's nodes again."""
@@ -91,7 +92,7 @@ def undrain(call: Call, host: str) -> None:
 
 
 @host.command("declare-clear")
-@click.argument("host")
+@click.argument("host", shell_complete=names_of("/v1/hosts", "host"))
 @click.option("--reason", default="", help="How you know; it is kept in the journal.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @talks

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from rollmuxd.cli.calls import Call, Failed, cell, fields, part, table, talks
+from rollmuxd.cli.completion import names_of
 
 OVER = ("ended", "lost")
 PLACED = ("probing", "admitted")
@@ -65,7 +66,7 @@ def list_(call: Call, owner: str | None, status: str | None, pool: str | None, e
 
 
 @job.command()
-@click.argument("job")
+@click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
 @talks
 def show(call: Call, job: str) -> None:
     """One job: where it sits, how fast it goes, what it was promised."""
@@ -116,7 +117,7 @@ def _promise(view: dict[str, Any]) -> str:
 
 
 @job.command()
-@click.argument("job")
+@click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
 @talks
 def explain(call: Call, job: str) -> None:
     """Why a job waits, or where it sits and why."""
@@ -135,7 +136,7 @@ def _said(verb: str) -> Any:
 
 
 @job.command()
-@click.argument("job")
+@click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
 @talks
 def pause(call: Call, job: str) -> None:
     """Give a job no new slot; the one it has runs to its end."""
@@ -143,7 +144,7 @@ def pause(call: Call, job: str) -> None:
 
 
 @job.command()
-@click.argument("job")
+@click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
 @talks
 def resume(call: Call, job: str) -> None:
     """Let a paused job go on."""
@@ -151,7 +152,7 @@ def resume(call: Call, job: str) -> None:
 
 
 @job.command()
-@click.argument("job")
+@click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
 @talks
 def reinstate(call: Call, job: str) -> None:
     """Take a quarantined job back."""
@@ -159,7 +160,7 @@ def reinstate(call: Call, job: str) -> None:
 
 
 @job.command()
-@click.argument("job")
+@click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
 @click.option("--reason", default="", help="Told to the job, and kept in the journal.")
 @talks
 def end(call: Call, job: str, reason: str) -> None:
@@ -168,7 +169,7 @@ def end(call: Call, job: str, reason: str) -> None:
 
 
 @job.command()
-@click.argument("job")
+@click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
 @click.option("--for", "until", type=click.Choice(["over", "placed"]), default="over", help="Default: over.")
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds; then exit with 1.")
 @talks

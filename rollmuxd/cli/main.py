@@ -1,11 +1,13 @@
 """``rollmuxd``: the command line, one file per noun.
 
-It sits in job scripts, so its start time is their start time: what is heavy (httpx, rich, the daemon) is imported
-inside the commands.
+It sits in job scripts, so its start time is their start time: a noun's file is imported when that noun is used, and
+what is heavy (httpx, rich, the daemon) inside the commands.
 """
 
 import os
 import sys
+from importlib import import_module
+from typing import Final
 
 #: what the extra `daemon` brings, as it is imported
 OF_THE_EXTRA = (
@@ -23,38 +25,61 @@ def lacks(error: ModuleNotFoundError) -> str | None:
 
 try:
     import click
-
-    from rollmuxd.cli.daemon import daemon
-    from rollmuxd.cli.demo.command import demo
-    from rollmuxd.cli.doctor import doctor
-    from rollmuxd.cli.facts import facts
-    from rollmuxd.cli.group import group
-    from rollmuxd.cli.host import host
-    from rollmuxd.cli.job import job
-    from rollmuxd.cli.journal import journal
-    from rollmuxd.cli.key import key
-    from rollmuxd.cli.node import node
-    from rollmuxd.cli.report import report
-    from rollmuxd.cli.sim import sim
-    from rollmuxd.cli.slot import slot
-    from rollmuxd.cli.trace import trace
 except ModuleNotFoundError as missing:
     if (said := lacks(missing)) is None:
         raise
     sys.exit(said)
 
+#: every command: where it is, and what it is for (``--help`` must not import them all to know; a test holds the two
+#: together). A command is the attribute of its own name.
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "completion": ("completion", "Complete commands and names with the Tab key."),
+    "daemon": ("daemon", "The daemon: run, start, stop, status."),
+    "demo": ("demo.command", "See it work: real RL loops share two pools."),
+    "doctor": ("doctor", "Collect what a bug report needs."),
+    "facts": ("facts", "What happened, in order."),
+    "group": ("group", "Co-execution groups: list, show."),
+    "host": ("host", "Hosts: list, show, drain, undrain, declare-clear."),
+    "job": ("job", "Jobs: list, show, explain, pause, resume, end, reinstate, wait."),
+    "journal": ("journal", "The journal: check, backup, restore, compact."),
+    "key": ("key", "API keys: add, list, revoke."),
+    "node": ("node", "Nodes: list, show, drain, undrain, declare-clear."),
+    "report": ("report", "What GPUs were used for, and what sharing saved."),
+    "sim": ("sim", "Simulate policies on traces."),
+    "slot": ("slot", "Slots: list, revoke."),
+    "top": ("top", "Live view of pools, jobs and what waits."),
+    "trace": ("trace", "Look at a history: who ran where and when, what was moved, what waited."),
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+class Lazy(click.Group):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in order."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"rollmuxd.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in ``--help``, without importing what is listed."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+
+@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="rollmuxd", message="rollmuxd %(version)s")
 def cli() -> None:
     """Let several RL post-training jobs share GPU pools, phase by phase.
 
     See it work, without a GPU: rollmuxd demo
     """
-
-
-for command in (daemon, demo, doctor, facts, group, host, job, journal, key, node, report, sim, slot, trace):
-    cli.add_command(command)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from rollmuxd.cli.calls import Call, fields, part, table, talks
+from rollmuxd.cli.completion import names_of
 
 
 @click.group()
@@ -45,7 +46,7 @@ def list_(call: Call, pool: str | None) -> None:
 
 
 @node.command()
-@click.argument("node")
+@click.argument("node", shell_complete=names_of("/v1/nodes", "node"))
 @talks
 def show(call: Call, node: str) -> None:
     """One node and its GPUs."""
@@ -115,7 +116,7 @@ def _undrained(view: dict[str, Any]) -> None:
 
 
 @node.command()
-@click.argument("node")
+@click.argument("node", shell_complete=names_of("/v1/nodes", "node"))
 @click.option("--evict", is_flag=True, help="End the jobs that are pinned to it.")
 @click.option("--reason", help="Kept in the journal, for those who ask later.")
 @talks
@@ -126,7 +127,7 @@ def drain(call: Call, node: str, evict: bool, reason: str | None) -> None:
 
 
 @node.command()
-@click.argument("node")
+@click.argument("node", shell_complete=names_of("/v1/nodes", "node"))
 @talks
 def undrain(call: Call, node: str) -> None:
     """Use a node again."""
@@ -134,7 +135,7 @@ def undrain(call: Call, node: str) -> None:
 
 
 @node.command("declare-clear")
-@click.argument("node")
+@click.argument("node", shell_complete=names_of("/v1/nodes", "node"))
 @click.option("--reason", default="", help="How you know; it is kept in the journal.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @talks

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from rollmuxd.cli.calls import Call, part, table, talks
+from rollmuxd.cli.completion import names_of
 
 ENDED = ("withdrawn", "released", "over")
 
@@ -52,7 +53,7 @@ def list_(call: Call, job: str | None, pool: str | None, status: str | None, eve
 
 
 @slot.command()
-@click.argument("slot")
+@click.argument("slot", shell_complete=names_of("/v1/slots", "slot"))
 @click.option("--reason", default="", help="Told to the job, and kept in the journal.")
 @talks
 def revoke(call: Call, slot: str, reason: str) -> None:

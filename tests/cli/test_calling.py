@@ -7,12 +7,13 @@ import time
 
 import pytest
 
-from rollmuxd.cli.main import cli
+from rollmuxd.cli.main import COMMANDS, cli
 from rollmuxd.client.errors import NoDaemon, Unreachable, refused
 
 
 def commands(group=cli, path=()):
-    for name, command in group.commands.items():
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
         if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
         else:
@@ -26,16 +27,14 @@ def test_every_command_has_a_help_text_and_takes_json(rollmuxd, path):
     assert ran.code == 0
     assert ran.out.startswith(f"Usage: rollmuxd {path}")
     assert ran.lines[2].strip()
-    assert "--json" in ran.out or path == "daemon run"
+    assert "--json" in ran.out or path in ("daemon run", "completion")
 
 
 def test_the_help_names_every_noun(rollmuxd):
     out = rollmuxd("--help").out
 
-    assert all(
-        f"\n  {noun} " in out
-        for noun in ("daemon", "demo", "facts", "group", "host", "job", "key", "node", "report", "sim", "slot", "trace")
-    )
+    nouns = ("daemon", "demo", "facts", "group", "host", "job", "key", "node", "report", "sim", "slot", "top", "trace")
+    assert all(f"\n  {noun} " in out for noun in nouns)
 
 
 def test_help_comes_before_one_notices():
@@ -147,3 +146,24 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     )
 
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_the_list_of_commands_says_of_each_what_it_says_of_itself():
+    for name, (_, about) in COMMANDS.items():
+        command = cli.get_command(None, name)
+        assert command is not None
+        assert command.name == name
+        said = command.short_help or command.help
+        assert said.startswith(about.rstrip(".")), f"{name}: {about!r}, and {said!r}"
+
+
+def test_help_imports_no_command_and_an_unknown_one_none_either():
+    code = (
+        "import sys; from rollmuxd.cli.main import cli\n"
+        "try: cli(['--help'])\nexcept SystemExit: pass\n"
+        "try: cli(['nope'])\nexcept SystemExit: pass\n"
+        "print([m for m in sys.modules if m.startswith('rollmuxd.cli.') and m != 'rollmuxd.cli.main'])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert ran.stdout.splitlines()[-1] == "[]"

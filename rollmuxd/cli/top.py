@@ -1,0 +1,147 @@
+"""``rollmuxd top``: the live view, over any terminal; ``--once`` for scripts."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+
+from rollmuxd.cli.calls import Call, console, talks
+
+#: how many looks the line of a pool's use goes back
+LOOKS: Final = 60
+
+
+@click.command(short_help="Live view of pools, jobs and what waits.")
+@click.option(
+    "--once", is_flag=True, help="Print it once, and end: for scripts. So it does where there is no terminal."
+)
+@click.option("--interval", default=2.0, show_default=True, type=click.FloatRange(0.2, 3600), help="Seconds.")
+@click.option("--owner", help="Only this owner's jobs.")
+@talks
+def top(call: Call, once: bool, interval: float, owner: str | None) -> None:
+    """Pools and nodes, who holds them, how jobs keep their bounds, and what waits.
+
+    q ends it, s sorts by something else, the arrow keys scroll the jobs.
+    """
+    watch = Watch(call, owner)
+    if call.as_json:
+        call.answer(watch.look(), lambda _: None)
+    elif once or not sys.stdout.isatty() or not sys.stdin.isatty():
+        _print_once(watch)
+    else:
+        _live(watch, interval)
+
+
+class Watch:
+    """Looks at the daemon again and again, and remembers how much of each pool was held."""
+
+    def __init__(self, call: Call, owner: str | None) -> None:
+        self._call, self._owner = call, owner
+        self.held: dict[str, deque[float]] = {}
+
+    def look(self) -> dict[str, Any]:
+        """What there is now: the daemon's own views, as its lists have them."""
+        call = self._call
+        seen: dict[str, Any] = {
+            "at": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "pools": list(call.items("/v1/pools", limit=1000)),
+            "nodes": list(call.items("/v1/nodes", limit=1000)),
+            "hosts": list(call.items("/v1/hosts", limit=1000)),
+            "groups": list(call.items("/v1/groups", limit=1000)),
+            "jobs": [
+                job
+                for job in call.items("/v1/jobs", limit=1000, owner=self._owner)
+                if job["status"] not in ("ended", "lost")
+            ],
+            # Not those that are queued: each would be told why, which for a thousand takes the daemon a second.
+            "slots": [
+                slot
+                for status in ("running", "tail", "loading", "reclaiming")
+                for slot in call.items("/v1/slots", limit=1000, status=status)
+            ],
+        }
+        for pool in seen["pools"]:
+            share = pool["gpus_held"] / pool["gpus"] if pool["gpus"] else 0.0
+            self.held.setdefault(pool["pool"], deque(maxlen=LOOKS)).append(share)
+        return seen
+
+
+def _print_once(watch: Watch) -> None:
+    from rollmuxd.cli import top_view
+
+    out = console()
+    seen = watch.look()
+    with out.capture() as capture:
+        out.print(top_view.picture(seen, watch.held, width=min(out.width, 200), rows=None))
+    for line in capture.get().splitlines():
+        click.echo(line.rstrip())
+
+
+def _live(watch: Watch, interval: float) -> None:
+    from rich.live import Live
+
+    from rollmuxd.cli import top_view
+    from rollmuxd.client.errors import RollmuxError
+
+    out = console()
+    first, sort, trouble = 0, 0, ""
+    seen = watch.look()
+    with keys() as pressed, Live(console=out, screen=True, auto_refresh=False) as live:
+        due = time.monotonic() + interval
+        while True:
+            live.update(
+                top_view.picture(
+                    seen,
+                    watch.held,
+                    width=out.width,
+                    rows=out.height,
+                    first=first,
+                    sort=top_view.SORTS[sort % len(top_view.SORTS)],
+                    trouble=trouble,
+                ),
+                refresh=True,
+            )
+            key = pressed(max(0.0, due - time.monotonic()))
+            if key in ("q", "Q", "\x03", "\x04"):
+                return
+            if key == "s":
+                sort += 1
+            elif key in ("\x1b[B", "j"):
+                first = min(first + 1, max(0, len(seen["jobs"]) - 1))
+            elif key in ("\x1b[A", "k"):
+                first = max(0, first - 1)
+            if time.monotonic() >= due:
+                due = time.monotonic() + interval
+                try:
+                    seen, trouble = watch.look(), ""
+                except RollmuxError as error:
+                    trouble = f"trying again: {error}"
+
+
+@contextmanager
+def keys() -> Iterator[Any]:
+    """Key by key, without their showing: a function that waits so long for one. The terminal is put back at the end."""
+    import termios
+    import tty
+
+    where = sys.stdin.fileno()
+    before = termios.tcgetattr(where)
+
+    def pressed(seconds: float) -> str:
+        ready, _, _ = select.select([where], [], [], seconds)
+        return os.read(where, 8).decode(errors="replace") if ready else ""
+
+    try:
+        tty.setcbreak(where)
+        yield pressed
+    finally:
+        termios.tcsetattr(where, termios.TCSADRAIN, before)

@@ -1,0 +1,267 @@
+"""``rollmuxd top``: the whole cluster in one picture, live on a terminal, and once for a script."""
+
+import json
+import os
+import pty
+import re
+import select
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from rollmuxd.cli import top as top_command
+
+GPUS = [{"gpu": f"box/gpu{n}", "holder": "s4" if n < 2 else None, "stain": None} for n in range(4)]
+NODES = [
+    {
+        "node": "box/gpu0-3",
+        "host": "box",
+        "status": "up",
+        "pools": ["rollout"],
+        "gpu_type": "H20",
+        "price_per_hour": 8.0,
+        "gpus": GPUS,
+        "reason": "",
+        "group": "g1",
+        "states": {"j1 rollout": "loaded", "j2 rollout": "parking", "j3 rollout": "parked", "j4 rollout": "gone"},
+    },
+    {
+        "node": "box/gpu4-7",
+        "host": "box",
+        "status": "quarantined",
+        "pools": ["train"],
+        "gpu_type": "H800",
+        "price_per_hour": 20.0,
+        "gpus": [{"gpu": f"box/gpu{n}", "holder": None, "stain": "j1"} for n in range(4, 8)],
+        "reason": "gpu5 does not come clear",
+        "group": "g1",
+        "states": {},
+    },
+]
+POOLS = [
+    {"pool": "rollout", "nodes": ["box/gpu0-3"], "nodes_free": 0, "gpus": 4, "gpus_held": 2},
+    {"pool": "train", "nodes": ["box/gpu4-7"], "nodes_free": 0, "gpus": 4, "gpus_held": 0},
+]
+SLOT = {
+    "slot": "s4",
+    "job": "j1",
+    "phase": "rollout",
+    "status": "tail",
+    "request_id": "r",
+    "granted_at": "2025-06-01T12:00:00.000Z",
+}
+
+PICTURE = """\
+rollmuxd top   12:00:34 UTC   2 nodes, 1 group, 3 jobs, 1 waiting   by group
+POOL     GPUS  HELD                       NODES  FREE  OF LATE
+rollout     4  ██████████░░░░░░░░░░  50%      1     0  ▄
+train       4  ░░░░░░░░░░░░░░░░░░░░   0%      1     0
+
+NODE        POOLS    STATUS       GROUP  GPUS  HELD BY                      STATES
+box/gpu0-3  rollout  up           g1        4  math-7b rollout (tail) on 2  parking code-7b, 1 loaded, 1 parked
+box/gpu4-7  train    quarantined  g1        4  gpu5 does not come clear     -
+
+JOB      OWNER   STATUS    GROUP  NOW               FOR  ITER  SLOWDOWN  OF ITS BOUND  CREDIT
+code-7b  vision  admitted  g1     waits for train     -     3         -  best effort        -
+math-7b  vision  admitted  g1     rollout (tail)   34 s    12      1.50  ████░░░░ 2     -30 s
+
+WAITING  OWNER   SLO  WHY
+big      vision    -  box has 30 GB of RAM left, it needs 80
+"""
+
+
+@pytest.fixture
+def table(a_job):
+    """What the daemon's lists have."""
+    jobs = [
+        a_job(group="g1", slot="s4", phase="rollout", iterations=12, slowdown=1.5, slo=2.0, promised=True)
+        | {"credit_s": -30.0},
+        a_job(job="j2", name="code-7b", group="g1", slot="s9", phase="train", iterations=3),
+        a_job(job="j3", name="big", status="waiting", reason="box has 30 GB of RAM left, it needs 80"),
+        a_job(job="j4", name="old", status="ended"),
+    ]
+    lists = {"pools": POOLS, "nodes": NODES, "jobs": jobs, "groups": [{"group": "g1"}], "hosts": [], "slots": [SLOT]}
+    return {f"/v1/{name}": items for name, items in lists.items()}
+
+
+@pytest.fixture
+def there(daemon, table, monkeypatch):
+    """A daemon that has these lists, at a fixed time."""
+
+    class Clock(top_command.datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return cls(2025, 6, 1, 12, 0, 34, tzinfo=zone)
+
+    monkeypatch.setattr(top_command, "datetime", Clock)
+    for path, items in table.items():
+        daemon[f"GET {path}"] = lambda asked, items=items: {
+            "items": [item for item in items if asked.get("status") in (None, item.get("status"))],
+            "next": None,
+        }
+    return daemon
+
+
+def test_one_look_shows_pools_nodes_jobs_against_their_bounds_and_what_waits(rollmuxd, there):
+    assert rollmuxd("top --once").out == PICTURE
+
+
+def test_where_there_is_no_terminal_it_prints_once_without_colours(rollmuxd, there):
+    assert rollmuxd("top").out == PICTURE
+
+
+def test_as_json_it_is_the_daemons_own_lists(rollmuxd, there, table):
+    said = rollmuxd("top --json").json
+
+    assert said["at"] == "2025-06-01T12:00:34.000Z"
+    assert said["nodes"] == NODES
+    assert [job["job"] for job in said["jobs"]] == ["j1", "j2", "j3"]
+    assert said["slots"] == [SLOT]
+
+
+def test_queued_slots_are_not_asked_for_since_each_would_be_thought_about(rollmuxd, there):
+    rollmuxd("top --once")
+
+    asked = [sent["status"] for _, path, sent in there.asked if path == "/v1/slots"]
+    assert asked == ["running", "tail", "loading", "reclaiming"]
+
+
+def test_a_name_moves_no_cursor(rollmuxd, there, table):
+    table["/v1/jobs"][1]["name"] = "a\x1b[2Jb"
+
+    assert "\x1b" not in rollmuxd("top --once").out
+
+
+# ---- live, on a terminal ---------------------------------------------------------------------------------------------
+
+
+class Daemon(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """A real socket with a table behind it; ``gone``: it answers nobody properly any more."""
+
+    daemon_threads = True
+    gone = False
+
+
+def handler(table):
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            path, _, query = self.path.partition("?")
+            status = re.search(r"status=(\w+)", query)
+            items = [item for item in table[path] if status is None or item.get("status") == status[1]]
+            body = json.dumps({"items": items, "next": None}).encode()
+            self.send_response(503 if self.server.gone else 200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def address_string(self):
+            return "test"
+
+        def log_message(self, *_):
+            pass
+
+    return Handler
+
+
+class Terminal:
+    """A program on a terminal of its own: what it shows, and keys for it."""
+
+    def __init__(self, *words, env):
+        self.child, self._ours = pty.fork()
+        if self.child == 0:
+            os.execve(sys.executable, [sys.executable, "-m", "rollmuxd", *words], env)
+        self.shown = ""
+
+    def sees(self, text, within=20.0):
+        """Read until the text is on the screen."""
+        give_up = time.monotonic() + within
+        while text not in self.shown:
+            left = give_up - time.monotonic()
+            if left <= 0 or not select.select([self._ours], [], [], left)[0]:
+                pytest.fail(f"not on the screen: {text!r}; what was shown: {self.shown[-3000:]!r}")
+            try:
+                self.shown += os.read(self._ours, 65536).decode(errors="replace")
+            except OSError:
+                pytest.fail(f"it ended without {text!r}: {self.shown[-3000:]!r}")
+
+    def press(self, keys):
+        self.shown = ""
+        os.write(self._ours, keys.encode())
+
+    def ends(self):
+        """Its exit status, and the rest of what it shows."""
+        try:
+            while chunk := os.read(self._ours, 65536):
+                self.shown += chunk.decode(errors="replace")
+        except OSError:
+            pass
+        os.close(self._ours)
+        return os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
+
+
+def test_on_a_terminal_it_stays_sorts_outlives_a_restart_of_the_daemon_and_ends_at_q(table, tmp_path):
+    socket = tmp_path / "rollmux.sock"
+    with Daemon(str(socket), handler(table)) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "140", "LINES": "40", "HOME": str(tmp_path)}
+        screen = Terminal("top", "--interval", "0.2", "--url", f"unix://{socket}", env=env)
+        screen.sees("\x1b[?1049h")  # on a screen of its own: what was there comes back
+        screen.sees("math-7b")
+        screen.press("s")
+        screen.sees("by slowdown")
+        server.gone = True
+        screen.press(" ")
+        screen.sees("trying again")
+        server.gone = False
+        screen.press(" ")
+        screen.sees("rollmuxd top")
+        screen.press("q")
+        assert screen.ends() == 0
+        assert "\x1b[?1049l" in screen.shown
+        server.shutdown()
+
+
+# ---- the Tab key -----------------------------------------------------------------------------------------------------
+
+
+def test_the_tab_key_knows_the_names_of_jobs_and_says_nothing_where_there_is_no_daemon(daemon, a_job):
+    from click.shell_completion import ShellComplete
+
+    from rollmuxd.cli.main import cli
+
+    daemon["GET /v1/jobs"] = {"items": [a_job(), a_job(job="j2", name="code-7b")], "next": None}
+    tab = ShellComplete(cli, {}, "rollmuxd", "_ROLLMUXD_COMPLETE")
+
+    assert [item.value for item in tab.get_completions(["job", "show"], "ma")] == ["math-7b"]
+    assert [item.value for item in tab.get_completions([], "to")] == ["top"]
+    daemon.down = OSError("nobody is there")
+    assert tab.get_completions(["job", "show"], "ma") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_a_script_of_its_own(rollmuxd, shell):
+    script = rollmuxd(f"completion {shell}").out
+
+    assert "_ROLLMUXD_COMPLETE" in script
+    assert f"{shell}_complete" in script
+
+
+def test_an_unknown_shell_is_told_which_are_known(rollmuxd):
+    ran = rollmuxd("completion", env={"SHELL": "/bin/csh"})
+
+    assert (ran.code, ran.err) == (1, "rollmuxd: the shell is csh, and this knows bash, zsh, fish; name one of them\n")
+
+
+def test_bash_accepts_its_script(rollmuxd):
+    script = rollmuxd("completion bash").out
+    ran = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
+
+    assert (ran.returncode, ran.stderr) == (0, "")
