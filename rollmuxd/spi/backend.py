@@ -8,12 +8,19 @@ half-open thing behind. What a backend cannot know it must say it does not know 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
 
 from rollmuxd.core.inputs import GpuSight
 from rollmuxd.core.model import GpuId, HostId, JobId, LaunchId
+from rollmuxd.spi.errors import NotDone
+
+if TYPE_CHECKING:
+    from anyio.abc import ByteStream
+
+#: of each of a command's outputs, what is kept: they are for answers, not for data
+OUTPUT_KEPT: Final = 8 * 2**20
 
 
 class HostConfig(Struct, frozen=True):
@@ -75,6 +82,16 @@ class Process(Struct, frozen=True):
     pid: int
     #: its start time, as its host's kernel gives it
     started: str
+
+
+class Ran(Struct, frozen=True):
+    """How a command came to its end."""
+
+    #: of a command that a signal ended, minus the signal's number
+    exit_code: int
+    #: the first :data:`OUTPUT_KEPT` bytes
+    stdout: bytes
+    stderr: bytes
 
 
 @runtime_checkable
@@ -154,3 +171,68 @@ class StartsProcesses(Backend, Protocol):
     async def alive(self, host: HostId, launch: LaunchId) -> bool:
         """Whether anything of a launch lives. Raises ContactLost where that is not known."""
         ...
+
+
+@runtime_checkable
+class RunsCommands(Backend, Protocol):
+    """What a backend has besides, if it can run commands on its hosts for residency drivers.
+
+    A driver has its order's backend (``order.backend``), and asks it by :func:`runs_commands`.
+    """
+
+    async def run(
+        self,
+        host: HostId,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout_s: float = 60.0,
+    ) -> Ran:
+        """Run an argument vector (no shell reads it), and return when it has ended and closed its outputs.
+
+        ``env`` comes on top of the environment that the backend's user has there; ``stdin`` is all that it can read.
+        A command that takes longer than ``timeout_s`` (0.001 s or more), or whose call is cancelled, is ended with
+        all that it has started and that did not leave its process group.
+
+        Raises:
+            NotDone: it was not started, for certain (no such program, not allowed); says why.
+            ContactLost: it may have run, to an end or in part: the line broke, or the time was over. Also where the
+                host cannot be reached.
+        """
+        ...
+
+
+@runtime_checkable
+class OpensConnections(Backend, Protocol):
+    """What a backend has besides, if it can open connections to what listens on its hosts: engines on loopback.
+
+    A driver has its order's backend (``order.backend``), and asks it by :func:`opens_connections`;
+    :func:`rollmuxd.spi.http.client` makes an HTTP client of it.
+    """
+
+    async def connect(self, host: HostId, address: str, port: int) -> "ByteStream":
+        """Open a TCP connection to an address as the *host* understands it ("127.0.0.1" is the host itself).
+
+        The stream raises what streams of anyio raise; one whose host goes away raises BrokenResourceError, within
+        the backend's own time limits. The caller closes it (``async with``).
+
+        Raises:
+            NotDone: the host is there, and nobody listens at this address or it may not be reached; says why.
+            ContactLost: the host cannot be reached, or does not answer.
+        """
+        ...
+
+
+def runs_commands(backend: Backend) -> RunsCommands:
+    """The same backend, as one that runs commands. Raises NotDone, saying so, where it cannot."""
+    if isinstance(backend, RunsCommands):
+        return backend
+    raise NotDone(f"{type(backend).__name__} runs no commands; this residency driver needs a backend that does")
+
+
+def opens_connections(backend: Backend) -> OpensConnections:
+    """The same backend, as one that opens connections. Raises NotDone, saying so, where it cannot."""
+    if isinstance(backend, OpensConnections):
+        return backend
+    raise NotDone(f"{type(backend).__name__} opens no connections; this residency driver needs a backend that does")

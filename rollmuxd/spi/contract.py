@@ -14,18 +14,33 @@ Needs pytest with pytest-asyncio, and anyio. Not imported by :mod:`rollmuxd.spi`
 import contextlib
 import itertools
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import anyio
+import anyio.abc
 import anyio.lowlevel
 import pytest
 from msgspec import Struct
 
 from rollmuxd.core.model import Fence, GpuId, HostId, OrderKind, StateSpec
-from rollmuxd.spi.backend import Backend, ProcessOrder, Sight, StartsProcesses
+from rollmuxd.spi.backend import Backend, OpensConnections, ProcessOrder, Ran, RunsCommands, Sight, StartsProcesses
 from rollmuxd.spi.errors import ContactLost, NotDone, PluginError
 from rollmuxd.spi.residency import Residency, StateOrder
+
+#: Sends back whatever each connection brings; its port is written into a file.
+_ECHO = """
+import os, socket, sys, threading
+def serve(line):
+    while data := line.recv(65536):
+        line.sendall(data)
+    line.close()
+listener = socket.create_server(("127.0.0.1", 0))
+with open(sys.argv[1], "w") as mark:
+    mark.write("%d\\n" % listener.getsockname()[1])
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"""
 
 #: A call is cancelled after so many turns of the loop, one test of it each ...
 _TURNS = range(12)
@@ -283,6 +298,197 @@ class BackendContract:
         if not isinstance(backend, StartsProcesses) or not backend.starts_on(self.host):
             pytest.skip("the backend starts no processes on this host")
         return backend, backend
+
+    # ---- of those that run commands ----
+
+    @pytest.mark.asyncio
+    async def test_a_command_gets_its_input_and_gives_both_outputs_and_its_exit_code(self) -> None:
+        backend, runner = await self._runner()
+        script = "cat; echo oops >&2; exit 3"
+        ran = await runner.run(self.host, ("sh", "-c", script), stdin=b"\x00in\xff\n" * 20_000)
+        assert (ran.exit_code, ran.stdout, ran.stderr) == (3, b"\x00in\xff\n" * 20_000, b"oops\n")
+        assert (await runner.run(self.host, ("cat",))).stdout == b"", "without stdin there is nothing to be read"
+        ran = await runner.run(self.host, ("sh", "-c", "kill -9 $$"))
+        assert ran.exit_code == -9, f"a command that a signal ended, and its exit code is {ran.exit_code}"
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_no_shell_reads_the_arguments_nor_the_environment_of_a_command(self) -> None:
+        backend, runner = await self._runner()
+        odd = (
+            "",
+            " a  b ",
+            "$HOME",
+            "`id`",
+            "it's",
+            '"',
+            "\\",
+            "*",
+            "~",
+            "!x",
+            "a\nb",
+            "-n",
+            "é",
+            "#",
+            ";",
+            "&&",
+            "{1,2}",
+        )
+        ran = await runner.run(self.host, ("printf", "%s\\0", *odd))
+        assert ran.stdout.decode().split("\0")[:-1] == list(odd)
+        ran = await runner.run(self.host, ("env",), env={"ROLLMUX_A": "$HOME 'x' `id`", "ROLLMUX_B": ""})
+        assert {"ROLLMUX_A=$HOME 'x' `id`", "ROLLMUX_B="} < set(ran.stdout.decode().splitlines())
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_a_command_whose_program_is_not_there_is_not_done_and_says_so(self) -> None:
+        backend, runner = await self._runner()
+        for program in ("/no/such/program", "no-such-program-anywhere"):
+            with pytest.raises(NotDone, match=program):
+                await runner.run(self.host, (program, "x"))
+        with pytest.raises(NotDone):
+            await runner.run(self.host, ())
+        # The same exit code, of a program that is there.
+        assert (await runner.run(self.host, ("sh", "-c", "exit 127"))).exit_code == 127
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_a_command_over_its_time_is_ended_with_what_it_started_and_is_contact_lost(self) -> None:
+        backend, runner = await self._runner()
+        mark = (await runner.run(self.host, ("mktemp",))).stdout.decode().strip()
+        began = anyio.current_time()
+        with pytest.raises(ContactLost):
+            await runner.run(self.host, self._lasting(mark), timeout_s=0.5)
+        assert anyio.current_time() - began < self.patience_s
+        await self._is_ended(runner, mark)
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_a_command_that_is_cancelled_is_ended_with_what_it_started(self) -> None:
+        backend, runner = await self._runner()
+        mark = (await runner.run(self.host, ("mktemp",))).stdout.decode().strip()
+        with anyio.fail_after(self.patience_s):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(lambda: runner.run(self.host, self._lasting(mark), timeout_s=600))
+                await self._until(lambda: runner.run(self.host, ("cat", f"{mark}.there")), lambda ran: ran.stdout)
+                tasks.cancel_scope.cancel()
+        await self._is_ended(runner, mark)
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_many_commands_run_at_the_same_time(self) -> None:
+        backend, runner = await self._runner()
+        said: dict[int, bytes] = {}
+
+        async def say(number: int) -> None:
+            said[number] = (await runner.run(self.host, ("sh", "-c", f"sleep 0.2; echo {number}"))).stdout
+
+        with anyio.fail_after(self.patience_s):
+            async with anyio.create_task_group() as tasks:
+                for number in range(8):
+                    tasks.start_soon(say, number)
+        assert said == {number: f"{number}\n".encode() for number in range(8)}
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_commands_and_connections_to_a_host_that_is_away_are_contact_lost(self) -> None:
+        backend, runner = await self._runner()
+        await self.take_away(backend)
+        for host in (self.host, "no-such-host-anywhere"):
+            with anyio.fail_after(self.patience_s), pytest.raises(ContactLost):
+                await runner.run(host, ("true",))
+            if isinstance(backend, OpensConnections):
+                with anyio.fail_after(self.patience_s), pytest.raises(ContactLost):
+                    await backend.connect(host, "127.0.0.1", 1)
+        await backend.close()
+
+    async def _runner(self) -> tuple[Backend, RunsCommands]:
+        backend = await self.make()
+        if not isinstance(backend, RunsCommands):
+            pytest.skip("the backend runs no commands")
+        return backend, backend
+
+    @staticmethod
+    def _lasting(mark: str) -> tuple[str, ...]:
+        """A command that goes on, and starts another; their process ids are in ``<mark>.there``."""
+        return ("sh", "-c", f"sleep 600 & echo $$ $! >{mark}; mv {mark} {mark}.there; wait; sleep 600")
+
+    async def _is_ended(self, runner: RunsCommands, mark: str) -> None:
+        pids = (await runner.run(self.host, ("cat", f"{mark}.there"))).stdout.decode().split()
+        assert len(pids) == 2
+        # A zombie has ended: its state is the field after the name.
+        look = "for p; do [ -e /proc/$p/stat ] && ! grep -q ') Z' /proc/$p/stat && echo $p; done; true"
+        await self._until(lambda: runner.run(self.host, ("sh", "-c", look, "sh", *pids)), lambda ran: not ran.stdout)
+
+    # ---- of those that open connections ----
+
+    @pytest.mark.asyncio
+    async def test_what_is_sent_over_a_connection_comes_through_in_both_directions_to_its_end(self) -> None:
+        backend, opener, runner = await self._opener()
+        data = os.urandom(300_000)
+        async with self._echo(runner) as port:
+            with anyio.fail_after(self.patience_s):
+                stream = await opener.connect(self.host, "127.0.0.1", port)
+                async with stream, anyio.create_task_group() as tasks:
+                    tasks.start_soon(_send_all, stream, data)
+                    back = b"".join([part async for part in stream])
+        assert back == data
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_connections_are_apart_from_each_other_and_many_may_be_open(self) -> None:
+        backend, opener, runner = await self._opener()
+        back: dict[int, bytes] = {}
+        async with self._echo(runner) as port:
+
+            async def talk(number: int) -> None:
+                async with await opener.connect(self.host, "127.0.0.1", port) as stream:
+                    await _send_all(stream, str(number).encode() * 1_000)
+                    back[number] = b"".join([part async for part in stream])
+
+            with anyio.fail_after(self.patience_s):
+                async with anyio.create_task_group() as tasks:
+                    for number in range(8):
+                        tasks.start_soon(talk, number)
+        assert back == {number: str(number).encode() * 1_000 for number in range(8)}
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_a_connection_to_where_nobody_listens_is_not_done(self) -> None:
+        backend, opener, runner = await self._opener()
+        async with self._echo(runner) as port:
+            pass  # there is nobody any more
+        with anyio.fail_after(self.patience_s), pytest.raises(NotDone, match=str(port)):
+            await opener.connect(self.host, "127.0.0.1", port)
+        await backend.close()
+
+    async def _opener(self) -> tuple[Backend, OpensConnections, RunsCommands]:
+        backend = await self.make()
+        if not isinstance(backend, OpensConnections):
+            pytest.skip("the backend opens no connections")
+        if not isinstance(backend, RunsCommands):
+            pytest.skip("the backend runs no commands: nobody starts something there to be connected to")
+        return backend, backend, backend
+
+    @contextlib.asynccontextmanager
+    async def _echo(self, runner: RunsCommands) -> AsyncIterator[int]:
+        """The port of something on the host that sends back what it gets."""
+        mark = (await runner.run(self.host, ("mktemp",))).stdout.decode().strip()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: runner.run(self.host, ("python3", "-c", _ECHO, mark), timeout_s=600))
+            listens = await self._until(lambda: runner.run(self.host, ("cat", mark)), lambda ran: ran.stdout)
+            port = int(listens.stdout)
+            yield port
+            tasks.cancel_scope.cancel()
+        dial = f"import socket; socket.create_connection(('127.0.0.1', {port}))"
+        await self._until(lambda: runner.run(self.host, ("python3", "-c", dial)), lambda ran: ran.exit_code)
+
+    async def _until(self, ask: Callable[[], Awaitable[Ran]], enough: Callable[[Ran], object]) -> Ran:
+        """Run a command again and again until its answer will do."""
+        with anyio.fail_after(self.patience_s):
+            while not enough(ran := await ask()):  # noqa: ASYNC110  # what a host does has no event here
+                await anyio.sleep(0.02)
+        return ran
 
     @pytest.mark.asyncio
     async def test_an_option_that_it_does_not_know_is_refused_by_host_and_name(self) -> None:
@@ -630,6 +836,11 @@ def _process(argv: tuple[str, ...], job: str = "j1") -> ProcessOrder:
         cwd="",
         env={"WHO": launch},
     )
+
+
+async def _send_all(stream: anyio.abc.ByteStream, data: bytes) -> None:
+    await stream.send(data)
+    await stream.send_eof()
 
 
 def _moments() -> Iterator[float]:

@@ -18,15 +18,27 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Self, TypeAlias
 
 import anyio
+import anyio.abc
 
 from rollmuxd.core.config import DriverTraits
 from rollmuxd.core.inputs import GpuSight
 from rollmuxd.core.model import HostId, JobId, LaunchId, OrderId
-from rollmuxd.spi.backend import Backend, HostConfig, Inventory, Process, ProcessOrder, Sight, StartsProcesses
+from rollmuxd.spi.backend import (
+    Backend,
+    HostConfig,
+    Inventory,
+    Process,
+    ProcessOrder,
+    Ran,
+    Sight,
+    StartsProcesses,
+    opens_connections,
+    runs_commands,
+)
 from rollmuxd.spi.errors import NotDone
 from rollmuxd.spi.residency import Channel, ChannelCommand, Probed, RankResult, Residency, StateOrder
 
-BACKEND_METHODS: Final = ("inventory", "observe", "kill", "start", "stop", "alive")
+BACKEND_METHODS: Final = ("inventory", "observe", "kill", "start", "stop", "alive", "run", "connect")
 RESIDENCY_METHODS: Final = ("load", "park", "discard", "probe")
 
 
@@ -78,6 +90,24 @@ class WrappedBackend:
         """As inner."""
         await self._meet("alive")
         return await _starter(self.inner).alive(host, launch)
+
+    async def run(
+        self,
+        host: HostId,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout_s: float = 60.0,
+    ) -> Ran:
+        """As inner."""
+        await self._meet("run")
+        return await runs_commands(self.inner).run(host, argv, env=env, stdin=stdin, timeout_s=timeout_s)
+
+    async def connect(self, host: HostId, address: str, port: int) -> anyio.abc.ByteStream:
+        """As inner."""
+        await self._meet("connect")
+        return await opens_connections(self.inner).connect(host, address, port)
 
     async def close(self) -> None:
         """As inner."""

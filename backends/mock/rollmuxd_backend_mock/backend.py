@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import anyio
+import anyio.abc
 import anyio.to_thread
 import msgspec
 from msgspec import Struct, field
@@ -20,8 +21,10 @@ from rollmuxd.spi import (
     PluginError,
     Process,
     ProcessOrder,
+    Ran,
     Sight,
     StateOrder,
+    here,
 )
 from rollmuxd_backend_mock import faults as fault_files
 from rollmuxd_backend_mock import options as option_tables
@@ -144,6 +147,29 @@ class MockBackend:
         if fault is not None and fault.do == "lie":
             return True
         return mock.machine.options.owns_sessions and processes.end(pid, started)
+
+    # ---- for residency drivers -----------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        host: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout_s: float = 60.0,
+    ) -> Ran:
+        """A real command, on this machine, as this user."""
+        fault = await self._meet("run", self.host(host), NotDone)
+        ran = await here.run(argv, env=env, stdin=stdin, timeout_s=timeout_s)
+        if fault is not None and fault.do == "lose_after":
+            raise ContactLost(fault.text("run", host))
+        return ran
+
+    async def connect(self, host: str, address: str, port: int) -> anyio.abc.ByteStream:
+        """A real connection, from this machine."""
+        await self._meet("connect", self.host(host), NotDone)
+        return await here.connect(address, port)
 
     # ---- jobs' processes ---------------------------------------------------------------------------------------------
 

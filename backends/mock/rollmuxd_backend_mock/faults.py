@@ -21,7 +21,19 @@ from rollmuxd.spi import ContactLost, StateOrder
 
 Do: TypeAlias = Literal["fail", "lose", "lose_after", "hang", "lie", "delay"]
 Method: TypeAlias = Literal[
-    "*", "inventory", "observe", "kill", "start", "stop", "alive", "load", "park", "discard", "probe"
+    "*",
+    "inventory",
+    "observe",
+    "kill",
+    "start",
+    "stop",
+    "alive",
+    "run",
+    "connect",
+    "load",
+    "park",
+    "discard",
+    "probe",
 ]
 
 

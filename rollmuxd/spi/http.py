@@ -1,0 +1,186 @@
+"""An HTTP client whose connections a backend opens: how a residency driver talks to an engine on a host's loopback.
+
+    async with http.client(order.backend, order.host, "http://127.0.0.1:8000") as engine:
+        await engine.post("/sleep", params={"level": 1})
+
+Needs httpx (with httpcore, its own dependency) and anyio; not imported by :mod:`rollmuxd.spi`, which stays light.
+
+What goes wrong comes as httpx's own exceptions, with one exception: a host that cannot be reached is
+:class:`~rollmuxd.spi.ContactLost`, as everywhere. So ``httpx.ConnectError`` is sure to mean that the host is there,
+that nobody listens at the address, and that nothing was sent.
+"""
+
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
+
+import anyio
+import anyio.abc
+import anyio.streams.tls
+import httpcore
+import httpx
+
+from rollmuxd.core.model import HostId
+from rollmuxd.spi.backend import Backend, OpensConnections, opens_connections
+from rollmuxd.spi.errors import NotDone
+
+
+def client(backend: Backend, host: HostId, base_url: str, **options: Any) -> httpx.AsyncClient:
+    """An httpx.AsyncClient for a base URL as the host understands it; ``options`` are httpx's own (timeout, headers).
+
+    Raises NotDone where the backend opens no connections.
+    """
+    transport = BackendTransport(opens_connections(backend), host)
+    return httpx.AsyncClient(base_url=base_url, transport=transport, **options)
+
+
+class BackendTransport(httpx.AsyncBaseTransport):
+    """Sends requests over connections that a backend opens on one host.
+
+    Each request has a connection of its own: one that was kept may have been closed by the engine meanwhile, and then
+    nobody would know whether the request arrived.
+    """
+
+    def __init__(self, backend: OpensConnections, host: HostId) -> None:
+        self._pool = httpcore.AsyncConnectionPool(max_keepalive_connections=0, network_backend=_Network(backend, host))
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send one request; the body of its answer is read as it comes."""
+        assert isinstance(request.stream, httpx.AsyncByteStream)
+        sent = httpcore.Request(
+            method=request.method,
+            url=httpcore.URL(
+                scheme=request.url.raw_scheme,
+                host=request.url.raw_host,
+                port=request.url.port,
+                target=request.url.raw_path,
+            ),
+            headers=request.headers.raw,
+            content=request.stream,
+            extensions=request.extensions,
+        )
+        with _as_httpx(request):
+            answer = await self._pool.handle_async_request(sent)
+        return httpx.Response(
+            status_code=answer.status,
+            headers=answer.headers,
+            stream=_Body(answer, request),
+            extensions=answer.extensions,
+        )
+
+    async def aclose(self) -> None:
+        """Close what is open."""
+        await self._pool.aclose()
+
+
+@contextlib.contextmanager
+def _as_httpx(request: httpx.Request) -> Iterator[None]:
+    """Exceptions of httpcore as those of httpx, which have the same names."""
+    try:
+        yield
+    except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, httpcore.ProxyError) as error:
+        name = type(error).__name__
+        raise getattr(httpx, name)(str(error) or name, request=request) from error
+    except httpcore.UnsupportedProtocol as error:
+        raise httpx.UnsupportedProtocol(str(error), request=request) from error
+
+
+class _Body(httpx.AsyncByteStream):
+    def __init__(self, answer: httpcore.Response, request: httpx.Request) -> None:
+        self._answer = answer
+        self._request = request
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with _as_httpx(self._request):
+            async for part in self._answer.aiter_stream():
+                yield part
+
+    async def aclose(self) -> None:
+        with _as_httpx(self._request):
+            await self._answer.aclose()
+
+
+class _Network(httpcore.AsyncNetworkBackend):
+    """How httpcore's pool opens connections: by the backend."""
+
+    def __init__(self, backend: OpensConnections, host: HostId) -> None:
+        self._backend = backend
+        self._host = host
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        try:
+            with anyio.fail_after(timeout):
+                return _Stream(await self._backend.connect(self._host, host, port))
+        except TimeoutError as error:
+            raise httpcore.ConnectTimeout(f"no connection to {host} port {port} within {timeout} s") from error
+        except NotDone as error:
+            raise httpcore.ConnectError(str(error)) from error
+
+    async def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        raise httpcore.UnsupportedProtocol("backends open TCP connections only")
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+
+
+class _Stream(httpcore.AsyncNetworkStream):
+    """A stream of anyio, as httpcore wants it."""
+
+    def __init__(self, stream: anyio.abc.ByteStream) -> None:
+        self._stream = stream
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        try:
+            with anyio.fail_after(timeout):
+                return await self._stream.receive(max_bytes)
+        except anyio.EndOfStream:
+            return b""
+        except TimeoutError as error:
+            raise httpcore.ReadTimeout(f"no answer within {timeout} s") from error
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+            raise httpcore.ReadError(_why(error)) from error
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        try:
+            with anyio.fail_after(timeout):
+                if buffer:
+                    await self._stream.send(buffer)
+        except TimeoutError as error:
+            raise httpcore.WriteTimeout(f"could not be sent within {timeout} s") from error
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+            raise httpcore.WriteError(_why(error)) from error
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        try:
+            with anyio.fail_after(timeout):
+                wrapped = await anyio.streams.tls.TLSStream.wrap(
+                    self._stream, hostname=server_hostname, ssl_context=ssl_context, standard_compatible=False
+                )
+        except TimeoutError as error:
+            raise httpcore.ConnectTimeout(f"no TLS within {timeout} s") from error
+        except (anyio.BrokenResourceError, anyio.EndOfStream, ssl.SSLError) as error:
+            await self._stream.aclose()
+            raise httpcore.ConnectError(_why(error)) from error
+        return _Stream(wrapped)
+
+    def get_extra_info(self, info: str) -> Any:
+        return None
+
+
+def _why(error: Exception) -> str:
+    return str(error) or str(error.__cause__ or "") or type(error).__name__

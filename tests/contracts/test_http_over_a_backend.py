@@ -1,0 +1,112 @@
+"""An engine on a host's loopback is talked to over the backend, and what cannot be known is never taken for a no."""
+
+import asyncio
+import contextlib
+
+import httpx
+import pytest
+
+from rollmuxd.spi import ContactLost, HostConfig, NotDone, http
+from rollmuxd.spi.fakes import SilentBackend
+from rollmuxd_backend_mock import MockBackend
+
+HOST = HostConfig(id="box", gpus=("box/gpu0",))
+
+
+@contextlib.asynccontextmanager
+async def engine(answer):
+    """A server that reads a request's head and body and hands it to ``answer``; its base URL, and what it was asked."""
+    seen, served = [], []
+
+    async def serve(reader, writer):
+        served.append(asyncio.current_task())
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        lengths = [line.split()[1] for line in head.lower().splitlines() if line.startswith("content-length")]
+        body = await reader.readexactly(int(lengths[0])) if lengths else b""
+        seen.append((head, body))
+        with contextlib.suppress(ConnectionError):
+            await answer(reader, writer)
+            writer.close()
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", seen
+        await asyncio.gather(*served)
+
+
+async def ok(reader, writer):
+    writer.write(b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 12\r\n\r\n{"up": true}')
+    await writer.drain()
+
+
+async def hang_up(reader, writer):
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf")
+    await writer.drain()
+
+
+async def silence(reader, writer):
+    await reader.read()  # until the other end hangs up
+
+
+async def mock():
+    return await MockBackend.open([HOST], {})
+
+
+@pytest.mark.asyncio
+async def test_a_request_goes_to_the_engine_and_its_answer_comes_back():
+    backend = await mock()
+    async with engine(ok) as (url, seen), http.client(backend, "box", url) as client:
+        answer = await client.post("/sleep", params={"level": 1}, json={"tags": ["weights"]})
+    ((head, body),) = seen
+
+    assert answer.status_code == 200
+    assert head.startswith("POST /sleep?level=1 HTTP/1.1\r\n")
+    assert body == b'{"tags":["weights"]}'
+
+
+@pytest.mark.asyncio
+async def test_where_nobody_listens_is_a_connect_error_and_nothing_was_sent():
+    backend = await mock()
+    async with engine(ok) as (url, _):
+        pass
+    async with http.client(backend, "box", url) as client:
+        with pytest.raises(httpx.ConnectError):
+            await client.post("/sleep")
+
+
+@pytest.mark.asyncio
+async def test_a_host_that_is_away_is_contact_lost():
+    backend = await mock()
+    backend.faults.add("lose")
+    async with http.client(backend, "box", "http://127.0.0.1:1") as client:
+        with pytest.raises(ContactLost):
+            await client.post("/sleep")
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_dies_in_its_answer_is_a_protocol_error_and_not_an_answer():
+    backend = await mock()
+    async with engine(hang_up) as (url, _), http.client(backend, "box", url) as client:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.get("/is_sleeping")
+
+
+@pytest.mark.asyncio
+async def test_time_limits_are_kept_for_the_answer_and_for_the_connection():
+    backend = await mock()
+    async with engine(silence) as (url, _), http.client(backend, "box", url, timeout=0.05) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            await client.get("/is_sleeping")
+    async with http.client(SilentBackend(backend), "box", "http://127.0.0.1:1", timeout=0.05) as client:
+        with pytest.raises(httpx.ConnectTimeout):
+            await client.get("/is_sleeping")
+
+
+@pytest.mark.asyncio
+async def test_a_backend_that_opens_no_connections_says_so():
+    class Blind:
+        pass
+
+    with pytest.raises(NotDone, match="Blind opens no connections"):
+        http.client(Blind(), "box", "http://127.0.0.1:1")
