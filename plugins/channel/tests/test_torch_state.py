@@ -1,0 +1,423 @@
+"""What the torch helper defends: every bit comes back, what was shared is shared again, and all of it or nothing."""
+
+import contextlib
+import gc
+import logging
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'rollmuxd-channel[torch]'")
+
+from rollmuxd_channel import storages  # noqa: E402
+from rollmuxd_channel.torch_state import Dropped, TorchState, TorchStateError  # noqa: E402
+
+
+class Model(torch.nn.Module):
+    """Tied weights, a buffer, a buffer that is a view of another, and a parameter that is a slice of a flat one."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(50, 16)
+        self.head = torch.nn.Linear(16, 50, bias=False)
+        self.head.weight = self.embed.weight
+        self.norm = torch.nn.BatchNorm1d(16)
+        self.flat = torch.nn.Parameter(torch.randn(64))
+        self.register_buffer("cache", torch.arange(100.0))
+        self.register_buffer("window", self.cache[10:20], persistent=False)
+
+    def forward(self, tokens):
+        return self.head(self.norm(self.embed(tokens))) + self.flat[:50]
+
+
+def trained(steps=2, seed=0):
+    torch.manual_seed(seed)
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), amsgrad=True)
+    for _ in range(steps):
+        step(model, optimizer)
+    return model, optimizer
+
+
+def step(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.randint(0, 50, (8,))).square().mean().backward()
+    optimizer.step()
+
+
+def all_tensors(*parts):
+    return [tensor for part in parts for tensor in storages.tensors("it", part)]
+
+
+def bits_of(*parts):
+    return [tensor.detach().clone().reshape(-1).contiguous().view(torch.uint8) for tensor in all_tensors(*parts)]
+
+
+def same_bits(one, other):
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def memory_of(*parts):
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in all_tensors(*parts)}.values())
+
+
+def test_everything_is_bitwise_as_it_was_and_in_between_there_is_no_memory():
+    model, optimizer = trained()
+    with torch.no_grad():  # what comparing numbers would not tell apart
+        model.cache[:3] = torch.tensor([float("nan"), -0.0, 1e-45])
+    before, size = bits_of(model, optimizer), memory_of(model, optimizer)
+    tensors = all_tensors(model, optimizer)
+    state = TorchState(model=model, adam=optimizer)
+    assert state.device_bytes() == size
+    assert state.park().bytes == size
+    assert memory_of(model, optimizer) == 0
+    assert state.host_bytes() >= size
+    for kept in state._kept:
+        assert sum(piece.numel() for piece in kept.host) == kept.nbytes, "the bytes are in host memory"
+    assert state.load().bytes == size
+    assert same_bits(before, bits_of(model, optimizer))
+    assert all(a is b for a, b in zip(tensors, all_tensors(model, optimizer), strict=True)), "no tensor is replaced"
+
+
+def test_gradients_are_kept_and_on_request_dropped():
+    model, _ = trained()
+    assert model.flat.grad is not None
+    before = bits_of(model)
+    TorchState(model=model).park()
+    other, _ = trained()
+    state = TorchState(model=other, gradients="drop")
+    state.park()
+    state.load()
+    assert other.flat.grad is None
+    assert len(bits_of(other)) < len(before)
+
+
+def test_training_goes_on_as_if_nothing_had_been():
+    solo, solo_adam = trained(6)
+    model, adam = trained(2)
+    state = TorchState(model=model, adam=adam)
+    for _ in range(4):
+        state.park()
+        state.load()
+        step(model, adam)
+    assert same_bits(bits_of(solo, solo_adam), bits_of(model, adam))
+
+
+def test_what_shared_memory_shares_it_again_also_what_nobody_mentioned():
+    model, _ = trained()
+    a_view = model.embed.weight[3:5]
+    a_detached = model.flat.detach()
+    state = TorchState(model=model)
+    state.park()
+    state.load()
+    with torch.no_grad():
+        model.head.weight[4, 0] = 42.0
+        model.cache[10] = 43.0
+        model.flat[0] = 44.0
+    assert model.embed.weight[4, 0] == a_view[1, 0] == 42.0
+    assert model.window[0] == 43.0
+    assert a_detached[0] == 44.0
+
+
+def test_a_slice_brings_the_whole_buffer_that_it_is_cut_from():
+    flat = torch.arange(1000.0)
+    state = TorchState(shard=flat[100:110])
+    assert state.park().bytes == 4_000
+    assert flat.untyped_storage().nbytes() == 0
+    state.load()
+    assert torch.equal(flat, torch.arange(1000.0))
+
+
+def test_many_small_and_some_large_storages_each_keep_their_own_bytes(monkeypatch):
+    monkeypatch.setattr(storages, "PIECE", 4096)
+    torch.manual_seed(1)
+    things = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in (1, 511, 512, 513, 4095, 4097, 20_000, 7)]
+    before = bits_of(things)
+    state = TorchState(things=things)
+    for _ in range(2):
+        state.park()
+        for junk in range(3):
+            torch.full((20_000,), junk, dtype=torch.uint8)
+        state.load()
+        assert same_bits(before, bits_of(things))
+    assert state.host_bytes() < sum(t.numel() for t in things) + 512 * len(things) + 4096
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64, torch.float64]
+)
+def test_whatever_the_type_of_the_numbers(dtype):
+    thing = torch.randint(0, 2, (33, 7)).to(dtype).t()
+    before = thing.clone()
+    state = TorchState(thing=[thing])
+    state.park()
+    state.load()
+    assert torch.equal(thing, before)
+    assert thing.stride() == (1, 7)
+
+
+def test_state_that_an_optimizer_made_since_is_parked_too():
+    model, adam = trained(0)
+    state = TorchState(model=model, adam=adam)
+    small = state.device_bytes()
+    step(model, adam)
+    assert state.device_bytes() > 2 * small
+    state.park()
+    assert memory_of(model, adam) == 0
+
+
+def test_a_part_may_be_a_function_that_is_asked_each_time():
+    holder = {}
+    state = TorchState(engine=lambda: holder.get("engine"))
+    assert state.park().bytes == 0
+    state.load()
+    holder["engine"] = torch.ones(10)
+    assert state.park().bytes == 40
+    state.load()
+    assert holder["engine"].sum() == 10
+
+
+def test_tensors_inside_of_tensor_subclasses_are_moved():
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    a, b = torch.randn(10), torch.randn(10)
+    both = TwoTensor(a.clone(), b.clone())
+    state = TorchState(both=torch.nn.Parameter(both))
+    assert state.park().bytes == 80
+    state.load()
+    assert torch.equal(both.a, a)
+    assert torch.equal(both.b, b)
+
+
+def test_sparse_gradients_are_moved():
+    embed = torch.nn.Embedding(100, 4, sparse=True)
+    embed(torch.tensor([3, 5, 3])).sum().backward()
+    dense = embed.weight.grad.to_dense()
+    state = TorchState(embed=embed)
+    state.park()
+    state.load()
+    assert torch.equal(embed.weight.grad.to_dense(), dense)
+
+
+# ---- dropped parts --------------------------------------------------------------------------------------------------
+
+
+def test_a_dropped_tensor_takes_no_host_memory_and_comes_back_as_zeros():
+    cache, weights = torch.ones(100_000), torch.ones(10)
+    state = TorchState(weights=weights, cache=Dropped(cache))
+    state.park()
+    assert cache.untyped_storage().nbytes() == 0
+    assert state.host_bytes() < 2_000
+    state.load()
+    assert cache.count_nonzero() == 0
+    assert weights.sum() == 10
+
+
+def test_a_dropped_module_is_filled_by_its_refill_before_the_load_is_done():
+    model, _ = trained()
+    checkpoint = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = TorchState(model=Dropped(model, refill=lambda: model.load_state_dict(checkpoint)))
+    state.park()
+    state.load()
+    assert all(torch.equal(tensor, checkpoint[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("make", [lambda: trained()[0], lambda: trained()[1], lambda: lambda: trained()[0]])
+def test_a_dropped_module_that_nobody_fills_is_refused(make):
+    with pytest.raises(ValueError, match="reference is dropped at a park and would come back as zeros"):
+        TorchState(reference=Dropped(make())).park()
+
+
+def test_what_is_in_a_dropped_part_and_in_a_kept_one_is_kept():
+    shared = torch.ones(5)
+    for parts in ({"a": Dropped(shared), "b": shared[1:]}, {"b": shared[1:], "a": Dropped([shared])}):
+        state = TorchState(**parts)
+        state.park()
+        state.load()
+        assert shared.sum() == 5
+
+
+def test_a_refill_that_fails_is_a_failed_load_and_nothing_that_was_kept_is_lost():
+    weights, failing = torch.ones(10), [True]
+
+    def refill():
+        if failing:
+            raise OSError("no such checkpoint")
+
+    state = TorchState(weights=weights, cache=Dropped(torch.ones(10), refill=refill))
+    state.park()
+    with pytest.raises(OSError, match="no such checkpoint"):
+        state.load()
+    assert (state.place, memory_of(weights)) == ("parked", 0)
+    failing.clear()
+    state.load()
+    assert weights.sum() == 10
+
+
+# ---- all of it or nothing -------------------------------------------------------------------------------------------
+
+
+def test_a_park_without_host_memory_frees_nothing(monkeypatch):
+    model, adam = trained()
+    before = bits_of(model, adam)
+    monkeypatch.setattr(storages, "PIECE", 4096)
+    monkeypatch.setattr(storages.HostMemory, "_take", failing_after(2, storages.HostMemory._take))
+    state = TorchState(model=model, adam=adam)
+    with pytest.raises(TorchStateError, match="do not go to host memory: out of memory"):
+        state.park()
+    assert state.place == "loaded"
+    assert same_bits(before, bits_of(model, adam))
+    monkeypatch.undo()
+    state.park()
+    state.load()
+    assert same_bits(before, bits_of(model, adam))
+
+
+def test_a_load_without_room_takes_nothing_and_may_be_told_again():
+    model, adam = trained()
+    before = bits_of(model, adam)
+    state = TorchState(model=model, adam=adam)
+    state.park()
+    good = state._kept[3]
+    state._kept[3] = storages.Kept(good.part, OutOfMemory(good.storage), good.nbytes, good.keep, good.host)
+    with pytest.raises(TorchStateError, match=r"not loaded: no room for its .* GB on cpu: out of memory"):
+        state.load()
+    assert (state.place, memory_of(model, adam)) == ("parked", 0)
+    state._kept[3] = good
+    state.load()
+    assert same_bits(before, bits_of(model, adam))
+
+
+class OutOfMemory:
+    def __init__(self, storage):
+        self.storage, self.device = storage, storage.device
+
+    def resize_(self, nbytes):
+        if nbytes:
+            raise RuntimeError("out of memory\nand a page of advice")
+        self.storage.resize_(nbytes)
+
+
+def failing_after(times, inner):
+    count = iter(range(times))
+
+    def take(self, nbytes):
+        if next(count, None) is None:
+            raise RuntimeError("out of memory\nand a page of advice")
+        return inner(self, nbytes)
+
+    return take
+
+
+def test_told_twice_it_is_done_once():
+    weights = torch.ones(10)
+    state = TorchState(weights=weights)
+    assert state.load().bytes == 0
+    assert state.park().bytes == 40
+    assert state.park().bytes == 0
+    assert state.load().bytes == 40
+    assert state.load().bytes == 0
+    assert weights.sum() == 10
+
+
+# ---- discarded ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parked", [False, True])
+def test_a_discard_frees_both_sides_and_a_second_one_does_nothing(parked):
+    model, adam = trained()
+    state = TorchState(model=model, adam=adam)
+    if parked:
+        state.park()
+    for _ in range(2):
+        state.discard()
+        assert (memory_of(model, adam), state.host_bytes(), state.place) == (0, 0, "gone")
+    gc.collect()
+    assert state.park().bytes == 0
+
+
+def test_after_a_discard_it_is_loaded_only_where_it_can_be_made_anew():
+    weights = torch.ones(10)
+    state = TorchState(weights=weights)
+    state.discard()
+    with pytest.raises(TorchStateError, match=r"the state was discarded.*rebuild="):
+        state.load()
+    again = TorchState(weights=torch.ones(10), rebuild=lambda: again._parts["weights"].fill_(7))
+    again.discard()
+    again.load()
+    assert again._parts["weights"].sum() == 70
+
+
+# ---- refused --------------------------------------------------------------------------------------------------------
+
+
+def test_memory_that_is_not_torchs_own_is_refused_by_name_and_nothing_is_moved():
+    numpy = pytest.importorskip("numpy")
+    mine = torch.ones(10)
+    for others in (torch.from_numpy(numpy.zeros(3)), torch.ones(3).share_memory_()):
+        state = TorchState(mine=mine, batch=others)
+        with pytest.raises(TorchStateError, match=r"batch has a tensor of .* bytes in memory that is not torch's own"):
+            state.park()
+        assert (state.place, mine.sum()) == ("loaded", 10)
+
+
+def test_tensors_elsewhere_stay_as_they_are():
+    here, elsewhere = torch.ones(10), torch.ones(10, device="meta")
+    state = TorchState(both=[here, elsewhere])
+    assert state.park().bytes == 40
+    assert TorchState(both=[torch.ones(10)], device="cuda").park().bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (TorchState, TypeError, "needs at least one part"),
+        (lambda: TorchState(model=3), TypeError, "model is a int: a part is a module, an optimizer"),
+        (lambda: TorchState(model=lambda: "no").park(), TypeError, "model is a str"),
+        (lambda: TorchState(x=torch.ones(1), gradients="keep"), ValueError, "gradients='keep'"),
+        (lambda: TorchState(x=torch.ones(2, 2).to_sparse_csr()).park(), TorchStateError, "x has a tensor of layout"),
+    ],
+)
+def test_a_mistake_is_named(make, error, said):
+    with contextlib.suppress(Warning), pytest.raises(error, match=said):
+        make()
+
+
+def test_memory_that_cannot_be_pinned_is_said_once_and_done_without(caplog):
+    host = storages.HostMemory(pin=True, warn=lambda why: logging.getLogger("test").warning("not pinned: %s", why))
+    kept = storages.survey([("a", torch.ones(10), True)], torch.device("cpu"))
+    if torch.cuda.is_available():
+        pytest.skip("here memory can be pinned")
+    for _ in range(2):
+        storages.copy_out(kept, host)
+        assert kept[0].host[0].view(torch.float32).sum() == 10
+        host.free()
+    assert len(caplog.records) == 1
+
+
+# ---- in a job -------------------------------------------------------------------------------------------------------
+
+
+def test_as_hooks_of_a_job_it_moves_for_its_pool():
+    class Job:
+        def __init__(self):
+            self.hooks = {}
+
+        def __getattr__(self, kind):
+            return lambda hook, pool: self.hooks.setdefault((kind, pool), hook)
+
+    job, weights = Job(), torch.ones(10)
+    state = TorchState(weights=weights).attach(job, pool="train")
+    for kind, place in (("park", "parked"), ("load", "loaded"), ("discard", "gone")):
+        job.hooks[f"on_{kind}", "train"](object())
+        assert state.place == place
+
+
+def test_what_a_workload_imports_brings_nothing_of_the_daemon():
+    code = (
+        "import sys, rollmuxd_channel.torch_state\n"
+        "print([name for name in ('anyio', 'rollmuxd', 'msgspec', 'starlette') if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
