@@ -219,7 +219,7 @@ class Actuator:
                 return OrderLostContact(told.order, _said(error))
             else:
                 self._learn(order, anyio.current_time() - began)
-                return OrderDone(told.order, await self._look(told.host, told.gpus, LOOK_S))
+                return OrderDone(told.order, await self._after(told))
 
     async def _probe(self, driver: Residency, told: StateOrder) -> Input:
         try:
@@ -231,7 +231,7 @@ class Actuator:
             return OrderLostContact(told.order, found.error or "the driver does not know what became of it")
         if not found.done:
             return OrderFailed(told.order, found.error or "the driver says that it was not done")
-        return OrderDone(told.order, await self._look(told.host, told.gpus, LOOK_S))
+        return OrderDone(told.order, await self._after(told))
 
     def limit_s(self, order: Order) -> float:
         """How long an order may take: three times what it took so far, and never less than the configured limit."""
@@ -305,6 +305,10 @@ class Actuator:
                     return
         finally:
             del self._looking[host]
+
+    async def _after(self, told: StateOrder) -> tuple[GpuSight, ...]:
+        """What is on the GPUs once an order was carried out. A load lets go of none, and its slot waits for its word."""
+        return () if told.kind is OrderKind.LOAD else await self._look(told.host, told.gpus, LOOK_S)
 
     async def _seen(self, host: HostId) -> HostSeen | HostUnreachable:
         known = self._state().hosts.get(host)

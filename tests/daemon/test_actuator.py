@@ -110,14 +110,16 @@ async def acting(state: State, driver: object = None, backend: ScriptedBackend |
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("kind", list(m.OrderKind))
-async def test_an_order_that_is_done_is_reported_with_what_is_seen_on_its_gpus(kind):
+@pytest.mark.parametrize(
+    ("kind", "seen"), [(m.OrderKind.PARK, CLEAR), (m.OrderKind.DISCARD, CLEAR), (m.OrderKind.LOAD, ())]
+)
+async def test_an_order_that_lets_go_of_gpus_is_reported_with_what_is_seen_there_and_a_load_at_once(kind, seen):
     driver = ScriptedDriver()
     async with acting(world(order(kind)), driver) as (actuator, posted, _):
         actuator.perform([Perform("o1")])
         await anyio.sleep(0.01)
 
-        assert posted == [OrderDone("o1", CLEAR)]
+        assert posted == [OrderDone("o1", seen)]
         ((verb, told),) = driver.told
         assert verb == kind
         assert (told.job, told.owner, told.name, told.ranks, told.pid, told.started) == (
