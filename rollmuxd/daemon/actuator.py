@@ -307,7 +307,7 @@ class Actuator:
             del self._looking[host]
 
     async def _after(self, told: StateOrder) -> tuple[GpuSight, ...]:
-        """What is on the GPUs once an order was carried out. A load lets go of none, and its slot waits for its word."""
+        """What is on the GPUs after an order. A load lets go of none, and its slot waits for its word."""
         return () if told.kind is OrderKind.LOAD else await self._look(told.host, told.gpus, LOOK_S)
 
     async def _seen(self, host: HostId) -> HostSeen | HostUnreachable:
