@@ -1,6 +1,7 @@
 # One verb per thing one does here.  Needs Python 3.11 or newer with pip, and make; everything else is put into .venv.
 #
 #   ARGS   passed on:    make demo ARGS="--seed 7"      make test ARGS="tests/core -k slot"
+#   WORKERS tests run at a time:  make test WORKERS=0 ARGS="--pdb"
 #   BENCH  which ones:   make -s bench BENCH=core,handover > figures.json
 #   BUDGET_S seconds:    make -s chaos BUDGET_S=300 > verdict.json
 #   PYTHON which Python: make setup PYTHON=python3.13
@@ -10,6 +11,7 @@ SHELL    := /bin/bash
 VENV     ?= .venv
 EXTRAS   ?= daemon,demo,sim,dev
 ARGS     ?=
+WORKERS  ?= logical
 BENCH    ?=
 
 BIN      := $(VENV)/bin
@@ -50,7 +52,7 @@ demo: $(STAMP) ## co-execute a few real RL loops on a mock cluster, then print w
 	@$(BIN)/rollmuxd demo $(ARGS)
 
 test: $(STAMP) ## run the tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
 
 check: $(STAMP) ## lint, formatting, types, layers, holes in dependencies (where there is a network)
 	$(BIN)/ruff check .
