@@ -57,10 +57,12 @@ class Summary(Struct, frozen=True):
     legs: tuple[Leg, ...]
     #: load per node and turn
     load: dict[NodeId, Millis]
-    #: the longest job alone (T_cycle), and the load of the busiest node (T_load)
+    #: the longest job alone (T_cycle), and the load of the busiest node (T_load), per turn
     longest_ms: Millis
     busiest_ms: Millis
-    #: the least promise among the members, and whose it is; None: nobody was promised anything
+    #: iterations of each member in a turn
+    rates: dict[JobId, int]
+    #: the longest turn with which every promise is kept, and whose allows no longer; None: nobody was promised anything
     limit_ms: Millis | None
     limit_job: JobId | None
     #: a member's times are not known yet
@@ -165,8 +167,9 @@ class RollMux:
         if summary.unknown:
             return Verdict(promised=False, period_ms=None)
         period = self._period_ms(summary.legs)
-        promised = job.spec.slo is not None and period <= int(job.spec.slo * solo)
-        return Verdict(promised=promised, period_ms=period)
+        rate = summary.rates.get(job.id, 1)
+        promised = job.spec.slo is not None and period <= rate * int(job.spec.slo * solo)
+        return Verdict(promised=promised, period_ms=-(-period // rate))
 
     def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
         """The paper's jobs stay where they were put."""
@@ -466,8 +469,7 @@ class Shape:
         self.job = job
         self.named = any(want.named for want in job.spec.wants)
         self.solo_ms = solo_ms(job)
-        slo = job.spec.slo
-        self.limit_ms = None if slo is None or self.solo_ms is None else int(slo * self.solo_ms)
+        self.limit_ms = limit_of(job)
         #: each phase, and how long it keeps its nodes busy in a shared group: moving its states included
         self.busy = [(phase, (phase_ms(job, phase) or 0, _moves_ms(job, phase))) for phase in job.spec.phases]
         self.shared_ms = 0 if self.solo_ms is None else self.solo_ms + sum(moves for _, (_, moves) in self.busy)
@@ -489,6 +491,18 @@ class Shape:
         return tuple(made)
 
 
+def limit_of(job: Job) -> Millis | None:
+    """What an iteration may take at most, SLO x T_solo; None: without an SLO, or while its times are not known."""
+    solo = solo_ms(job)
+    return None if job.spec.slo is None or solo is None else int(job.spec.slo * solo)
+
+
+def rate_of(group: Group, job: Job) -> int:
+    """How many iterations the job goes round in one turn of its group's wheel."""
+    first = job.spec.phases[0].name
+    return sum(visit.job == job.id and visit.phase == first for visit in group.wheel)
+
+
 def _moves_ms(job: Job, phase: PhaseSpec) -> Millis:
     return sum(spec.load_ms + spec.park_ms for spec in job.spec.states if spec.pool in phase.pools)
 
@@ -497,31 +511,39 @@ def _summarise(state: State, group: Group, whole_pools: tuple[PoolName, ...]) ->
     legs: list[Leg] = []
     load: dict[NodeId, Millis] = dict.fromkeys(group.nodes, 0)
     used: dict[PoolName, dict[NodeId, None]] = {}
-    limit: Millis | None = None
-    limit_job, unknown, longest = None, False, 0
-    turning = dict.fromkeys(visit.job for visit in group.wheel)
-    for name in turning:  # whoever has left the wheel takes no time any more, and was promised nothing that counts
-        job = state.jobs[name]
-        for pool, nodes in job.pins.items():
-            used.setdefault(pool, {}).update(dict.fromkeys(nodes))
-        shape = Shape(job, whole_pools)
-        if shape.solo_ms is None:
-            unknown = True
-            continue
-        mine = shape.legs(job.pins)
-        legs.extend(mine)
-        longest = max(longest, sum(leg.busy_ms + leg.gap_ms for leg in mine))
-        for leg in mine:
+    own: dict[JobId, dict[str, Leg]] = {}
+    unknown = False
+    for visit in group.wheel:  # who has left the wheel takes no time any more, and was promised nothing that counts
+        if visit.job not in own:
+            job = state.jobs[visit.job]
+            for pool, nodes in job.pins.items():
+                used.setdefault(pool, {}).update(dict.fromkeys(nodes))
+            shape = Shape(job, whole_pools)
+            known = shape.solo_ms is not None
+            unknown = unknown or not known
+            names = (phase.name for phase in job.spec.phases)
+            own[visit.job] = dict(zip(names, shape.legs(job.pins), strict=True)) if known else {}
+        leg = own[visit.job].get(visit.phase)
+        if leg is not None:  # a side phase comes once, and is in no plan
+            legs.append(leg)
             for node in leg.nodes:
                 load[node] = load.get(node, 0) + leg.busy_ms
-        if job.promised and shape.limit_ms is not None and (limit is None or shape.limit_ms < limit):
-            limit, limit_job = shape.limit_ms, job.id
+    limit: Millis | None = None
+    limit_job, longest = None, 0
+    rates = {name: rate_of(group, state.jobs[name]) for name, mine in own.items() if mine}
+    for name, rate in rates.items():
+        job = state.jobs[name]
+        longest = max(longest, rate * sum(leg.busy_ms + leg.gap_ms for leg in own[name].values()))
+        allowed = limit_of(job)
+        if job.promised and allowed is not None and (limit is None or rate * allowed < limit):
+            limit, limit_job = rate * allowed, job.id
     return Summary(
         version=group.version,
         legs=tuple(legs),
         load=load,
         longest_ms=longest,
         busiest_ms=max(load.values(), default=0),
+        rates=rates,
         limit_ms=limit,
         limit_job=limit_job,
         unknown=unknown,

@@ -1,13 +1,21 @@
-"""What a wheel takes: the period of strict round robin, by closed form where that is exact, else by the recurrence.
+"""What a wheel takes: its period, proven for any durations up to the planned ones, and what it hangs on.
 
 A wheel is a cyclic sequence of visits. A visit begins when its job has ended its visit before (and its own gap has
 passed) and when every node it claims has ended the visit before on it: a max-plus linear recurrence. Its growth per
 turn is the **period**, the paper's meta-iteration (RollMux section 4.2; ``T_meta = max(T_cycle, T_load)``).
 
+Strict round robin is the wheel with one visit for each phase of each job. A job may also go round several times in a
+turn: then its iteration takes the period by its **rate**, and its promise is kept where the period is at most
+``rate x SLO x T_solo``. The proof is the same (research/policy.md section 5): let z be the fixpoint that
+:func:`settles` finds for a period P, with A(z) <= z + P for the recurrence A. A is monotone and A(z + c) = A(z) + c,
+so the m-th turn ends by z + m P, whatever the durations are within what was planned; a job that leaves takes its
+visits along, which makes A smaller. Hence a mean iteration over m turns of at most P / rate + z / (m rate).
+
 Everything here is arithmetic on plain numbers; times are integer milliseconds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -25,47 +33,55 @@ class Leg(Struct, frozen=True):
     gap_ms: Millis = 0
 
 
-def turn(wheel: Sequence[Leg], jobs: dict[JobId, Millis], nodes: dict[NodeId, Millis]) -> None:
-    """Let the wheel turn once, moving ``jobs`` and ``nodes`` (when each is free again) on in place."""
-    for leg in wheel:
-        start = jobs.get(leg.job, 0) + leg.gap_ms
-        for node in leg.nodes:
-            free = nodes.get(node, 0)
-            start = max(start, free)
-        end = start + leg.busy_ms
-        jobs[leg.job] = end
-        for node in leg.nodes:
-            nodes[node] = end
+#: a leg in numbers: its job's place among the clocks, its nodes' places, how long it is busy, its gap before
+Step: TypeAlias = tuple[int, tuple[int, ...], Millis, Millis]
 
 
-def certified(wheel: Sequence[Leg], period_ms: Millis) -> bool:
-    """Whether the wheel's period is at most this, for any durations up to the planned ones. Exact.
+def settles(steps: Sequence[Step], clocks: int, period_ms: Millis) -> bool:
+    """Whether a wheel's period is at most this: the fixpoint is found. Exact.
 
     The recurrence is max-plus linear: it stays within the period iff no cycle of its event graph has a greater mean,
-    and then a fixpoint is met in as many turns as there are jobs and nodes (research/policy.md section 5).
+    and then a fixpoint is met in as many turns as there are clocks (one for each job and each node).
     """
-    jobs: dict[JobId, Millis] = {leg.job: 0 for leg in wheel}
-    nodes: dict[NodeId, Millis] = {node: 0 for leg in wheel for node in leg.nodes}
-    for _ in range(len(jobs) + len(nodes) + 1):
-        was_jobs, was_nodes = dict(jobs), dict(nodes)
-        turn(wheel, jobs, nodes)
-        grew = _hold_back(jobs, was_jobs, period_ms)
-        if not _hold_back(nodes, was_nodes, period_ms) and not grew:
+    z = [0] * clocks
+    for _ in range(clocks + 1):
+        was = z.copy()
+        for job, nodes, busy, gap in steps:
+            at = z[job] + gap
+            for node in nodes:
+                if z[node] > at:  # noqa: PLR1730 - this is the planner's innermost loop, and max() takes as long again
+                    at = z[node]
+            at += busy
+            z[job] = at
+            for node in nodes:
+                z[node] = at
+        grew = False
+        for clock in range(clocks):
+            ahead = z[clock] - period_ms
+            if ahead > was[clock]:
+                z[clock] = ahead
+                grew = True
+            else:
+                z[clock] = was[clock]
+        if not grew:
             return True
     return False
 
 
-def _hold_back(now: dict[str, Millis], was: Mapping[str, Millis], period_ms: Millis) -> bool:
-    """Replace each time by max(was, now - period); tell whether any is later than it was."""
-    grew = False
-    for key, before in was.items():
-        ahead = now[key] - period_ms
-        if ahead > before:
-            now[key] = ahead
-            grew = True
-        else:
-            now[key] = before
-    return grew
+def steps_of(wheel: Sequence[Leg]) -> tuple[list[Step], int]:
+    """The wheel in numbers, and how many clocks it has."""
+    clocks: dict[tuple[str, str], int] = {}
+    steps = []
+    for leg in wheel:
+        job = clocks.setdefault(("job", leg.job), len(clocks))
+        nodes = tuple(clocks.setdefault(("node", node), len(clocks)) for node in leg.nodes)
+        steps.append((job, nodes, leg.busy_ms, leg.gap_ms))
+    return steps, len(clocks)
+
+
+def certified(wheel: Sequence[Leg], period_ms: Millis) -> bool:
+    """Whether the wheel's period is at most this, for any durations up to the planned ones. Exact."""
+    return settles(*steps_of(wheel), period_ms)
 
 
 def period_ms(wheel: Sequence[Leg]) -> Millis:
@@ -73,16 +89,81 @@ def period_ms(wheel: Sequence[Leg]) -> Millis:
     if not wheel:
         return 0
     low = lower_bound_ms(wheel)
-    if certified(wheel, low):
+    steps, clocks = steps_of(wheel)
+    if settles(steps, clocks, low):
         return low
     high = sum(leg.busy_ms + leg.gap_ms for leg in wheel)
     while low + 1 < high:  # low is not certified, high (everything one after the other) is
         middle = (low + high) // 2
-        if certified(wheel, middle):
+        if settles(steps, clocks, middle):
             high = middle
         else:
             low = middle
     return high
+
+
+class Link(Struct, frozen=True):
+    """A leg of the cycle that a period hangs on, and what it waits for: the leg before it there."""
+
+    leg: Leg
+    #: the node that the leg before had; None: it was the same job's
+    node: NodeId | None
+
+
+class Binding(Struct, frozen=True):
+    """Why a wheel is not faster: legs, each waiting for the one before, that go round once in so many turns."""
+
+    links: tuple[Link, ...]
+    turns: int
+    #: all of it, gaps included: the period is this by the turns, rounded up
+    took_ms: Millis
+
+
+def binding(wheel: Sequence[Leg]) -> Binding | None:
+    """The cycle of the event graph whose mean is the wheel's period; None: a wheel that takes no time."""
+    period = period_ms(wheel)
+    if not period:
+        return None
+    waits = _waits(wheel)
+    late, by = [0] * len(wheel), [-1] * len(wheel)
+    last = -1
+    for _ in range(len(wheel) + 1):  # Bellman and Ford: with one millisecond less than the period, some cycle grows
+        last = -1
+        for number, (before, leg, turns, took, _) in enumerate(waits):
+            at = late[before] + took - turns * (period - 1)
+            if at > late[leg]:
+                late[leg], by[leg], last = at, number, leg
+    at = last
+    for _ in wheel:  # back into the cycle, and once round it
+        at = waits[by[at]][0]
+    round_, end = [by[at]], at
+    while waits[round_[-1]][0] != end:
+        round_.append(by[waits[round_[-1]][0]])
+    found = [waits[number] for number in reversed(round_)]
+    return Binding(
+        links=tuple(Link(wheel[leg], node) for _, leg, _, _, node in found),
+        turns=sum(turns for _, _, turns, _, _ in found),
+        took_ms=sum(took for _, _, _, took, _ in found),
+    )
+
+
+def _waits(wheel: Sequence[Leg]) -> list[tuple[int, int, int, Millis, NodeId | None]]:
+    """What waits for what: (leg before, leg, 1 if that was in the turn before, from end to end, the node or None)."""
+    last_of: dict[JobId, int] = {}
+    last_on: dict[NodeId, int] = {}
+    for index, leg in enumerate(wheel):
+        last_of[leg.job] = index
+        last_on.update(dict.fromkeys(leg.nodes, index))
+    waits: list[tuple[int, int, int, Millis, NodeId | None]] = []
+    for index, leg in enumerate(wheel):
+        before = last_of[leg.job]
+        waits.append((before, index, int(before >= index), leg.gap_ms + leg.busy_ms, None))
+        last_of[leg.job] = index
+        for node in leg.nodes:
+            before = last_on[node]
+            waits.append((before, index, int(before >= index), leg.busy_ms, node))
+            last_on[node] = index
+    return waits
 
 
 def lower_bound_ms(wheel: Sequence[Leg]) -> Millis:
