@@ -1,9 +1,13 @@
 """Why a job or a slot waits, in data and in sentences that name numbers. Reads the state, changes nothing."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rollmuxd.core import forecast
 from rollmuxd.core.admission import limits_of, over_its_nodes, waiting_order
-from rollmuxd.core.cycle import Cycle
+from rollmuxd.core.cycle import PLACED, Cycle
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.estimates import credit_ms, likely_ms, slowdown
+from rollmuxd.core.estimates import credit_ms, likely_ms, slowdown, solo_ms
 from rollmuxd.core.model import (
     Dispatch,
     Group,
@@ -21,12 +25,22 @@ from rollmuxd.core.model import (
 )
 from rollmuxd.core.policy import Refusal
 from rollmuxd.core.rotation import find_phase
+from rollmuxd.core.wishes import Wishes
 
+#: how a place was found: of those that keep every promise, the cheapest was taken
 _ADMITTED = {
-    "packing": "packed onto nodes that the group had",
+    "packing": "packed onto nodes that the group had, which costs nothing more",
     "scaling": "beside the group's training nodes, on rollout nodes of its own",
     "isolated": "on nodes that were free",
 }
+
+
+class Story(NamedTuple):
+    """A job's story: why it waits as data, all of it in sentences, and what would let it in."""
+
+    reasons: tuple[Reason, ...]
+    sentences: tuple[str, ...]
+    wishes: tuple[Reason, ...] = ()
 
 
 class Explainer:
@@ -59,19 +73,13 @@ class Explainer:
             return Refusal((Reason("unseen", text, {"nodes": unseen[:20]}), *refusal.reasons), refusal.would_start_with)
         return refusal
 
-    def explain(self, job: JobId, now: Millis) -> tuple[tuple[Reason, ...], tuple[str, ...]]:
+    def explain(self, job: JobId, now: Millis) -> Story:
         """Reasons as data, and the whole story in sentences."""
         state = self._c.state
         known = state.job(job)
         name = known.spec.name
         if known.status is JobStatus.WAITING:
-            refusal = self.why_job_waits(job, now)
-            position = waiting_order(self._c, now).index(job) + 1
-            waited = (now - known.registered_at) // 1000
-            sentences = [f"Job {name} has waited {waited} s for a placement, at position {position}."]
-            sentences += [_sentence(reason.text) for reason in refusal.reasons]
-            sentences += [f"It would start now with {wish}." for wish in refusal.would_start_with]
-            return refusal.reasons, tuple(sentences)
+            return self._waits(known, now)
         sentences = [f"Job {name} is {known.status}{f': {known.reason}' if known.reason else ''}."]
         if known.relaunch_at is not None:
             often = f"lost {len(known.losses)} times of late"
@@ -83,11 +91,54 @@ class Explainer:
             reasons = self.why_slot_waits(known.queued, now)
             phase = state.slots[known.queued].phase
             sentences.append(f"It waits for {phase}: {'; '.join(reason.text for reason in reasons)}.")
+            wait = self.expected_wait_ms(known.queued, now)
+            if wait is not None and known.status in PLACED:
+                sentences.append(f"Its {phase} is likely to begin in {_span(wait)}.")
         elif known.slot is not None:
             slot = state.slots[known.slot]
             sentences.append(f"Its {slot.phase} slot {slot.id} is {slot.status} on {', '.join(slot.gpus)}.")
+            sentences += self._how_long(slot, now)
             sentences += [_sentence(reason.text) for reason in _overstays(slot, now)]
-        return reasons, tuple(sentences)
+        return Story(reasons, tuple(sentences))
+
+    def _waits(self, job: Job, now: Millis) -> Story:
+        """The story of a job without a placement."""
+        refusal = self.why_job_waits(job.id, now)
+        order = waiting_order(self._c, now)
+        position = order.index(job.id) + 1
+        name, waited = job.spec.name, now - job.registered_at
+        ahead = "" if position == 1 else f", behind {_names(self._c, order[: position - 1])}"
+        sentences = [f"Job {name} has waited {waited // 1000} s for a placement, at position {position}{ahead}."]
+        sentences += [_sentence(reason.text) for reason in refusal.reasons]
+        wishes = self.wishes(job.id)
+        for wish in wishes:
+            if wish.code == "departure":
+                sentences.append(f"It would start once {wish.text} has ended.")
+            else:
+                sentences.append(f"It would start now with {wish.text}.")
+        bounded = self._c.config.bounded_wait_ms
+        if waited < bounded:
+            sentences.append(f"Nobody overtakes it any more once it has waited {_span(bounded)}.")
+        else:
+            sentences.append(f"It has waited for more than {_span(bounded)}, and nobody overtakes it any more.")
+        return Story(refusal.reasons, tuple(sentences), wishes)
+
+    def wishes(self, job: JobId) -> tuple[Reason, ...]:
+        """What would let a waiting job in, tried on the policy itself; of one that its own past keeps out, nothing."""
+        state = self._c.state
+        known = state.job(job)
+        if known.status is not JobStatus.WAITING or known.pins:
+            return ()
+        return Wishes(self._c.policy, state, known).all()
+
+    def _how_long(self, slot: Slot, now: Millis) -> list[str]:
+        """How long a slot has run, and may run yet."""
+        if slot.granted_at is None:
+            return []
+        ran, left = now - slot.granted_at, forecast.left_ms(self._c.state, slot, now)
+        if left is None or slot.overstays_at is not None:
+            return []
+        return [f"It has run for {_span(ran)}, and usually needs {_span(ran + left)}."] if left else []
 
     def _seat(self, job: Job) -> list[str]:
         """Where it sits and why."""
@@ -99,13 +150,7 @@ class Explainer:
         sentences = [
             f"It sits in group {group.id} {company}, on {nodes} ({_ADMITTED.get(job.admission, job.admission)})."
         ]
-        period = self._c.policy.period_ms(state, group.id)
-        if period is None:
-            sentences.append("The group's period is not planned yet: a member's times are still being measured.")
-        elif job.spec.slo is not None and job.promised:
-            sentences.append(f"The group turns once in {period / 1000:.1f} s; its bound is {job.spec.slo:g} x solo.")
-        else:
-            sentences.append(f"The group turns once in {period / 1000:.1f} s; it is promised nothing (best effort).")
+        sentences += self._turns(job, group)
         slower, credit = slowdown(job), credit_ms(job)
         if slower is not None:
             ahead = (
@@ -115,6 +160,27 @@ class Explainer:
             )
             sentences.append(f"Over {job.progress.finished} iterations its slowdown is {slower:.2f}{ahead}.")
         return sentences
+
+    def _turns(self, job: Job, group: Group) -> list[str]:
+        """What its iteration takes in the group, against what it takes alone, and what it was promised."""
+        turn, solo = self._c.policy.period_ms(self._c.state, group.id), solo_ms(job)
+        if turn is None:
+            return ["The group's period is not planned yet: a member's times are still being measured."]
+        if not turn:  # nobody is left who takes a turn
+            return []
+        rate = max(1, sum(visit.job == job.id and visit.phase == job.spec.phases[0].name for visit in group.wheel))
+        took = turn // rate
+        often = "" if rate == 1 else f", and it goes round {rate} times in that"
+        said = [f"The group turns once in {turn / 1000:.1f} s{often}."]
+        if solo:
+            said.append(f"So its iteration takes {took / solo:.2f} times the {solo / 1000:.1f} s that it takes alone.")
+        if job.spec.slo is None or not job.promised:
+            return [*said, "It is promised nothing (best effort)."]
+        if not solo:
+            return [*said, f"It is promised {job.spec.slo:g} times what it takes alone."]
+        bound = int(job.spec.slo * solo)
+        spare = f"{abs(bound - took) / 1000:.1f} s {'to spare' if bound >= took else 'too little'}"
+        return [*said, f"It is promised {job.spec.slo:g} times, {bound / 1000:.1f} s: {spare}."]
 
     # ---- slots -----------------------------------------------------------------------------------------------------
 
@@ -211,15 +277,18 @@ class Explainer:
         return len(self._before(group, known))
 
     def expected_wait_ms(self, slot: SlotId, now: Millis) -> Millis | None:
-        """The times of the visits before it, less what has run already; None where a time is not known."""
+        """How long until it is likely granted; None where a time is not known.
+
+        In a wheel's order that is played on from now; in a line the requests before it are added up.
+        """
         state, rotation = self._c.state, self._c.rotation
         known = state.slot(slot)
         job = state.jobs[known.job]
         group = state.groups.get(job.group or "")
         if group is None or known.status is not SlotStatus.QUEUED:
             return None
-        if rotation.visit_of(state, group, job.id, known.phase) is None:
-            return None
+        if group.dispatch is Dispatch.WHEEL:
+            return forecast.wait_ms(state, rotation, group, known, now)
         total = 0
         for visit in self._before(group, known):
             phase = find_phase(state, visit.job, visit.phase)
@@ -227,21 +296,11 @@ class Explainer:
             if took is None:
                 return None
             total += took
-        running = {
-            gpu.holder
-            for node in rotation.nodes_of(state, group, job.id, known.phase)
-            for gpu in state.nodes[node].gpus.values()
-            if gpu.holder is not None
-        }
-        left = 0
-        for holder in sorted(running):
-            held = state.slots[holder]
-            phase = find_phase(state, held.job, held.phase)
-            took = None if phase is None else likely_ms(state.jobs[held.job], phase)
-            if took is None:
-                return None
-            left = max(left, took - (now - (held.granted_at if held.granted_at is not None else now)))
-        return total + left
+        nodes = rotation.nodes_of(state, group, job.id, known.phase)
+        holders = {gpu.holder for node in nodes for gpu in state.nodes[node].gpus.values() if gpu.holder is not None}
+        left = [forecast.left_ms(state, state.slots[holder], now) for holder in sorted(holders)]
+        known_left = [ms for ms in left if ms is not None]
+        return total + max(known_left, default=0) if len(known_left) == len(left) else None
 
 
 def _overstays(slot: Slot, now: Millis) -> tuple[Reason, ...]:
@@ -255,3 +314,19 @@ def _overstays(slot: Slot, now: Millis) -> tuple[Reason, ...]:
 
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
+
+
+def _names(c: Cycle, jobs: Sequence[JobId]) -> str:
+    """The last few of these jobs by their names: ``a, b and 12 more``."""
+    named = [c.state.jobs[job].spec.name for job in jobs]
+    few = named[-3:]
+    return ", ".join(few) + (f" and {len(named) - len(few)} more" if len(named) > len(few) else "")
+
+
+def _span(ms: Millis) -> str:
+    """A time as people say it: ``40 s``, ``3 min``, ``6 h``."""
+    if ms < 10_000:
+        return f"{ms / 1000:.1f} s"
+    if ms < 120_000:
+        return f"{round(ms / 1000)} s"
+    return f"{round(ms / 60_000)} min" if ms < 7_200_000 else f"{ms / 3_600_000:.3g} h"

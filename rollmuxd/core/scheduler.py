@@ -18,7 +18,7 @@ from rollmuxd.core.cycle import NOTHING, Cycle
 from rollmuxd.core.decision import Answer, Decision, Reason
 from rollmuxd.core.errors import BrokenInvariant, Rejected
 from rollmuxd.core.estimates import credit_ms, slowdown
-from rollmuxd.core.explain import Explainer
+from rollmuxd.core.explain import Explainer, Story
 from rollmuxd.core.facts import name
 from rollmuxd.core.model import GroupId, JobId, Millis, SessionId, SlotId
 from rollmuxd.core.policy import Policy
@@ -139,6 +139,10 @@ class Scheduler:
         """What would let a waiting job in now: ``("slo=2", ...)``."""
         return self._explainer.why_job_waits(job, now).would_start_with
 
+    def wishes(self, job: JobId) -> tuple[Reason, ...]:
+        """What would let a waiting job in, each wish tried on the policy: takes some hundredths of a second."""
+        return self._explainer.wishes(job)
+
     def job_position(self, job: JobId, now: Millis) -> int:
         """Its place among the waiting jobs; 1: the next to be tried; 0: it does not wait."""
         order = waiting_order(self._cycle, now)
@@ -156,8 +160,8 @@ class Scheduler:
         """A guess from observed times; None where they are not known."""
         return self._explainer.expected_wait_ms(slot, now)
 
-    def explain(self, job: JobId, now: Millis) -> tuple[tuple[Reason, ...], tuple[str, ...]]:
-        """Why it waits, or where it sits and why: reasons as data, and sentences."""
+    def explain(self, job: JobId, now: Millis) -> Story:
+        """Why it waits, or where it sits and why: reasons as data, sentences, and what would let it in."""
         return self._explainer.explain(job, now)
 
     def lease_left_ms(self, session: SessionId, now: Millis) -> Millis:

@@ -219,7 +219,10 @@ class Explanation(Answer, frozen=True):
     status: str
     reasons: list[Reason]
     sentences: list[str]
+    #: the texts of ``wishes``, without the end of other jobs
     would_start_with: list[str] = []
+    #: what would let a waiting job in, each by itself, with its numbers: ``slo``, ``nodes``, ``ram``, ``departure``
+    wishes: list[Reason] = []
 
 
 class FactsPage(Answer, frozen=True):

@@ -136,13 +136,14 @@ def waiting_view(core: Scheduler, job: Job, now: Millis) -> wire.Waiting:
 
 def explanation(core: Scheduler, job: Job, now: Millis) -> wire.Explanation:
     """Why a job waits, or where it sits and why."""
-    why, sentences = core.explain(job.id, now)
+    why, sentences, wishes = core.explain(job.id, now)
     return wire.Explanation(
         job=job.id,
         status=str(job.status),
         reasons=reasons(why),
         sentences=list(sentences),
-        would_start_with=list(core.would_start_with(job.id, now)) if job.status is JobStatus.WAITING else [],
+        would_start_with=[wish.text for wish in wishes if wish.code != "departure"],
+        wishes=reasons(wishes),
     )
 
 
