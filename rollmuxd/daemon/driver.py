@@ -441,8 +441,7 @@ class Driver:
             facts = [(self._seq + number, fact) for number, fact in enumerate(decision.facts, 1)]
             self._seq = facts[-1][0]
             life = self._life
-            committed = self._journal.append(facts)
-            committed.add_done_callback(lambda done: self._committed(life, facts, done))
+            self._journal.append(facts, lambda done: self._committed(life, facts, done))
         if decision.effects:
             if self._seq <= self.durable_seq:
                 self._perform(decision.effects)

@@ -106,11 +106,17 @@ class Day(NamedTuple):
 class _Write:
     """One thing for the writer thread: rows of facts, or an operation of another kind; and who waits for it."""
 
-    __slots__ = ("future", "loop", "operation", "rows")
+    __slots__ = ("future", "loop", "operation", "rows", "then")
 
-    def __init__(self, rows: Sequence[_Row], operation: Callable[[sqlite3.Connection], Any] | None) -> None:
+    def __init__(
+        self,
+        rows: Sequence[_Row],
+        operation: Callable[[sqlite3.Connection], Any] | None,
+        then: "Callable[[asyncio.Future[None]], None] | None" = None,
+    ) -> None:
         self.rows = rows
         self.operation = operation
+        self.then = then
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
 
@@ -192,10 +198,13 @@ class Journal:
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
-    def append(self, facts: Sequence[tuple[int, Fact]]) -> "asyncio.Future[None]":
+    def append(
+        self, facts: Sequence[tuple[int, Fact]], then: "Callable[[asyncio.Future[None]], None] | None" = None
+    ) -> "asyncio.Future[None]":
         """Make numbered facts durable. Awaiting the answer returns when they are.
 
         No coroutine but a future, so that the facts are on their way when this returns, and in the order of the calls.
+        ``then`` is called with it as soon as it is done: a turn of the loop before the future's own callbacks are.
 
         Raises:
             JournalFailed: (when awaited) they are not durable, or nobody knows.
@@ -204,7 +213,7 @@ class Journal:
         for seq, fact in facts:
             body = core_facts.encode(fact)
             rows.append((seq, fact.at, core_facts.name(fact), body.decode(), body))
-        return self._put(_Write(rows, None))
+        return self._put(_Write(rows, None, then))
 
     def snapshot(self, seq: int, body: bytes) -> "asyncio.Future[None]":
         """Keep the state as it is after fact ``seq``, so that a restart needs to replay only what comes after."""
@@ -463,6 +472,11 @@ class Journal:
                     write.future.set_exception(outcome)
                 else:
                     write.future.set_result(outcome[number])
+                if write.then is not None:
+                    try:
+                        write.then(write.future)
+                    except Exception:  # the others are to hear of it all the same
+                        log.exception("commit_follow_up_failed")
 
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             writes[0].loop.call_soon_threadsafe(wake)
@@ -523,10 +537,15 @@ class MemoryJournal:
         self._snapshots: dict[int, bytes] = {}
         self._keys: dict[str, ApiKey] = {}
 
-    def append(self, facts: Sequence[tuple[int, Fact]]) -> "asyncio.Future[None]":
+    def append(
+        self, facts: Sequence[tuple[int, Fact]], then: "Callable[[asyncio.Future[None]], None] | None" = None
+    ) -> "asyncio.Future[None]":
         # Encoded although nobody asked: what cannot be journalled must fail here too.
         rows = [(seq, core_facts.encode(fact)) for seq, fact in facts]
-        return self._commit(lambda: self._bodies.extend(rows))
+        committed = self._commit(lambda: self._bodies.extend(rows))
+        if then is not None:
+            committed.add_done_callback(then)
+        return committed
 
     def snapshot(self, seq: int, body: bytes) -> "asyncio.Future[None]":
         def write() -> None:
