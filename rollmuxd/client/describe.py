@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 _WANT = {"nodes", "gpus", "named"}
 _TIMES = {"seconds", "gap_s", "min_gpus"}
-_STATE = {"gpu_gb", "leftover_gb", "ram_gb", "driver", "load_s", "park_s"}
+_STATE = {"gpu_gb", "leftover_gb", "ram_gb", "driver", "load_s", "park_s", "options"}
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 #: what there is of each choice; what the wire has beyond that, the daemon refuses

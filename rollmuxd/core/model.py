@@ -86,6 +86,9 @@ class Want(Struct, frozen=True, omit_defaults=True):
     named: tuple[NodeId, ...] = ()
 
 
+OptionValue: TypeAlias = str | bool | int | float | tuple[str, ...]
+
+
 class StateSpec(Struct, frozen=True, omit_defaults=True):
     """What a job keeps on the GPUs of a pool, and what parking it costs."""
 
@@ -101,6 +104,8 @@ class StateSpec(Struct, frozen=True, omit_defaults=True):
     #: planned times of a warm start and of parking, charged in the plan when the group is shared
     load_ms: Millis = 0
     park_ms: Millis = 0
+    #: what the driver has to know besides, in its own words. It is in the journal: no place for secrets
+    options: tuple[tuple[str, OptionValue], ...] = ()
 
 
 class LaunchSpec(Struct, frozen=True, omit_defaults=True):

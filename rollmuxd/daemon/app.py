@@ -136,6 +136,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
             clock=clock,
             started_at=clock.now(),
             keeper=keeper,
+            drivers=drivers,
         )
 
         with one_of_the_group_failed():

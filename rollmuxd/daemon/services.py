@@ -5,10 +5,12 @@ Made by :mod:`rollmuxd.daemon.app`, and by tests, which put doubles in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rollmuxd.core.model import Millis
     from rollmuxd.daemon.actuator import Actuator
     from rollmuxd.daemon.channel import ChannelHub
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from rollmuxd.daemon.journal import Journal, MemoryJournal
     from rollmuxd.daemon.journal_care import Keeper
     from rollmuxd.daemon.settings import Settings
+    from rollmuxd.spi import Residency
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +40,5 @@ class Services:
     started_at: Millis
     #: tends the journal; None: there is none on a disk
     keeper: Keeper | None = None
+    #: residency drivers by name: asked what they say to a job's states before it is registered
+    drivers: Mapping[str, Residency] = field(default_factory=dict)

@@ -8,7 +8,7 @@ whatever backend reaches the host. A **policy** decides which jobs share which n
 
 from rollmuxd.core.config import DriverTraits
 from rollmuxd.core.inputs import GpuSight
-from rollmuxd.core.model import GpuId, HostId, LaunchId, NodeId, OrderKind, StateSpec
+from rollmuxd.core.model import GpuId, HostId, LaunchId, NodeId, OptionValue, OrderKind, StateSpec
 from rollmuxd.spi.backend import (
     Backend,
     GpuInfo,
@@ -25,7 +25,16 @@ from rollmuxd.spi.backend import (
     runs_commands,
 )
 from rollmuxd.spi.errors import ContactLost, NotDone, NotInstalled, PluginError
-from rollmuxd.spi.residency import Channel, ChannelCommand, NoOlder, Probed, RankResult, Residency, StateOrder
+from rollmuxd.spi.residency import (
+    Channel,
+    ChannelCommand,
+    NoOlder,
+    Probed,
+    RankResult,
+    Residency,
+    StateOrder,
+    TakesOptions,
+)
 
 __all__ = [
     "Backend",
@@ -45,6 +54,7 @@ __all__ = [
     "NotDone",
     "NotInstalled",
     "OpensConnections",
+    "OptionValue",
     "OrderKind",
     "PluginError",
     "Probed",
@@ -58,6 +68,7 @@ __all__ = [
     "StartsProcesses",
     "StateOrder",
     "StateSpec",
+    "TakesOptions",
     "opens_connections",
     "runs_commands",
 ]

@@ -119,6 +119,25 @@ class Channel(Protocol):
 
 
 @runtime_checkable
+class TakesOptions(Protocol):
+    """What a driver has besides, if jobs say in their states' ``options`` how they are to be moved.
+
+    Jobs that give options to a driver without it are refused.
+    """
+
+    #: options that name something to be run on hosts: it runs as the user with whom the backend reaches them, so that
+    #: only admins may give these
+    admin_options: frozenset[str]
+
+    def check(self, state: StateSpec) -> None:
+        """Raise ValueError, naming option and remedy, for a state that this driver could not move.
+
+        Called once when a job registers, of each state that names this driver, with and without options.
+        """
+        ...
+
+
+@runtime_checkable
 class Residency(Protocol):
     """Moves the state of jobs that name this driver."""
 

@@ -53,6 +53,11 @@ class StateBody(Request, frozen=True):
     driver: Name = "channel"
     load_s: Seconds = 0
     park_s: Seconds = 0
+    #: what the driver has to know besides: see its own documentation. Kept in the journal: no secrets here
+    options: Annotated[
+        dict[Name, Argument | bool | int | float | Annotated[list[Argument], Meta(max_length=256)]],
+        Meta(max_length=32),
+    ] = {}
 
 
 class LaunchBody(Request, frozen=True):

@@ -70,6 +70,11 @@ def test_a_driver_alone_declares_a_state_too():
     assert body(rollout=dict(nodes=1, driver="vllm")).states == {"rollout": StateBody(driver="vllm")}
 
 
+def test_what_a_driver_is_to_know_goes_along():
+    made = body(rollout=dict(nodes=1, driver="vllm", options=dict(level=2, url=["http://localhost:8000"])))
+    assert made.states["rollout"].options == {"level": 2, "url": ["http://localhost:8000"]}
+
+
 def test_hooks_declare_the_state_that_they_are_for():
     made = registration("x", pools={"a": {}, "b": {}}, hooked=["b"])
 

@@ -1,10 +1,11 @@
 """Jobs: registering, looking, pausing, ending."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import UNSET, UnsetType
 
 from rollmuxd.core import model
+from rollmuxd.core.errors import Impossible
 from rollmuxd.core.inputs import EndJob, PauseJob, RegisterJob, ReinstateJob, ResumeJob
 from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis
 from rollmuxd.core.scheduler import Scheduler
@@ -15,6 +16,7 @@ from rollmuxd.daemon.http.glue import Call, Query, Routes
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.keys import Role
 from rollmuxd.daemon.settings import DefaultsTable
+from rollmuxd.spi import Residency, TakesOptions
 from rollmuxd.wire.answers import Explanation, JobPage, JobView
 from rollmuxd.wire.requests import EndBody, PhaseBody, RegisterBody, StateBody, WantBody
 
@@ -41,11 +43,13 @@ async def register_job(call: Call, body: RegisterBody) -> JobView:
             "admin); start the process yourself, and leave launch out"
         )
     await call.act_on(_may_register, body.name)
+    spec = job_spec(body, call.services.settings.defaults)
+    check_options(spec, call.services.drivers, caller)
     # From that look to the decision no other input comes in between: ``submit`` decides in this turn of the loop.
     given = RegisterJob(
         owner=caller.owner,
         user=caller.user,
-        spec=job_spec(body, call.services.settings.defaults),
+        spec=spec,
         idempotency_key=body.idempotency_key,
         replace=body.replace,
     )
@@ -200,6 +204,33 @@ def job_spec(body: RegisterBody, defaults: DefaultsTable) -> JobSpec:
     )
 
 
+def check_options(spec: JobSpec, drivers: Mapping[str, Residency], caller: Caller) -> None:
+    """Whether the drivers of a job's states could move them as it says. Of a driver that is not there the core tells.
+
+    Raises Impossible, and Forbidden for options that have something run as the daemon's user.
+    """
+    for state in spec.states:
+        driver = drivers.get(state.driver)
+        given = [key for key, _ in state.options]
+        if driver is None:
+            continue
+        if not isinstance(driver, TakesOptions):
+            if given:
+                raise Impossible(
+                    f"states.{state.pool}: driver {state.driver} takes no options, and {', '.join(given)} is given"
+                )
+            continue
+        if caller.role is not Role.ADMIN and (forbidden := [key for key in given if key in driver.admin_options]):
+            raise Forbidden(
+                f"states.{state.pool}.options: {caller.name} may not give {', '.join(forbidden)} (it is run as the "
+                "daemon's user, so that takes role admin)"
+            )
+        try:
+            driver.check(state)
+        except ValueError as error:
+            raise Impossible(f"states.{state.pool}: {error}") from error
+
+
 def _on_loss(body: RegisterBody, defaults: DefaultsTable) -> model.OnLoss:
     """As it says, else as configured; a process that comes by itself cannot be relaunched, whatever the default is."""
     if body.on_loss is None and defaults.on_loss == "relaunch" and body.launch is None:
@@ -230,6 +261,9 @@ def _state(pool: str, body: StateBody) -> model.StateSpec:
         driver=body.driver,
         load_ms=_ms(body.load_s),
         park_ms=_ms(body.park_s),
+        options=tuple(
+            (key, tuple(value) if isinstance(value, list) else value) for key, value in sorted(body.options.items())
+        ),
     )
 
 
