@@ -59,7 +59,9 @@ class Explainer:
             return Refusal(())
         if known.pins:
             nodes = sorted({name for names in known.pins.values() for name in names})
-            text = f"GPUs of its run before are not seen clear yet ({', '.join(nodes)})"
+            stained = any(gpu.stain == job for name in nodes for gpu in state.nodes[name].gpus.values())
+            what = "GPUs of its run before are not seen clear yet" if stained else "its state is not discarded yet"
+            text = f"{what} ({', '.join(nodes)})"
             return Refusal((Reason("old_run", text, {"nodes": nodes}),))
         if limits_of(self._c, known.owner).max_nodes:
             placed = self._c.policy.place(state, known)

@@ -12,6 +12,7 @@ from rollmuxd.core.errors import Conflict
 from rollmuxd.core.launching import kill
 from rollmuxd.core.letting_go import (
     clear_limit_mb,
+    discard_again,
     drained_if_empty,
     end_now,
     end_reclaims,
@@ -283,17 +284,6 @@ def look_again(c: Cycle, host: HostId) -> None:
         lost = order.status is OrderStatus.LOST_CONTACT and c.traits(order.driver).probes
         if lost and c.state.nodes[order.node].host == host:
             c.do(e.Probe(order.id))
-
-
-def discard_again(c: Cycle, host: HostId) -> None:
-    """A discard that failed left bytes where others wait: the look that waits for them to go tells it again."""
-    for name in c.state.hosts[host].nodes:
-        for key in c.state.nodes[name].states:
-            kept = c.state.states[key]
-            left = c.state.jobs[kept.job].status in (JobStatus.QUARANTINED, JobStatus.ENDED)
-            if left and kept.status is StateStatus.UNKNOWN and kept.order is None:
-                c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, StateStatus.LOADED))
-                issue(c, OrderKind.DISCARD, kept, None)
 
 
 def not_clear(c: Cycle, name: NodeId) -> None:

@@ -115,9 +115,14 @@ def quarantine(c: Cycle, job: Job, reason: str) -> None:
     c.fact(f.JobQuarantined(c.now, job.id, reason))
 
 
+def has_place(job: Job) -> bool:
+    """Whether the job is placed, and may stay where it is."""
+    return job.status in PLACED or (job.status is JobStatus.PAUSED and job.resume_to in PLACED)
+
+
 def settle(c: Cycle, job: Job) -> None:
     """Clear away what a job that has left its placement still has there; end the placement when nothing is left."""
-    if job.status in PLACED or (job.status is JobStatus.PAUSED and job.resume_to in PLACED):
+    if has_place(job):
         return
     if not job.pins:
         if job.status is JobStatus.LOST and job.relaunch_at is None:
@@ -129,6 +134,7 @@ def settle(c: Cycle, job: Job) -> None:
     freed = [name for nodes in job.pins.values() for name in nodes]
     group = job.group
     use = use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms)
+    c.soft.tell_no_more(job.states)
     c.fact(f.PlacementEnded(c.now, job.id, reason, use))
     if job.status is JobStatus.LOST and job.relaunch_at is None:
         c.fact(f.JobEnded(c.now, job.id, job.reason))
@@ -145,9 +151,7 @@ def nothing_left(c: Cycle, job: Job) -> bool:
         if kept.status in (StateStatus.LOADED, StateStatus.PARKED) and job.slot is None:
             issue(c, OrderKind.DISCARD, kept, None)
         left = left or kept.status is not StateStatus.GONE
-    for node in nodes_of(c, job):
-        if any(gpu.stain == job.id for gpu in node.gpus.values()):
-            left = True
+    left = left or any(stained_by(node, job.id) for node in nodes_of(c, job))
     if left:
         look(c, job)
     return not left
@@ -258,13 +262,56 @@ def expect_clear(c: Cycle, node: Node, job: Job, reason: str) -> None:
 
 
 def resolve_unknown(c: Cycle, node: Node) -> None:
-    """A state of which nobody knew is not on GPUs that were seen clear of its job: it has to be loaded anew."""
+    """A state of which nobody knew is not on GPUs that were seen clear of its job: it has to be loaded anew.
+
+    Unless its process is there, and may have parked it: what that leaves on the GPUs counts until it is discarded.
+    """
     for key in list(node.states):
         kept = c.state.states[key]
-        if kept.status is StateStatus.UNKNOWN and not any(gpu.stain == kept.job for gpu in node.gpus.values()):
+        if kept.status is StateStatus.UNKNOWN and not stained_by(node, kept.job) and not may_be_parked(c, kept):
             c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
             for closing in list(c.state.jobs[kept.job].closing):  # a release that waited for word of its park
                 finish_release(c, c.state.slots[closing])
+
+
+def stained_by(node: Node, job: JobId) -> bool:
+    """Whether bytes of the job may be on the node's GPUs, beyond what it has agreed to leave there."""
+    return any(gpu.stain == job for gpu in node.gpus.values())
+
+
+def may_be_parked(c: Cycle, kept: JobState) -> bool:
+    """Whether the process that had the state loaded last is there, and its job has to have it discarded."""
+    job = c.state.jobs[kept.job]
+    session = c.state.sessions.get(job.session or "")
+    return (
+        not has_place(job)
+        and kept.run == job.run
+        and kept.loaded_at is not None
+        and session is not None
+        and session.status is SessionStatus.ALIVE
+        and session.opened_at <= kept.loaded_at
+    )
+
+
+def discard_again(c: Cycle, host: HostId) -> None:
+    """Have states of which nobody knows discarded once more, by the look that waits for their bytes to go."""
+    for name in c.state.hosts[host].nodes:
+        node = c.state.nodes[name]
+        for key in list(node.states):
+            kept = c.state.states[key]
+            job = c.state.jobs[kept.job]
+            if kept.status is not StateStatus.UNKNOWN or has_place(job) or job.status is JobStatus.LOST:
+                continue
+            stained = stained_by(node, kept.job)
+            order = c.state.orders.get(kept.order or "")
+            if stained and order is not None:
+                continue  # no word of it: it may yet be done
+            if not stained and (not may_be_parked(c, kept) or (order is not None and c.traits(order.driver).probes)):
+                continue
+            if c.soft.may_tell(key, c.now, c.config):
+                status = StateStatus.LOADED if stained else StateStatus.PARKED
+                c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, status))
+                issue(c, OrderKind.DISCARD, kept, None)
 
 
 def look(c: Cycle, job: Job) -> None:

@@ -5,7 +5,7 @@ withdrawn) is a fact. Deadlines lie in a heap of hints: a hint that comes up ear
 that renewing a lease costs one store into a dict.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
 from rollmuxd.core.config import Config
@@ -33,6 +33,8 @@ class Soft:
         self._looks: dict[HostId, Millis] = {}
         #: after how long the time after that
         self._pause: dict[HostId, Millis] = {}
+        #: states that are told to be discarded again: when at the earliest, and after how long the time after that
+        self._again: dict[str, tuple[Millis, Millis]] = {}
         #: when every lease was last renewed in full
         self.renewed_at: Millis = 0
         self._heap: list[tuple[Millis, str, str]] = []
@@ -126,6 +128,19 @@ class Soft:
     def observed(self, host: HostId) -> None:
         """The host was looked at; what is still to come clear there plans the next look."""
         self._looks.pop(host, None)
+
+    def may_tell(self, state: str, now: Millis, config: Config) -> bool:
+        """Whether a state may be told to be discarded once more: each time after twice as long."""
+        due, pause = self._again.get(state, (now, config.observe_after_ms))
+        if now < due:
+            return False
+        self._again[state] = (now + pause, min(2 * pause, config.observe_at_least_ms))
+        return True
+
+    def tell_no_more(self, states: Iterable[str]) -> None:
+        """Nothing has to be discarded there any more."""
+        for state in states:
+            self._again.pop(state, None)
 
     # ---- deadlines ------------------------------------------------------------
 

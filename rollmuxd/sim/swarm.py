@@ -60,15 +60,7 @@ def draw(seed: int) -> History:
         for _ in range(rng.choice((0, 0, 1, 2, 4, 8)))
     )
     policy, faults = rng.choice(POLICIES), _faults(rng, span)
-    if faults.orders_fail or faults.orders_lost:
-        # Known gap: what a *parked* state has agreed to leave on a GPU is still there when its discard fails, while its
-        # process lives; the core takes it for gone, and then waits for GPUs to come clear that will not.
-        jobs = tuple(_without_left_overs(job) for job in jobs)
     return History(seed, Workload(f"swarm {seed}", jobs, pools), policy, faults, acts)
-
-
-def _without_left_overs(job: SimJob) -> SimJob:
-    return replace(job, spec=replace(job.spec, states=tuple(replace(kept, leftover_mb=0) for kept in job.spec.states)))
 
 
 def _s(rng: Random, least: float, most: float) -> Millis:
