@@ -44,6 +44,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "journal": ("journal", "The journal: check, backup, restore, compact."),
     "key": ("key", "API keys: add, list, revoke."),
     "node": ("node", "Nodes: list, show, drain, undrain, declare-clear."),
+    "plan": ("plan", "What would become of jobs, if they came."),
     "report": ("report", "What GPUs were used for, and what sharing saved."),
     "sim": ("sim", "Simulate policies on traces."),
     "slot": ("slot", "Slots: list, revoke."),

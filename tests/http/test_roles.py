@@ -56,6 +56,7 @@ ROUTES = {
     "GET /v1/groups/{group}": (READER, 200),
     "GET /v1/facts": (READER, 200),
     "GET /v1/report": (READER, 200),
+    "POST /v1/plan": (WRITER, 200),
     "POST /v1/jobs": (WRITER, 201),
     "POST /v1/jobs/{job}/pause": (IN_CHARGE, 200),
     "POST /v1/jobs/{job}/resume": (IN_CHARGE, 200),
@@ -137,6 +138,7 @@ async def called(world, callers, name, route, registration):
         "POST /v1/channel/{job}/ranks/{rank}": {"session": job.session},
         "POST /v1/channel/{job}/results": {"session": job.session, "rank": 0, "order": "o1", "ok": True},
         "POST /v1/keys": {"owner": "team", "user": "new"},
+        "POST /v1/plan": {"jobs": [registration("planned")]},
     }.get(route)
     query = {"session": job.session, "rank": 0} if route == "GET /v1/channel/{job}/orders" else None
     before = world.driver.durable_seq

@@ -9,7 +9,19 @@ from rollmuxd.daemon.access import FailedLogins, Gate, Rates
 from rollmuxd.daemon.http import glue, openapi
 from rollmuxd.daemon.http.belongs import Belongs
 from rollmuxd.daemon.http.glue import Endpoint, Shared
-from rollmuxd.daemon.http.routes import channel, facts, health, inventory, jobs, journal, keys, report, sessions, slots
+from rollmuxd.daemon.http.routes import (
+    channel,
+    facts,
+    health,
+    inventory,
+    jobs,
+    journal,
+    keys,
+    plan,
+    report,
+    sessions,
+    slots,
+)
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
 
@@ -23,6 +35,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *facts.routes.endpoints,
     *inventory.routes.endpoints,
     *report.routes.endpoints,
+    *plan.routes.endpoints,
     *journal.routes.endpoints,
     *keys.routes.endpoints,
 )

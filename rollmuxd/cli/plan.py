@@ -1,0 +1,148 @@
+"""``rollmuxd plan``: what would become of jobs, if they came."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rollmuxd.cli.calls import Call, Failed, cell, table, talks
+
+#: keys of a job that are no pools
+_KEYS = frozenset(
+    ("name", "count", "phases", "side", "init", "slo", "priority", "on_loss", "movable", "park", "if_unmet")
+    + ("colocate", "ranks")
+)
+
+
+@click.command(short_help="What would become of jobs, if they came.")
+@click.argument("jobs", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--empty", is_flag=True, help="On the nodes that there are, as if nobody used them.")
+@talks
+def plan(call: Call, jobs: Path, empty: bool) -> None:
+    """Where the jobs of a TOML file would be placed, at what price, and whom it would slow. Nothing changes.
+
+    \b
+    [[jobs]]
+    name = "math-7b"
+    count = 2                                  # so many alike
+    slo = 2.0
+    rollout = {nodes = 1, seconds = 120, gpu_gb = 60, ram_gb = 80}
+    train = {nodes = 1, seconds = 90}
+
+    Keys are those of rollmuxd.job(). [pools.NAME] with nodes, gpus, gpu_type, gpu_gb, price_per_gpu_hour and ram_gb
+    plans on nodes that there are not.
+    """  # noqa: D301  # click's sign for lines that are not to be filled
+    body = read(jobs)
+    if empty:
+        body["on"] = "empty"
+    call.answer(call.post("/v1/plan", body), show)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The body of ``POST /v1/plan`` that a file says. Raises Failed, naming the file, the job and the key."""
+    try:
+        said = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Failed(f"{path}: {error}") from error
+    stray = sorted(said.keys() - {"jobs", "pools", "on"})
+    if stray:
+        raise Failed(f"{path}: {stray[0]} is not a key; there are jobs, pools and on")
+    given = said.get("jobs", [])
+    if not isinstance(given, list) or not given or not all(isinstance(job, dict) for job in given):
+        raise Failed(f"{path}: there are no jobs in it; each is a table [[jobs]] with a name")
+    jobs = [body for number, job in enumerate(given, 1) for body in _bodies(path, number, job)]
+    return {**said, "jobs": jobs}
+
+
+def _bodies(path: Path, number: int, job: Mapping[str, Any]) -> list[Any]:
+    """The registrations that one table stands for."""
+    import msgspec
+
+    from rollmuxd.client.describe import registration
+
+    name, count = job.get("name"), job.get("count", 1)
+    if not isinstance(name, str):
+        raise Failed(f"{path}: job {number} has no name")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 500:
+        raise Failed(f"{path}: job {name}: count is {count!r}, and it is 1 to 500")
+    pools = {key: value for key, value in job.items() if key not in _KEYS}
+    rest = {key: value for key, value in job.items() if key in _KEYS - {"name", "count"}}
+    rest.setdefault("init", False)
+    try:
+        bodies = [
+            registration(name if count == 1 else f"{name}-{copy}", pools=pools, **rest) for copy in range(1, count + 1)
+        ]
+    except (TypeError, ValueError) as error:
+        raise Failed(f"{path}: job {name}: {error}") from error
+    return [msgspec.to_builtins(body) for body in bodies]
+
+
+def show(view: Mapping[str, Any]) -> None:
+    """The plan, for people."""
+    where = {
+        "live": "beside the jobs that are there",
+        "empty": "on the nodes that there are, as if nobody used them",
+        "pools": "on nodes that there are not",
+    }[view["on"]]
+    click.echo(f"by policy {view['policy']}, {where}; nothing has changed\n")
+    table(
+        ["JOB", "STATUS", "HOW", "BESIDE", "NODES", "#ALONE s", "#ITERATION s", "#SLOWDOWN", "#SLO", "#MORE PER HOUR"],
+        [
+            [
+                job["name"],
+                job["status"],
+                job["admission"],
+                [other or "another's" for other in job["beside"]],
+                list(dict.fromkeys(node for nodes in job["pins"].values() for node in nodes)),
+                job["solo_s"],
+                job["iteration_s"],
+                job["slowdown"],
+                job["slo"],
+                job["cost_per_hour"] if job["pins"] else None,
+            ]
+            for job in view["jobs"]
+        ],
+        "no jobs",
+    )
+    _waiting(view["jobs"])
+    if view["slowed"]:
+        click.echo()
+        table(
+            ["THERE ALREADY", "#SLOWDOWN NOW", "#THEN", "#SLO"],
+            [[job["name"] or job["job"], job["before"], job["after"], job["slo"]] for job in view["slowed"]],
+            "",
+        )
+    click.echo()
+    table(
+        ["POOL", "#NODES", "#USED NOW", "#THEN"],
+        [[pool["pool"], pool["nodes"], pool["used_before"], pool["used_after"]] for pool in view["pools"]],
+        "no pools",
+    )
+    click.echo(f"\n{_price(view)}")
+
+
+def _waiting(jobs: list[dict[str, Any]]) -> None:
+    """Why those wait that do, and what would let them in."""
+    for job in jobs:
+        if job["status"] not in ("waiting", "refused"):
+            continue
+        click.echo(f"\n{job['name']} {'would wait' if job['status'] == 'waiting' else 'would be refused'}:")
+        for reason in job["reasons"]:
+            click.echo(f"  {cell(reason['text'])}")
+        for wish in job["wishes"]:
+            how = f"once {wish['text']} has ended" if wish["code"] == "departure" else f"with {wish['text']}"
+            click.echo(f"  it would start {how}")
+
+
+def _price(view: Mapping[str, Any]) -> str:
+    placed = [job for job in view["jobs"] if job["pins"]]
+    more = view["cost_per_hour_after"] - view["cost_per_hour_before"]
+    said = f"{len(placed)} of {len(view['jobs'])} would have a place, for {cell(more)} more per hour"
+    alone = view["cost_alone_per_hour"]
+    if alone:
+        said += f"; on nodes of their own these would cost {cell(alone)}"
+    return f"{said} (all nodes in use: {cell(view['cost_per_hour_after'])} per hour)"

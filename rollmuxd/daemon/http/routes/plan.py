@@ -1,0 +1,60 @@
+"""What would happen if these jobs came."""
+
+from typing import Final
+
+import anyio
+import anyio.to_thread
+from anyio.lowlevel import RunVar
+
+from rollmuxd.core.model import Job
+from rollmuxd.daemon import plan
+from rollmuxd.daemon.http.glue import Call, Routes
+from rollmuxd.daemon.http.routes._query import BODY
+from rollmuxd.daemon.http.routes.jobs import job_spec
+from rollmuxd.spi import discovery
+from rollmuxd.wire.plan import PlanBody, PlanView
+
+routes = Routes("plan")
+
+#: plans that are made at once: each has a copy of the whole state, and its thread takes time from the loop
+AT_ONCE: Final = 1
+_limiter: RunVar[anyio.CapacityLimiter] = RunVar("plans")
+
+
+@routes.post("/v1/plan", problems=BODY)
+async def make_plan(call: Call, body: PlanBody) -> PlanView:
+    """Where these jobs would be placed if they came now, in this order; what it would cost, and whom it would slow.
+
+    Nothing changes. ``on=empty``: on the nodes that there are, without the jobs; ``pools``: on nodes made up.
+    Jobs that would wait are told why, and (the first ten) what would let them in.
+    """
+    services, caller = call.services, call.caller
+    settings = services.settings
+    specs = [job_spec(job, settings.defaults) for job in body.jobs]
+    state, config, now = await call.read(lambda core, now: (plan.packed(core.state), core.config, now))
+
+    def may_read(job: Job) -> bool:
+        return caller.may_read(job)
+
+    asked = plan.Question(
+        state=state,
+        config=config,
+        policy=discovery.find_policy(settings.daemon.policy)(**settings.policy_options()),
+        owner=caller.owner,
+        user=caller.user,
+        jobs=specs,
+        on=body.on,
+        pools=body.pools,
+        now=now,
+        may_read=may_read,
+    )
+    return await anyio.to_thread.run_sync(plan.answer, asked, limiter=_one_at_a_time())
+
+
+def _one_at_a_time() -> anyio.CapacityLimiter:
+    """This loop's."""
+    limiter = _limiter.get(None)
+    if limiter is None:
+        limiter = anyio.CapacityLimiter(AT_ONCE)
+        _limiter.set(limiter)
+    return limiter

@@ -1,0 +1,243 @@
+"""What would become of jobs if they came: a scheduler of its own, on a copy of the state, is asked and thrown away.
+
+It is the scheduler that will decide when they do come, with its own policy, so the plan is what would happen at this
+moment. The copy is made of bytes: there is nothing by which the live state could be reached.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
+
+from rollmuxd.core import facts as f
+from rollmuxd.core import inputs as i
+from rollmuxd.core.config import Config
+from rollmuxd.core.decision import Reason
+from rollmuxd.core.errors import Rejected
+from rollmuxd.core.estimates import solo_ms
+from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis, PoolName
+from rollmuxd.core.policy import Policy
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.state import State
+from rollmuxd.wire import answers as wire
+from rollmuxd.wire.plan import PlannedJob, PlannedPool, PlanPool, PlanView, Slowed
+
+#: waiting jobs of which is told what would let them in: each takes some hundredths of a second
+WISHES_TOLD = 10
+
+
+@dataclass(frozen=True)
+class Question:
+    """Everything that a plan is made of."""
+
+    #: the encoded state (:func:`packed`)
+    state: bytes
+    config: Config
+    policy: Policy
+    owner: str
+    user: str
+    jobs: Sequence[JobSpec]
+    on: str
+    pools: Mapping[str, PlanPool]
+    now: Millis
+    #: whether the caller may know the names of these
+    may_read: Callable[[Job], bool]
+
+
+def packed(state: State) -> bytes:
+    """A copy of the state that nobody can write to."""
+    return msgspec.msgpack.encode(state)
+
+
+def answer(asked: Question) -> PlanView:
+    """The plan."""
+    core = _core(asked)
+    before = _slowdowns(core)
+    cost_before, used_before = _cost(core.state), _used(core.state)
+    placed: dict[JobId, f.JobPlaced] = {}
+    came: list[tuple[str, JobId | Rejected]] = []
+    for spec in asked.jobs:
+        came.append((spec.name, _register(core, asked, spec, placed)))
+    planned = {job for _, job in came if isinstance(job, str)}
+    after = _slowdowns(core)
+    wishing = [job for _, job in came if isinstance(job, str) and core.state.jobs[job].status is JobStatus.WAITING]
+    wishes = {job: core.wishes(job) for job in wishing[:WISHES_TOLD]}
+    jobs = [
+        _refused(name, job)
+        if isinstance(job, Rejected)
+        else _planned(core, name, job, placed.get(job), wishes.get(job, ()), asked)
+        for name, job in came
+    ]
+    slowed = [
+        Slowed(job, _name(core.state.jobs[job], asked), core.state.jobs[job].spec.slo, before[job], slower)
+        for job, slower in after.items()
+        if job in before and before[job] != slower and job not in planned
+    ]
+    return PlanView(
+        on="pools" if asked.pools else asked.on,
+        policy=asked.policy.name,
+        jobs=jobs,
+        slowed=slowed,
+        pools=[PlannedPool(pool, *counts) for pool, counts in _pools(core.state, used_before).items()],
+        cost_per_hour_before=cost_before,
+        cost_per_hour_after=_cost(core.state),
+        cost_alone_per_hour=round(sum(job.cost_alone_per_hour for job in jobs), 6),
+    )
+
+
+# ---- where it is played ----------------------------------------------------------------------------------------------
+
+
+def _core(asked: Question) -> Scheduler:
+    """The scheduler that is asked."""
+    live: State = msgspec.msgpack.decode(asked.state, type=State)
+    if not asked.pools and asked.on == "live":
+        return Scheduler(asked.config, asked.policy, live)
+    if asked.pools:
+        hosts, nodes = _made_up(asked.pools)
+    else:
+        hosts = tuple(i.HostSpec(host.id, host.backend, host.ram_mb) for host in live.hosts.values())
+        nodes = tuple(
+            i.NodeSpec(
+                node.id,
+                node.host,
+                tuple(node.gpus),
+                node.pools,
+                node.gpu_type,
+                node.gpu_mb,
+                node.price_per_gpu_hour,
+            )
+            for node in live.nodes.values()
+        )
+    core = Scheduler(asked.config, asked.policy, State())
+    core.handle(i.Start(hosts, nodes), asked.now)
+    for host in hosts:
+        gpus = tuple(i.GpuSight(gpu, 0) for node in nodes if node.host == host.id for gpu in node.gpus)
+        core.handle(i.HostSeen(host.id, gpus), asked.now)
+    return core
+
+
+def _made_up(pools: Mapping[str, PlanPool]) -> tuple[tuple[i.HostSpec, ...], tuple[i.NodeSpec, ...]]:
+    hosts, nodes = [], []
+    for pool, like in pools.items():
+        for number in range(1, like.nodes + 1):
+            host = f"{pool}-{number}"
+            hosts.append(i.HostSpec(host, "none", round(like.ram_gb * 1000)))
+            nodes.append(
+                i.NodeSpec(
+                    f"{host}/gpu0-{like.gpus - 1}" if like.gpus > 1 else f"{host}/gpu0",
+                    host,
+                    tuple(f"{host}/gpu{gpu}" for gpu in range(like.gpus)),
+                    (pool,),
+                    like.gpu_type,
+                    round(like.gpu_gb * 1000),
+                    like.price_per_gpu_hour,
+                )
+            )
+    return tuple(hosts), tuple(nodes)
+
+
+def _register(core: Scheduler, asked: Question, spec: JobSpec, placed: dict[JobId, f.JobPlaced]) -> JobId | Rejected:
+    """Let one job come. One of its name that is there goes on, and this is another."""
+    name = spec.name
+    while (known := core.state.job_named(asked.owner, name)) is not None and known.live:
+        name += "'"
+    try:
+        decision = core.handle(i.RegisterJob(asked.owner, asked.user, replace(spec, name=name)), asked.now)
+    except Rejected as refused:
+        return refused
+    placed.update({fact.job: fact for fact in decision.facts if isinstance(fact, f.JobPlaced)})
+    return core.state.names[f"{asked.owner}/{name}"]
+
+
+# ---- what came of it -------------------------------------------------------------------------------------------------
+
+
+def _refused(name: str, why: Rejected) -> PlannedJob:
+    return PlannedJob(name=name, status="refused", reasons=[wire.Reason(type(why).__name__.lower(), str(why))])
+
+
+def _planned(
+    core: Scheduler, name: str, id: JobId, placed: f.JobPlaced | None, wishes: Sequence[Reason], asked: Question
+) -> PlannedJob:
+    state = core.state
+    job = state.jobs[id]
+    solo = solo_ms(job)
+    took = _iteration_ms(core, job)
+    waits = job.status is JobStatus.WAITING
+    group = state.groups.get(job.group or "")
+    beside = [] if group is None else [state.jobs[other] for other in group.jobs if other != id]
+    nodes = dict.fromkeys(node for nodes in job.pins.values() for node in nodes)
+    return PlannedJob(
+        name=name,
+        status=str(job.status),
+        reasons=_reasons(core.why_job_waits(id, asked.now)) if waits else [],
+        wishes=_reasons(wishes),
+        beside=[_name(other, asked) or None for other in beside],
+        pins={pool: list(names) for pool, names in job.pins.items()},
+        admission=job.admission,
+        slo=job.spec.slo,
+        promised=job.promised,
+        solo_s=None if solo is None else solo / 1000,
+        iteration_s=None if took is None else took / 1000,
+        slowdown=_ratio(took, solo),
+        cost_per_hour=0.0 if placed is None else round(placed.cost_per_hour, 6),
+        cost_alone_per_hour=round(sum(_price(state, node) for node in nodes), 6),
+    )
+
+
+def _reasons(given: Sequence[Reason]) -> list[wire.Reason]:
+    return [wire.Reason(reason.code, reason.text, reason.data) for reason in given]
+
+
+def _name(job: Job, asked: Question) -> str:
+    return job.spec.name if asked.may_read(job) else ""
+
+
+def _iteration_ms(core: Scheduler, job: Job) -> Millis | None:
+    """What its group's plan gives it: a turn, by how often it goes round in it."""
+    turn = core.group_period_ms(job.group) if job.group is not None else None
+    if turn is None or job.group is None:
+        return None
+    first = job.spec.phases[0].name
+    visits = core.state.groups[job.group].wheel
+    return turn // max(1, sum(visit.job == job.id and visit.phase == first for visit in visits))
+
+
+def _slowdowns(core: Scheduler) -> dict[JobId, float | None]:
+    """The planned slowdown of every placed job."""
+    placed = [job for job in core.state.jobs.values() if job.group is not None]
+    return {job.id: _ratio(_iteration_ms(core, job), solo_ms(job)) for job in placed}
+
+
+def _ratio(took: Millis | None, solo: Millis | None) -> float | None:
+    return None if took is None or not solo else round(took / solo, 4)
+
+
+def _price(state: State, node: str) -> float:
+    return state.nodes[node].price_per_gpu_hour * len(state.nodes[node].gpus)
+
+
+def _cost(state: State) -> float:
+    return round(sum(_price(state, name) for name, node in state.nodes.items() if node.group is not None), 6)
+
+
+def _used(state: State) -> dict[str, bool]:
+    return {name: node.group is not None for name, node in state.nodes.items()}
+
+
+def _pools(state: State, used_before: Mapping[str, bool]) -> dict[PoolName, tuple[int, int, int]]:
+    """Of each pool its nodes, those in groups before, and after."""
+    found: dict[PoolName, list[str]] = {}
+    for name, node in state.nodes.items():
+        for pool in node.pools:
+            found.setdefault(pool, []).append(name)
+    return {
+        pool: (
+            len(names),
+            sum(used_before[name] for name in names),
+            sum(state.nodes[name].group is not None for name in names),
+        )
+        for pool, names in sorted(found.items())
+    }

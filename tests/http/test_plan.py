@@ -1,0 +1,166 @@
+"""A plan is what would happen, found out without its happening."""
+
+import hashlib
+
+import anyio
+import msgspec
+import pytest
+
+pytestmark = pytest.mark.asyncio
+
+
+def job(name, rollout_s=10.0, train_s=10.0, **more):
+    return {
+        "name": name,
+        "phases": [
+            {"name": "rollout", "pools": ["rollout"], "seconds": rollout_s},
+            {"name": "train", "pools": ["train"], "seconds": train_s},
+        ],
+        "wants": {"rollout": {}, "train": {}},
+        **more,
+    }
+
+
+async def planned(client, *jobs, **more):
+    answer = await client.post("/v1/plan", json={"jobs": list(jobs), **more})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def digest(world):
+    """All that the daemon knows: its state, what it wrote down, and what its policy would decide next."""
+    state = msgspec.json.encode(world.state)
+    return hashlib.sha256(state).hexdigest(), world.driver.last_seq
+
+
+async def test_nothing_changes(running):
+    async with running() as world, world.client() as client:
+        await world.job(client, "first", slo=1.5)
+        before = digest(world)
+        for more in ({}, {"on": "empty"}, {"pools": {"rollout": {"nodes": 2}, "train": {"nodes": 1}}}):
+            await planned(client, job("a"), job("b", slo=1.2), job("c", 100, 100), **more)
+        assert digest(world) == before
+
+
+async def test_what_was_planned_is_what_then_happens(running):
+    async with running() as world, world.client() as client:
+        await world.job(client, "first")
+        jobs = [job("a", 5, 5, slo=3.0), job("b", 8, 2), job("c", 10, 10, slo=1.0)]
+        said = (await planned(client, *jobs))["jobs"]
+        for plan, body in zip(said, jobs, strict=True):
+            real = (await client.post("/v1/jobs", json=body)).json()
+            assert (plan["status"], plan["pins"], plan["admission"]) == (
+                real["status"],
+                real["pins"],
+                real["admission"],
+            )
+        assert [plan["status"] for plan in said] == ["admitted", "admitted", "waiting"]
+
+
+async def test_a_job_is_told_its_times_its_price_and_its_company(running):
+    async with running() as world, world.client() as client:
+        await world.job(client, "first")  # 10 + 10 s
+        view = await planned(client, job("a", 10, 20, slo=2.0))
+        (a,) = view["jobs"]
+        assert (a["solo_s"], a["iteration_s"], a["slowdown"], a["promised"]) == (30, 30, 1.0, True)
+        assert a["beside"] == ["first"]
+        assert a["cost_per_hour"] == 0
+        assert a["cost_alone_per_hour"] == 2 * 2.0 + 2 * 5.0
+        assert view["cost_per_hour_before"] == view["cost_per_hour_after"] == 14.0
+        assert [(slow["name"], slow["before"], slow["after"]) for slow in view["slowed"]] == [("first", 1.0, 1.5)]
+        assert [(pool["pool"], pool["used_before"], pool["used_after"]) for pool in view["pools"]] == [
+            ("rollout", 1, 1),
+            ("train", 1, 1),
+        ]
+
+
+async def test_on_an_empty_inventory_nobody_is_in_the_way(running):
+    async with running() as world, world.client() as client:
+        await world.job(client, "first", slo=1.0)
+        (live,) = (await planned(client, job("a", 20, 20, slo=1.0)))["jobs"]
+        view = await planned(client, job("a", 20, 20, slo=1.0), on="empty")
+        assert (live["status"], view["jobs"][0]["status"]) == ("waiting", "admitted")
+        assert view["cost_per_hour_before"] == 0
+        assert view["slowed"] == []
+
+
+async def test_nodes_that_there_are_not_can_be_planned_on(running):
+    async with running() as world, world.client() as client:
+        pools = {
+            "rollout": {"nodes": 3, "gpus": 8, "price_per_gpu_hour": 1.85},
+            "train": {"nodes": 1, "gpus": 8, "price_per_gpu_hour": 5.28},
+        }
+        view = await planned(client, *(job(f"j{n}", 10, 3, slo=1.2) for n in range(4)), pools=pools)
+        assert [one["status"] for one in view["jobs"]] == ["admitted"] * 3 + ["waiting"]
+        # Three share one train node, each on a rollout node of its own: 13 s alone, 13 s together.
+        assert [one["slowdown"] for one in view["jobs"][:3]] == [1.0] * 3
+        assert view["cost_per_hour_after"] == pytest.approx(3 * 8 * 1.85 + 8 * 5.28)
+        assert view["cost_alone_per_hour"] == pytest.approx(3 * 8 * (1.85 + 5.28))
+
+
+async def test_who_would_wait_is_told_why_and_what_would_let_it_in(running):
+    async with running() as world, world.client() as client:
+        await world.job(client, "first", slo=1.5)
+        (a,) = (await planned(client, job("a", 8, 8, slo=1.05)))["jobs"]
+        assert a["reasons"][0]["code"] == "own_slo"
+        assert {"slo": 1.25, "was": 1.05} in [wish["data"] for wish in a["wishes"]]
+
+
+async def test_who_would_be_refused_is_told_so_and_the_others_are_planned(running):
+    async with running() as world, world.client() as client:
+        never = job("never", wants={"rollout": {"nodes": 99}, "train": {}})
+        first, second = (await planned(client, never, job("a")))["jobs"]
+        assert (first["status"], second["status"]) == ("refused", "admitted")
+        assert "99 nodes are wanted" in first["reasons"][0]["text"]
+
+
+async def test_a_job_whose_name_runs_already_is_planned_as_another(running):
+    async with running() as world, world.client() as client:
+        await world.job(client, "math")
+        view = await planned(client, job("math"))
+        assert [(one["name"], one["status"], one["beside"]) for one in view["jobs"]] == [("math", "admitted", ["math"])]
+
+
+async def test_another_owners_jobs_have_no_names(running):
+    async with running() as world, world.client() as client, world.client("stranger") as stranger:
+        await world.job(client, "secret-project")
+        answer = await stranger.post("/v1/plan", json={"jobs": [job("a", 10, 20)]})
+        assert "secret-project" not in answer.text
+        assert answer.json()["jobs"][0]["beside"] == [None]
+        assert answer.json()["slowed"][0]["name"] == ""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"jobs": []},
+        {"jobs": [{"name": "a"}]},
+        {"jobs": [job("a")], "on": "mars"},
+        {"jobs": [job("a")], "pools": {"rollout": {"nodes": 0}}},
+        {"jobs": [job("a")] * 501},
+    ],
+)
+async def test_what_is_no_plan_is_refused_by_name(running, body):
+    async with running() as world, world.client() as client:
+        answer = await client.post("/v1/plan", json=body)
+        assert answer.status_code == 422
+        assert answer.json()["data"]["in"] == "body"
+
+
+async def test_the_loop_goes_on_while_a_plan_is_made(running):
+    async with running() as world, world.client() as client:
+        pools = {"rollout": {"nodes": 40}, "train": {"nodes": 40}}
+        answered = []
+
+        async def plan():
+            await planned(client, *(job(f"j{n}", 5 + n % 7, 5, slo=1.5) for n in range(60)), pools=pools)
+            answered.append("plan")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(plan)
+            await anyio.sleep(0)
+            while "plan" not in answered:
+                assert (await client.get("/readyz")).status_code == 200
+                answered.append("ready")
+                await anyio.sleep(0.001)
+        assert answered.index("plan") > 1
