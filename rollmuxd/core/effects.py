@@ -1,8 +1,8 @@
 """What must be done: orders to residency drivers and questions to backends.
 
 Effects are performed in order, after the facts of the same decision are durable. Each order ends in exactly one
-input: :class:`~rollmuxd.core.inputs.OrderDone`, ``OrderFailed`` or ``OrderLostContact``. A question ends in
-``HostSeen`` or ``HostUnreachable``.
+input: :class:`~rollmuxd.core.inputs.OrderDone`, ``OrderFailed`` or ``OrderLostContact``; one that was asked about, in
+``OrderNotBegun`` too. A look ends in ``HostSeen`` or ``HostUnreachable``.
 """
 
 from typing import TypeAlias
@@ -15,7 +15,7 @@ from rollmuxd.core.model import HostId, JobId, LaunchId, OrderId, SessionId
 class Perform(Struct, frozen=True):
     """Tell the driver the order (its particulars are in ``State.orders``), then look at its GPUs.
 
-    ``again`` says that it was told before (a restart): only for drivers that are idempotent.
+    ``again`` says that it was told before (a restart): only for drivers that are idempotent, and orders not begun.
     """
 
     order: OrderId

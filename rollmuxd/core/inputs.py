@@ -262,6 +262,12 @@ class OrderFailed(Struct, frozen=True):
     error: str
 
 
+class OrderNotBegun(Struct, frozen=True):
+    """A probe shows that the order was not begun, and will not be by what was told before."""
+
+    order: OrderId
+
+
 class OrderLostContact(Struct, frozen=True):
     """Nobody knows whether it was done: the time limit passed or the connection broke."""
 
@@ -321,6 +327,7 @@ Input: TypeAlias = (
     | HostUnreachable
     | OrderDone
     | OrderFailed
+    | OrderNotBegun
     | OrderLostContact
     | Launched
     | LaunchFailed

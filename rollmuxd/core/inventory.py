@@ -109,7 +109,8 @@ def declare_clear(c: Cycle, ask: i.DeclareClear) -> Answer:
 def start(c: Cycle, given: i.Start) -> Answer:
     """The daemon is there (again): every lease is renewed in full, every node has to be seen.
 
-    An open order is told again only if that does it once; else its driver is asked; else nobody knows.
+    An open order is told again only if that does it once; else its driver is asked, which may say that it was not
+    begun; else nobody knows.
     """
     # A journal was restored: somebody may still ask by the ids that were given after its backup was made.
     restored = given.incarnation > c.state.incarnation and c.state.at > 0

@@ -82,6 +82,17 @@ def order_failed(c: Cycle, told: i.OrderFailed) -> Answer:
     return NOTHING
 
 
+def order_not_begun(c: Cycle, told: i.OrderNotBegun) -> Answer:
+    """It was not begun: told again where a restart left it open; who had given it up has it as failed."""
+    order = open_order(c, told.order)
+    if order is None:
+        return NOTHING
+    if order.status is not OrderStatus.ISSUED:
+        return order_failed(c, i.OrderFailed(order.id, "it was not begun"))
+    c.do(e.Perform(order.id, again=True))
+    return NOTHING
+
+
 def order_lost_contact(c: Cycle, told: i.OrderLostContact) -> Answer:
     """Nobody knows: treated as neither done nor failed. Where the driver can be asked, it is."""
     order = open_order(c, told.order)

@@ -52,6 +52,7 @@ _HANDLERS: dict[type, Callable[[Cycle, Any], Answer]] = {
     i.HostUnreachable: inventory.host_unreachable,
     i.OrderDone: orders.order_done,
     i.OrderFailed: orders.order_failed,
+    i.OrderNotBegun: orders.order_not_begun,
     i.OrderLostContact: orders.order_lost_contact,
     i.Launched: lives.launched,
     i.LaunchFailed: lives.launch_failed,

@@ -2,8 +2,8 @@
 
 What may be relied on:
 
-- Each order ends in exactly one report: done, failed, or lost contact. *Lost contact* is whatever is not known for
-  certain: a time limit, a broken line, an error that no contract allows.
+- Each order ends in exactly one report: done, failed, or lost contact; a probe's may be that it was not begun. *Lost
+  contact* is whatever is not known for certain: a time limit, a broken line, an error that no contract allows.
 - Whatever a plugin does (hang, raise, lie) stays with the order it was told; every other goes on.
 - An order that is under way is not told a second time, also when the writer begins anew and orders it again.
 """
@@ -30,6 +30,7 @@ from rollmuxd.core.inputs import (
     OrderDone,
     OrderFailed,
     OrderLostContact,
+    OrderNotBegun,
 )
 from rollmuxd.core.model import GpuId, HostId, JobId, LaunchId, Millis, Order, OrderId, OrderKind, SessionId, StateSpec
 from rollmuxd.core.state import State, state_key
@@ -229,6 +230,8 @@ class Actuator:
             return OrderLostContact(told.order, _said(error))
         if not found.known:
             return OrderLostContact(told.order, found.error or "the driver does not know what became of it")
+        if not found.done and not found.begun:
+            return OrderNotBegun(told.order)
         if not found.done:
             return OrderFailed(told.order, found.error or "the driver says that it was not done")
         return OrderDone(told.order, await self._after(told))

@@ -524,12 +524,13 @@ class Witness:
 
     def every_order_is_told_once(self, effects: tuple[Effect, ...]) -> None:
         """In the decision that issues it; again only after a restart. Only open orders are told or asked about."""
+        told_again = type(self.given) in (i.Start, i.OrderNotBegun)
         for effect in effects:
             if type(effect) is Perform:
                 order = effect.order
                 if order not in self.orders:
                     self._broken("every_order_is_told_once", f"order {order} is told, and is not open")
-                if effect.again != (order not in self.untold):
+                if effect.again != (order not in self.untold) or (effect.again and not told_again):
                     self._broken("every_order_is_told_once", f"order {order} is told twice")
                 self.untold.pop(order, None)
             elif isinstance(effect, Probe):
@@ -1267,6 +1268,6 @@ def _merged(old: list[Turn], planned: tuple[f.PlannedVisit, ...]) -> list[Turn]:
 #: the input of which each end of an order may come
 _REPORTS: Final[dict[type, tuple[type, ...]]] = {
     f.OrderEnded: (i.OrderDone,),
-    f.OrderFaulted: (i.OrderFailed,),
+    f.OrderFaulted: (i.OrderFailed, i.OrderNotBegun),
     f.OrderContactLost: (i.OrderLostContact, i.Start),
 }

@@ -517,7 +517,7 @@ class Trouble:
         if life != world.life or order not in world.core.state.orders:
             return
         if move is None:
-            world.report(i.OrderFailed(order, "it was never told"))
+            world.report(i.OrderNotBegun(order))
             return
         move.told = life
         if move.done:

@@ -703,6 +703,28 @@ class ResidencyContract:
         await self._end(rig)
 
     @pytest.mark.asyncio
+    async def test_an_order_that_a_probe_calls_not_begun_has_moved_nothing_and_can_be_told_again(self) -> None:
+        rig = await self.make()
+        self._needs_probes(rig)
+        await self._tell(rig, self.order(rig, OrderKind.LOAD))
+        for moment in (None, *_moments()):
+            order = self.order(rig, OrderKind.PARK)
+            if moment is not None and await _cancelled(lambda order=order: rig.residency.park(order), moment):  # type: ignore[misc]
+                break
+            probed = await rig.residency.probe(order)
+            if probed.known and not probed.done and not probed.begun:
+                await self._is_loaded(rig)
+                await self._tell(rig, order)
+                await self._is_clear(rig)
+                assert (await rig.residency.probe(order)).begun, "it was done, and a probe says that it was not begun"
+                await self._tell(rig, self.order(rig, OrderKind.LOAD))
+            elif moment is not None:
+                await self._tell(rig, self.order(rig, OrderKind.DISCARD))
+                await self._tell(rig, self.order(rig, OrderKind.LOAD))
+        await self._tell(rig, self.order(rig, OrderKind.DISCARD))
+        await self._end(rig)
+
+    @pytest.mark.asyncio
     async def test_an_order_that_comes_late_is_refused_and_changes_nothing(self) -> None:
         rig = await self.make()
         late = self.order(rig, OrderKind.PARK)

@@ -1,10 +1,11 @@
 """How to move one job's state: the Residency protocol, as a contract in prose.
 
 The daemon tells each order (load, park, discard of one job's state for one pool on one node) exactly once, unless
-the driver's traits say that telling it twice does it once. It never tells two orders for the same state at a time. A
-call that returns means *done*; it raises NotDone (for certain not done) or ContactLost (nobody knows). After a park
-or discard the daemon asks the host's backend what it sees, and believes only that: a driver that returns without
-having freed the GPUs is found out there. Calls are cancelled at their time limit, which counts as ContactLost.
+the driver's traits say that telling it twice does it once, or a probe after a restart says that it was not begun. It
+never tells two orders for the same state at a time. A call that returns means *done*; it raises NotDone (for certain
+not done) or ContactLost (nobody knows). After a park or discard the daemon asks the host's backend what it sees, and
+believes only that: a driver that returns without having freed the GPUs is found out there. Calls are cancelled at
+their time limit, which counts as ContactLost.
 """
 
 from collections.abc import Mapping
@@ -78,6 +79,9 @@ class Probed(Struct, frozen=True):
     known: bool
     done: bool = False
     error: str = ""
+    #: False, of an order that is known not to be done: nothing of it was begun, and nothing that was told before will
+    #: begin it. After a restart of the daemon such an order is told again, where any other has its job quarantined.
+    begun: bool = True
 
 
 class ChannelCommand(Struct, frozen=True):

@@ -469,6 +469,9 @@ class Play:
     def in_fail(self, order: str, *why: str) -> i.Input:
         return i.OrderFailed(order, " ".join(why) or "no")
 
+    def in_notbegun(self, order: str) -> i.Input:
+        return i.OrderNotBegun(order)
+
     def in_lost(self, order: str, *why: str) -> i.Input:
         return i.OrderLostContact(order, " ".join(why) or "timed out")
 

@@ -13,7 +13,15 @@ import pytest
 from rollmuxd.core import facts as f
 from rollmuxd.core import model as m
 from rollmuxd.core.effects import Kill, Observe, Perform, Probe
-from rollmuxd.core.inputs import GpuSight, HostSeen, HostUnreachable, OrderDone, OrderFailed, OrderLostContact
+from rollmuxd.core.inputs import (
+    GpuSight,
+    HostSeen,
+    HostUnreachable,
+    OrderDone,
+    OrderFailed,
+    OrderLostContact,
+    OrderNotBegun,
+)
 from rollmuxd.core.state import State
 from rollmuxd.daemon.actuator import Actuator
 from rollmuxd.spi import ContactLost, DriverTraits, NotDone, Probed, Sight
@@ -251,7 +259,9 @@ async def test_an_order_for_a_driver_that_is_not_there_has_certainly_failed():
     [
         (Probed(known=True, done=True), OrderDone("o1", CLEAR)),
         (Probed(known=True, done=False, error="oom"), OrderFailed("o1", "oom")),
+        (Probed(known=True, done=False, begun=False), OrderNotBegun("o1")),
         (Probed(known=False), OrderLostContact("o1", "the driver does not know what became of it")),
+        (Probed(known=False, begun=False), OrderLostContact("o1", "the driver does not know what became of it")),
     ],
 )
 async def test_a_probe_ends_like_the_order_itself(probed, report):

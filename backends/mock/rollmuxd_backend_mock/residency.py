@@ -56,7 +56,7 @@ class MockResidency:
             return Probed(known=True, done=True)
         state = mock.machine.of(order)
         begun = state is not None and state.order == order.order
-        return Probed(known=True, error="it was begun and not finished" if begun else "it was not begun")
+        return Probed(known=True, error="it was begun and not finished" if begun else "it was not begun", begun=begun)
 
     async def close(self) -> None:
         """Nothing is kept open."""

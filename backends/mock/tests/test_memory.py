@@ -88,7 +88,7 @@ async def test_a_probe_knows_done_not_begun_and_not_yet(tmp_path):
     backend = await open_mock(memory=memory, cold_s=30)
     driver = MockResidency()
     load = order(backend, LOAD)
-    assert await driver.probe(load) == Probed(known=True, done=False, error="it was not begun")
+    assert await driver.probe(load) == Probed(known=True, done=False, error="it was not begun", begun=False)
     async with anyio.create_task_group() as group:
         group.start_soon(driver.load, load)
         await anyio.sleep(29)
