@@ -55,7 +55,9 @@ def admit(c: Cycle, only: JobId | None = None) -> None:
     for name in waiting_order(c, c.now):
         job = c.state.jobs[name]
         pools = {want.pool for want in job.spec.wants}
-        if job.pins or (pools & reserved and name != only):  # something of its run before is still there
+        if job.pins or (job.left and not job.fell_back):  # something of its run before is still there
+            continue
+        if pools & reserved and name != only:
             continue
         shape, slo = _shape_of(job), job.spec.slo or float("inf")
         fits_not = refused.get(shape, 0.0) >= slo or (only is not None and name != only)
@@ -188,8 +190,11 @@ def check_spec(spec: JobSpec, state: State, config: Config) -> None:
     for phase in spec.side:
         if phase.name != "init":
             raise Impossible(f"side phase {phase.name} is not to be had yet; only init is")
-    if spec.movable is not Movable.NO:
-        raise Impossible("movable is not to be had yet; it is no")
+    if spec.movable is Movable.RELAUNCH and spec.launch is None:
+        raise Impossible(
+            "movable=relaunch is for jobs whose process rollmuxd itself starts, and this one does not say what to "
+            "start (launch); say movable warm, where the process can load its state on other GPUs, or no"
+        )
     _check_launch(spec, state, config)
     for kept in spec.states:
         if kept.leftover_mb > kept.gpu_mb:

@@ -1,5 +1,7 @@
 """The numbers the core needs; files and environment are the daemon's."""
 
+from enum import StrEnum
+
 from msgspec import Struct, field
 
 from rollmuxd.core.model import Millis
@@ -12,6 +14,17 @@ class DriverTraits(Struct, frozen=True):
     idempotent: bool = False
     #: it can say what became of an order
     probes: bool = False
+    #: it can load a state that is parked on another host
+    copies: bool = False
+
+
+class Moves(StrEnum):
+    """Whether placed jobs that allow it are moved to where they are better placed."""
+
+    #: where there is more than one host
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
 
 
 class OwnerLimits(Struct, frozen=True):
@@ -76,6 +89,15 @@ class Config(Struct, frozen=True):
     relaunch_limit: int = 5
     #: ... within this time
     relaunch_window_ms: Millis = 3_600_000
+    moves: Moves = Moves.AUTO
+    #: moves at hand at the same time; in each group there is one
+    moves_at_a_time: int = 4
+    #: a job is moved again after this time at the earliest
+    move_every_ms: Millis = 3_600_000
+    #: a planned move is abandoned when its job has not ended an iteration by then ...
+    move_begins_ms: Millis = 2 * 3_600_000
+    #: ... and one that has begun, when what the job had loaded is not parked by then
+    move_ends_ms: Millis = 600_000
     owners: dict[str, OwnerLimits] = field(default_factory=dict)
     #: half of what an owner has used is forgotten in this time
     use_half_life_ms: Millis = 24 * 3_600_000

@@ -1,6 +1,6 @@
 """One decision in the making: what the rooms of the core share while an input is handled."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from rollmuxd.core.config import Config, DriverTraits
@@ -8,7 +8,7 @@ from rollmuxd.core.decision import Answer
 from rollmuxd.core.effects import Effect
 from rollmuxd.core.facts import Fact
 from rollmuxd.core.model import JobStatus, Millis, SlotStatus
-from rollmuxd.core.policy import Policy
+from rollmuxd.core.policy import Move, Policy
 from rollmuxd.core.rotation import Rotation
 from rollmuxd.core.soft import Soft
 from rollmuxd.core.state import State
@@ -17,8 +17,10 @@ from rollmuxd.core.state import State
 NOTHING: Final = Answer()
 #: slots that hold GPUs by their holder's right
 HOLDS: Final = (SlotStatus.LOADING, SlotStatus.RUNNING, SlotStatus.TAIL)
-#: jobs that have a placement and may be granted slots
+#: jobs that have a placement
 PLACED: Final = (JobStatus.PROBING, JobStatus.ADMITTED, JobStatus.MOVING)
+#: and may be granted slots there
+SERVED: Final = (JobStatus.PROBING, JobStatus.ADMITTED)
 
 _NO_TRAITS: Final = DriverTraits()
 
@@ -37,6 +39,8 @@ class Cycle:
         self.facts: list[Fact] = []
         self.effects: list[Effect] = []
         self._traits: Mapping[str, DriverTraits] = config.drivers
+        #: the search for jobs that are better placed elsewhere, while it is under way
+        self.regrouping: Iterator[Move | None] | None = None
 
     def fact(self, fact: Fact) -> None:
         """This has happened."""

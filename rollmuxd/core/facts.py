@@ -218,6 +218,62 @@ class JobUnplaced(Fact, frozen=True, tag="job_unplaced"):
 
     job: JobId
     reason: str
+    #: what it has parked is kept for it: it could not load where it had moved to
+    keeps: bool = False
+
+
+class MovePlanned(Fact, frozen=True, tag="move_planned"):
+    """A placed job is to move. Its nodes, its RAM and its visits there are its own from now on; it goes on as it was.
+
+    ``wheel`` is the whole target group's, in order.
+    """
+
+    job: JobId
+    group: GroupId
+    pins: dict[PoolName, tuple[NodeId, ...]]
+    wheel: tuple[PlannedVisit, ...]
+    why: str
+    admission: str
+    promised: bool = False
+    period_ms: Millis | None = None
+    cost_per_hour: float = 0.0
+    dispatch: Dispatch = Dispatch.WHEEL
+    saves_per_hour: float = 0.0
+    costs: float = 0.0
+    #: what the owner has used until now, in GPU-milliseconds, decayed
+    use: int = 0
+
+
+class MoveBegan(Fact, frozen=True, tag="move_began"):
+    """The job is between two iterations: from now on it is granted nothing, and its states are parked."""
+
+    job: JobId
+
+
+class MoveEnded(Fact, frozen=True, tag="move_ended"):
+    """The job sits on its new nodes. What is parked on the old ones stays until it was loaded on the new ones."""
+
+    job: JobId
+    #: a job that is started again there is another run, with a key of its own
+    run: int = 0
+    idempotency_key: str = ""
+    #: what the owner has used until now, in GPU-milliseconds, decayed
+    use: int = 0
+
+
+class MoveAbandoned(Fact, frozen=True, tag="move_abandoned"):
+    """The job stays where it is."""
+
+    job: JobId
+    reason: str
+    use: int = 0
+
+
+class NodeLeft(Fact, frozen=True, tag="node_left"):
+    """Nothing of the job is left on a node that it moved away from: its RAM there is given back."""
+
+    job: JobId
+    node: NodeId
 
 
 class JobPaused(Fact, frozen=True, tag="job_paused"):
@@ -405,6 +461,13 @@ class SlotGrown(Fact, frozen=True, tag="slot_grown"):
     gpus: tuple[GpuId, ...]
 
 
+class SlotRequeued(Fact, frozen=True, tag="slot_requeued"):
+    """The state could not be loaded, and the job keeps what is parked of it: its request waits on."""
+
+    slot: SlotId
+    reason: str
+
+
 class SlotReleased(Fact, frozen=True, tag="slot_released"):
     """The phase is over."""
 
@@ -476,6 +539,8 @@ class OrderIssued(Fact, frozen=True, tag="order_issued"):
     node: NodeId
     driver: str
     slot: SlotId | None = None
+    #: of a load: the node from whose host the parked state is to be fetched
+    source: NodeId | None = None
 
 
 class OrderEnded(Fact, frozen=True, tag="order_ended"):
@@ -566,6 +631,11 @@ AnyFact: TypeAlias = (
     | JobPromised
     | PlacementEnded
     | JobUnplaced
+    | MovePlanned
+    | MoveBegan
+    | MoveEnded
+    | MoveAbandoned
+    | NodeLeft
     | JobPaused
     | JobResumed
     | JobQuarantined
@@ -589,6 +659,7 @@ AnyFact: TypeAlias = (
     | SlotTakenOver
     | SlotShrunk
     | SlotGrown
+    | SlotRequeued
     | SlotReleased
     | NextAnswered
     | SlotFaulted

@@ -5,7 +5,7 @@ A guess for people, from what phases took so far: no certificate, and nothing is
 
 from heapq import heapify, heappop, heappush
 
-from rollmuxd.core.cycle import PLACED
+from rollmuxd.core.cycle import SERVED
 from rollmuxd.core.estimates import likely_ms
 from rollmuxd.core.model import Group, Job, JobId, Millis, NodeId, Slot, StateStatus
 from rollmuxd.core.rotation import Rotation, find_phase
@@ -42,7 +42,7 @@ def wait_ms(state: State, rotation: Rotation, group: Group, slot: Slot, now: Mil
             start = max([jobs.get(slot.job, 0), *(nodes.get(node, 0) for node in claims)])
             return start + _moves_ms(state, job, visit.phase)
         heappush(line, (turn + 1, index))
-        if job.status not in PLACED:
+        if job.status not in SERVED or job.group != group.id:
             continue  # it is passed at once
         phase = find_phase(state, visit.job, visit.phase)
         took = None if phase is None else likely_ms(job, phase)

@@ -6,7 +6,7 @@ Each is written down from the promise it defends (DESIGN section 12), not from t
 from collections.abc import Callable, Iterator
 
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.model import JobStatus, SlotStatus, StateStatus
+from rollmuxd.core.model import GroupId, Job, JobStatus, NodeId, SlotStatus, StateStatus
 from rollmuxd.core.state import State
 
 _HOLDING = ("loading", "running", "tail", "released", "reclaiming", "faulted", "lost", "revoked")
@@ -78,9 +78,50 @@ def parked_ram_fits_every_host(state: State) -> Iterator[str]:
 def a_node_is_in_the_group_of_the_jobs_pinned_to_it(state: State) -> Iterator[str]:
     """And in no other."""
     for node in state.nodes.values():
-        groups = {state.jobs[job].group for job in node.pinned}
+        groups = {_group_there(state.jobs[job], node.id) for job in node.pinned}
         if groups != ({node.group} if node.group is not None else set()):
             yield f"node {node.id} is in {node.group}, and its jobs are in {sorted(map(str, groups))}"
+
+
+def _group_there(job: Job, node: NodeId) -> GroupId | None:
+    """The group in which the job has a node: where it sits, or where it is to move to."""
+    if any(node in names for names in job.pins.values()):
+        return job.group
+    there = job.move is not None and any(node in names for names in job.move.pins.values())
+    return job.move.group if there and job.move is not None else None
+
+
+def a_job_sits_in_one_group_and_comes_to_at_most_one(state: State) -> Iterator[str]:
+    """Its visits are in the wheels of both, and nowhere else; it holds nothing where it is still to come."""
+    sits = {name: group.id for group in state.groups.values() for name in group.jobs}
+    comes = {name: group.id for group in state.groups.values() for name in group.coming}
+    for job in state.jobs.values():
+        there = job.move.group if job.move is not None and job.move.group != job.group else None
+        if (sits.get(job.id), comes.get(job.id)) != (job.group, there):
+            listed = f"{sits.get(job.id)} and {comes.get(job.id)}"
+            yield f"job {job.id} sits in {job.group} and comes to {there}, and is listed in {listed}"
+        if (job.move is not None) != (job.id in state.moving) or bool(job.left) != (job.id in state.leaving):
+            yield f"job {job.id} moves: {job.move is not None}, has left: {job.left}, and is not listed so"
+        slot = state.slots.get(job.slot or "")
+        seats = {gpu for names in job.pins.values() for name in names for gpu in state.nodes[name].gpus}
+        if slot is not None and not seats.issuperset(slot.gpus):
+            yield f"slot {slot.id} holds {slot.gpus}, and its job {job.id} sits on {job.pins}"
+        if job.status == JobStatus.MOVING and (job.slot is not None or job.move is None):
+            yield f"job {job.id} is moving, and has slot {job.slot} and move {job.move}"
+    for group in state.groups.values():
+        for visit in group.wheel:
+            if visit.job not in group.jobs and visit.job not in group.coming:
+                yield f"group {group.id} has a visit of {visit.job}, which is not of it"
+
+
+def a_state_is_on_a_node_of_its_jobs(state: State) -> Iterator[str]:
+    """Where the job sits, is to go, or was and has not left altogether."""
+    for key, kept in state.states.items():
+        job, node = state.jobs[kept.job], state.nodes[kept.node]
+        if kept.job not in node.pinned and kept.node not in job.left:
+            yield f"{key} is {kept.status}, and job {job.id} is not on {kept.node}"
+        if key not in job.states or key not in node.states:
+            yield f"{key} is not listed by its job and its node"
 
 
 def an_owner_holds_the_nodes_of_its_placements(state: State) -> Iterator[str]:
@@ -123,6 +164,8 @@ ALL: tuple[Callable[[State], Iterator[str]], ...] = (
     a_job_has_at_most_one_slot_that_holds_and_one_that_waits,
     parked_ram_fits_every_host,
     a_node_is_in_the_group_of_the_jobs_pinned_to_it,
+    a_job_sits_in_one_group_and_comes_to_at_most_one,
+    a_state_is_on_a_node_of_its_jobs,
     an_owner_holds_the_nodes_of_its_placements,
     a_lost_or_ended_job_waits_for_nothing_and_runs_nothing,
     a_granted_slot_has_a_fence_of_its_own,

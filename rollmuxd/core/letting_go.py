@@ -85,8 +85,29 @@ def open_orders(c: Cycle, job: JobId) -> list[Order]:
     return [order for order in orders if order is not None]
 
 
+def abandon(c: Cycle, job: Job, reason: str) -> None:
+    """Give up a move that has not ended, if there is one: the job stays where it sits."""
+    if job.move is None:
+        return
+    use = use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms)
+    there, process_is_gone = job.move.group, job.launch is not None and job.launch.over
+    c.fact(f.MoveAbandoned(c.now, job.id, reason, use))
+    dispatch(c, there)
+    dispatch(c, job.group)
+    if process_is_gone:  # its place is clear only when it was seen so; then another process can be started
+        c.fact(f.JobUnplaced(c.now, job.id, f"its move was abandoned: {reason}"))
+        settle(c, job)
+
+
+def waits_with_its_state(job: Job) -> bool:
+    """Whether the job waits for another place, and keeps what it has parked where it was before."""
+    status = job.resume_to if job.status is JobStatus.PAUSED else job.status
+    return status is JobStatus.WAITING and job.fell_back
+
+
 def end_now(c: Cycle, job: Job, *, reason: str, by: str) -> None:
     group = job.group
+    abandon(c, job, reason)
     drop_requests(c, job, f"job ended: {reason}")
     if job.slot is not None:
         take_away(c, c.state.slots[job.slot], f.SlotRevoked(c.now, job.slot, by, reason))
@@ -111,6 +132,7 @@ def quarantine(c: Cycle, job: Job, reason: str) -> None:
     """Its state could not be moved: it leaves its group, everybody else goes on."""
     if not job.live or job.status is JobStatus.QUARANTINED:
         return
+    abandon(c, job, reason)
     drop_requests(c, job, f"job quarantined: {reason}")
     c.fact(f.JobQuarantined(c.now, job.id, reason))
 
@@ -125,7 +147,7 @@ def settle(c: Cycle, job: Job) -> None:
     if has_place(job):
         return
     if not job.pins:
-        if job.status is JobStatus.LOST and job.relaunch_at is None:
+        if job.status is JobStatus.LOST and job.relaunch_at is None and not job.left:
             c.fact(f.JobEnded(c.now, job.id, job.reason))
         return
     if not nothing_left(c, job):
@@ -146,10 +168,13 @@ def settle(c: Cycle, job: Job) -> None:
 def nothing_left(c: Cycle, job: Job) -> bool:
     """Whether no slot, state or byte of the job is on its nodes; what can be discarded is told to be."""
     left = job.slot is not None or bool(job.closing)
+    keeps = waits_with_its_state(job)
     for key in job.states:
         kept = c.state.states[key]
+        if kept.node in job.left or (keeps and kept.status is StateStatus.PARKED):
+            continue
         if kept.status in (StateStatus.LOADED, StateStatus.PARKED) and job.slot is None:
-            issue(c, OrderKind.DISCARD, kept, None)
+            issue(c, OrderKind.PARK if keeps and kept.warm else OrderKind.DISCARD, kept, None)
         left = left or kept.status is not StateStatus.GONE
     left = left or any(stained_by(node, job.id) for node in nodes_of(c, job))
     if left:
@@ -316,7 +341,8 @@ def discard_again(c: Cycle, host: HostId) -> None:
 
 def look(c: Cycle, job: Job) -> None:
     """Look at the hosts of a job's nodes now, and again until they are clear."""
-    for host in dict.fromkeys(node.host for node in nodes_of(c, job)):
+    nodes = (*nodes_of(c, job), *(c.state.nodes[name] for name in job.left))
+    for host in dict.fromkeys(node.host for node in nodes):
         look_at(c, host)
 
 

@@ -26,8 +26,19 @@ _PAUSABLE: Final[dict[type[f.Fact], tuple[JobStatus, ...]]] = {**_ANY_LIVE, f.Jo
 JOB: Final[Mapping[JobStatus, Mapping[type[f.Fact], tuple[JobStatus, ...]]]] = {
     _J.WAITING: {**_PAUSABLE, f.JobPlaced: _PLACED},
     _J.PROBING: {**_PAUSABLE, f.JobPromised: (_J.ADMITTED,), f.JobUnplaced: (_J.WAITING,)},
-    _J.ADMITTED: {**_PAUSABLE, f.JobUnplaced: (_J.WAITING,)},
-    _J.MOVING: {**_PAUSABLE, f.JobUnplaced: (_J.WAITING,)},
+    _J.ADMITTED: {
+        **_PAUSABLE,
+        f.JobUnplaced: (_J.WAITING,),
+        f.MovePlanned: (_J.ADMITTED,),
+        f.MoveBegan: (_J.MOVING,),
+        f.MoveAbandoned: (_J.ADMITTED,),
+    },
+    _J.MOVING: {
+        **_PAUSABLE,
+        f.JobUnplaced: (_J.WAITING,),
+        f.MoveEnded: (_J.ADMITTED,),
+        f.MoveAbandoned: (_J.ADMITTED,),
+    },
     _J.PAUSED: {**_ANY_LIVE, f.JobResumed: (_J.WAITING, *_PLACED, _J.MOVING), f.JobUnplaced: (_J.PAUSED,)},
     _J.QUARANTINED: {**_ANY_LIVE, f.JobReinstated: (_J.WAITING,)},
     # a new registration is a new run of the same job
@@ -52,6 +63,7 @@ SLOT: Final[Mapping[SlotStatus, Mapping[type[f.Fact], tuple[SlotStatus, ...]]]] 
         **_TAKEN_AWAY,
         f.SlotGranted: (_S.RUNNING,),
         f.SlotFaulted: (_S.FAULTED,),
+        f.SlotRequeued: (_S.QUEUED,),
         f.SlotTakenOver: (_S.LOADING,),
     },
     _S.RUNNING: {

@@ -3,11 +3,11 @@
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.admission import admit, check_owner, check_spec
-from rollmuxd.core.cycle import HOLDS, NOTHING, PLACED, Cycle
+from rollmuxd.core.cycle import HOLDS, NOTHING, PLACED, SERVED, Cycle
 from rollmuxd.core.decision import Answer, Directive
 from rollmuxd.core.errors import Conflict, RunAlive, TooMany, UnknownThing
 from rollmuxd.core.launching import end_process, is_relaunched, kill, lost_too_often, new_run, plan_relaunch
-from rollmuxd.core.letting_go import after_departure, drop_requests, end_now, look, settle, take_away
+from rollmuxd.core.letting_go import abandon, after_departure, drop_requests, end_now, look, settle, take_away
 from rollmuxd.core.model import (
     Group,
     Job,
@@ -150,6 +150,7 @@ def pause(c: Cycle, ask: i.PauseJob) -> Answer:
         return Answer(job=job.id, repeated=True)
     if job.status not in (JobStatus.WAITING, *PLACED):
         raise Conflict(f"job {job.spec.name} is {job.status}, and only a waiting or placed job can be paused")
+    abandon(c, job, f"it was paused by {ask.by}")
     c.fact(f.JobPaused(c.now, job.id, ask.by))
     dispatch(c, job.group)
     return Answer(job=job.id)
@@ -307,7 +308,9 @@ def part_helps(c: Cycle, group: Group, head: int, slot: Slot, keep: tuple[str, .
     visit = group.wheel[head]
     job = c.state.jobs[visit.job]
     phase = find_phase(c.state, job.id, visit.phase)
-    if phase is None or not phase.min_gpus or job.id == slot.job or job.status not in PLACED or job.slot is not None:
+    if phase is None or not phase.min_gpus or job.id == slot.job or job.status not in SERVED or job.slot is not None:
+        return False
+    if job.group != group.id:
         return False
     asked = c.state.slots.get(job.queued or "")
     if asked is None or asked.phase != visit.phase or asked.id in c.soft.detached:
@@ -336,6 +339,7 @@ def job_lost(c: Cycle, job: Job, reason: str, *, leaves: bool = False) -> None:
     What is left of its process is ended, where that is wanted; at once, unless it ``leaves`` by itself.
     """
     group = job.group
+    abandon(c, job, reason)
     drop_requests(c, job, reason)
     if job.slot is not None:
         take_away(c, c.state.slots[job.slot], f.SlotLost(c.now, job.slot, reason))

@@ -57,10 +57,12 @@ class IfUnmet(StrEnum):
 
 
 class Movable(StrEnum):
-    """Whether a job may be moved to other nodes (used from part 4 on)."""
+    """Whether a job may be moved to other nodes, and how."""
 
     NO = "no"
+    #: its process goes on, and loads its states on the other nodes
     WARM = "warm"
+    #: its process is ended, and started again there
     RELAUNCH = "relaunch"
 
 
@@ -315,6 +317,8 @@ class Group(Struct):
     nodes: list[NodeId] = field(default_factory=list)
     wheel: list[Visit] = field(default_factory=list)
     dispatch: Dispatch = Dispatch.WHEEL
+    #: jobs that are to move here: their visits are in the wheel, and are passed until they are there
+    coming: list[JobId] = field(default_factory=list)
     #: grows whenever jobs, nodes or wheel change; what is derived from them is cached under it
     version: int = 0
 
@@ -406,6 +410,8 @@ class Order(Struct):
     driver: str
     issued_at: Millis
     slot: SlotId | None = None
+    #: of a load: the node from whose host the parked state is to be fetched
+    source: NodeId | None = None
     #: the incarnation that issued it: with its number it only grows
     incarnation: int = 1
     status: OrderStatus = OrderStatus.ISSUED
@@ -445,6 +451,22 @@ class Progress(Struct):
     parks: int = 0
 
 
+class JobMove(Struct):
+    """A job's move to other nodes, from its planning to its end. Until that, it sits where it sat."""
+
+    group: GroupId
+    pins: dict[PoolName, tuple[NodeId, ...]]
+    planned_at: Millis
+    why: str
+    admission: str = ""
+    promised: bool = False
+    period_ms: Millis | None = None
+    #: the group's wheel once it has moved, where it stays in its group; else its visits are in the other's wheel
+    wheel: list[Visit] | None = None
+    #: since when its status is MOVING
+    began_at: Millis | None = None
+
+
 class Launch(Struct):
     """A process that a backend was told to start for a job."""
 
@@ -479,6 +501,14 @@ class Job(Struct):
     pins: dict[PoolName, tuple[NodeId, ...]] = field(default_factory=dict)
     #: where it sat before: tried first when it is placed again
     last_pins: dict[PoolName, tuple[NodeId, ...]] = field(default_factory=dict)
+    #: where it is to go
+    move: JobMove | None = None
+    #: when its last move ended, or was abandoned
+    moved_at: Millis | None = None
+    #: nodes that it moved away from, on which something of it may be left
+    left: list[NodeId] = field(default_factory=list)
+    #: it could not load where it had moved to, waits for another place, and keeps what it has parked
+    fell_back: bool = False
     #: keys of its states
     states: list[str] = field(default_factory=list)
     #: its slot between LOADING and TAIL, and its QUEUED one: at most one of each

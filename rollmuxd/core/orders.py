@@ -19,6 +19,7 @@ from rollmuxd.core.letting_go import (
     watch,
 )
 from rollmuxd.core.model import Job, JobState, Order, OrderKind, OrderStatus, SlotStatus, StateStatus
+from rollmuxd.core.moving import fall_back
 from rollmuxd.core.state import state_key
 from rollmuxd.core.turns import dispatch, grant_if_loaded
 
@@ -123,12 +124,13 @@ def fault(c: Cycle, order: Order, reason: str) -> None:
     job = c.state.jobs[order.job]
     group = job.group
     slot = c.state.slots.get(order.slot or "")
-    if slot is not None and slot.status is SlotStatus.LOADING:
-        take_away(c, slot, f.SlotFaulted(c.now, slot.id, reason))
-    if order.run == job.run and not told_to_another(c, job, order):  # a new one is not to blame for its forerunner
-        quarantine(c, job, reason)
-    if slot is not None:
-        finish_release(c, slot)
+    if not fall_back(c, job, order, reason):
+        if slot is not None and slot.status is SlotStatus.LOADING:
+            take_away(c, slot, f.SlotFaulted(c.now, slot.id, reason))
+        if order.run == job.run and not told_to_another(c, job, order):  # a new one is not to blame for its forerunner
+            quarantine(c, job, reason)
+        if slot is not None:
+            finish_release(c, slot)
     expect_clear(c, c.state.nodes[order.node], job, f"({reason})")
     settle(c, job)
     dispatch(c, group)

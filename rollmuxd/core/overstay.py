@@ -7,7 +7,7 @@ its GPUs, and only of a phase whose time is known: who was never measured and to
 """
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.cycle import PLACED, Cycle
+from rollmuxd.core.cycle import SERVED, Cycle
 from rollmuxd.core.estimates import quantile_ms
 from rollmuxd.core.letting_go import after_departure, revoke_held, settle
 from rollmuxd.core.model import Job, JobId, Millis, Slot, SlotStatus
@@ -77,7 +77,7 @@ def waited_for(c: Cycle, job: Job, slot: Slot) -> bool:
     held = [name for name in group.nodes if any(gpu.holder == slot.id for gpu in c.state.nodes[name].gpus.values())]
     for name in group.jobs:
         other = c.state.jobs[name]
-        asks = other.status in PLACED and other.slot is None and other.queued not in c.soft.detached
+        asks = other.status in SERVED and other.slot is None and other.queued not in c.soft.detached
         if other is not job and asks and other.queued is not None:
             nodes = c.rotation.nodes_of(c.state, group, name, c.state.slots[other.queued].phase)
             if any(node in held for node in nodes):

@@ -516,13 +516,14 @@ def _summarise(state: State, group: Group, whole_pools: tuple[PoolName, ...]) ->
     for visit in group.wheel:  # who has left the wheel takes no time any more, and was promised nothing that counts
         if visit.job not in own:
             job = state.jobs[visit.job]
-            for pool, nodes in job.pins.items():
+            pins = state.pins_in(job, group.id)
+            for pool, nodes in pins.items():
                 used.setdefault(pool, {}).update(dict.fromkeys(nodes))
             shape = Shape(job, whole_pools)
             known = shape.solo_ms is not None
             unknown = unknown or not known
             names = (phase.name for phase in job.spec.phases)
-            own[visit.job] = dict(zip(names, shape.legs(job.pins), strict=True)) if known else {}
+            own[visit.job] = dict(zip(names, shape.legs(pins), strict=True)) if known else {}
         leg = own[visit.job].get(visit.phase)
         if leg is not None:  # a side phase comes once, and is in no plan
             legs.append(leg)
@@ -578,13 +579,8 @@ def _slo_miss(state: State, shape: Shape, summary: Summary, group: Group, period
 
 
 def _states_on(state: State, node: Node) -> list[StateSpec]:
-    """What the jobs placed on a node keep there."""
-    return [
-        spec
-        for name in node.pinned
-        for spec in state.jobs[name].spec.states
-        if node.id in state.jobs[name].pins.get(spec.pool, ())
-    ]
+    """What jobs keep on a node: those placed there, those to move there, and those that have not left it altogether."""
+    return [state.states[key].spec for key in node.states]
 
 
 def _usable(node: Node) -> bool:

@@ -97,6 +97,8 @@ class Rotation:
         seen: set[int] = set()
         for node in projection.nodes.get((visit.job, visit.phase), ()):
             for other in projection.on[node]:
+                if state.jobs[group.wheel[other].job].group != group.id:
+                    continue  # it is still to move here
                 if other not in seen and (group.wheel[other].turn, other) < mine:
                     seen.add(other)
                     yield group.wheel[other]
@@ -122,7 +124,7 @@ def _project(state: State, group: Group) -> Projection:
         key = (visit.job, visit.phase)
         if key not in nodes:
             phase = find_phase(state, visit.job, visit.phase)
-            nodes[key] = () if phase is None else state.phase_nodes(state.jobs[visit.job], phase)
+            nodes[key] = () if phase is None else state.phase_nodes(state.jobs[visit.job], phase, group.id)
         visits.setdefault(key, []).append(index)
         for node in nodes[key]:
             on.setdefault(node, []).append(index)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rollmuxd.core import inputs as i
-from rollmuxd.core import inventory, lives, orders, overstay, requests
+from rollmuxd.core import inventory, lives, moving, orders, overstay, requests
 from rollmuxd.core.admission import waiting_order
 from rollmuxd.core.config import Config
 from rollmuxd.core.cycle import NOTHING, Cycle
@@ -70,6 +70,8 @@ _DUE: dict[str, Callable[[Cycle, str], None]] = {
     "overstay": overstay.due,
     "look": inventory.look_again,
     "clear": inventory.not_clear,
+    "move": moving.look_again,
+    "regroup": moving.regroup,
 }
 
 
@@ -112,6 +114,7 @@ class Scheduler:
         cycle.facts, cycle.effects = [], []
         try:
             answer = self._tick() if type(given) is i.Tick else _HANDLERS[type(given)](cycle, given)
+            moving.follow(cycle)
         except Rejected:
             if cycle.facts:
                 raise BrokenInvariant(f"{type(given).__name__} was refused after {name(cycle.facts[-1])}") from None

@@ -5,7 +5,7 @@ the simulator, so replaying a journal gives the very state that the live schedul
 deadlines, attachment, progress) is soft: it lives in the scheduler, is not journalled, and starts anew with it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec import Struct, field
@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
 from rollmuxd.core.errors import BrokenInvariant, UnknownThing
+from rollmuxd.core.facts import PlannedVisit
 from rollmuxd.core.lifecycle import next_state_status, next_status
 from rollmuxd.core.model import (
     Gpu,
@@ -22,6 +23,7 @@ from rollmuxd.core.model import (
     HostId,
     Job,
     JobId,
+    JobMove,
     JobState,
     JobStatus,
     Launch,
@@ -84,6 +86,9 @@ class State(Struct):
     names: dict[str, JobId] = field(default_factory=dict)
     #: jobs in status WAITING, longest first
     waiting: dict[JobId, None] = field(default_factory=dict)
+    #: jobs with a move at hand, and jobs that have left something on nodes that they moved away from
+    moving: dict[JobId, None] = field(default_factory=dict)
+    leaving: dict[JobId, None] = field(default_factory=dict)
     slots_of: dict[JobId, list[SlotId]] = field(default_factory=dict)
     ended: list[JobId] = field(default_factory=list)
     #: how many ids of each kind were minted, and the last fence
@@ -133,9 +138,27 @@ class State(Struct):
         found = self.names.get(f"{owner}/{name}")
         return None if found is None else self.jobs[found]
 
-    def phase_nodes(self, job: Job, phase: PhaseSpec) -> tuple[NodeId, ...]:
-        """The pinned nodes that a phase claims, each once, in the order of its pools."""
-        return tuple(dict.fromkeys(node for pool in phase.pools for node in job.pins.get(pool, ())))
+    def phase_nodes(self, job: Job, phase: PhaseSpec, group: GroupId | None = None) -> tuple[NodeId, ...]:
+        """The pinned nodes that a phase claims, each once, in the order of its pools.
+
+        In a ``group`` to which the job is to move: the nodes that it will claim there.
+        """
+        pins = job.pins if group is None else self.pins_in(job, group)
+        return tuple(dict.fromkeys(node for pool in phase.pools for node in pins.get(pool, ())))
+
+    def pins_in(self, job: Job, group: GroupId) -> dict[PoolName, tuple[NodeId, ...]]:
+        """The job's nodes in a group: where it sits, or where it is to move to."""
+        return job.move.pins if job.move is not None and group != job.group else job.pins
+
+    def source_of(self, kept: JobState) -> JobState | None:
+        """Where a state is parked that the job has not loaded here yet: on a node that it moved away from, if any."""
+        job = self.jobs[kept.job]
+        if kept.status is not StateStatus.GONE or not job.left or kept.run != job.run:
+            return None
+        there = [self.states[key] for key in job.states if self.states[key].node in job.left]
+        parked = [it for it in there if it.pool == kept.pool and it.status is StateStatus.PARKED and it.run == kept.run]
+        pins = job.pins.get(kept.pool, ())
+        return parked[pins.index(kept.node) % len(parked)] if parked and kept.node in pins else None
 
     def left_over_mb(self, node: Node) -> int:
         """What states may leave on each GPU of a node: parked ones, and ones that are loaded on others of its GPUs."""
@@ -160,12 +183,11 @@ class State(Struct):
         """Who holds which nodes: a snapshot of a version that did not count it does not say."""
         for owner in self.owners.values():
             owner.nodes, owner.gpus = {}, 0
-        for job in self.jobs.values():
-            if job.pins:
-                owner = self.owners.setdefault(job.owner, Owner(at=self.at))
-                for name in dict.fromkeys(name for nodes in job.pins.values() for name in nodes):
-                    owner.gpus += 0 if name in owner.nodes else len(self.nodes[name].gpus)
-                    owner.nodes[name] = owner.nodes.get(name, 0) + 1
+        for node in self.nodes.values():
+            for name in node.pinned:
+                owner = self.owners.setdefault(self.jobs[name].owner, Owner(at=self.at))
+                owner.gpus += 0 if node.id in owner.nodes else len(node.gpus)
+                owner.nodes[node.id] = owner.nodes.get(node.id, 0) + 1
 
     def _nothing(self, fact: f.Fact) -> None:
         """The fact is for people and other readers of the journal."""
@@ -244,7 +266,7 @@ class State(Struct):
             job.user, job.spec, job.run, job.registered_at = fact.user, fact.spec, fact.run, fact.at
             job.progress, job.reason, job.session = Progress(), "", None
             job.promised, job.admission, job.planned_period_ms, job.ended_at = False, "", None, None
-            job.relaunch_at = None
+            job.relaunch_at, job.moved_at, job.fell_back = None, None, False
             if not fact.relaunch:
                 job.losses = []
             if job.id in self.ended:
@@ -262,10 +284,7 @@ class State(Struct):
     def _job_placed(self, fact: f.JobPlaced) -> None:
         job = self.jobs[fact.job]
         self._set_job(job, fact, fact.status)
-        group = self.groups.get(fact.group)
-        if group is None:
-            self._mint("g")
-            group = self.groups[fact.group] = Group(id=fact.group)
+        group = self._group(fact.group)
         group.jobs.append(job.id)
         group.wheel = _merged(group.wheel, fact.wheel)
         group.dispatch = fact.dispatch
@@ -275,7 +294,19 @@ class State(Struct):
         owner = self._owner(job, fact.use)
         if job.queued is not None:  # waiting for admission is nobody's slowdown
             job.progress.iteration_excused_ms += fact.at - self.slots[job.queued].queued_at
-        for pool, nodes in fact.pins.items():
+        self._pin(job, group, fact.pins, owner)
+
+    def _group(self, name: GroupId) -> Group:
+        """The group; a new one where there is none."""
+        group = self.groups.get(name)
+        if group is None:
+            self._mint("g")
+            group = self.groups[name] = Group(id=name)
+        return group
+
+    def _pin(self, job: Job, group: Group, pins: dict[PoolName, tuple[NodeId, ...]], owner: Owner) -> None:
+        """These nodes are the group's and the job's, with RAM for its states."""
+        for pool, nodes in pins.items():
             for name in nodes:
                 node = self.nodes[name]
                 node.group = group.id
@@ -285,13 +316,138 @@ class State(Struct):
                     node.pinned.append(job.id)
                     owner.gpus += 0 if name in owner.nodes else len(node.gpus)
                     owner.nodes[name] = owner.nodes.get(name, 0) + 1
-                spec = _state_spec(job, pool)
-                if spec is not None:
-                    key = state_key(job.id, pool, name)
+                spec, key = _state_spec(job, pool), state_key(job.id, pool, name)
+                if spec is not None and key not in self.states:
                     self.states[key] = JobState(job=job.id, pool=pool, node=name, spec=spec, run=job.run)
                     node.states.append(key)
                     job.states.append(key)
                     self.hosts[node.host].reserved_mb += spec.ram_mb
+                if name in job.left and any(name in there for there in job.pins.values()):
+                    self._nothing_left_on(job, name)
+
+    def _unpin(self, job: Job, names: Iterable[NodeId], owner: Owner) -> None:
+        """These nodes are not the job's any more; those that are nobody's leave their group.
+
+        What may still be on them of the job is remembered until it was seen gone (``Job.left``).
+        """
+        for name in dict.fromkeys(names):
+            node = self.nodes[name]
+            node.pinned.remove(job.id)
+            if name in owner.nodes:  # a snapshot of an older version has no owners
+                owner.nodes[name] -= 1
+                if not owner.nodes[name]:
+                    del owner.nodes[name]
+                    owner.gpus -= len(node.gpus)
+            if not node.pinned and node.group is not None:
+                self.groups[node.group].nodes.remove(name)
+                node.group = None
+            for key in [key for key in node.states if self.states[key].job == job.id]:
+                if self.states[key].status is StateStatus.GONE:
+                    self._drop_state(job, key)
+            stained = any(gpu.stain == job.id for gpu in node.gpus.values())
+            if (stained or any(self.states[key].job == job.id for key in node.states)) and name not in job.left:
+                job.left.append(name)
+                self.leaving[job.id] = None
+
+    def _drop_state(self, job: Job, key: str) -> None:
+        """Nothing is there of a state, and nothing is kept for it."""
+        kept = self.states.pop(key)
+        node = self.nodes[kept.node]
+        node.states.remove(key)
+        job.states.remove(key)
+        self.hosts[node.host].reserved_mb -= kept.spec.ram_mb
+
+    def _nothing_left_on(self, job: Job, name: NodeId) -> None:
+        job.left.remove(name)
+        if not job.left:
+            del self.leaving[job.id]
+
+    def _node_left(self, fact: f.NodeLeft) -> None:
+        job = self.jobs[fact.job]
+        for key in [key for key in self.nodes[fact.node].states if self.states[key].job == job.id]:
+            self._drop_state(job, key)
+        self._nothing_left_on(job, fact.node)
+
+    def _move_planned(self, fact: f.MovePlanned) -> None:
+        job = self.jobs[fact.job]
+        job.status = next_status(lifecycle.JOB, job.status, fact, f"job {job.id}")
+        group = self._group(fact.group)
+        job.move = JobMove(
+            group=group.id,
+            pins=fact.pins,
+            planned_at=fact.at,
+            why=fact.why,
+            admission=fact.admission,
+            promised=fact.promised,
+            period_ms=fact.period_ms,
+        )
+        if group.id == job.group:
+            job.move.wheel = _merged(group.wheel, fact.wheel)
+        else:
+            group.coming.append(job.id)
+            group.wheel = _merged(group.wheel, fact.wheel)
+            group.dispatch = fact.dispatch
+        group.version += 1
+        self.moving[job.id] = None
+        self._pin(job, group, fact.pins, self._owner(job, fact.use))
+
+    def _move_began(self, fact: f.MoveBegan) -> None:
+        job = self.jobs[fact.job]
+        self._set_job(job, fact)
+        if job.move is not None:
+            job.move.began_at = fact.at
+
+    def _move_ended(self, fact: f.MoveEnded) -> None:
+        job = self.jobs[fact.job]
+        self._set_job(job, fact)
+        move, old = job.move, self.groups[job.group or ""]
+        assert move is not None  # its status is MOVING
+        group = self.groups[move.group]
+        if move.wheel is None:
+            old.wheel = [visit for visit in old.wheel if visit.job != job.id]
+            old.jobs.remove(job.id)
+            group.coming.remove(job.id)
+            group.jobs.append(job.id)
+        else:
+            group.wheel = _rewound(group, move.wheel)
+        old.version += 1
+        group.version += 1
+        before = {name for nodes in job.pins.values() for name in nodes}
+        there = {name for nodes in move.pins.values() for name in nodes}
+        gone = [name for nodes in job.pins.values() for name in nodes if name not in there]
+        job.last_pins, job.pins, job.group, job.placed_at = job.pins, move.pins, group.id, fact.at
+        job.admission, job.promised, job.planned_period_ms = move.admission, move.promised, move.period_ms
+        job.move, job.moved_at, job.fell_back = None, fact.at, False
+        if fact.run:
+            job.run, job.idempotency_key = fact.run, fact.idempotency_key
+            for key in job.states:
+                self.states[key].run = fact.run
+        del self.moving[job.id]
+        for name in [name for name in job.left if name in there - before]:
+            self._nothing_left_on(job, name)
+        self._unpin(job, gone, self._owner(job, fact.use))
+        self._forget_empty(old)
+
+    def _move_abandoned(self, fact: f.MoveAbandoned) -> None:
+        job = self.jobs[fact.job]
+        self._set_job(job, fact)
+        move = job.move
+        assert move is not None
+        group = self.groups[move.group]
+        if move.wheel is None:
+            group.coming.remove(job.id)
+            group.wheel = [visit for visit in group.wheel if visit.job != job.id]
+        group.version += 1
+        here = {name for nodes in job.pins.values() for name in nodes}
+        job.move, job.moved_at = None, fact.at
+        del self.moving[job.id]
+        gone = (name for nodes in move.pins.values() for name in nodes if name not in here)
+        self._unpin(job, gone, self._owner(job, fact.use))
+        self._forget_empty(group)
+
+    def _forget_empty(self, group: Group) -> None:
+        if not group.jobs and not group.coming:
+            del self.groups[group.id]
 
     def _owner(self, job: Job, use: int) -> Owner:
         """The job's owner, whose use is known as of now."""
@@ -305,29 +461,15 @@ class State(Struct):
         job = self.jobs[fact.job]
         owner = self._owner(job, fact.use)
         self._leave_wheel(job)
-        for key in job.states:
-            kept = self.states.pop(key)
-            node = self.nodes[kept.node]
-            node.states.remove(key)
-            self.hosts[node.host].reserved_mb -= kept.spec.ram_mb
-        for name in dict.fromkeys(name for nodes in job.pins.values() for name in nodes):
-            node = self.nodes[name]
-            node.pinned.remove(job.id)
-            if name in owner.nodes:  # a snapshot of an older version has no owners
-                owner.nodes[name] -= 1
-                if not owner.nodes[name]:
-                    del owner.nodes[name]
-                    owner.gpus -= len(node.gpus)
-            if not node.pinned and node.group is not None:
-                self.groups[node.group].nodes.remove(name)
-                node.group = None
+        self._unpin(job, (name for nodes in job.pins.values() for name in nodes), owner)
         group = self.groups[job.group] if job.group else None
         if group is not None:
             group.jobs.remove(job.id)
             group.version += 1
-            if not group.jobs:
-                del self.groups[group.id]
-        job.last_pins, job.pins, job.states, job.group, job.placed_at = job.pins, {}, [], None, None
+            self._forget_empty(group)
+        if not job.fell_back:  # where it could not load is not where it is tried first
+            job.last_pins = job.pins
+        job.pins, job.group, job.placed_at = {}, None, None
 
     def _leave_wheel(self, job: Job) -> None:
         group = self.groups.get(job.group) if job.group else None
@@ -342,6 +484,7 @@ class State(Struct):
         else:
             self._set_job(job, fact)
         job.reason, job.promised = fact.reason, False
+        job.fell_back = job.fell_back or fact.keeps
         self._leave_wheel(job)
 
     def _job_promised(self, fact: f.JobPromised) -> None:
@@ -418,7 +561,7 @@ class State(Struct):
         """Ended jobs beyond the limit go, unless something of them is still on a node."""
         for name in self.ended[: max(0, len(self.ended) - JOBS_REMEMBERED)]:
             job = self.jobs[name]
-            if job.pins or job.closing:
+            if job.pins or job.closing or job.left:
                 continue
             self.ended.remove(name)
             for slot in self.slots_of.pop(name):
@@ -546,6 +689,14 @@ class State(Struct):
         if fact.fence is not None:
             slot.fence, self.fence_number = fact.fence, fact.fence.number
 
+    def _slot_requeued(self, fact: f.SlotRequeued) -> None:
+        slot = self.slots[fact.slot]
+        slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+        self._unhold(slot)
+        slot.gpus, slot.claimed_at = (), None
+        job = self.jobs[slot.job]
+        job.slot, job.queued = None, slot.id
+
     def _slot_shrunk(self, fact: f.SlotShrunk) -> None:
         slot = self.slots[fact.slot]
         slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
@@ -625,6 +776,7 @@ class State(Struct):
             driver=fact.driver,
             issued_at=fact.at,
             slot=fact.slot,
+            source=fact.source,
             incarnation=self.incarnation,
         )
 
@@ -643,7 +795,7 @@ class State(Struct):
                 gpu.touched_at = fact.at
         progress = self.jobs[order.job].progress
         if order.kind is OrderKind.LOAD:
-            if kept.warm:
+            if kept.warm or order.source is not None:
                 progress.loads_warm += 1
             else:
                 progress.loads_cold += 1
@@ -711,6 +863,16 @@ def _merged(old: list[Visit], planned: tuple[f.PlannedVisit, ...]) -> list[Visit
     for plan in planned:
         known = turns.get((plan.job, plan.phase))
         wheel.append(Visit(job=plan.job, phase=plan.phase, turn=known.pop(0) if known else joins, once=plan.once))
+    return wheel
+
+
+def _rewound(group: Group, planned: list[Visit]) -> list[Visit]:
+    """A group's wheel as it was planned a while ago, without who has left, and with the side phases that wait."""
+    visits = tuple(PlannedVisit(it.job, it.phase) for it in planned if it.job in group.jobs and not it.once)
+    wheel = _merged(group.wheel, visits)
+    for once in [it for it in group.wheel if it.once]:
+        turn, index = min((it.turn, at) for at, it in enumerate(wheel) if it.job == once.job)
+        wheel.insert(index, Visit(job=once.job, phase=once.phase, turn=turn, once=True))
     return wheel
 
 
@@ -788,6 +950,11 @@ _APPLY: dict[type[f.Fact], Callable[[State, Any], None]] = {
     f.JobPromised: State._job_promised,
     f.PlacementEnded: State._placement_ended,
     f.JobUnplaced: State._job_unplaced,
+    f.MovePlanned: State._move_planned,
+    f.MoveBegan: State._move_began,
+    f.MoveEnded: State._move_ended,
+    f.MoveAbandoned: State._move_abandoned,
+    f.NodeLeft: State._node_left,
     f.JobPaused: State._job_paused,
     f.JobResumed: State._job_resumed,
     f.JobQuarantined: State._job_quarantined,
@@ -811,6 +978,7 @@ _APPLY: dict[type[f.Fact], Callable[[State, Any], None]] = {
     f.SlotTakenOver: State._slot_taken_over,
     f.SlotShrunk: State._slot_shrunk,
     f.SlotGrown: State._slot_grown,
+    f.SlotRequeued: State._slot_requeued,
     f.SlotReleased: State._slot_released,
     f.NextAnswered: State._next_answered,
     f.SlotFaulted: State._slot_taken_away,

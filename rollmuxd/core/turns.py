@@ -2,7 +2,7 @@
 
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
-from rollmuxd.core.cycle import PLACED, Cycle
+from rollmuxd.core.cycle import SERVED, Cycle
 from rollmuxd.core.model import (
     Dispatch,
     Fence,
@@ -11,6 +11,7 @@ from rollmuxd.core.model import (
     Job,
     JobId,
     JobState,
+    JobStatus,
     Millis,
     Node,
     NodeId,
@@ -40,8 +41,25 @@ def dispatch(c: Cycle, group: GroupId | None) -> None:
         moved = False
         for name in tuple(known.jobs):
             job = c.state.jobs[name]
-            if job.queued is not None and job.slot is None and job.status in PLACED:
+            if job.queued is not None and job.slot is None and job.status in SERVED and not at_boundary(c, job):
                 moved = advance(c, known, job, c.state.slots[job.queued]) or moved
+
+
+def at_boundary(c: Cycle, job: Job) -> bool:
+    """Whether the job is to move, could, holds nothing and is between two iterations: the next is for elsewhere."""
+    move = job.move
+    if move is None or job.status is not JobStatus.ADMITTED or job.slot is not None or job.closing:
+        return False
+    if any(c.state.nodes[name].status is not NodeStatus.UP for nodes in move.pins.values() for name in nodes):
+        return False
+    if job.queued is not None:
+        asked = c.state.slots[job.queued]
+        return not asked.side and asked.phase == job.spec.phases[0].name
+    for name in reversed(c.state.slots_of[job.id]):
+        slot = c.state.slots[name]
+        if slot.run == job.run and not slot.side and slot.status is not SlotStatus.WITHDRAWN:
+            return slot.released and slot.phase == job.spec.phases[-1].name
+    return True  # it has not begun
 
 
 def advance(c: Cycle, group: Group, job: Job, slot: Slot) -> bool:
@@ -110,7 +128,7 @@ def may_skip(c: Cycle, group: Group, index: int) -> bool:
     """
     visit = group.wheel[index]
     job = c.state.jobs[visit.job]
-    if job.status not in PLACED:
+    if job.status not in SERVED or job.group != group.id:  # it is on its way, to elsewhere or here
         return True
     if job.slot is not None:
         return False
@@ -176,7 +194,7 @@ def left_alone_until(c: Cycle, group: Group, visit: int, kept: JobState) -> Mill
     certified = group.dispatch is Dispatch.WHEEL and not visitor.once
     if certified or kept.job == visitor.job or not c.config.hold_ms or kept.loaded_at is None:
         return 0
-    if c.state.jobs[kept.job].status not in PLACED:  # it is not coming back
+    if c.state.jobs[kept.job].status not in SERVED:  # it is not coming back
         return 0
     return kept.loaded_at + max(c.config.hold_ms, HOLD_SWITCHES * kept.switch_ms)
 
@@ -249,7 +267,9 @@ def issue(c: Cycle, kind: OrderKind, kept: JobState, slot: SlotId | None) -> Non
     job = c.state.jobs[kept.job]
     driver = kept.spec.driver
     order = c.state.next_id("o")
-    c.fact(f.OrderIssued(c.now, order, kind, job.id, kept.run, kept.pool, kept.node, driver, slot))
+    source = c.state.source_of(kept) if kind is OrderKind.LOAD else None
+    fetched = None if source is None else source.node
+    c.fact(f.OrderIssued(c.now, order, kind, job.id, kept.run, kept.pool, kept.node, driver, slot, fetched))
     c.do(e.Perform(order))
 
 

@@ -73,7 +73,7 @@ ORDER = edges("ISSUED -> DONE | FAILED | LOST_CONTACT ; LOST_CONTACT -> DONE | F
 
 #: edges that the tables have and DESIGN's one line does not spell out; each with its reason
 BEYOND = {
-    "job": {("moving", "admitted"), ("admitted", "moving")},  # moves are of part 4
+    "slot": {("loading", "queued")},  # what could not be loaded after a move waits for another place (decision 0015)
     "node": {
         ("unknown", "draining"),  # an operator drains a node before it was seen
         ("up", "unknown"), ("occupied", "unknown"), ("draining", "unknown"), ("drained", "unknown"),  # to be seen anew
@@ -133,6 +133,10 @@ FACTS_OF_A_JOB = {
     f.JobPlaced: f.JobPlaced(1, "j1", "g1", {"rollout": ("n",)}, (), JobStatus.ADMITTED, "isolated"),
     f.JobPromised: f.JobPromised(1, "j1", True),
     f.JobUnplaced: f.JobUnplaced(1, "j1", "x"),
+    f.MovePlanned: f.MovePlanned(1, "j1", "g2", {"rollout": ("n",)}, (), "x", "isolated"),
+    f.MoveBegan: f.MoveBegan(1, "j1"),
+    f.MoveEnded: f.MoveEnded(1, "j1"),
+    f.MoveAbandoned: f.MoveAbandoned(1, "j1", "x"),
     f.JobPaused: f.JobPaused(1, "j1", "x"),
     f.JobResumed: f.JobResumed(1, "j1", "x"),
     f.JobQuarantined: f.JobQuarantined(1, "j1", "x"),
@@ -148,6 +152,7 @@ FACTS_OF_A_SLOT = {
     f.SlotTakenOver: f.SlotTakenOver(1, "s1", "e1"),
     f.SlotShrunk: f.SlotShrunk(1, "s1", ("h/gpu0",)),
     f.SlotGrown: f.SlotGrown(1, "s1", ("h/gpu0",)),
+    f.SlotRequeued: f.SlotRequeued(1, "s1", "x"),
     f.SlotReleased: f.SlotReleased(1, "s1"),
     f.SlotFaulted: f.SlotFaulted(1, "s1", "x"),
     f.SlotLost: f.SlotLost(1, "s1", "x"),
@@ -171,7 +176,7 @@ NOT_IN_A_TABLE = {
     f.DaemonStarted, f.LoopStalled, f.HostAdded, f.HostRemoved, f.HostBooted, f.NodeAdded, f.NodeRemoved, f.GpusCleared,
     f.GpusUnclear, f.PlacementEnded, f.SessionOpened, f.SessionFenced, f.SessionLost, f.SessionClosed, f.SlotQueued,
     f.VisitAdded, f.VisitSkipped, f.NextAnswered, f.Audited, f.RelaunchPlanned, f.ProcessLaunched, f.ProcessStarted,
-    f.ProcessOver,
+    f.ProcessOver, f.NodeLeft,
 }  # fmt: skip
 FACTS_OF_ORDERS = {f.OrderIssued, f.OrderEnded, f.OrderFaulted, f.OrderContactLost, f.StateUnknown, f.StateSeen}
 
@@ -295,6 +300,7 @@ def test_every_fact_survives_the_journal(kind: type[f.Fact]) -> None:
         f.ProcessLaunched: f.ProcessLaunched(1, "j1", 1, "l1", "h"),
         f.ProcessStarted: f.ProcessStarted(1, "j1", "l1", 7, "t"), f.ProcessOver: f.ProcessOver(1, "j1", "l1", "x"),
         f.SessionLost: f.SessionLost(1, "e1"), f.SessionClosed: f.SessionClosed(1, "e1"),
+        f.NodeLeft: f.NodeLeft(1, "j1", "n"),
         f.SlotQueued: f.SlotQueued(1, "s1", "j1", 1, "e1", "p", "r", True, True),
         f.VisitAdded: f.VisitAdded(1, "g1", "j1", "p"),
         f.VisitSkipped: f.VisitSkipped(1, "g1", 1, "j1", "p"), f.NextAnswered: f.NextAnswered(1, "s1", "s2", "x"),

@@ -17,6 +17,7 @@ the run once it passes, so that the line goes away with the bug.
 import os
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -33,7 +34,9 @@ from rollmuxd.core.model import (
     Fence,
     IfUnmet,
     JobSpec,
+    JobStatus,
     LaunchSpec,
+    Movable,
     OnLoss,
     OrderKind,
     OrderStatus,
@@ -43,6 +46,7 @@ from rollmuxd.core.model import (
     Want,
 )
 from rollmuxd.core.placement import RollMux
+from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 
@@ -56,15 +60,31 @@ WORLDS = {
         "node r1 h1/gpu0-1 rollout", "node r2 h1/gpu2-3 rollout", "node t1 h1/gpu4-5 train", "0 start", "0 seen",
     ),
     "shared": ("node n1 h1/gpu0-1 rollout,train", "0 start", "0 seen"),
+    "two-pairs": (
+        "node r1 h1/gpu0-1 rollout", "node t1 h1/gpu2-3 train", "node r2 h1/gpu4-5 rollout", "node t2 h1/gpu6-7 train",
+        "config moves=on move_every=0", "0 start", "0 seen",
+    ),
     "two-hosts": ("node r1 h1/gpu0-1 rollout", "node t1 h2/gpu0-1 train", "0 start", "0 seen h1", "0 seen h2"),
 }  # fmt: skip
 
 #: options of ``job`` that are no phases
 _JOB_WORDS = {
     "slo", "nodes", "gpus", "named", "ram", "mb", "left", "driver", "park", "on_loss", "colocate", "priority",
-    "if_unmet", "key", "replace", "side", "nostate", "owner", "load_s", "park_s", "launch",
+    "if_unmet", "key", "replace", "side", "nostate", "owner", "load_s", "park_s", "launch", "movable",
 }  # fmt: skip
 _PHASE = re.compile(r"(?P<name>\w+)(@(?P<pools>[\w+]+))?(=(?P<s>[\d.]*)(~(?P<gap>[\d.]+))?(/(?P<min>\d+))?)?")
+
+
+class Proposing(RollMux):
+    """The paper's policy, and moves that a scenario says are worth doing."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)
+        self.moves: list[Move] = []
+
+    def regroup(self, state: State, now: int) -> Iterator[Move | None]:
+        while self.moves:
+            yield self.moves.pop(0)
 
 
 def _ms(seconds: str) -> int:
@@ -130,7 +150,7 @@ class Play:
         self.hosts[name] = i.HostSpec(name, "mock", round(float(ram.removeprefix("ram=")) * 1000))
 
     def do_driver(self, name: str, *traits: str) -> None:
-        known = {**self.config.drivers, name: DriverTraits("idempotent" in traits, "probes" in traits)}
+        known = {**self.config.drivers, name: DriverTraits(**dict.fromkeys(traits, True))}
         self.config = msgspec.structs.replace(self.config, drivers=known)
 
     def do_config(self, *words: str) -> None:
@@ -156,8 +176,8 @@ class Play:
             else:
                 self.policy[key] = int(value) if value else True
 
-    def _policy(self) -> RollMux:
-        policy = RollMux(**self.policy)
+    def _policy(self) -> Proposing:
+        policy = Proposing(**self.policy)
         policy.dispatch = self.dispatch
         return policy
 
@@ -310,6 +330,12 @@ class Play:
             found = str(state.nodes[what].status) if is_ != "reason" else f"reason {state.nodes[what].reason}"
         elif is_ == "unasked":  # no directive to its last heartbeat
             found = "asked" if self.directed else "unasked"
+        elif is_ == "in":
+            job = state.jobs[self._job(what)]
+            nodes = " ".join(f"{pool}:{','.join(names)}" for pool, names in job.pins.items())
+            found = f"in {job.group} {nodes}".rstrip()
+        elif is_ == "left":
+            found = f"left {' '.join(state.jobs[self._job(what)].left) or 'nothing'}"
         elif is_ == "iterations":
             found = f"iterations {state.jobs[self._job(what)].progress.finished}"
         else:
@@ -404,6 +430,7 @@ class Play:
             slo=float(more["slo"]) if "slo" in more else None, priority=int(more.get("priority", 0)),
             on_loss=OnLoss(more.get("on_loss", "hold")), park=Park(more.get("park", "lazy")),
             if_unmet=IfUnmet(more.get("if_unmet", "best_effort")), colocate="colocate" in more,
+            movable=Movable(more.get("movable", "no")),
             launch=LaunchSpec(tuple(filter(None, more["launch"].split("+")))) if "launch" in more else None,
         )  # fmt: skip
         self.specs[name], self.keys[name] = spec, more.get("key", "")
@@ -520,6 +547,28 @@ class Play:
 
     def in_declare(self, node: str) -> i.Input:
         return i.DeclareClear(node, "ops", "I looked")
+
+    def in_better(self, name: str, group: str, *words: str) -> i.Input:
+        """``better A g2 rollout:r2 train:t2``: the policy finds that A is better placed there; ``new``: a new group.
+
+        Last in the wheel, or where ``wheel=B.rollout,A.rollout,...`` says. ``unsound``: with no visits at all.
+        """
+        state = self.core.state
+        job = state.jobs[self._job(name)]
+        pins = {word.partition(":")[0]: tuple(word.partition(":")[2].split(",")) for word in words if ":" in word}
+        known = state.groups.get(group)
+        visits = [f.PlannedVisit(v.job, v.phase, v.once) for v in known.wheel if v.job != job.id] if known else []
+        visits += [f.PlannedVisit(job.id, phase.name) for phase in job.spec.phases]
+        given = next((word.removeprefix("wheel=") for word in words if word.startswith("wheel=")), "")
+        if given:
+            visits = [f.PlannedVisit(self._job(v.split(".")[0]), v.split(".")[1]) for v in given.split(",")]
+        placed = Placed(
+            None if group == "new" else group, pins, tuple(visits), "packing", JobStatus.ADMITTED,
+            job.spec.slo is not None, 20_000, 0.0, self.dispatch,
+        )  # fmt: skip
+        self.core.policy.moves.append(Move(job.id, placed, "it saves a node", 8.0, 2.0))
+        self.core.soft.at(self.now, "regroup", "")
+        return i.Tick()
 
     def in_tick(self) -> i.Input:
         return i.Tick()
