@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -106,20 +108,14 @@ def _describes_a_workload(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*, slo: Any, prices: str, switch: str, ram_gb: float, **rest: Any) -> Any:
         from rollmuxd.sim.workload import Options
 
-        def number(text: str, what: str) -> float:
-            try:
-                return float(text)
-            except ValueError:
-                raise click.UsageError(f"{what} is {text!r}, and a number is needed") from None
-
         own: str | dict[str, float] = prices
         if "=" in prices:
             pairs = [part.partition("=") for part in prices.split(",")]
-            own = {kind.strip(): number(price, f"the price of {kind}") for kind, _, price in pairs}
+            own = {kind.strip(): _number(price, f"the price of {kind}") for kind, _, price in pairs}
         moves: str | int = switch
         if switch not in ("none", "table"):
-            moves = round(number(switch, "--switch") * 1000)
-        counts = {name: int(number(count, f"--nodes {name}")) for name, count in rest.pop("nodes")}
+            moves = round(_number(switch, "--switch") * 1000)
+        counts = {name: _count(count, f"--nodes {name}") for name, count in rest.pop("nodes")}
         options = Options(
             slo=slo,
             prices=own,
@@ -137,13 +133,32 @@ def _describes_a_workload(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def _number(text: str, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise click.UsageError(f"{what} is {text!r}, and a finite number is needed")
+    return value
+
+
+def _count(text: str, what: str) -> int:
+    value = _number(text, what)
+    if value != int(value):
+        raise click.UsageError(f"{what} is {text!r}, and a whole number is needed")
+    return int(value)
+
+
 def _plainly(call: Callable[[], Any]) -> Any:
     """What the simulator refuses is one line; a broken promise is a bug of ours, and says how to find it."""
     from rollmuxd.sim import Violation
 
     try:
         return call()
-    except (ValueError, FileNotFoundError) as no:
+    except OSError as no:  # a data set that is not there says where was looked, and how to get it
+        raise Failed(f"{no.filename}: {no.strerror}" if no.filename else no.strerror or str(no)) from no
+    except ValueError as no:
         raise Failed(str(no)) from no
     except Violation as broken:
         click.echo(str(broken), err=True)
@@ -213,12 +228,16 @@ def compare(
     asked = [name for name in (part.strip() for part in names.split(",")) if name]
     if not asked:
         raise click.UsageError("--policies names none")
-    if window is not None and (html is None or fidelity == "cost"):
-        raise click.UsageError("--window draws phases in a report: it goes with --html and --fidelity phase")
+    if window is not None:
+        if html is None or fidelity == "cost":
+            raise click.UsageError("--window draws phases in a report: it goes with --html and --fidelity phase")
+        if not 0 <= window[0] < window[1] < math.inf:
+            raise click.UsageError("--window is FROM:TO in hours, TO after FROM: 5:8")
     some = runs.tasks(workload, options, asked, fidelity, range(seeds), max_group, faults)
     runs.check(some)
-    if html is not None:
-        report.check()  # better before hours of runs than after them
+    if html is not None:  # better before hours of runs than after them
+        report.check()
+        _writable(html)
     found = []
     with _progress(len(some), "runs") as advance:
         for task, outcome in runs.run_all(some, processes):
@@ -270,7 +289,12 @@ def run(
 
     some = runs.tasks(workload, options, [name], fidelity, [seed], faults=faults)
     (task,) = (one for one in some if one.accounting == accounting)
+    if name == runs.OPTIMAL and (facts or trace):
+        raise click.UsageError("optimal is computed beside the scheduler, and has no facts: no --facts, no --trace")
     runs.check([task])
+    for path in (facts, trace):
+        if path is not None:
+            _writable(path)
     drawn = runs.draw(task)
     with _progress(len(drawn.jobs), "jobs") as advance:
         outcome, _ = record.run(task, drawn, facts=facts, trace=trace, progress=advance)
@@ -282,8 +306,20 @@ def run(
     from rollmuxd.cli.sim_table import render
 
     render([outcome])
-    click.echo(f"{outcome.events:,} inputs, {outcome.facts:,} facts in {outcome.wall_s:.1f} s; SHA-256 of the facts:")
-    click.echo(outcome.facts_digest)
+    if outcome.facts:
+        click.echo(
+            f"{outcome.events:,} inputs, {outcome.facts:,} facts in {outcome.wall_s:.1f} s; SHA-256 of the facts:"
+        )
+        click.echo(outcome.facts_digest)
+
+
+def _writable(path: Path) -> None:
+    """Raise OSError for what cannot be written, before the run rather than after it. Leaves what is there."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{path} cannot be written: there is no folder {folder}")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise PermissionError(f"{path} cannot be written: this user may not")
 
 
 def _window(task: Task, hours: tuple[float, float] | None) -> list[Item] | None:

@@ -6,6 +6,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from rollmuxd.core.facts import Fact
 from rollmuxd.core.model import GroupId, JobId, Millis
@@ -116,16 +117,15 @@ def tasks(
 
 def check(some: Sequence[Task]) -> None:
     """Raise ``Impossible`` for what no run could do, before any run has begun."""
-    drawn: dict[int, Workload] = {}
-    for task in some:
-        if task.seed not in drawn:
-            drawn[task.seed] = draw(task)
-            drawn[task.seed].check()
-        if task.policy != OPTIMAL:
-            for job in drawn[task.seed].jobs:
-                contender(task.policy).adapt(job)
-        if len(drawn) > 1:  # what the first seed can do the others can: they differ in numbers only
-            break
+    seeds = list(dict.fromkeys(task.seed for task in some))
+    for seed in seeds[:2]:  # what these can do the others can: they differ in numbers only
+        mine = {task.policy: task for task in some if task.seed == seed}
+        drawn = draw(next(iter(mine.values())))
+        drawn.check()
+        for policy in mine:
+            if policy != OPTIMAL:
+                adapted = tuple(contender(policy).adapt(job) for job in drawn.jobs)
+                replace(drawn, jobs=adapted).check()
 
 
 def draw(task: Task) -> Workload:
@@ -166,6 +166,7 @@ def run_all(some: Sequence[Task], processes: int = 1) -> Iterator[tuple[Task, Ou
         for task in some:
             yield task, perform(task)
         return
+    others = multiprocessing.active_children()
     # spawned, not forked: a child gets nothing of its parent but the task
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = {pool.submit(perform, task): task for task in some}
@@ -173,7 +174,11 @@ def run_all(some: Sequence[Task], processes: int = 1) -> Iterator[tuple[Task, Ou
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BaseException:
-            pool.shutdown(cancel_futures=True)
+            # runs take minutes, and nobody wants those that have begun any more
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                if child not in others:
+                    child.terminate()
             raise
 
 

@@ -19,8 +19,11 @@ class Malformed(ValueError):
     """A trace that cannot be read: says file, line, column, and what was expected there."""
 
     def __init__(self, file: str, line: int, column: str, problem: str) -> None:
-        super().__init__(f"{file}, line {line}, column {column!r}: {problem}")
-        self.file, self.line, self.column = file, line, column
+        super().__init__(file, line, column, problem)  # all of them, so that it survives the way between processes
+        self.file, self.line, self.column, self.problem = file, line, column, problem
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}, column {self.column!r}: {self.problem}"
 
 
 class Pool(Struct, frozen=True):
@@ -115,17 +118,31 @@ class Workload(Struct, frozen=True):
         return all(pool.nodes is None for pool in self.pools)
 
     def check(self) -> None:
-        """Raise :class:`Impossible` for a job that is wider than any inventory."""
+        """Raise :class:`Impossible` for a job too wide or too large for the inventory, whoever else is there."""
         pools = {pool.name: pool for pool in self.pools}
         for job in self.jobs:
+            called = f"job {job.name} ({job.kind})"
             for want in job.spec.wants:
                 pool = pools.get(want.pool)
                 if pool is None:
-                    raise Impossible(f"job {job.name} wants nodes of pool {want.pool}; there are {', '.join(pools)}")
+                    raise Impossible(f"{called} wants nodes of pool {want.pool}; there are {', '.join(pools)}")
                 if pool.nodes is not None and want.nodes > pool.nodes:
                     raise Impossible(
-                        f"job {job.name} ({job.kind}) wants {want.nodes} {want.pool} nodes at once, and pool "
+                        f"{called} wants {want.nodes} {want.pool} nodes at once, and pool "
                         f"{pool.name} has {pool.nodes}; give it more with --nodes {pool.name}={want.nodes}"
+                    )
+            for kept in job.spec.states:
+                pool = pools.get(kept.pool)
+                if pool is None:
+                    continue
+                if kept.ram_mb > pool.ram_mb:
+                    raise Impossible(
+                        f"{called} parks {kept.ram_mb / 1000:g} GB on each {kept.pool} node, whose host has "
+                        f"{pool.ram_mb / 1000:g} GB of RAM; give it more with --ram"
+                    )
+                if pool.gpu_mb and kept.gpu_mb > pool.gpu_mb:
+                    raise Impossible(
+                        f"{called} keeps {kept.gpu_mb} MB on each {kept.pool} GPU, which has {pool.gpu_mb} MB"
                     )
 
 

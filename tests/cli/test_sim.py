@@ -1,8 +1,12 @@
 """``rollmuxd sim`` as a user, and as a machine, calls it."""
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +116,20 @@ def test_what_can_be_asked_for_is_listed() -> None:
         (("compare", *SMALL, "--prices", "H20=cheap"), "price of H20"),
         (("compare", *SMALL, "--prices", "gold"), "gold"),
         (("compare", *SMALL, "--nodes", "rollout=x"), "--nodes rollout"),
+        (("compare", *SMALL, "--nodes", "rollout=inf"), "--nodes rollout"),
+        (("compare", *SMALL, "--nodes", "rollout=1.7"), "whole number"),
+        (("compare", *SMALL, "--nodes", "rollout=1e9"), "100000"),
+        (("compare", *SMALL, "--switch", "inf"), "--switch"),
+        (("compare", *SMALL, "--switch", "nan"), "--switch"),
+        (("compare", *SMALL, "--ram", "1"), "give it more with --ram"),
+        (("compare", *SMALL, "--policies", "colocated", "--ram", "500"), "give it more with --ram"),
+        (("compare", *SMALL, "--html", "/nowhere/report.html"), "there is no folder /nowhere"),
+        (("run", *SMALL, "--facts", "/nowhere/facts"), "there is no folder /nowhere"),
+        (("run", *SMALL, "--trace", "/nowhere/trace"), "there is no folder /nowhere"),
+        (("run", *SMALL, "--policy", "optimal", "--facts", "facts"), "has no facts"),
         (("compare", *SMALL, "--window", "1:2"), "--window"),
+        (("compare", *SMALL, "--fidelity", "phase", "--html", "x.html", "--window", "5:2"), "TO after FROM"),
+        (("compare", *SMALL, "--fidelity", "phase", "--html", "x.html", "--window", "nan"), "TO after FROM"),
         (("compare", *SMALL, "--policies", "optimal", "--fidelity", "phase"), "use cost"),
         (("compare", *SMALL, "--faults", "all"), "use fidelity phase"),
         (("compare", "--workload", "mixed", "--policies", "colocated"), "co-located"),
@@ -126,7 +143,40 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(words: tuple[str, .
     result = sim(*words)
     assert result.exit_code in (1, 2)
     assert said in result.output
-    assert "Traceback" not in result.output
+    assert isinstance(result.exception, SystemExit)  # not what somebody would see as a traceback
+
+
+def test_a_disk_that_is_full_is_said_to_be() -> None:
+    result = sim("run", *SMALL, "--take", "2", "--facts", "/dev/full")
+    assert isinstance(result.exception, SystemExit)
+    assert "No space left" in result.output
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_runs_of_other_processes_too() -> None:
+    """A run takes half a minute, and as many are begun as there are processes."""
+    words = [sys.executable, "-c", "from rollmuxd.cli.main import main; main()", "sim", "compare", "--policies", "solo"]
+    more = ("--workload", "weave-production", "--fidelity", "phase", "--jobs", "2", "--seeds", "3")
+    with subprocess.Popen([*words, *more], start_new_session=True, stderr=subprocess.PIPE, text=True) as asked:
+        while len(_group(asked.pid)) < 4:  # it, its resource tracker, and two at work
+            time.sleep(0.05)
+        os.kill(asked.pid, signal.SIGINT)
+        _, said = asked.communicate(timeout=10)
+    assert asked.returncode == 1
+    assert "Aborted" in said
+    assert "Traceback" not in said
+    assert not _group(asked.pid)
+
+
+def _group(leader: int) -> list[int]:
+    """The processes of a session."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(group) == leader and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
 
 
 def test_the_command_line_does_not_import_the_simulator_to_say_help() -> None:

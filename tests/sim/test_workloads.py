@@ -11,6 +11,7 @@
 import itertools
 import json
 import os
+import pickle
 import sqlite3
 import statistics
 import subprocess
@@ -662,6 +663,7 @@ def test_a_malformed_row_names_file_line_and_column(tmp_path, row, line, column,
         read("philly", options)
     assert (caught.value.file, caught.value.line, caught.value.column) == (options.more["csv"], line, column)
     assert f"jobs.csv, line {line}, column {column!r}" in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value), "it may have to cross processes"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ T = TypeVar("T")
 ROLLOUT: Final = "rollout"
 TRAIN: Final = "train"
 GPUS: Final = 8
+#: every node is simulated, used or not
+MOST_NODES: Final = 100_000
 GPU_TYPES: Final[Mapping[PoolName, str]] = {ROLLOUT: "H20", TRAIN: "H800"}
 
 #: $ per GPU-hour. The artifact counts an H20 node as a third of an H800 node; table 1 is what the paper prints.
@@ -281,8 +283,8 @@ def check(options: Options, more: Sequence[str], pools: Sequence[PoolName]) -> N
             raise ValueError(
                 f"nodes are given for pool {pool!r}{nearest(pool, pools)} (the pools are {', '.join(pools)})"
             )
-        if nodes < 1:
-            raise ValueError(f"pool {pool} is given {nodes} nodes: at least 1, or leave it out to buy on demand")
+        if not 1 <= nodes <= MOST_NODES:
+            raise ValueError(f"pool {pool} is given {nodes} nodes: 1 to {MOST_NODES}, or leave it out to buy on demand")
     for key in options.more:
         if key not in more:
             known = f"its settings are {', '.join(more)}" if more else "this workload has no settings of its own"
