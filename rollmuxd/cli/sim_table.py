@@ -9,7 +9,7 @@ import click
 
 from rollmuxd.cli.calls import table
 from rollmuxd.sim import tables
-from rollmuxd.sim.tables import number, plus_minus, share
+from rollmuxd.sim.tables import interval, number, plus_minus, share
 
 if TYPE_CHECKING:
     from rollmuxd.sim.outcome import Outcome
@@ -27,12 +27,18 @@ def render(outcomes: Sequence[Outcome]) -> None:
             click.echo(f"{accounting.upper()}: {tables.MEANING[accounting]}\n")
             _figures(shown)
             click.echo()
+            for name, of in shown:
+                if of["never_placed"]:
+                    click.echo(
+                        f"{name}: {number(of['never_placed'])} of {number(of['jobs'])} jobs were never placed; only "
+                        "JOB h and WAIT h count them.\n"
+                    )
             _how(shown)
             click.echo()
     seeds = len({outcome.seed for outcome in outcomes})
     if len(rows) > 1:
-        first = rows[0]["policy"]
-        click.echo(f"DIFFERENCE FROM {first}, seed by seed (mean +- sd over {seeds} seed{'' if seeds == 1 else 's'})\n")
+        first, of = rows[0]["policy"], f"{seeds} seed{'' if seeds == 1 else 's'}"
+        click.echo(f"DIFFERENCE FROM {first}, seed by seed (mean +- sd over {of}; 95 %: where the mean is)\n")
         _differences(tables.paired(outcomes, first))
         click.echo()
     click.echo(f"{tables.UTILISATION} {tables.BUBBLE}")
@@ -86,13 +92,15 @@ def _how(shown: Sequence[tuple[str, dict[str, Any]]]) -> None:
 
 def _differences(rows: Sequence[dict[str, Any]]) -> None:
     table(
-        ["ACCOUNTING", "POLICY", "#$/h", "#TOTAL $", "#SLOWDOWN", "#SLO kept", "#JOB h"],
+        ["ACCOUNTING", "POLICY", "#$/h", "#95 %", "#TOTAL $", "#95 %", "#SLOWDOWN", "#SLO kept", "#JOB h"],
         [
             [
                 row["accounting"],
                 row["policy"],
                 plus_minus(row["cost_per_hour"], signed=True),
+                interval(row["cost_per_hour"]),
                 plus_minus(row["total_cost"], signed=True),
+                interval(row["total_cost"]),
                 plus_minus(row["mean_slowdown"], signed=True),
                 plus_minus(row["slo_attainment"], signed=True, scale=100, unit=" pp"),
                 plus_minus(row["mean_completion_s"], signed=True, scale=1 / 3600),

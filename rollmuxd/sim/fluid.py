@@ -40,7 +40,7 @@ def run(
     def attempt(stretch: float, told: Told) -> Outcome:
         return _Fluid(workload, contender, seed, accounting, stretch, told, progress).run()
 
-    return with_enough(len(workload.jobs), attempt, hear)
+    return with_enough(workload, attempt, hear)
 
 
 class Course(Struct):
@@ -107,7 +107,8 @@ class _Fluid:
         name = self.tell(RegisterJob("team", "sim", job.spec), job)
         self.outcome.decision_us.append((time.perf_counter() - began) * 1e6)
         if self.workload.on_demand and self.core.state.jobs[name].group is None:
-            raise TooFewNodes
+            why = "; ".join(reason.text for reason in self.core.why_job_waits(name, self.kernel.now))
+            raise TooFewNodes(f"job {job.name} ({job.kind}) waits: {why}")
         if not self.by_work:
             self.kernel.at(job.arrives_ms + job.lasts_ms, self.end, name)
 

@@ -1,13 +1,14 @@
 """The nodes of a simulated world, as a configuration would name them: a host for each node."""
 
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from contextlib import suppress
+from typing import Final, TypeAlias
 
 from rollmuxd.core.facts import Fact
 from rollmuxd.core.inputs import GpuSight, HostSeen, HostSpec, NodeSpec, Start
 from rollmuxd.core.model import GpuId, HostId, Millis, PoolName
 from rollmuxd.sim.outcome import Outcome
-from rollmuxd.sim.workload import SimJob, Workload
+from rollmuxd.sim.workload import Impossible, SimJob, Workload
 
 Told: TypeAlias = Callable[[Fact], None] | None
 
@@ -16,28 +17,37 @@ BOOT = "boot-1"
 
 
 #: up to so many jobs, nodes are there for all of them at once: nobody can be short
-ALL_AT_ONCE = 1_000
+ALL_AT_ONCE: Final = 1_000
+
+
+#: of more jobs than that, it is guessed at most this often how many are there at once
+GUESSES: Final = 6
 
 
 class TooFewNodes(Exception):
-    """A job waits although nodes can be bought: there were not enough of them to sell."""
+    """A job waits although nodes can be bought: there were not enough of them to sell. Says what it waits for."""
 
 
-def with_enough(jobs: int, attempt: Callable[[float, Told], Outcome], hear: Told) -> Outcome:
+def with_enough(workload: Workload, attempt: Callable[[float, Told], Outcome], hear: Told) -> Outcome:
     """Run with so many nodes that nobody waits for one to be bought. ``hear`` is told of the run that counts only.
 
     How long slowed jobs stay is known afterwards. Few jobs get nodes for all of them; of many it is guessed how many
-    are there at once, and what was too little is doubled.
+    are there at once, and what was too little is doubled. (Where some pools are of so many nodes and others are bought,
+    who waits may wait for either: there are nodes for all.)
+
+    Raises:
+        Impossible: a job waits though there are nodes for all: its policy will not have it.
     """
-    if jobs <= ALL_AT_ONCE:
+    if len(workload.jobs) > ALL_AT_ONCE and workload.on_demand:
+        for guess in range(GUESSES):
+            stretch = 1.5 * 2**guess
+            with suppress(TooFewNodes):
+                outcome = attempt(stretch, None)
+                return outcome if hear is None else attempt(stretch, hear)
+    try:
         return attempt(float("inf"), hear)
-    stretch = 1.5
-    while True:
-        try:
-            outcome = attempt(stretch, None)
-            return outcome if hear is None else attempt(stretch, hear)
-        except TooFewNodes:
-            stretch *= 2
+    except TooFewNodes as waits:
+        raise Impossible(f"{waits}, though as many nodes can be bought as anybody wants") from waits
 
 
 class Inventory:

@@ -120,8 +120,9 @@ class Outcome(Struct):
 
     @property
     def mean_wait_s(self) -> float:
-        """Mean time from arrival to placement, seconds."""
-        took = [job.placed_ms - job.arrived_ms for job in self.jobs if job.placed_ms is not None]
+        """Mean time from arrival to placement, seconds; to its end, of a job that ended without one."""
+        until = [(job, job.ended_ms if job.placed_ms is None else job.placed_ms) for job in self.jobs]
+        took = [at - job.arrived_ms for job, at in until if at is not None]
         return sum(took) / len(took) / 1000 if took else 0.0
 
     @property

@@ -139,7 +139,7 @@ def run(
     def attempt(stretch: float, told: Told) -> Outcome:
         return World(workload, contender, seed, accounting, stretch, listeners, told, progress, faults).run()
 
-    return with_enough(len(workload.jobs), attempt, hear)
+    return with_enough(workload, attempt, hear)
 
 
 class World:
@@ -360,7 +360,8 @@ class World:
         self.register(process)
         self.outcome.decision_us.append((time.perf_counter() - began) * 1e6)
         if self.trouble is None and self.workload.on_demand and self.core.state.jobs[process.name].group is None:
-            raise TooFewNodes
+            why = "; ".join(reason.text for reason in self.core.why_job_waits(process.name, self.kernel.now))
+            raise TooFewNodes(f"job {job.name} ({job.kind}) waits: {why}")
         if not self.by_work:
             self.kernel.at(job.arrives_ms + job.lasts_ms, self.end, process)
 

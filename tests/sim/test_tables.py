@@ -176,7 +176,10 @@ def test_differences_are_paired_so_that_what_seeds_have_in_common_cancels():
     ]
     (row,) = tables.paired(runs, "solo")
     assert (row["policy"], row["against"], row["accounting"], row["seeds"]) == ("rollmux", "solo", "paper", 3)
-    assert row["total_cost"] == {"mean": pytest.approx(-320), "sd": pytest.approx(80), "min": -400, "max": -240}
+    assert row["total_cost"] == {
+        "mean": pytest.approx(-320), "sd": pytest.approx(80), "min": -400, "max": -240,
+        "ci95": pytest.approx(4.3027 * 80 / 3**0.5, rel=1e-4),
+    }  # fmt: skip
 
 
 def test_only_seeds_that_both_ran_are_compared():
@@ -201,10 +204,37 @@ def test_the_terminal_shows_both_accountings_and_the_differences(capsys):
     sim_table.render(runs)
     shown = capsys.readouterr().out
     assert shown.index("PAPER: A job ends when its trace says") < shown.index("WORK: A job ends when it has done")
-    assert "DIFFERENCE FROM rollmux, seed by seed (mean +- sd over 2 seeds)" in shown
+    assert "DIFFERENCE FROM rollmux, seed by seed (mean +- sd over 2 seeds; 95 %: where the mean is)" in shown
     assert "16 H800" in shown
     assert "+320" in shown
+    assert "+320 to +320" in shown, "the 95 % interval"
     assert "1 - utilisation" in shown
+
+
+def test_who_was_never_placed_waited_to_the_end_and_is_told_of(capsys):
+    """Else a policy that leaves jobs out would look cheap, and quick."""
+    left_out = job("b")
+    left_out.placed_ms = None
+    runs = [outcome(jobs=[job("a", waited_ms=HOUR), left_out])]
+    assert runs[0].mean_wait_s == 1.5 * 3600
+    sim_table.render(runs)
+    assert "rollmux: 1 of 2 jobs were never placed" in capsys.readouterr().out
+    sim_table.render([outcome()])
+    assert "never placed" not in capsys.readouterr().out
+
+
+def test_the_mean_of_a_difference_is_told_with_its_confidence():
+    """Student's t: 2.776 for five seeds, 12.706 for two; a single seed tells of no other."""
+    assert tables.confidence([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.7764 * (2.5 / 5) ** 0.5, rel=1e-4)
+    assert tables.confidence([1.0, 2.0]) == pytest.approx(12.7062 * 0.5, rel=1e-4)
+    assert tables.confidence([1.0]) is None
+    assert tables.confidence([2.0] * 4) == 0.0
+    assert tables.confidence([0.0, 1.0] * 500) == pytest.approx(1.96235 * 0.5002502 / 1000**0.5, rel=1e-4)
+    runs = [outcome(policy, seed=seed, pools=[pool(bought_h=hours + seed * (policy == "solo"))])
+            for policy, hours in (("rollmux", 60.0), ("solo", 100.0)) for seed in (0, 1, 2)]  # fmt: skip
+    (row,) = tables.paired(runs, "rollmux")
+    assert row["total_cost"]["mean"] == pytest.approx(8 * 41)
+    assert row["total_cost"]["ci95"] == pytest.approx(4.3027 * 8 / 3**0.5, rel=1e-4)
 
 
 def test_an_optimum_that_was_not_proved_is_called_best_found(capsys):

@@ -217,7 +217,9 @@ def _paired(outcomes: Sequence[Outcome], rows: Sequence[Row]) -> str:
         ("accounting", True, lambda of: str(of["accounting"])),
         ("seeds", False, lambda of: number(of["seeds"])),
         ("$ per hour", False, lambda of: _spread(of["cost_per_hour"], signed=True)),
+        ("95 %", False, lambda of: tables.interval(of["cost_per_hour"])),
         ("total $", False, lambda of: _spread(of["total_cost"], signed=True)),
+        ("95 %", False, lambda of: tables.interval(of["total_cost"])),
         ("mean slowdown", False, lambda of: _spread(of["mean_slowdown"], signed=True)),
         ("SLO kept, points", False, lambda of: _spread(of["slo_attainment"], signed=True, scale=100)),
         ("completion, h", False, lambda of: _spread(of["mean_completion_s"], signed=True, scale=1 / 3600)),
@@ -225,7 +227,7 @@ def _paired(outcomes: Sequence[Outcome], rows: Sequence[Row]) -> str:
     ]
     says = (
         f"Seed by seed on the same draw, theirs minus that of {first}: what the seeds have in common cancels. "
-        "Mean ± standard deviation of the differences."
+        "Mean ± standard deviation of the differences; 95 %: the confidence interval of their mean (Student's t)."
     )
     head = f'<h2>Differences from {escape(first)}</h2>\n<p class="meaning">{escape(says)}</p>'
     shown = [(_called(by_name[row["policy"]]), row) for row in found]
