@@ -11,6 +11,8 @@ from rollmuxd.core.inputs import GpuSight
 from rollmuxd.core.model import GpuId, HostId, LaunchId, NodeId, OptionValue, OrderKind, StateSpec
 from rollmuxd.spi.backend import (
     Backend,
+    ChecksHosts,
+    Finding,
     GpuInfo,
     HostConfig,
     Inventory,
@@ -40,8 +42,10 @@ __all__ = [
     "Backend",
     "Channel",
     "ChannelCommand",
+    "ChecksHosts",
     "ContactLost",
     "DriverTraits",
+    "Finding",
     "GpuId",
     "GpuInfo",
     "GpuSight",

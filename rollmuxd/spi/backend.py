@@ -8,7 +8,7 @@ half-open thing behind. What a backend cannot know it must say it does not know 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
 
@@ -41,6 +41,8 @@ class GpuInfo(Struct, frozen=True):
     gpu: GpuId
     type: str
     memory_mb: int
+    #: what the GPU itself calls itself, wherever it is seen from; empty: it has no such name
+    uuid: str = ""
 
 
 class Inventory(Struct, frozen=True):
@@ -56,6 +58,8 @@ class Sight(Struct, frozen=True):
     gpus: tuple[GpuSight, ...]
     #: another value than last time means that the machine was restarted in between
     boot_id: str
+    #: of each GPU that has one: its own name (:attr:`GpuInfo.uuid`). The same one under two ids is refused
+    uuids: Mapping[GpuId, str] = {}
 
 
 class ProcessOrder(Struct, frozen=True):
@@ -221,6 +225,26 @@ class OpensConnections(Backend, Protocol):
             NotDone: the host is there, and nobody listens at this address or it may not be reached; says why.
             ContactLost: the host cannot be reached, or does not answer.
         """
+        ...
+
+
+class Finding(Struct, frozen=True):
+    """What a look at one thing of a host came to."""
+
+    #: what was looked at: "driver", "clock", "box1/gpu0"
+    what: str
+    level: Literal["good", "warning", "bad"]
+    said: str
+    #: what to do about it
+    remedy: str = ""
+
+
+@runtime_checkable
+class ChecksHosts(Backend, Protocol):
+    """What a backend has besides, if it can look at a host as an operator would: for ``rollmuxd doctor``."""
+
+    async def check(self, host: HostId) -> tuple[Finding, ...]:
+        """What is good and what is not, in the order in which one would look. A host that is away is a finding."""
         ...
 
 

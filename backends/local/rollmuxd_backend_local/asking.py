@@ -1,0 +1,178 @@
+"""A backend whose hosts answer questions themselves: what :mod:`rollmuxd_backend_local.onhost` can tell and do.
+
+How a question gets there is the subclass's business: ``local`` asks this machine, ``ssh`` sends a parcel.
+"""
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final, Generic
+
+from rollmuxd.spi import (
+    ContactLost,
+    Finding,
+    GpuInfo,
+    GpuSight,
+    HostConfig,
+    HostId,
+    Inventory,
+    LaunchId,
+    NotDone,
+    Process,
+    ProcessOrder,
+    Sight,
+)
+from rollmuxd_backend_local import findings
+from rollmuxd_backend_local.options import Options
+
+#: a look takes no longer: the daemon itself waits for ten seconds
+LOOK_S: Final = 8.0
+#: nor the start or the end of a process
+PROCESS_S: Final = 28.0
+
+
+class Asking(ABC, Generic[Options]):
+    """What is the same wherever hosts are asked. ``owner`` marks the processes that are started; it never changes."""
+
+    #: so that processes are known again after a restart of the daemon
+    keeps_files: ClassVar[bool] = True
+
+    def __init__(self, hosts: Mapping[HostId, HostConfig], options: Mapping[HostId, Options], owner: str) -> None:
+        self.hosts = hosts
+        self.options = options
+        self._owner = owner
+
+    @abstractmethod
+    async def ask(self, host: HostId, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        """The host's answer. Raises ContactLost where there is none within the time."""
+
+    async def inventory(self, host: HostId) -> Inventory:
+        """All GPUs of the host that can be used, whether the configuration names them or not, and its RAM."""
+        looked = await self._look(host)
+        return Inventory(
+            gpus=tuple(
+                GpuInfo(gpu=gpu, type=one["type"], memory_mb=one["memory_mb"], uuid=one["uuid"])
+                for gpu, one in self._usable(host, looked)
+            ),
+            ram_mb=looked["ram_mb"],
+        )
+
+    async def observe(self, host: HostId) -> Sight:
+        """What NVML says is used on each GPU now, and by whom."""
+        looked = await self._look(host)
+        usable = self._usable(host, looked)
+        return Sight(
+            gpus=tuple(
+                GpuSight(gpu=gpu, used_mb=one["used_mb"], processes=tuple(one["processes"])) for gpu, one in usable
+            ),
+            boot_id=looked["boot_id"],
+            uuids={gpu: one["uuid"] for gpu, one in usable},
+        )
+
+    async def check(self, host: HostId) -> tuple[Finding, ...]:
+        """The host as an operator would look at it."""
+        try:
+            about = await self._said(host, {"ask": "about"}, LOOK_S)
+        except (ContactLost, NotDone) as error:
+            return (Finding(what="connection", level="bad", said=str(error), remedy=""),)
+        return findings.of(about, self.hosts[host].gpus, host)
+
+    async def kill(self, host: HostId, pid: int, started: str) -> bool:
+        """SIGKILL a process and its descendants: one that was started here, or any of the user (``owns_sessions``)."""
+        question = {"ask": "kill", "pid": pid, "started": started, "any_of_ours": self._of(host).owns_sessions}
+        return bool(await self._said(host, question, PROCESS_S))
+
+    def starts_on(self, host: HostId) -> bool:
+        """Where ``starts_processes`` is set."""
+        return host in self.options and self.options[host].starts_processes
+
+    async def start(self, host: HostId, order: ProcessOrder) -> Process:
+        """A process in a session of its own, and a cgroup where that can be had, with its output in ``logs``."""
+        options = self._of(host)
+        if not options.starts_processes:
+            raise NotDone(f"{host} is not configured to run processes; set options.starts_processes of this host")
+        told = {
+            "launch": order.launch,
+            "job": order.job,
+            "number": order.number,
+            "argv": order.argv,
+            "cwd": order.cwd,
+            "env": dict(order.env),
+            "log": f"{options.logs}/{order.launch}.log" if options.logs else "",
+        }
+        return Process(**await self._said(host, {"ask": "start", "order": told}, PROCESS_S))
+
+    async def stop(self, host: HostId, launch: LaunchId) -> bool:
+        """SIGTERM, and after two seconds SIGKILL, to the process and all that it started."""
+        return bool(await self._said(host, {"ask": "stop", "launch": launch}, PROCESS_S))
+
+    async def alive(self, host: HostId, launch: LaunchId) -> bool:
+        """By the mark that each of them carries, or its cgroup."""
+        return bool(await self._said(host, {"ask": "alive", "launch": launch}, LOOK_S))
+
+    # ---- how ---------------------------------------------------------------------------------------------------------
+
+    def _of(self, host: HostId) -> Options:
+        if host not in self.options:
+            raise ContactLost(f"host {host!r} is none of this backend's ({', '.join(self.options) or 'it has none'})")
+        return self.options[host]
+
+    async def _said(self, host: HostId, question: Mapping[str, Any], limit_s: float) -> Any:
+        made_up = self._of(host).made_up_gpus
+        answer = await self.ask(host, {**question, "owner": self._owner, "made_up": made_up}, limit_s)
+        if "refused" in answer:
+            raise NotDone(f"{host}: {answer['refused']}")
+        if "said" not in answer:
+            raise ContactLost(f"{host}: {answer.get('unknown', 'it gave an answer that cannot be understood')}")
+        return answer["said"]
+
+    async def _look(self, host: HostId) -> dict[str, Any]:
+        looked: dict[str, Any] = await self._said(host, {"ask": "look"}, LOOK_S)
+        return looked
+
+    def _usable(self, host: HostId, looked: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        """The GPUs with their names here; those that cannot be read or are split only concern who configured them.
+
+        Raises:
+            ContactLost: the configuration names one that is not there, cannot be read, or is split.
+        """
+        there = {f"{host}/gpu{one['index']}": one for one in looked["gpus"]}
+        for gpu in self.hosts[host].gpus:
+            if gpu not in there:
+                have = f"its GPUs are {', '.join(there)}" if there else "it has none"
+                raise ContactLost(f"{gpu} is in the configuration and not on {host}; {have}")
+            if trouble := _trouble(there[gpu]):
+                raise ContactLost(f"{gpu}: {trouble}")
+        return [(gpu, one) for gpu, one in there.items() if not _trouble(one)]
+
+
+def _trouble(gpu: Mapping[str, Any]) -> str:
+    if gpu["mig"]:
+        return (
+            f"it is split into MIG instances, which are not shared; make it one again (nvidia-smi -i {gpu['index']} "
+            "-mig 0), or take it out of the configuration"
+        )
+    return str(gpu["trouble"])
+
+
+def read_owner(state_dir: str | None) -> str:
+    """The name that marks what this daemon starts: made once, and kept in its state directory."""
+    if state_dir is None:
+        return uuid.uuid4().hex
+    file = Path(state_dir) / "owner"
+    if not file.exists():
+        file.write_text(uuid.uuid4().hex, encoding="ascii")
+    return file.read_text(encoding="ascii").strip()
+
+
+def configs(
+    hosts: Sequence[HostConfig],
+    defaults: Mapping[str, Any],
+    read: Callable[[str, Mapping[str, Any]], Options],
+) -> tuple[dict[HostId, HostConfig], dict[HostId, Options]]:
+    """The hosts by id, and the options of each. Raises ValueError, naming host and key."""
+    return (
+        {host.id: host for host in hosts},
+        {host.id: read(host.id, {**defaults, **host.options}) for host in hosts},
+    )

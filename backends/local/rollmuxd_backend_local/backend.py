@@ -1,0 +1,109 @@
+"""``LocalBackend``: the machine that the daemon runs on."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+
+from rollmuxd.spi import ContactLost, HostConfig, HostId, Ran, here
+from rollmuxd_backend_local import parcel
+from rollmuxd_backend_local.asking import Asking, configs, read_owner
+from rollmuxd_backend_local.onhost import ask, gpus
+from rollmuxd_backend_local.options import HostOptions, read
+
+#: Looks that hang in the driver keep their threads. So many may; more are not started, and say so.
+_THREADS = 8
+_MARK = "rollmuxd:"
+
+
+class LocalBackend(Asking[HostOptions]):
+    """This machine: GPUs by NVML, kept open; processes of its own. There is one host."""
+
+    def __init__(self, hosts: Mapping[HostId, HostConfig], options: Mapping[HostId, HostOptions], owner: str) -> None:
+        super().__init__(hosts, options, owner)
+        self._threads = anyio.CapacityLimiter(_THREADS)
+        #: what NVML is asked through, once it was started
+        self._nvml: Any = None
+
+    @classmethod
+    async def open(cls, hosts: Sequence[HostConfig], options: Mapping[str, Any]) -> Self:
+        """Make the backend. Needs neither a GPU nor a driver.
+
+        Raises:
+            ValueError: an option that is not known or out of range; or two hosts, which would be one machine.
+        """
+        defaults = dict(options)
+        state_dir = defaults.pop("state_dir", None)
+        if state_dir is not None:
+            defaults.setdefault("logs", f"{state_dir}/logs")
+        if len(hosts) > 1:
+            raise ValueError(
+                f"{hosts[1].id}: it is reached by backend local, and so is {hosts[0].id}: both are this machine; "
+                "make one [[hosts]] table of them"
+            )
+        known, said = configs(hosts, defaults, lambda where, given: read(HostOptions, "local", where, given))
+        return cls(known, said, read_owner(state_dir))
+
+    async def ask(self, host: HostId, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        """In a thread; what starts and ends processes, in a process of its own, which has no threads."""
+        try:
+            with anyio.fail_after(limit_s):
+                if question["ask"] in ("start", "stop"):
+                    return await _apart(question, limit_s)
+                call = self._ask_nvml if question["ask"] in ("look", "about") else ask.answer
+                return await anyio.to_thread.run_sync(
+                    call, dict(question), abandon_on_cancel=True, limiter=self._threads
+                )
+        except TimeoutError as error:
+            raise ContactLost(
+                f"{host} did not answer within {limit_s:g} s; see dmesg for whether its GPU driver hangs"
+            ) from error
+
+    async def run(
+        self,
+        host: HostId,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout_s: float = 60.0,
+    ) -> Ran:
+        """On this machine, as the daemon's user."""
+        self._of(host)
+        return await here.run(argv, env=env, stdin=stdin, timeout_s=timeout_s)
+
+    async def connect(self, host: HostId, address: str, port: int) -> anyio.abc.ByteStream:
+        """From this machine."""
+        self._of(host)
+        return await here.connect(address, port)
+
+    async def close(self) -> None:
+        """NVML is left open: the process ends soon, and a look may still be under way."""
+
+    def _ask_nvml(self, question: dict[str, Any]) -> dict[str, Any]:
+        """NVML is started once and kept, which also keeps the driver loaded; and anew where that will not do."""
+        if self._nvml is not None:
+            answer = ask.answer({**question, "nvml": self._nvml})
+            if "said" in answer and "no_gpus" not in answer["said"]:
+                return answer
+        nvml = gpus.binding(question["made_up"])
+        try:
+            gpus.start(nvml)
+        except Exception:
+            return ask.answer(question)  # which says what is wrong
+        self._nvml = nvml
+        return ask.answer({**question, "nvml": nvml})
+
+
+async def _apart(question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    ran = await here.run(
+        (sys.executable, "-I", "-c", parcel.OPEN), stdin=parcel.pack(dict(question), _MARK), timeout_s=limit_s
+    )
+    try:
+        return parcel.unpack(ran.stdout, _MARK)
+    except ValueError as error:
+        said = ran.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {ran.exit_code}"]
+        raise ContactLost(f"asking this machine failed: {said[0]}") from error

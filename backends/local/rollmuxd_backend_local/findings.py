@@ -1,0 +1,105 @@
+"""What ``rollmuxd doctor`` says of a host, from what the host says of itself."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from rollmuxd.spi import Finding, GpuId, HostId
+
+#: pinned memory below this share of RAM is worth a word
+_PINNED_SHARE: Final = 0.5
+#: data loaders and NCCL keep their buffers there
+_SHM_MB: Final = 1_000
+
+
+def of(about: Mapping[str, Any], configured: Sequence[GpuId], host: HostId) -> tuple[Finding, ...]:
+    """Findings about driver, GPUs, RAM, limits and Python, in the order in which one would look."""
+    return (*_gpus(about, configured, host), *_machine(about["machine"]), *_environment(about["environment"]))
+
+
+def _gpus(about: Mapping[str, Any], configured: Sequence[GpuId], host: HostId) -> Iterator[Finding]:
+    if "no_gpus" in about:
+        yield Finding(what="driver", level="bad", said="the GPUs cannot be looked at", remedy=about["no_gpus"])
+        return
+    looked = about["gpus"]
+    binding = "nvidia-ml-py" if about["binding"] == "nvidia-ml-py" else "libnvidia-ml.so.1"
+    yield Finding(what="driver", level="good", said=f"NVIDIA driver {looked['driver']}, read by {binding}")
+    there = {f"{host}/gpu{one['index']}": one for one in looked["gpus"]}
+    for gpu in configured:
+        if gpu not in there:
+            yield Finding(
+                what=gpu,
+                level="bad",
+                said=f"it is in the configuration, and the host has {len(there)} GPUs",
+                remedy="take it out of [[hosts.nodes]], or see dmesg for why it is missing",
+            )
+    for gpu, one in there.items():
+        yield _gpu(gpu, one, used_here=gpu in configured or not configured)
+
+
+def _gpu(gpu: GpuId, one: Mapping[str, Any], *, used_here: bool) -> Finding:
+    level: Literal["bad", "warning"] = "bad" if used_here else "warning"
+    if one["trouble"]:
+        return Finding(what=gpu, level=level, said="it cannot be read", remedy=one["trouble"])
+    if one["mig"]:
+        return Finding(
+            what=gpu,
+            level=level,
+            said="it is split into MIG instances, which are not shared",
+            remedy=f"nvidia-smi -i {one['index']} -mig 0, or leave it out of the configuration",
+        )
+    size = f"{one['type']}, {one['memory_mb'] / 1000:.1f} GB, {one['uuid']}"
+    if one["processes"]:
+        return Finding(
+            what=gpu,
+            level="warning",
+            said=f"{size}; {one['used_mb'] / 1000:.1f} GB used by {'; '.join(one['processes'])}",
+            remedy="if these are not jobs of rollmuxd, the node is occupied until they have ended",
+        )
+    return Finding(what=gpu, level="good", said=f"{size}; {one['used_mb'] / 1000:.1f} GB used")
+
+
+def _machine(machine: Mapping[str, Any]) -> Iterator[Finding]:
+    ram = machine["ram"]
+    yield Finding(
+        what="RAM",
+        level="good",
+        said=f"{ram['total_mb'] / 1000:.0f} GB, {ram['available_mb'] / 1000:.0f} GB of it available",
+    )
+    limit = machine["memlock_mb"]
+    if 0 <= limit < ram["total_mb"] * _PINNED_SHARE:
+        yield Finding(
+            what="pinned memory",
+            level="warning",
+            said=f"processes of {machine['user']} may lock {limit} MB of RAM (ulimit -l)",
+            remedy="CUDA's own pinned memory does not count; for what does (RDMA, io_uring): memlock unlimited in "
+            "/etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd unit, --ulimit memlock=-1 in a container",
+        )
+    else:
+        said = "no limit" if limit < 0 else f"up to {limit / 1000:.0f} GB"
+        yield Finding(what="pinned memory", level="good", said=f"{said} for processes of {machine['user']}")
+    if 0 <= machine["shm_mb"] < _SHM_MB:
+        yield Finding(
+            what="shared memory",
+            level="warning",
+            said=f"{machine['shm_mb']} MB in /dev/shm",
+            remedy="data loaders and NCCL need more; start the container with --shm-size 8g or --ipc host",
+        )
+    yield Finding(what="python", level="good", said=f"{machine['python']}, Linux {machine['kernel']}")
+    if machine["pid_namespace"]:
+        yield Finding(
+            what="processes",
+            level="warning",
+            said="this is a container: its process numbers are not the machine's",
+            remedy="GPUs are judged by their used memory; whose it is cannot be told. Start the container with "
+            "--pid host to see",
+        )
+
+
+def _environment(environment: Mapping[str, str]) -> Iterator[Finding]:
+    if "CUDA_VISIBLE_DEVICES" in environment:
+        yield Finding(
+            what="environment",
+            level="warning",
+            said=f"CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']} is set where the backend runs",
+            remedy="it does not hide GPUs from NVML: rollmuxd counts all of them, as nvidia-smi does",
+        )

@@ -1,0 +1,78 @@
+"""What a host can be asked: a table of questions, each answered from what is on the machine now.
+
+An answer is ``{"said": ...}``; ``{"refused": why}``: for certain not done; or ``{"unknown": why}``: nobody can tell.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from . import gpus, machine
+
+
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """Answer a question (``ask`` names it). Never raises."""
+    try:
+        return {"said": _ASKS[question["ask"]](question)}
+    except machine.Refused as error:
+        return {"refused": str(error)}
+    except (machine.Unknown, OSError) as error:
+        return {"unknown": str(error)}
+    except Exception as error:
+        return {"unknown": f"{type(error).__name__}: {error}"}
+
+
+def look(question: dict[str, Any]) -> dict[str, Any]:
+    """GPUs, RAM and boot; NVML is started for it, unless ``nvml`` is in the question: then it was."""
+    nvml = question.get("nvml")
+    if nvml is None:
+        nvml = gpus.binding(question.get("made_up", ""))
+        gpus.start(nvml)
+    return {**gpus.look(nvml), "boot_id": machine.boot_id(), "ram_mb": machine.ram()["total_mb"]}
+
+
+def _about(question: dict[str, Any]) -> dict[str, Any]:
+    """Everything for an operator; what is wrong with the GPUs is part of it."""
+    about: dict[str, Any] = {"machine": machine.about(), "environment": gpus.environment()}
+    try:
+        about["gpus"] = look(question)
+    except (machine.Unknown, OSError) as error:
+        about["no_gpus"] = str(error)
+    about["binding"] = "nvidia-ml-py" if "pynvml" in sys.modules else "own"
+    return about
+
+
+def _start(question: dict[str, Any]) -> Any:
+    from . import processes  # imported by those who need it: a look has no time to lose
+
+    return processes.start(question["owner"], question["order"])
+
+
+def _stop(question: dict[str, Any]) -> Any:
+    from . import processes
+
+    return processes.stop(question["owner"], question["launch"])
+
+
+def _alive(question: dict[str, Any]) -> Any:
+    from . import processes
+
+    return processes.alive(question["owner"], question["launch"])
+
+
+def _kill(question: dict[str, Any]) -> Any:
+    from . import processes
+
+    return processes.kill(question["owner"], question["pid"], question["started"], question["any_of_ours"])
+
+
+_ASKS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "look": look,
+    "about": _about,
+    "start": _start,
+    "stop": _stop,
+    "alive": _alive,
+    "kill": _kill,
+}

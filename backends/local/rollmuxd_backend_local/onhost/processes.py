@@ -1,0 +1,296 @@
+"""Processes of jobs on this machine: starting them, knowing them again, ending all of them.
+
+A started process, and all that it starts in turn, carries a mark in its environment: no file could get lost. Where this
+user may make cgroups (root may), a launch has one as well, which also holds those that threw the mark away. A pid alone
+names nobody: it may be another process's by now. Pid and start time together are the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from . import machine
+
+#: the variable with the mark: owner, job, number and launch
+MARK = "ROLLMUX_LAUNCH"
+#: how long those that are asked to end may take before they are made to; and those that are made to, all together
+LEAVES_S = 2.0
+GONE_S = 20.0
+_LOOK_S = 0.02
+
+
+class Launched(NamedTuple):
+    """A living process of a launch."""
+
+    pid: int
+    started: str
+    job: str
+    number: int
+    launch: str
+
+
+def start(owner: str, order: dict[str, Any]) -> dict[str, Any]:
+    """Start a job's process in a session of its own, after ending its earlier launches: its pid, its start time.
+
+    ``order``: launch, job, number, argv, cwd, env, log (a file; empty: none). Told again, it tells of the one there.
+
+    Raises:
+        machine.Refused: no such program, no such folder, a later launch is there.
+        machine.Unknown: an earlier launch cannot be ended.
+    """
+    with _one_at_a_time():
+        there = [one for one in launched(owner) if one.job == order["job"]]
+        later = [one for one in there if one.number > order["number"]]
+        if later:
+            raise machine.Refused(f"launch {order['launch']} comes late: {later[0].launch} is there")
+        for launch in dict.fromkeys(one.launch for one in there if one.launch != order["launch"]):
+            stop(owner, launch)
+        own = [one for one in there if one.launch == order["launch"]]
+        if own:
+            return {"pid": own[0].pid, "started": own[0].started}
+        return _begin(owner, order)
+
+
+def stop(owner: str, launch: str) -> bool:
+    """End all that is left of a launch, the stubborn too, and return when nothing is. Whether there was anything.
+
+    Raises:
+        machine.Unknown: something cannot be ended (it hangs in the kernel, or is another user's).
+    """
+    began, any_there, empty = time.monotonic(), False, 0
+    while empty < (2 if any_there else 1):  # twice: one that is just becoming another program cannot be found
+        left = [one for one in launched(owner) if one.launch == launch]
+        empty = 0 if left else empty + 1
+        any_there = any_there or bool(left)
+        took_s = time.monotonic() - began
+        if took_s > GONE_S:
+            raise machine.Unknown(f"of launch {launch} there still are pid {', '.join(str(one.pid) for one in left)}")
+        for one in left:
+            _signal(one.pid, one.started, signal.SIGTERM if took_s < LEAVES_S else signal.SIGKILL)
+        if any_there:
+            time.sleep(_LOOK_S)
+    for folder, _ in _cgroups(owner):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+    return any_there
+
+
+def alive(owner: str, launch: str) -> bool:
+    """Whether anything of a launch lives."""
+    return any(one.launch == launch for one in launched(owner))
+
+
+def kill(owner: str, pid: int, started: str, any_of_ours: bool) -> bool:
+    """SIGKILL a process and what descends from it, if it was started then and is ours to end. Whether it was.
+
+    Ours are those that we started; with ``any_of_ours``, all of this user.
+    """
+    if pid <= 1 or not started or pid in _ancestors() or _start_time(pid) != started:
+        return False
+    if not any_of_ours and pid not in {one.pid for one in launched(owner)}:
+        return False
+    ended = [(one, _start_time(one) or "") for one in _descendants(pid)]
+    killed = _signal(pid, started, signal.SIGKILL)
+    for descendant, its_start in ended:
+        _signal(descendant, its_start, signal.SIGKILL)
+    return killed
+
+
+def launched(owner: str) -> list[Launched]:
+    """All living processes that this owner (a daemon) has started here, and what they started, the oldest first."""
+    stats = {pid: fields for pid in _pids() if (fields := _stat(pid)) is not None and fields[0] not in "ZX"}
+    marks: dict[int, tuple[str, ...]] = {pid: mark for pid in stats if (mark := _mark_of(pid))[0] == owner}
+    for folder, whose in _cgroups(owner):
+        for line in machine.read(f"{folder}/cgroup.procs").split():
+            if int(line) in stats:
+                marks.setdefault(int(line), whose)
+    for pid, fields in stats.items():  # one without its mark, in a session that one with a mark leads
+        leader = int(fields[3])
+        if pid not in marks and leader in marks and stats[leader][3] == str(leader):
+            marks[pid] = marks[leader]
+    found = [Launched(pid, stats[pid][19], job, int(number), launch) for pid, (_, job, number, launch) in marks.items()]
+    return sorted(found, key=lambda one: (int(one.started), one.pid))
+
+
+# ---- starting ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """A start that was given up may still be under way: the next one waits for it, and then finds its process."""
+    path = f"/tmp/.rollmuxd-{os.geteuid()}.lock"  # the same for all who start as this user
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _begin(owner: str, order: dict[str, Any]) -> dict[str, Any]:
+    mark = (owner, str(order["job"]), str(order["number"]), str(order["launch"]))
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
+    env = {**plain, **order["env"], MARK: "|".join(mark)}
+    argv, cwd = list(order["argv"]), os.path.expanduser(order["cwd"] or "~")
+    if not os.path.isdir(cwd):
+        raise machine.Refused(f"there is no folder {cwd}")
+    program = shutil.which(os.path.join(cwd, argv[0]) if "/" in argv[0] else argv[0], path=env.get("PATH"))
+    if program is None:
+        raise machine.Refused(
+            f"there is no program {argv[0]}, or it may not be run by {machine.user_name(os.geteuid())}"
+        )
+    folder = _make_cgroup(mark)
+
+    def enter() -> None:
+        if folder:
+            with open(f"{folder}/cgroup.procs", "w", encoding="ascii") as file:
+                file.write(str(os.getpid()))
+
+    with contextlib.ExitStack() as files:
+        out: Any = subprocess.DEVNULL
+        if order["log"]:
+            log = os.path.expanduser(order["log"])
+            os.makedirs(os.path.dirname(log), mode=0o700, exist_ok=True)
+            out = files.enter_context(open(log, "ab"))
+        try:
+            child = subprocess.Popen(
+                argv,
+                executable=program,
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=enter,  # noqa: PLW1509  # this process has one thread
+            )
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            raise machine.Refused(f"{argv[0]}: {error}") from error
+    started = _start_time(child.pid) or ""
+    # The kernel shows a program's environment a moment after it has begun, and until then nobody would find it.
+    while child.poll() is None and _mark_of(child.pid)[0] != owner:
+        time.sleep(0.001)
+    child.returncode = 0  # it is left to itself, and nobody is to be warned of it
+    return {"pid": child.pid, "started": started}
+
+
+# ---- cgroups: where this user may make them --------------------------------------------------------------------------
+
+
+def _top() -> str:
+    """The folder under which launches have their cgroups; empty: there is none."""
+    for line in machine.read("/proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        if after.startswith("cgroup2 "):
+            mounted = before.split()[4]
+            return f"{mounted}/rollmuxd" if os.access(mounted, os.W_OK) else ""
+    return ""
+
+
+def _make_cgroup(mark: tuple[str, str, str, str]) -> str:
+    top = _top()
+    if not top:
+        return ""
+    folder = f"{top}/{'.'.join(quote(part, safe='').replace('.', '%2E') for part in mark)}"
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError:
+        return ""
+    return folder
+
+
+def _cgroups(owner: str) -> list[tuple[str, tuple[str, ...]]]:
+    """The cgroups of an owner's launches, each with its mark."""
+    top = _top()
+    try:
+        names = os.listdir(top) if top else []
+    except OSError:
+        return []
+    marked = [(f"{top}/{name}", tuple(unquote(part) for part in name.split("."))) for name in names]
+    return [(folder, mark) for folder, mark in marked if len(mark) == 4 and mark[0] == owner]
+
+
+# ---- what the kernel says of processes -------------------------------------------------------------------------------
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of ``/proc/<pid>/stat`` from the third on. The second is the command's name, which may be anything."""
+    fields = machine.read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields if len(fields) > 19 else None
+
+
+def _start_time(pid: int) -> str | None:
+    fields = _stat(pid)
+    return fields[19] if fields is not None and fields[0] not in "ZX" else None
+
+
+def _mark_of(pid: int) -> tuple[str, str, str, str]:
+    """The mark that a process carries; empty: none, or it is somebody else's process."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            env = file.read()
+    except OSError:
+        return ("", "", "", "")
+    wanted = f"{MARK}=".encode()
+    for part in env.split(b"\0"):
+        if part.startswith(wanted):
+            mark = part[len(wanted) :].decode(errors="replace").split("|")
+            if len(mark) == 4 and mark[2].isdecimal():
+                return (mark[0], mark[1], mark[2], mark[3])
+    return ("", "", "", "")
+
+
+def _descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for one in _pids():
+        fields = _stat(one)
+        if fields is not None:
+            children.setdefault(int(fields[1]), []).append(one)
+    found = list(children.get(pid, ()))
+    for one in found:  # grows while it is gone through
+        found.extend(children.get(one, ()))
+    return found
+
+
+def _ancestors() -> set[int]:
+    """This process and those that it descends from: ending one of them would be ending oneself."""
+    found, pid = set(), os.getpid()
+    while pid > 0:
+        found.add(pid)
+        fields = _stat(pid)
+        pid = int(fields[1]) if fields is not None else 0
+    return found
+
+
+def _signal(pid: int, started: str, number: int) -> bool:
+    """Send a signal to the process that was started then, and to no other. Whether it was there."""
+    # The handle is opened before the comparison, so that the pid cannot change hands in between. Python 3.8 has none.
+    handle = None
+    try:
+        if hasattr(os, "pidfd_open"):
+            handle = os.pidfd_open(pid)
+        if _start_time(pid) != started:
+            return False
+        if handle is not None:
+            signal.pidfd_send_signal(handle, number)
+        else:
+            os.kill(pid, number)
+    except OSError:
+        return False
+    finally:
+        if handle is not None:
+            os.close(handle)
+    return True

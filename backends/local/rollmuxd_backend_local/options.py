@@ -1,0 +1,47 @@
+"""Options of a host that is asked by its own Python: ``[hosts.options]``, with ``[backends.NAME]`` as defaults."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+
+class HostOptions(Struct, frozen=True, kw_only=True):
+    """What can be said of a host, however it is reached."""
+
+    #: ``on_loss = "kill"`` really ends the process of a lost session (SIGKILL, with what descends from it), where it is
+    #: of the user that the backend is there
+    owns_sessions: bool = False
+    #: jobs' processes may be started here, as that user: whoever may register such a job may run anything
+    starts_processes: bool = False
+    #: folder for what these write, on the host; empty: it is thrown away
+    logs: str = "~/.local/state/rollmux/logs"
+    #: GPUs that are made up in this file of the host, instead of its own: for tests and for the demo
+    #: (see :mod:`rollmuxd_backend_local.onhost.made_up`)
+    made_up_gpus: str = ""
+
+
+Options = TypeVar("Options", bound=HostOptions)
+
+
+def read(kind: type[Options], backend: str, where: str, given: Mapping[str, Any]) -> Options:
+    """The options of one host; ``where`` names it in errors.
+
+    Raises:
+        ValueError: an unknown key, a value of another type or out of range.
+    """
+    known = kind.__struct_fields__
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+            raise ValueError(f"{where}: options.{key} is not an option of backend {backend}; {hint}")
+    for key, value in given.items():
+        try:
+            msgspec.convert({key: value}, kind)
+        except msgspec.ValidationError as error:
+            needed = str(error).split(" - at ")[0]
+            raise ValueError(f"{where}: options.{key} is {value!r}: {needed[0].lower()}{needed[1:]}") from None
+    return msgspec.convert(dict(given), kind)

@@ -1,0 +1,255 @@
+"""What NVML says is understood as it is meant, and what it does not say is never taken for free memory."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollmuxd.spi import ContactLost, HostConfig
+from rollmuxd_backend_local import LocalBackend, parcel
+from rollmuxd_backend_local.onhost import gpus, machine, nvml
+
+GPU = {"uuid": "GPU-8f2c", "name": "NVIDIA H20", "total_mb": 97_871, "reserved_mb": 600}
+LOST, NOT_SUPPORTED, NO_PERMISSION, NO_FUNCTION, NO_DRIVER = 15, 3, 4, 13, 9
+
+
+@pytest.fixture
+def box(tmp_path):
+    """A function from GPUs to a backend; the latest GPUs count."""
+
+    async def made(*found, configured=(), **more):
+        (tmp_path / "gpus.json").write_text(json.dumps({"gpus": found, **more}))
+        host = HostConfig(id="box", gpus=tuple(f"box/gpu{number}" for number in configured))
+        return await LocalBackend.open([host], {"made_up_gpus": str(tmp_path / "gpus.json")})
+
+    return made
+
+
+@pytest.fixture
+def at_home(monkeypatch):
+    monkeypatch.setattr(machine, "in_a_pid_namespace", lambda: False)
+
+
+@pytest.mark.asyncio
+async def test_a_gpu_has_its_type_its_size_and_its_own_name(box):
+    inventory = await (await box(GPU)).inventory("box")
+    (info,) = inventory.gpus
+
+    assert (info.gpu, info.type, info.memory_mb, info.uuid) == ("box/gpu0", "NVIDIA H20", 97_871, "GPU-8f2c")
+    assert inventory.ram_mb > 0
+    assert (await (await box(GPU)).observe("box")).uuids == {"box/gpu0": "GPU-8f2c"}
+
+
+@pytest.mark.asyncio
+async def test_what_the_driver_keeps_on_an_idle_gpu_is_not_used(box):
+    assert (await (await box(GPU)).observe("box")).gpus[0].used_mb == 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("error", [NO_FUNCTION, NOT_SUPPORTED])
+async def test_an_old_driver_that_does_not_tell_them_apart_is_read_by_the_first_version(box, error):
+    backend = await box({**GPU, "more_mb": 1_000, "errors": {"nvmlDeviceGetMemoryInfo_v2": error}})
+    assert (await backend.observe("box")).gpus[0].used_mb == 1_600
+
+
+@pytest.mark.asyncio
+async def test_whose_process_it_is_is_said_with_pid_name_user_and_memory(box, at_home):
+    sight = await (await box({**GPU, "processes": [{"pid": os.getpid(), "mb": 5_100}]})).observe("box")
+    user = machine.user_name(os.geteuid())
+
+    assert sight.gpus[0].used_mb == 5_100
+    assert sight.gpus[0].processes == (f"pid {os.getpid()} {machine.process_name(os.getpid())} ({user}, 5.1 GB)",)
+
+
+@pytest.mark.asyncio
+async def test_memory_that_no_listed_process_has_is_somebodys_all_the_same(box, at_home):
+    seen = (await (await box({**GPU, "more_mb": 8_200})).observe("box")).gpus[0]
+    assert (seen.used_mb, seen.processes) == (8_200, ("8.2 GB of processes not listed by the driver",))
+
+
+@pytest.mark.asyncio
+async def test_of_a_process_whose_memory_is_not_told_the_gpus_memory_counts(box, at_home):
+    seen = (
+        await (await box({**GPU, "more_mb": 8_200, "processes": [{"pid": 2**22, "mb": None}]})).observe("box")
+    ).gpus[0]
+    assert (seen.used_mb, seen.processes) == (8_200, (f"pid {2**22}",))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("error", [NOT_SUPPORTED, NO_PERMISSION])
+async def test_where_processes_are_not_listed_memory_still_is(box, at_home, error):
+    errors = {"nvmlDeviceGetComputeRunningProcesses": error}
+    seen = (await (await box({**GPU, "more_mb": 8_200, "errors": errors})).observe("box")).gpus[0]
+    assert (seen.used_mb, seen.processes) == (8_200, ("8.2 GB of processes that may not be listed",))
+
+
+@pytest.mark.asyncio
+async def test_in_a_container_a_pid_is_not_taken_for_the_process_that_has_it_here(box, monkeypatch):
+    monkeypatch.setattr(machine, "in_a_pid_namespace", lambda: True)
+    seen = (await (await box({**GPU, "processes": [{"pid": os.getpid(), "mb": 5_100}]})).observe("box")).gpus[0]
+    assert seen.used_mb == 5_100
+    assert seen.processes == (f"pid {os.getpid()} as the machine counts, not this container (5.1 GB)",)
+    seen = (await (await box({**GPU, "more_mb": 8_200})).observe("box")).gpus[0]
+    assert seen.processes == ("8.2 GB of processes in another PID namespace",)
+
+
+def test_a_pid_namespace_is_noticed_by_who_is_in_it(tmp_path):
+    """For real: the parcel is opened in a new one."""
+    apart = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], capture_output=True).returncode:
+        pytest.skip("PID namespaces cannot be made here; that needs root")
+    (tmp_path / "gpus.json").write_text(json.dumps({"gpus": [{**GPU, "processes": [{"pid": 1, "mb": 5_000}]}]}))
+    question = parcel.pack({"ask": "look", "made_up": str(tmp_path / "gpus.json")}, "mark:")
+    ran = subprocess.run([*apart, sys.executable, "-I", "-c", parcel.OPEN], input=question, capture_output=True)
+
+    (gpu,) = parcel.unpack(ran.stdout, "mark:")["said"]["gpus"]
+    assert gpu["processes"] == ["pid 1 as the machine counts, not this container (5.0 GB)"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "function",
+    ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMigMode"],
+)
+async def test_a_lost_gpu_is_an_error_of_the_look_for_whoever_configured_it(box, function):
+    lost = {**GPU, "errors": {function: LOST, "nvmlDeviceGetMemoryInfo": LOST}}
+    with pytest.raises(ContactLost, match=r"box/gpu1: the GPU is lost .* restart the machine"):
+        await (await box(GPU, lost, configured=(0, 1))).observe("box")
+
+
+@pytest.mark.asyncio
+async def test_a_lost_gpu_that_nobody_configured_is_left_out(box):
+    backend = await box(GPU, {**GPU, "errors": {"nvmlDeviceGetUUID": LOST}}, configured=(0,))
+    assert [seen.gpu for seen in (await backend.observe("box")).gpus] == ["box/gpu0"]
+    assert [info.gpu for info in (await backend.inventory("box")).gpus] == ["box/gpu0"]
+
+
+@pytest.mark.asyncio
+async def test_a_gpu_whose_memory_cannot_be_told_is_never_taken_for_empty(box):
+    errors = {"nvmlDeviceGetMemoryInfo": NOT_SUPPORTED, "nvmlDeviceGetMemoryInfo_v2": NOT_SUPPORTED}
+    with pytest.raises(ContactLost, match="NVML says: Not Supported"):
+        await (await box({**GPU, "errors": errors}, configured=(0,))).observe("box")
+
+
+@pytest.mark.asyncio
+async def test_a_split_gpu_is_nobodys_and_refused_to_whoever_configured_it(box):
+    split = {**GPU, "mig": True}
+    assert (await (await box(split, GPU)).inventory("box")).gpus[0].gpu == "box/gpu1"
+    with pytest.raises(ContactLost, match=r"box/gpu0: it is split into MIG instances.*nvidia-smi -i 0 -mig 0"):
+        await (await box(split, GPU, configured=(0,))).observe("box")
+
+
+@pytest.mark.asyncio
+async def test_a_gpu_that_is_configured_and_not_there_is_an_error(box):
+    with pytest.raises(ContactLost, match="box/gpu3 is in the configuration and not on box; its GPUs are box/gpu0"):
+        await (await box(GPU, configured=(0, 3))).observe("box")
+
+
+@pytest.mark.asyncio
+async def test_a_driver_that_is_reloaded_is_read_again(box):
+    backend = await box(GPU)
+    await backend.observe("box")
+    await box(GPU, errors={"nvmlDeviceGetCount": 1})
+    with pytest.raises(ContactLost):
+        await backend.observe("box")
+    await box(GPU)
+    assert len((await backend.observe("box")).gpus) == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("error", "words"), [(NO_DRIVER, "not loaded; load it"), (12, "no NVIDIA driver here"), (18, "restart the machine")]
+)
+async def test_a_driver_that_is_not_there_is_said_with_what_to_do(box, error, words):
+    backend = await box(GPU, errors={"nvmlInit": error})
+    with pytest.raises(ContactLost, match=words):
+        await backend.observe("box")
+
+
+@pytest.mark.asyncio
+async def test_this_machine_without_a_driver_says_so():
+    if Path("/proc/driver/nvidia").exists():
+        pytest.skip("this machine has a driver")
+    backend = await LocalBackend.open([HostConfig(id="box")], {})
+    with pytest.raises(ContactLost, match=r"box: there is no NVIDIA driver here .* install one"):
+        await backend.inventory("box")
+
+
+@pytest.mark.asyncio
+async def test_two_hosts_would_be_one_machine():
+    with pytest.raises(ValueError, match="b: it is reached by backend local, and so is a: both are this machine"):
+        await LocalBackend.open([HostConfig(id="a"), HostConfig(id="b")], {})
+
+
+# ---- the library itself ----------------------------------------------------------------------------------------------
+
+_LOOK = """
+import json, sys
+from rollmuxd_backend_local.onhost import gpus, nvml
+binding = nvml if sys.argv[1] == "own" else gpus.binding()
+assert (sys.argv[1] == "own") == (binding is nvml), binding
+gpus.start(binding)
+print(json.dumps(gpus.look(binding)))
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nvml")
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler (cc) to make a stand-in for NVIDIA's library")
+    source = Path(__file__).with_name("nvml.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source], check=True)
+    return folder
+
+
+@pytest.mark.parametrize("binding", ["own", "nvidia-ml-py"])
+def test_the_layouts_of_the_library_are_those_of_nvml_h(library, binding):
+    """A library of C stands in for NVIDIA's, and is read alike by nvidia-ml-py and by our own few lines."""
+    ran = subprocess.run(
+        [sys.executable, "-c", _LOOK, binding],
+        env={**os.environ, "LD_LIBRARY_PATH": str(library)},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    looked = json.loads(ran.stdout)
+    first, lost, split = looked["gpus"]
+
+    assert looked["driver"] == "580.65.06"
+    assert (first["uuid"], first["type"], first["memory_mb"], first["used_mb"]) == (
+        "GPU-0",
+        "NVIDIA H20",
+        80_000,
+        9_001,
+    )
+    assert first["processes"][0].startswith("pid 1 ")
+    assert "7.0 GB" in first["processes"][0]
+    assert first["processes"][1].startswith("pid 4194000")
+    assert "lost" in lost["trouble"]
+    assert (split["mig"], split["trouble"]) == (True, "")
+
+
+def test_our_own_binding_has_what_is_asked_of_nvidia_ml_py():
+    used = {"nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetMemoryInfo", "NVMLError", "NVML_ERROR_FUNCTION_NOT_FOUND"}
+    assert used <= set(dir(nvml))
+    assert used <= set(dir(gpus.binding()))
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.9", "3.13"])
+def test_the_parcel_is_opened_by_pythons_of_other_machines(version, tmp_path):
+    places = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python3")]
+    tried = [
+        place for place in places if place and not subprocess.run([place, "-c", ""], capture_output=True).returncode
+    ]
+    if not tried:
+        pytest.skip(f"there is no Python {version} here")
+    (tmp_path / "gpus.json").write_text(json.dumps({"gpus": [GPU]}))
+    for question in ({"ask": "look"}, {"ask": "about"}, {"ask": "alive", "owner": "nobody", "launch": "l1"}):
+        packed = parcel.pack({**question, "made_up": str(tmp_path / "gpus.json")}, "mark:")
+        ran = subprocess.run([tried[0], "-I", "-c", parcel.OPEN], input=packed, capture_output=True)
+        assert "said" in parcel.unpack(b"some noise\n" + ran.stdout, "mark:"), ran.stderr.decode()

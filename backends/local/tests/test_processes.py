@@ -1,0 +1,136 @@
+"""Jobs' processes: all of a job's are ended, and nobody else's, whatever they do to hide."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rollmuxd_backend_local.onhost import machine, processes
+
+
+@pytest.fixture
+def owner(tmp_path):
+    name = f"test-{os.getpid()}-{tmp_path.name}"
+    yield name
+    for one in processes.launched(name):
+        os.kill(one.pid, signal.SIGKILL)
+
+
+def order(*argv, launch="l1", number=1, log="", env=None):
+    return {"launch": launch, "job": "j1", "number": number, "argv": argv, "cwd": "", "env": env or {}, "log": log}
+
+
+def start(owner, told):
+    """As it is done: from a process of its own."""
+    script = (
+        "import json, sys; from rollmuxd_backend_local.onhost import processes;"
+        "print(json.dumps(processes.start(sys.argv[1], json.loads(sys.argv[2]))))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script, owner, json.dumps(told)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def started_at(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def until(true, limit_s=10):
+    give_up = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def test_what_it_writes_is_in_its_log_and_its_environment_is_what_it_was_given(owner, tmp_path):
+    log = tmp_path / "logs" / "l1.log"
+    start(owner, order("sh", "-c", 'echo "$WHO"; echo oops >&2', log=str(log), env={"WHO": "ann"}))
+    until(lambda: not processes.alive(owner, "l1"))
+    assert log.read_text() == "ann\noops\n"
+    assert log.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_child_that_throws_its_environment_away_is_ended_with_the_others(owner, tmp_path):
+    told = order("sh", "-c", f"env -i sleep 600 & echo $! >{tmp_path}/pid; sleep 600")
+    start(owner, told)
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    child = int((tmp_path / "pid").read_text())
+    until(lambda: b"sleep" in Path(f"/proc/{child}/cmdline").read_bytes())
+    assert processes.stop(owner, "l1")
+    assert not lives(child)
+
+
+def test_one_that_leaves_its_session_and_its_environment_is_still_in_its_cgroup(owner, tmp_path):
+    if not processes._top():
+        pytest.skip("cgroups cannot be made here; that needs root, and cgroup2 mounted")
+    start(owner, order("sh", "-c", f"env -i setsid sh -c 'echo $$ >{tmp_path}/pid; exec sleep 600' & wait"))
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    hidden = int((tmp_path / "pid").read_text())
+    until(lambda: b"sleep" in Path(f"/proc/{hidden}/cmdline").read_bytes())
+    assert processes.stop(owner, "l1")
+    assert not lives(hidden)
+    assert not processes._cgroups(owner), "the empty cgroup was left behind"
+
+
+def test_another_daemons_processes_are_not_ours(owner):
+    told = start(owner, order("sleep", "600"))
+    assert processes.launched(f"{owner}-other") == []
+    assert not processes.stop(f"{owner}-other", "l1")
+    assert not processes.kill(f"{owner}-other", told["pid"], told["started"], any_of_ours=False)
+    assert lives(told["pid"])
+    assert processes.kill(owner, told["pid"], told["started"], any_of_ours=False)
+    until(lambda: not lives(told["pid"]))
+
+
+def test_killing_a_session_ends_its_descendants_too():
+    script = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    began = started_at(parent.pid)
+    assert not processes.kill("nobody", parent.pid, began, any_of_ours=False)
+    assert not processes.kill("nobody", parent.pid, f"{began}0", any_of_ours=True)
+    assert lives(parent.pid)
+    assert processes.kill("nobody", parent.pid, began, any_of_ours=True)
+    until(lambda: not lives(child))
+    assert parent.wait() == -signal.SIGKILL
+    parent.stdout.close()
+
+
+def test_it_never_ends_itself_nor_what_it_descends_from():
+    for pid in (os.getpid(), os.getppid(), 1):
+        assert not processes.kill("nobody", pid, started_at(pid), any_of_ours=True)
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (order("/no/such/program"), "no program /no/such/program"),
+        (order("/etc/passwd"), "no program /etc/passwd, or it may not be run"),
+        ({**order("true"), "cwd": "/no/such/folder"}, "no folder /no/such/folder"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_with_the_reason(owner, told, words):
+    with pytest.raises(machine.Refused, match=words):
+        processes.start(owner, told)
+    assert processes.launched(owner) == []
+
+
+def test_without_pidfds_the_start_time_is_still_compared(monkeypatch):
+    """As on Python 3.8."""
+    monkeypatch.delattr(os, "pidfd_open")
+    child = subprocess.Popen(["sleep", "600"])
+    assert not processes._signal(child.pid, f"{started_at(child.pid)}0", signal.SIGKILL)
+    assert processes._signal(child.pid, started_at(child.pid), signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
