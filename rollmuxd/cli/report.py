@@ -1,55 +1,153 @@
-"""``rollmuxd report``: what GPUs were held and used for, and what sharing saved."""
+"""``rollmuxd report``: what GPUs were held and used for, who is charged with what, and what sharing saved."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+import re
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
 
 import click
 
 from rollmuxd.cli.calls import Call, table, talks
 
+_AGO: Final = re.compile(r"(\d+(?:\.\d+)?)([mhdw])")
+_UNITS: Final = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+#: of what ran last, so many facts are drawn at most
+DRAWN: Final = 20_000
+
+
+class Time(click.ParamType[str]):
+    """A time of the calendar, as it is passed on, or so long ago: ``7d``."""
+
+    name = "time"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The time as the daemon takes it."""
+        ago = _AGO.fullmatch(value)
+        if ago is None:
+            return value
+        at = datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
+        return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+
 
 @click.command(short_help="What GPUs were used for, and what sharing saved.")
-@click.option("--since", help="From this time on: 2025-06-01, 2025-06-01T12:00.")
-@click.option("--until", help="Up to this time (default: now).")
+@click.option("--since", type=Time(), help="From this time on: 7d (ago), 2025-06-01, 2025-06-01T12:00 (UTC).")
+@click.option("--until", type=Time(), help="Up to this time (default: now).")
 @click.option(
     "--by", type=click.Choice(["job", "owner", "pool"]), default="job", help="A row per job (default), owner or pool."
 )
-@click.option("--csv", "as_csv", is_flag=True, help="The rows of work as CSV.")
+@click.option("--csv", "as_csv", is_flag=True, help="The rows as CSV.")
+@click.option(
+    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with pictures, which fetches nothing."
+)
 @talks
-def report(call: Call, since: str | None, until: str | None, by: str, as_csv: bool) -> None:
-    """GPU-hours held and used, against what each job alone would have used."""
+def report(call: Call, since: str | None, until: str | None, by: str, as_csv: bool, html: Path | None) -> None:
+    """GPU-hours held, used and charged, against what each job alone would have used.
+
+    Held time is charged to its holder; what a group's nodes were not held is split among its jobs by what they held;
+    the rest of the inventory is unallocated. So the rows and the rest add up to all GPU-hours that there were.
+    """
     if as_csv and call.as_json:
         raise click.UsageError("--csv and --json are two answers; ask for one")
-    if as_csv:
+    if html is not None:
+        _write(call, html, since=since, until=until, by=by)
+    elif as_csv:
         asked = {name: value for name, value in {"since": since, "until": until}.items() if value is not None}
         click.echo(call.daemon.text("/v1/report", by=by, format="csv", **asked), nl=False)
     else:
         call.answer(call.get("/v1/report", since=since, until=until, by=by), _show)
 
 
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def _write(call: Call, path: Path, *, since: str | None, until: str | None, by: str) -> None:
+    """Write the page, with the last of what ran."""
+    from rollmuxd.cli.calls import Failed
+    from rollmuxd.sim.report import Unavailable, used
+
+    view = call.get("/v1/report", since=since, until=until, by="job" if by == "pool" else by)
+    command = " ".join(["rollmuxd", *sys.argv[1:]])
+    try:
+        used.write(path, view, command=command, spans=_last(call, view))
+    except (Unavailable, OSError) as error:
+        raise Failed(str(error)) from error
+    said = {"path": str(path), "bytes": path.stat().st_size}
+    call.answer(said, lambda said: click.echo(f"{said['path']}: written, {said['bytes'] / 1000:.0f} kB"))
+
+
+def _last(call: Call, view: Mapping[str, Any]) -> list[Any]:
+    """What ran in the last part of the span, as items of a history."""
+    from rollmuxd.sim import history
+
+    end = round(datetime.fromisoformat(view["until"]).timestamp() * 1000)
+    begin = round(datetime.fromisoformat(view["since"]).timestamp() * 1000)
+    facts = _facts(call)
+    inside = [fact for fact in facts if fact.at <= end]
+    if not inside:
+        return []
+    last = inside[-1].at
+    return list(history.items(inside, max(begin, last - _stretch(inside)), end))
+
+
+def _stretch(facts: list[Any]) -> int:
+    """As much of the end as can be made out on a picture: some hundred slots."""
+    granted = [fact.at for fact in facts if type(fact).__name__ == "SlotGranted"]
+    first: int = granted[-300] if len(granted) > 300 else facts[0].at
+    last: int = facts[-1].at
+    return max(60_000, last - first + 1)
+
+
+def _facts(call: Call) -> list[Any]:
+    """The last of all facts: of a span that ended long before them nothing is drawn."""
+    from rollmuxd.sim.history import fact_of
+
+    feed = call.get("/v1/me")
+    after = max(feed["first"] - 1, feed["last"] - DRAWN)
+    found: list[Any] = []
+    while True:
+        page = call.get("/v1/facts", after=after, limit=5_000)
+        found += [fact_of(fact) for fact in page["facts"]]
+        if page["last"] == after or page["last"] >= feed["last"]:
+            return found
+        after = page["last"]
+
+
+# ---- for people ------------------------------------------------------------------------------------------------------
+
+
 def _show(view: dict[str, Any]) -> None:
     click.echo(f"{view['since']} to {view['until']}\n")
-    table(
-        ["NAME", "OWNER", "#HELD h", "#USED h", "#ALLOCATED h", "#ALONE h", "#ITERATIONS", "#SLOWDOWN", "#WAITED h"],
-        [
+    if view["by"] != "pool":
+        table(
             [
-                row["name"],
-                row["owner"],
-                hours(row["gpu_hours_held"]),
-                hours(row["gpu_hours_used"]),
-                hours(row["gpu_hours_allocated"]),
-                hours(row["gpu_hours_alone"]),
-                row["iterations"],
-                row["slowdown"],
-                hours(row["wait_turn_hours"]),
-            ]
-            for row in view["work"]
-        ],
-        "no job held GPUs in that time",
-    )
-    click.echo()
+                *(view["by"].upper(), "OWNER", "#CHARGED h", "#USED h", "#ALONE h", "#COST", "#ITERATIONS"),
+                *("#SLOWDOWN", "KEPT", "SWITCHES", "#SWITCHING h", "#WAITED h"),
+            ],
+            [
+                [
+                    row["name"],
+                    row["owner"],
+                    hours(row["gpu_hours_charged"]),
+                    hours(row["gpu_hours_used"]),
+                    hours(row["gpu_hours_alone"]),
+                    hours(row["cost_charged"]),
+                    row["iterations"],
+                    row["slowdown"],
+                    _kept(row),
+                    f"{row['loads_warm']} warm, {row['loads_cold']} cold, {row['parks']} parks",
+                    hours(row["gpu_hours_switching"]),
+                    hours(row["wait_turn_hours"]),
+                ]
+                for row in view["work"]
+            ],
+            "no job held GPUs in that time",
+        )
+        click.echo()
     table(
         ["POOL", "#GPUS", "#CAPACITY h", "#USED h", "#SWITCHING h", "#IDLE h", "#UNALLOCATED h", "#UTILISATION"],
         [
@@ -67,7 +165,28 @@ def _show(view: dict[str, Any]) -> None:
         ],
         "no pools",
     )
-    click.echo(f"\n{_saving(view['saving'])}")
+    click.echo(f"\n{_bill(view['bill'])}\n{_saving(view['saving'])}")
+
+
+def _kept(row: Mapping[str, Any]) -> str:
+    """Whether the promise was kept; of an owner, of how many jobs."""
+    if row["job"] is None:
+        return f"{row['slo_kept']} of {row['slo_judged']}" if row["slo_judged"] else "-"
+    if row["slo"] is None:
+        return "-"
+    return f"{row['slo']:g} {'kept' if row['slo_kept'] else 'missed' if row['slo_judged'] else 'not judged'}"
+
+
+def _bill(bill: Mapping[str, Any]) -> str:
+    """That everything is charged to somebody, or to nobody."""
+    others = f" + {hours(bill['gpu_hours_others'])} to other owners" if bill["gpu_hours_others"] else ""
+    said = (
+        f"{hours(bill['gpu_hours_charged'])} GPU-hours charged{others} + {hours(bill['gpu_hours_unallocated'])} "
+        f"unallocated = {hours(bill['gpu_hours_capacity'])} of the inventory"
+    )
+    if not bill["cost_capacity"]:
+        return said
+    return f"{said}; in money {hours(bill['cost_charged'])} of {hours(bill['cost_capacity'])}"
 
 
 def hours(value: float) -> str:
@@ -82,7 +201,7 @@ def hours(value: float) -> str:
 def _saving(saving: dict[str, Any]) -> str:
     saved = saving["gpu_hours_saved"]
     sides = (
-        f"{hours(saving['gpu_hours_allocated'])} allocated, "
+        f"{hours(saving['gpu_hours_charged'])} charged, "
         f"against {hours(saving['gpu_hours_alone'])} for {saving['baseline']}"
     )
     if saved >= 0:

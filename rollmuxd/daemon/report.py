@@ -11,19 +11,24 @@ times use is added to the books. Usable offline, on any list of facts::
 
 Books add up: those of spans that follow each other are, added, those of the whole. So a daemon closes them once for
 each day (UTC), keeps that, and lets go of the day's facts when they are old (:mod:`.journal_care`).
+
+The bill is made of the books when they are shown. Held time is charged to its holder; what a group's nodes were not
+held (between slots, while states were parked) is split among its jobs by what they held in the span; the rest of the
+inventory is *unallocated*. So charges and the unallocated rest are the inventory's hours, in GPU-hours and in money.
 """
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.model import (
+    GroupId,
     Job,
     JobId,
     JobStatus,
@@ -37,13 +42,17 @@ from rollmuxd.core.model import (
     SlotStatus,
 )
 from rollmuxd.core.state import State
-from rollmuxd.wire.answers import PoolRow, ReportView, Saving, WorkRow
+from rollmuxd.wire.answers import Bill, PoolRow, ReportView, Saving, WorkRow
 
 HOUR: Final = 3_600_000
 BASELINE: Final = (
     "each job alone on the nodes it was placed on: GPUs of its placement x solo iteration time x finished iterations"
 )
 _USING = (SlotStatus.RUNNING, SlotStatus.TAIL)
+#: facts that change which jobs are placed on which nodes
+_PLACES = ("job_placed", "placement_ended", "move_planned", "move_began", "move_ended", "move_abandoned", "node_left")
+#: iterations after which a slowdown is judged (DESIGN section 6)
+JUDGED_FROM: Final = 8
 
 
 @dataclass(slots=True)
@@ -68,6 +77,36 @@ class _Work:
     switch: int = 0
     wait_placement: int = 0
     wait_turn: int = 0
+    cost_held: float = 0
+    #: of the nodes on which states were loaded or parked, while they were
+    switch_gpu: float = 0
+    cost_switch: float = 0
+    #: as it was last
+    slo: float | None = None
+    promised: bool = False
+
+
+@dataclass(slots=True)
+class _Shared:
+    """The books of one group: what its nodes were not held, and by whom they were."""
+
+    idle: float = 0
+    cost_idle: float = 0
+    held: dict[JobId, float] = field(default_factory=dict)
+    pinned: dict[JobId, float] = field(default_factory=dict)
+
+    def add(self, later: "_Shared") -> None:
+        self.idle += later.idle
+        self.cost_idle += later.cost_idle
+        for mine, more in ((self.held, later.held), (self.pinned, later.pinned)):
+            for job, time in more.items():
+                mine[job] = mine.get(job, 0) + time
+
+    def shares(self) -> dict[JobId, float]:
+        """Each job's part of what was not held: by what it held, or, where nobody held anything, by its time there."""
+        by = self.held if any(self.held.values()) else self.pinned
+        total = sum(by.values())
+        return {job: time / total for job, time in by.items()} if total else {}
 
 
 @dataclass(slots=True)
@@ -89,12 +128,13 @@ class Books:
 
     work: dict[JobId, _Work] = field(default_factory=dict)
     pools: dict[str, _Pool] = field(default_factory=dict)
+    groups: dict[GroupId, _Shared] = field(default_factory=dict)
 
     def add(self, later: "Books") -> None:
         """Add the books of a span that comes later."""
         for job, of_job in later.work.items():
             mine = self.work.setdefault(job, _Work(job, of_job.owner, of_job.name))
-            mine.name = of_job.name
+            mine.name, mine.slo, mine.promised = of_job.name, of_job.slo, of_job.promised
             for name in _SUMS:
                 setattr(mine, name, getattr(mine, name) + getattr(of_job, name))
         for pool in self.pools.values():
@@ -104,24 +144,80 @@ class Books:
             total.gpus = of_pool.gpus
             for figure in ("capacity", "held", "used", "pinned", "cost"):
                 setattr(total, figure, getattr(total, figure) + getattr(of_pool, figure))
+        for group, shared in (later.groups or later.ungrouped()).items():
+            self.groups.setdefault(group, _Shared()).add(shared)
+
+    def ungrouped(self) -> dict[GroupId, _Shared]:
+        """Of books of a version that did not book groups: all as one, split by what was allocated."""
+        pinned = {job: book.allocated for job, book in self.work.items() if book.allocated}
+        if not pinned:
+            return {}
+        idle = sum(pinned.values()) - sum(book.held for book in self.work.values())
+        return {"": _Shared(idle, sum(book.cost_allocated for book in self.work.values()), {}, pinned)}
 
     def without_zeros(self) -> "Books":
         """The same, less the jobs that nothing was booked for."""
         said = {job: book for job, book in self.work.items() if any(getattr(book, name) for name in _SUMS)}
-        return Books(said, self.pools)
+        return Books(said, self.pools, self.groups)
+
+    def charges(self) -> dict[JobId, "Charge"]:
+        """What each job is charged with."""
+        made = {job: Charge(book.held, book.cost_held) for job, book in self.work.items()}
+        for shared in self.groups.values():
+            for job, part in shared.shares().items():
+                charge = made[job]
+                made[job] = Charge(charge.gpu_ms + part * shared.idle, charge.cost + part * shared.cost_idle)
+        return made
 
     def view(self, since: Millis, until: Millis, *, by: str = "job", owner: str | None = None) -> ReportView:
         """The books as they are shown; ``owner``: only theirs."""
+        charges = self.charges()
         books = [book for book in self.work.values() if owner is None or book.owner == owner]
-        shown = [book for book in books if book.allocated or book.wait_placement or book.wait_turn or book.iterations]
+        shown = [
+            book
+            for book in books
+            if charges[book.job].gpu_ms or book.wait_placement or book.wait_turn or book.iterations
+        ]
         return ReportView(
             since=_iso(since),
             until=_iso(until),
             by=by,
-            work=[] if by == "pool" else _rows(shown, by),
+            work=[] if by == "pool" else _rows(shown, charges, by),
             pools=[_pool_row(name, self.pools[name]) for name in sorted(self.pools)],
-            saving=_saving(books),
+            saving=_saving(books, charges),
+            bill=self._bill(books, charges),
         )
+
+    def _bill(self, books: Sequence[_Work], charges: Mapping[JobId, "Charge"]) -> Bill:
+        """All of the inventory's hours: those charged to these books' jobs, to others, and to nobody."""
+        mine = _sum(charges[book.job] for book in books)
+        everybody = _sum(charges.values())
+        capacity = sum(pool.capacity for pool in self.pools.values())
+        cost = sum(pool.cost for pool in self.pools.values())
+        return Bill(
+            gpu_hours_charged=_hours(mine.gpu_ms),
+            gpu_hours_others=_hours(everybody.gpu_ms - mine.gpu_ms),
+            gpu_hours_unallocated=_hours(capacity - everybody.gpu_ms),
+            gpu_hours_capacity=_hours(capacity),
+            cost_charged=_hours(mine.cost),
+            cost_others=_hours(everybody.cost - mine.cost),
+            cost_unallocated=_hours(cost - everybody.cost),
+            cost_capacity=_hours(cost),
+        )
+
+
+class Charge(NamedTuple):
+    """What somebody is charged with: GPU-milliseconds, and money times milliseconds an hour."""
+
+    gpu_ms: float
+    cost: float
+
+
+def _sum(charges: Iterable[Charge]) -> Charge:
+    gpu_ms = cost = 0.0
+    for charge in charges:
+        gpu_ms, cost = gpu_ms + charge.gpu_ms, cost + charge.cost
+    return Charge(gpu_ms, cost)
 
 
 @dataclass(slots=True)
@@ -132,6 +228,7 @@ class _Use:
     pool: str
     gpus: int
     price: float
+    group: GroupId | None = None
     pinned: tuple[JobId, ...] = ()
     held: dict[JobId, int] = field(default_factory=dict)
     used: dict[JobId, int] = field(default_factory=dict)
@@ -145,7 +242,7 @@ class Ledger:
         self.until = until
         self._state = State() if state is None else state
         self._books = Books()
-        self._work, self._pools = self._books.work, self._books.pools
+        self._work, self._pools, self._groups = self._books.work, self._books.pools, self._books.groups
         self._uses: dict[NodeId, _Use] = {}
         #: jobs that wait for a placement, since when
         self._waiting: dict[JobId, Millis] = {}
@@ -171,7 +268,7 @@ class Ledger:
         before = None if job is None else msgspec.structs.replace(job.progress)
         status, pins = (None, {}) if job is None else (job.status, job.pins)
         state.apply(fact)
-        for name in self._touched(fact) if isinstance(fact, f.JobPlaced | f.NodeAdded) else nodes:
+        for name in dict.fromkeys((*nodes, *self._touched(fact))):
             self._settle(name, fact.at)
             node = state.nodes.get(name)
             if node is None:
@@ -217,7 +314,12 @@ class Ledger:
     def _switched(self, order: Order, at: Millis) -> None:
         # When contact was lost it was booked so far; what came of it later is not known to have taken any time.
         if order.kind is not OrderKind.DISCARD and order.status is OrderStatus.ISSUED and order.job in self._work:
-            self._work[order.job].switch += self._within(order.issued_at, at)
+            book, took = self._work[order.job], self._within(order.issued_at, at)
+            book.switch += took
+            node = self._state.nodes.get(order.node)
+            if node is not None:
+                book.switch_gpu += took * len(node.gpus)
+                book.cost_switch += took * len(node.gpus) * node.price_per_gpu_hour
 
     def _waited(self, slot: Slot, at: Millis) -> None:
         self._work[slot.job].wait_turn += self._within(slot.queued_at, at)
@@ -233,11 +335,12 @@ class Ledger:
         book = self._work.get(job.id)
         if book is None:
             book = self._work[job.id] = _Work(job.id, job.owner, job.spec.name)
+        book.slo, book.promised = job.spec.slo, job.promised
         return book
 
     def _use_of(self, node: Node, at: Millis) -> _Use:
         pool = "+".join(node.pools)
-        use = _Use(at, pool, len(node.gpus), node.price_per_gpu_hour, pinned=tuple(node.pinned))
+        use = _Use(at, pool, len(node.gpus), node.price_per_gpu_hour, node.group, tuple(node.pinned))
         for gpu in node.gpus.values():
             slot = None if gpu.holder is None else self._state.slots.get(gpu.holder)
             if slot is not None:
@@ -265,12 +368,25 @@ class Ledger:
         pool.pinned += span * (use.gpus if use.pinned else held)
         for job, gpus in use.held.items():
             self._work[job].held += span * gpus
+            self._work[job].cost_held += span * gpus * use.price
         for job, gpus in use.used.items():
             self._work[job].used += span * gpus
         for job in use.pinned:
             share = span * use.gpus / len(use.pinned)
             self._work[job].allocated += share
             self._work[job].cost_allocated += share * use.price
+        if use.group is not None and use.pinned:
+            self._share(self._groups.setdefault(use.group, _Shared()), use, span)
+
+    def _share(self, shared: _Shared, use: _Use, span: Millis) -> None:
+        """Book what a group's node was not held, and who held the rest."""
+        idle = use.gpus - sum(use.held.values())
+        shared.idle += span * idle
+        shared.cost_idle += span * idle * use.price
+        for job, gpus in use.held.items():
+            shared.held[job] = shared.held.get(job, 0) + span * gpus
+        for job in use.pinned:
+            shared.pinned[job] = shared.pinned.get(job, 0) + span * use.gpus / len(use.pinned)
 
     def _within(self, start: Millis, end: Millis) -> Millis:
         """How much of a stretch of time lies in the report's span."""
@@ -286,10 +402,6 @@ class Ledger:
                 return (fact.node.id,)
             case f.NodeRemoved():
                 return (fact.node,)
-            case f.JobPlaced():
-                return tuple(dict.fromkeys(name for nodes in fact.pins.values() for name in nodes))
-            case f.PlacementEnded():
-                return _pinned(state.jobs[fact.job])
             case (
                 f.SlotClaimed()
                 | f.SlotGranted()
@@ -301,7 +413,13 @@ class Ledger:
                 | f.SlotRevoked()
                 | f.SlotOver()
             ):
-                return _pinned(state.jobs[state.slots[fact.slot].job])
+                slot = state.slots.get(fact.slot)
+                return () if slot is None else _pinned(state.jobs[slot.job])
+            case _ if f.name(fact) in _PLACES:  # where a job is placed, or no longer; of a move, both ends
+                job = str(getattr(fact, "job", ""))
+                named = [name for nodes in getattr(fact, "pins", {}).values() for name in nodes]
+                there = [node.id for node in state.nodes.values() if job in node.pinned]
+                return tuple(dict.fromkeys((*there, *named)))
             case _:
                 return ()
 
@@ -368,21 +486,27 @@ def _cell(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value
 
 
-def _rows(books: Iterable[_Work], by: str) -> list[WorkRow]:
+def _rows(books: Iterable[_Work], charges: Mapping[JobId, Charge], by: str) -> list[WorkRow]:
     if by == "job":
-        return [_row(book, book.name, book.job) for book in books]
-    owners: dict[str, _Work] = {}
+        return [_row([book], charges, book.name, book.job) for book in books]
+    owners: dict[str, list[_Work]] = {}
     for book in books:
-        total = owners.setdefault(book.owner, _Work("", book.owner, book.owner))
-        for name in _SUMS:
-            setattr(total, name, getattr(total, name) + getattr(book, name))
-    return [_row(total, owner, None) for owner, total in sorted(owners.items())]
+        owners.setdefault(book.owner, []).append(book)
+    return [_row(theirs, charges, owner, None) for owner, theirs in sorted(owners.items())]
 
 
-_SUMS: Final = tuple(item.name for item in fields(_Work) if item.name not in ("job", "owner", "name"))
+_NO_SUMS: Final = ("job", "owner", "name", "slo", "promised")
+_SUMS: Final = tuple(item.name for item in fields(_Work) if item.name not in _NO_SUMS)
 
 
-def _row(book: _Work, name: str, job: JobId | None) -> WorkRow:
+def _row(books: Sequence[_Work], charges: Mapping[JobId, Charge], name: str, job: JobId | None) -> WorkRow:
+    """A row of one job, or of all jobs of one owner."""
+    book = _Work(job or "", books[0].owner, name)
+    for of_job in books:
+        for figure in _SUMS:
+            setattr(book, figure, getattr(book, figure) + getattr(of_job, figure))
+    charge = _sum(charges[of_job.job] for of_job in books)
+    kept = [_kept(of_job) for of_job in books]
     return WorkRow(
         name=name,
         owner=book.owner,
@@ -401,19 +525,33 @@ def _row(book: _Work, name: str, job: JobId | None) -> WorkRow:
         switch_hours=_hours(book.switch),
         wait_placement_hours=_hours(book.wait_placement),
         wait_turn_hours=_hours(book.wait_turn),
+        gpu_hours_charged=_hours(charge.gpu_ms),
+        cost_charged=_hours(charge.cost),
+        gpu_hours_switching=_hours(book.switch_gpu),
+        cost_switching=_hours(book.cost_switch),
+        slo=books[0].slo if job is not None else None,
+        slo_judged=sum(one is not None for one in kept),
+        slo_kept=sum(one is True for one in kept),
     )
 
 
-def _saving(books: Iterable[_Work]) -> Saving:
-    books = list(books)
+def _kept(book: _Work) -> bool | None:
+    """Whether a job's promise was kept in the span; None: it has none, or there were too few iterations to judge."""
+    if book.slo is None or not book.promised or book.iterations < JUDGED_FROM or not book.solo:
+        return None
+    return book.elapsed <= book.slo * book.solo
+
+
+def _saving(books: Sequence[_Work], charges: Mapping[JobId, Charge]) -> Saving:
     alone, allocated = sum(book.alone for book in books), sum(book.allocated for book in books)
-    cost = sum(book.cost_alone for book in books) - sum(book.cost_allocated for book in books)
+    charged = _sum(charges[book.job] for book in books)
     return Saving(
         baseline=BASELINE,
         gpu_hours_alone=_hours(alone),
         gpu_hours_allocated=_hours(allocated),
-        gpu_hours_saved=_hours(alone - allocated),
-        cost_saved=_hours(cost),
+        gpu_hours_charged=_hours(charged.gpu_ms),
+        gpu_hours_saved=_hours(alone - charged.gpu_ms),
+        cost_saved=_hours(sum(book.cost_alone for book in books) - charged.cost),
     )
 
 

@@ -343,7 +343,8 @@ class WorkRow(Answer, frozen=True):
 
     ``held`` is from the claim to the end of a slot, ``used`` from its grant to its release. ``allocated`` is its share
     of the nodes it was placed on: a node's time divided equally among the jobs pinned to it. ``alone`` is the baseline:
-    the same finished iterations at their solo times, on the same nodes without sharing them.
+    the same finished iterations at their solo times, on the same nodes without sharing them. ``charged`` is what it
+    is billed with: what it held, and of what its groups' nodes were not held a part, by what their jobs held.
     """
 
     name: str
@@ -366,6 +367,15 @@ class WorkRow(Answer, frozen=True):
     #: waiting for a placement, and for the turn
     wait_placement_hours: float = 0.0
     wait_turn_hours: float = 0.0
+    gpu_hours_charged: float = 0.0
+    cost_charged: float = 0.0
+    #: of the nodes on which its states were being moved: a part of what is charged
+    gpu_hours_switching: float = 0.0
+    cost_switching: float = 0.0
+    #: of a job: its bound; of how many jobs a promise could be judged (from the eighth iteration on), and was kept
+    slo: float | None = None
+    slo_judged: int = 0
+    slo_kept: int = 0
 
 
 class PoolRow(Answer, frozen=True):
@@ -396,9 +406,26 @@ class Saving(Answer, frozen=True):
     baseline: str
     gpu_hours_alone: float
     gpu_hours_allocated: float
-    #: negative: sharing cost more than it saved
+    #: ``alone - charged``; negative: sharing cost more than it saved
     gpu_hours_saved: float
     cost_saved: float
+    gpu_hours_charged: float = 0.0
+
+
+class Bill(Answer, frozen=True):
+    """All hours of the inventory, and their price: ``charged + others + unallocated = capacity``."""
+
+    #: to the jobs of ``work``
+    gpu_hours_charged: float
+    #: to jobs that the caller does not see
+    gpu_hours_others: float
+    #: on nodes where no job was placed
+    gpu_hours_unallocated: float
+    gpu_hours_capacity: float
+    cost_charged: float
+    cost_others: float
+    cost_unallocated: float
+    cost_capacity: float
 
 
 class ReportView(Answer, frozen=True):

@@ -1,6 +1,8 @@
 """Every noun prints what the daemon answers: as a table for people, as it came for programs."""
 
 import json
+import re
+from datetime import UTC, datetime
 from urllib.parse import unquote
 
 import pytest
@@ -478,6 +480,16 @@ REPORT = {
             "iterations": 40,
             "slowdown": 1.1,
             "wait_turn_hours": 0.5,
+            "gpu_hours_charged": 12.0,
+            "cost_charged": 36.0,
+            "gpu_hours_switching": 0.25,
+            "cost_switching": 0.75,
+            "loads_warm": 3,
+            "loads_cold": 1,
+            "parks": 4,
+            "slo": 2.0,
+            "slo_judged": 1,
+            "slo_kept": 1,
         }
     ],
     "pools": [
@@ -491,12 +503,23 @@ REPORT = {
             "gpu_hours_idle": 2.0,
             "gpu_hours_unallocated": 180.0,
             "utilisation": 0.046875,
+            "cost_capacity": 576.0,
         }
     ],
+    "bill": {
+        "gpu_hours_charged": 12.0,
+        "gpu_hours_others": 0.0,
+        "gpu_hours_unallocated": 180.0,
+        "gpu_hours_capacity": 192.0,
+        "cost_charged": 36.0,
+        "cost_others": 0.0,
+        "cost_unallocated": 540.0,
+        "cost_capacity": 576.0,
+    },
     "saving": {
         "baseline": "each job alone on the same nodes",
         "gpu_hours_alone": 20.0,
-        "gpu_hours_allocated": 12.0,
+        "gpu_hours_charged": 12.0,
         "gpu_hours_saved": 8.0,
         "cost_saved": 20.0,
     },
@@ -508,7 +531,7 @@ def test_the_report_ends_with_what_was_saved_and_against_what(rollmuxd, daemon):
 
     ran = rollmuxd("report --since 2025-06-01 --by job")
 
-    assert ran.lines[-1] == "saved 8 GPU-hours: 12 allocated, against 20 for each job alone on the same nodes"
+    assert ran.lines[-1] == "saved 8 GPU-hours: 12 charged, against 20 for each job alone on the same nodes"
     assert ["train", "8", "192", "9", "1", "2", "180", "5%"] in stripped(ran)
     assert daemon.asked == [("GET", "/v1/report", {"since": "2025-06-01", "by": "job"})]
 
@@ -534,17 +557,57 @@ def test_hours_have_three_digits_that_say_something(value, shown):
     [
         (
             (0.02, 0.05),
-            "not saved, but used on top: 0.03 GPU-hours: 0.05 allocated, against 0.02 for b (iterations that",
+            "not saved, but used on top: 0.03 GPU-hours: 0.05 charged, against 0.02 for b (iterations that",
         ),
-        ((0.0, 0.05), "nothing to compare yet, since no iteration has finished: 0.05 allocated, against 0 for b"),
+        ((0.0, 0.05), "nothing to compare yet, since no iteration has finished: 0.05 charged, against 0 for b"),
     ],
 )
 def test_a_saving_on_a_short_span_reads_sensibly(rollmuxd, daemon, saving, line):
-    alone, allocated = saving
-    figures = {"gpu_hours_alone": alone, "gpu_hours_allocated": allocated, "gpu_hours_saved": alone - allocated}
+    alone, charged = saving
+    figures = {"gpu_hours_alone": alone, "gpu_hours_charged": charged, "gpu_hours_saved": alone - charged}
     daemon["GET /v1/report"] = {**REPORT, "saving": {"baseline": "b", "cost_saved": 0.0, **figures}}
 
     assert rollmuxd("report").lines[-1].startswith(line)
+
+
+def test_the_report_tells_who_is_charged_with_what_and_that_it_adds_up(rollmuxd, daemon):
+    daemon["GET /v1/report"] = REPORT
+
+    ran = rollmuxd("report")
+
+    row = ["math-7b", "vision", "12", "9", "20", "36", "40", "1.1", "2 kept", "3 warm, 1 cold, 4 parks", "0.25", "0.5"]
+    assert stripped(ran)[3] == row
+    assert ran.lines[-2] == ("12 GPU-hours charged + 180 unallocated = 192 of the inventory; in money 36 of 576")
+
+
+def test_so_long_ago_is_a_time_too(rollmuxd, daemon):
+    daemon["GET /v1/report"] = REPORT
+
+    before = datetime.now(UTC)
+    rollmuxd("report --since 36h --until 2025-06-02")
+
+    ((_, _, asked),) = daemon.asked
+    ago = before - datetime.fromisoformat(asked["since"])
+    assert abs(ago.total_seconds() - 36 * 3600) < 60
+    assert asked["until"] == "2025-06-02"
+
+
+def test_the_report_as_a_page_has_its_pictures_in_it_and_fetches_nothing(rollmuxd, daemon, tmp_path):
+    pytest.importorskip("matplotlib", reason="pictures are drawn with matplotlib, of the extra sim")
+    daemon["GET /v1/report"] = REPORT
+    daemon["GET /v1/me"] = {"first": 1, "last": 40}
+    daemon["GET /v1/facts"] = {"facts": [], "last": 40, "first": 1}
+
+    ran = rollmuxd(f"report --html {tmp_path}/used.html --json")
+
+    page = (tmp_path / "used.html").read_text()
+    assert ran.json["path"] == f"{tmp_path}/used.html"
+    assert page.count("<svg") == 3
+    assert "Saved 8 GPU-hours" in page
+    assert "12 GPU-hours charged + 180 unallocated = 192 of the inventory" in page
+    assert not re.search(r"""(?:src|href)=["'](?!#)|@import|url\((?!#)""", page.replace("xlink:href", "xlink"))
+    asked = [sent for _, path, sent in daemon.asked if path == "/v1/facts"]
+    assert asked == [{"after": 0, "limit": 5000}]
 
 
 def test_the_report_as_csv_is_the_daemons_own(rollmuxd, daemon):

@@ -62,7 +62,7 @@ class Picture(NamedTuple):
     caption: str
 
 
-def _svg(figure: Figure, number: int, title: str, says: str) -> str:
+def as_svg(figure: Figure, number: int, title: str, says: str) -> str:
     """The figure for a page that has other figures; ``says`` is for who cannot see it."""
     out = io.StringIO()
     figure.savefig(out, format="svg", transparent=True, bbox_inches="tight")
@@ -86,7 +86,7 @@ def _svg(figure: Figure, number: int, title: str, says: str) -> str:
     return svg.replace(INK, "currentColor").replace(FAINT, "var(--rule)")
 
 
-def _axes(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+def axes_of(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
@@ -110,7 +110,7 @@ def _unit(span: Millis) -> tuple[float, str]:
     return 1_000, "seconds"
 
 
-def _in_style(draw: Callable[..., Any]) -> Callable[..., Any]:
+def in_style(draw: Callable[..., Any]) -> Callable[..., Any]:
     def styled(*args: Any, **more: Any) -> Any:
         with mpl.rc_context():  # whatever somebody's matplotlibrc says
             mpl.rcdefaults()
@@ -123,7 +123,7 @@ def _in_style(draw: Callable[..., Any]) -> Callable[..., Any]:
 # ---- cost over time --------------------------------------------------------------------------------------------------
 
 
-@_in_style
+@in_style
 def cost(outcomes: Sequence[Outcome], number: int) -> Picture | None:
     """Dollars per hour over time: the mean over seeds, and a band from the least to the most."""
     drawn = [outcome for outcome in outcomes if outcome.cost_curve]
@@ -131,7 +131,7 @@ def cost(outcomes: Sequence[Outcome], number: int) -> Picture | None:
         return None
     names = tables.policies(drawn)
     parts = _accountings(drawn)
-    figure, axes = _axes(len(parts), 9.6, 3.4)
+    figure, axes = axes_of(len(parts), 9.6, 3.4)
     several = False
     for axis, accounting in zip(axes, parts, strict=True):
         curves = [outcome.cost_curve for outcome in drawn if outcome.accounting == accounting]
@@ -177,7 +177,7 @@ def cost(outcomes: Sequence[Outcome], number: int) -> Picture | None:
         for accounting in parts
         if row[accounting] is not None
     )
-    return Picture(_svg(figure, number, "Cost over time", f"{caption} {says}."), caption)
+    return Picture(as_svg(figure, number, "Cost over time", f"{caption} {says}."), caption)
 
 
 def _sampled(curve: Sequence[tuple[Millis, float]], grid: Sequence[Millis]) -> list[float]:
@@ -194,7 +194,7 @@ def _sampled(curve: Sequence[tuple[Millis, float]], grid: Sequence[Millis]) -> l
 # ---- slowdowns -------------------------------------------------------------------------------------------------------
 
 
-@_in_style
+@in_style
 def slowdowns(outcomes: Sequence[Outcome], number: int) -> Picture | None:
     """What share of the jobs is slowed down by no more than so much: of their bound, where they have one."""
     bounded = any(job.kept is not None for outcome in outcomes for job in outcome.jobs)
@@ -220,7 +220,7 @@ def slowdowns(outcomes: Sequence[Outcome], number: int) -> Picture | None:
     #: some policies let jobs wait ten times longer than others
     ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100) if least * 0.95 <= tick <= most]
     logarithmic = most > 3 * least and len(ticks) > 2
-    figure, axes = _axes(len(parts), 9.6, 3.4)
+    figure, axes = axes_of(len(parts), 9.6, 3.4)
     beyond = False
     for axis, accounting in zip(axes, parts, strict=True):
         for name in names:
@@ -269,13 +269,13 @@ def slowdowns(outcomes: Sequence[Outcome], number: int) -> Picture | None:
         for (name, accounting), found in of.items()
         if found
     )
-    return Picture(_svg(figure, number, "Slowdowns", f"{caption} {says}."), caption)
+    return Picture(as_svg(figure, number, "Slowdowns", f"{caption} {says}."), caption)
 
 
 # ---- utilisation -----------------------------------------------------------------------------------------------------
 
 
-@_in_style
+@in_style
 def utilisation(outcomes: Sequence[Outcome], number: int) -> Picture | None:
     """Bars: the share of the paid time in which a phase was running, and the bubble."""
     rows, parts = tables.summary(outcomes), _accountings(outcomes)
@@ -283,7 +283,7 @@ def utilisation(outcomes: Sequence[Outcome], number: int) -> Picture | None:
     if not pools:
         return None
     places = [(pool, row) for pool in pools for row in rows]
-    figure, axes = _axes(len(parts), 9.6, 0.9 + 0.26 * len(places) + 0.3 * len(pools))
+    figure, axes = axes_of(len(parts), 9.6, 0.9 + 0.26 * len(places) + 0.3 * len(pools))
     told = []
     for axis, accounting in zip(axes, parts, strict=True):
         ticks, labels = [], []
@@ -322,7 +322,7 @@ def utilisation(outcomes: Sequence[Outcome], number: int) -> Picture | None:
     ]
     figure.legend(handles=handles, loc="outside lower left", ncols=2)
     caption = f"{tables.UTILISATION} {tables.BUBBLE} Means over the seeds."
-    return Picture(_svg(figure, number, "Utilisation of the pools", f"{'; '.join(told)}."), caption)
+    return Picture(as_svg(figure, number, "Utilisation of the pools", f"{'; '.join(told)}."), caption)
 
 
 # ---- a window of the history -----------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ class _Bar(NamedTuple):
     part: float
 
 
-@_in_style
+@in_style
 def gantt(spans: Sequence[Item], number: int) -> Picture | None:
     """Who ran where and when: a row per node, a colour per job."""
     pool_of = {item.id: item.pool for item in spans if isinstance(item, NodeInfo)}
@@ -365,7 +365,7 @@ def gantt(spans: Sequence[Item], number: int) -> Picture | None:
     jobs = list(dict.fromkeys(bar.job for bar in bars))
     colour = {job: of_job(place) for place, job in enumerate(jobs)}
     ms, unit = _unit(end - start)
-    figure, (axis,) = _axes(1, 9.6, 0.9 + 0.26 * len(shown) + 0.22 * ((len(jobs) + 7) // 8))
+    figure, (axis,) = axes_of(1, 9.6, 0.9 + 0.26 * len(shown) + 0.22 * ((len(jobs) + 7) // 8))
     row = {node: place for place, node in enumerate(shown)}
     wide = (end - start) / 60
     for bar in bars:
@@ -418,7 +418,7 @@ def gantt(spans: Sequence[Item], number: int) -> Picture | None:
             f" Only the first {tables.number((end - start) / ms)} {unit} of the window: there is no room for more."
         )
     says = f"{caption} {len(jobs)} jobs on {len(shown)} nodes."
-    return Picture(_svg(figure, number, "Who ran where", says), caption)
+    return Picture(as_svg(figure, number, "Who ran where", says), caption)
 
 
 def _bars(spans: Sequence[Item], size_of: dict[str, int]) -> list[_Bar]:
