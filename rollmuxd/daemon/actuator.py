@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from msgspec import Struct
 
 from rollmuxd.core.effects import Effect, Kill, Launch, Observe, Perform, Probe
-from rollmuxd.core.facts import Fact, StateSeen
+from rollmuxd.core.facts import Fact, SlotGranted, StateSeen
 from rollmuxd.core.inputs import (
     GpuSight,
     HostSeen,
@@ -32,7 +32,21 @@ from rollmuxd.core.inputs import (
     OrderLostContact,
     OrderNotBegun,
 )
-from rollmuxd.core.model import GpuId, HostId, JobId, LaunchId, Millis, Order, OrderId, OrderKind, SessionId, StateSpec
+from rollmuxd.core.model import (
+    GpuId,
+    HostId,
+    JobId,
+    LaunchId,
+    Millis,
+    Order,
+    OrderId,
+    OrderKind,
+    PoolName,
+    SessionId,
+    SlotId,
+    StateSpec,
+)
+from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.state import State, state_key
 from rollmuxd.spi import (
     Backend,
@@ -62,6 +76,8 @@ KILL_S: Final = 30.0
 LAUNCH_S: Final = 30.0
 #: orders whose times are remembered
 TIMES_KEPT: Final = 10_000
+#: jobs and pools whose last phase is remembered
+PHASES_KEPT: Final = 100_000
 
 
 class Seen(Struct, frozen=True):
@@ -108,6 +124,8 @@ class Actuator:
         self._launching: dict[LaunchId, None] = {}
         #: hosts that are being looked at; true: they are to be looked at once more
         self._looking: dict[HostId, bool] = {}
+        #: the phase in whose slot a job had a pool last; not known any more after a restart
+        self._phases: dict[tuple[JobId, PoolName], str] = {}
         #: count and sum of the seconds that orders took, per driver, kind and job
         self._took: dict[tuple[str, OrderKind, JobId], tuple[int, float]] = {}
 
@@ -193,6 +211,21 @@ class Actuator:
             orders = self._state().orders
             for order in [order for order in self._under_way if order not in orders]:
                 self._under_way[order].cancel()
+        for _, fact in facts:
+            if isinstance(fact, SlotGranted):
+                self._remember_phase(fact.slot)
+
+    def _remember_phase(self, granted: SlotId) -> None:
+        state = self._state()
+        slot = state.slots.get(granted)
+        phase = None if slot is None else find_phase(state, slot.job, slot.phase)
+        if slot is None or phase is None:
+            return
+        for pool in phase.pools:
+            self._phases.pop((slot.job, pool), None)
+            self._phases[slot.job, pool] = phase.name
+        while len(self._phases) > PHASES_KEPT:
+            del self._phases[next(iter(self._phases))]
 
     async def _tell(self, driver: Residency, order: Order, told: StateOrder) -> Input:
         verb = {OrderKind.LOAD: driver.load, OrderKind.PARK: driver.park, OrderKind.DISCARD: driver.discard}[told.kind]
@@ -278,6 +311,7 @@ class Actuator:
             started="" if session is None else session.started,
             backend=self._backends[host.backend],
             stamp=order.stamp,
+            phase=slot.phase if slot is not None else self._phases.get((job.id, order.pool), ""),
         )
 
     # ---- looking ---------------------------------------------------------------------------------------------------

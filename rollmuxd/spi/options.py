@@ -33,6 +33,9 @@ class Options:
     def __contains__(self, key: str) -> bool:
         return key in self._given
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
     def text(self, key: str, default: str) -> str:
         """A string."""
         return self._typed(key, default, str, "a string")

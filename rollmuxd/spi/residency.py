@@ -47,6 +47,8 @@ class StateOrder(Struct, frozen=True):
     backend: Backend
     #: only grows: an order that is older than the last one about the same state is refused (:class:`NoOlder`)
     stamp: Fence = Fence(0, 0)
+    #: the phase in whose slot the state is used, or was used last; empty where that is not known (any more)
+    phase: str = ""
 
 
 class NoOlder:

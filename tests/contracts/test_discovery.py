@@ -67,9 +67,9 @@ def test_what_is_not_installed_is_answered_with_what_is_and_how_to_get_it(instal
 
 def test_a_name_near_to_nothing_gets_no_guess():
     with pytest.raises(NotInstalled) as missing:
-        find_residency("vllm")
-    assert str(missing.value).startswith('residency driver "vllm" is not installed (installed: ')
-    assert str(missing.value).endswith("; pip install rollmuxd-vllm")
+        find_residency("tape")
+    assert str(missing.value).startswith('residency driver "tape" is not installed (installed: ')
+    assert str(missing.value).endswith("; pip install rollmuxd-tape")
     with pytest.raises(NotInstalled, match="pip install rollmuxd-policy-loom"):
         find_policy("loom")
 

@@ -396,3 +396,19 @@ async def test_effects_that_come_before_it_runs_are_performed_when_it_does():
         tasks.cancel_scope.cancel()
 
     assert posted == [OrderDone("o1", CLEAR)]
+
+
+async def test_a_driver_is_told_in_which_phase_the_state_was_used_last():
+    """Engines may sleep in one way after one phase, and in another after another."""
+    state, driver = world(order()), ScriptedDriver()
+    phases = (m.PhaseSpec("rollout", ("rollout",)), m.PhaseSpec("eval", ("rollout",)), m.PhaseSpec("train", ("train",)))
+    state.jobs["j1"].spec = m.JobSpec("math", phases, (), states=(m.StateSpec("rollout"),))
+    async with acting(state, driver) as (actuator, _, _):
+        for number, phase in enumerate(("", "eval", "train", "rollout")):
+            if phase:
+                state.slots["s1"] = m.Slot("s1", "j1", 1, "n1", phase, "r1", 0)
+                actuator.on_facts([(number, f.SlotGranted(0, "s1", m.Fence(1, number)))])
+                del state.slots["s1"]
+            actuator.perform([Perform("o1")])
+            await anyio.sleep(0.01)
+    assert [told.phase for _, told in driver.told] == ["", "eval", "eval", "rollout"]

@@ -1,0 +1,339 @@
+"""What residency drivers of inference engines have in common: engines found by URL on the host, one verdict over all
+of them, cold starts and ends by commands. :class:`EngineDriver` does that; a driver adds how its engine is talked to.
+
+An engine that nobody has started yet is no error of a first load: the job builds it in its ``init`` phase, alone on its
+GPUs. Needs httpx and anyio; not imported by :mod:`rollmuxd.spi`.
+"""
+
+import contextlib
+import ipaddress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final, Self
+
+import anyio
+import httpx
+from msgspec import Struct
+
+from rollmuxd.core.config import DriverTraits
+from rollmuxd.core.model import OrderId, OrderKind, StateSpec
+from rollmuxd.spi import http
+from rollmuxd.spi.backend import runs_commands
+from rollmuxd.spi.errors import ContactLost, NotDone, PluginError
+from rollmuxd.spi.options import FIELDS, Options, check_fields, filled, of_state
+from rollmuxd.spi.residency import Channel, NoOlder, Probed, StateOrder
+
+#: a question to an engine, which it answers without moving anything
+ASK_S: Final = 15.0
+#: how much of an engine's error is told
+_ERROR_TOLD: Final = 600
+#: orders of which is remembered that they were told
+_TOLD_KEPT: Final = 10_000
+_PAUSE_S: Final = (0.05, 1.0)
+
+
+class NotThere(NotDone):
+    """Nobody listens at the engine's address: the host is there, the engine is not."""
+
+
+class Engine(Struct, frozen=True):
+    """One engine of an order, and how it is talked to."""
+
+    url: str
+    order: StateOrder
+    headers: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.url} on {self.order.host}"
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        json: Any = None,
+        limit_s: float | None = None,
+        missing: str = "",
+    ) -> httpx.Response:
+        """Send one request and take in its answer. ``limit_s`` None: for as long as the order may take.
+
+        Raises NotThere, NotDone for an answer that is an error (``missing`` says what a 404 means), ContactLost for a
+        line that broke: then nobody knows.
+        """
+        timeout = httpx.Timeout(limit_s)
+        try:
+            async with http.client(
+                self.order.backend, self.order.host, self.url, timeout=timeout, headers=dict(self.headers)
+            ) as client:
+                answer = await client.request(method, path, params=params, json=json)
+        except httpx.ConnectError as error:
+            raise NotThere(f"nobody listens at {self}: {error}") from error
+        except httpx.TimeoutException as error:
+            raise ContactLost(f"{method} {path} of {self}: {error}") from error
+        except httpx.HTTPError as error:
+            raise ContactLost(f"{method} {path} of {self} broke off: {str(error) or type(error).__name__}") from error
+        if answer.status_code == httpx.codes.NOT_FOUND and missing:
+            raise NotDone(f"{self} knows no {method} {path}: {missing}")
+        if answer.is_error:
+            said = " ".join(answer.text.split())[:_ERROR_TOLD]
+            raise NotDone(f"{method} {path} of {self} was answered {answer.status_code}: {said}")
+        return answer
+
+    async def answers(self, path: str) -> bool:
+        """Whether the engine is there and says that it is well."""
+        try:
+            await self.call("GET", path, limit_s=ASK_S)
+        except PluginError:
+            return False
+        return True
+
+
+class EngineDriver:
+    """Base of drivers that talk to engines over HTTP. ``name``, ``traits``, ``own_options`` and the verbs are the
+    driver's; ``[residency.NAME]`` may say ``anywhere = true`` (URLs beyond the host's loopback) and ``headers``.
+
+    Options of a job's state, besides the driver's own:
+
+    url             where its engines listen, as the host understands it; one, or several that are one verdict
+    start, stop     argument vectors, run on the host: start an engine that is not there (must return; may be told
+                    twice), end it at a discard. Only admins may give them
+    end_wait_s      how long a discard waits for an engine to be gone (default 10)
+    """
+
+    name: ClassVar[str]
+    traits: DriverTraits
+    #: options of a state that the driver itself reads
+    own_options: ClassVar[tuple[str, ...]] = ()
+    default_url: ClassVar[str]
+    #: answered with 200 once a started engine is ready
+    health: ClassVar[str] = "/health"
+    admin_options = frozenset({"start", "stop"})
+
+    def __init__(self, *, anywhere: bool = False, headers: Mapping[str, str] | None = None) -> None:
+        self._anywhere = anywhere
+        self._headers = dict(headers or {})
+        self._no_older = NoOlder()
+        #: orders that were told, and whether they were done
+        self._told: dict[OrderId, bool] = {}
+
+    @classmethod
+    async def open(cls, channel: Channel, options: Mapping[str, Any]) -> Self:
+        """Make the driver. Raises ValueError for an option that it does not know."""
+        given = Options(f"residency driver {cls.name}", options, ("anywhere", "headers"))
+        headers = given.table("headers")
+        if not all(isinstance(value, str) for value in headers.values()):
+            raise ValueError(f"headers of residency driver {cls.name} are {headers!r}; each must be a string")
+        return cls(anywhere=given.flag("anywhere", False), headers=headers)
+
+    async def close(self) -> None:
+        """Nothing is kept open."""
+
+    # ---- what a driver adds -----------------------------------------------------------------------------------------
+
+    async def wake(self, engine: Engine) -> None:
+        """Bring an engine that is there onto its GPUs; of one that is awake: done."""
+        raise NotImplementedError
+
+    async def sleep(self, engine: Engine) -> None:
+        """Bring an engine off its GPUs, as far as it can be."""
+        raise NotImplementedError
+
+    async def drop(self, engine: Engine) -> None:
+        """Make an engine that will not be woken again free all it can, until it ends. What fails does not matter."""
+        raise NotImplementedError
+
+    async def look(self, engine: Engine, kind: OrderKind) -> Probed:
+        """What the engine says about an order to load or park it that was begun."""
+        raise NotImplementedError
+
+    def check_own(self, options: Options) -> None:
+        """Raise ValueError for what the driver's own options cannot be."""
+
+    def more_options(self, state: StateSpec) -> tuple[str, ...]:
+        """Options whose names depend on what else the job says."""
+        return ()
+
+    def started(self, engine: Engine) -> None:
+        """A new engine is there: what was known of its forerunner is not so any more."""
+
+    # ---- the protocol -----------------------------------------------------------------------------------------------
+
+    def check(self, state: StateSpec) -> None:
+        """Raise ValueError for a state whose options cannot be."""
+        options = self.options(state)
+        urls = options.texts("url", (self.default_url,))
+        if not urls:
+            raise ValueError(f"url of driver {self.name} is empty; say where its engines listen")
+        for url in urls:
+            check_fields(f"url of driver {self.name}", url)
+            self._check_url(url)
+        options.argv("start")
+        options.argv("stop")
+        options.seconds("end_wait_s", 10.0)
+        self.check_own(options)
+
+    async def load(self, order: StateOrder) -> None:
+        """Wake all engines; start those that are not there, where that is said how."""
+        await self._all(order, self._load)
+
+    async def park(self, order: StateOrder) -> None:
+        """Bring all engines to sleep."""
+        await self._all(order, self.sleep)
+
+    async def discard(self, order: StateOrder) -> None:
+        """End all engines, by ``stop`` or by waiting for whoever ends them."""
+        await self._all(order, self._discard)
+
+    async def probe(self, order: StateOrder) -> Probed:
+        """What became of an order that this process told; of others nothing is known."""
+        done = self._told.get(order.order)
+        if done is None:
+            return Probed(known=False)
+        if done:
+            return Probed(known=True, done=True)
+        found = [await self._found(engine, order.kind) for engine in self.engines(order)]
+        if any(one.known and not one.done for one in found):
+            return Probed(known=True, error="; ".join(one.error for one in found if one.error))
+        return Probed(known=all(one.known for one in found), done=all(one.done for one in found))
+
+    def options(self, state: StateSpec) -> Options:
+        """What the job says about a state."""
+        return of_state(state, ("url", "start", "stop", "end_wait_s", *self.own_options, *self.more_options(state)))
+
+    def engines(self, order: StateOrder) -> tuple[Engine, ...]:
+        """The engines of an order."""
+        urls = self.options(order.state).texts("url", (self.default_url,))
+        return tuple(Engine(filled(url, order), order, self._headers) for url in urls)
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    async def _all(self, order: StateOrder, do: Callable[[Engine], Awaitable[None]]) -> None:
+        """Do it with all engines at once, and let each come to its end: one verdict, in which errors count first."""
+        self._no_older.check(order)
+        self._told[order.order] = False
+        while len(self._told) > _TOLD_KEPT:
+            del self._told[next(iter(self._told))]
+        engines = self.engines(order)
+        failed: list[PluginError] = []
+
+        async def one(engine: Engine) -> None:
+            try:
+                await do(engine)
+            except PluginError as error:
+                failed.append(error)
+
+        async with anyio.create_task_group() as group:
+            for engine in engines:
+                group.start_soon(one, engine)
+        if failed:
+            raise _verdict(failed, len(engines))
+        self._told[order.order] = True
+
+    async def _load(self, engine: Engine) -> None:
+        try:
+            await self.wake(engine)
+        except NotThere as error:
+            if engine.order.warm:
+                raise NotDone(f"{error}; it was parked there, so it has died since: start the job anew") from error
+            if start := self.options(engine.order.state).argv("start"):
+                await run(engine.order, start)
+                await _until(lambda: engine.answers(self.health))
+                self.started(engine)
+                await self.wake(engine)
+            # else the job will start it, in its init phase
+
+    async def _discard(self, engine: Engine) -> None:
+        options = self.options(engine.order.state)
+        if stop := options.argv("stop"):
+            await run(engine.order, stop)
+        else:
+            with contextlib.suppress(NotDone, ContactLost):
+                await self.drop(engine)
+        wait_s = options.seconds("end_wait_s", 10.0)
+        with anyio.move_on_after(wait_s):
+            await _until(lambda: self._is_gone(engine))
+            self.started(engine)
+            return
+        raise NotDone(
+            f"the engine at {engine} still runs {wait_s:g} s after it was to end, and keeps what it cannot give back "
+            "on its GPUs: end its process"
+        )
+
+    async def _found(self, engine: Engine, kind: OrderKind) -> Probed:
+        try:
+            if kind is OrderKind.DISCARD:
+                gone = await self._is_gone(engine)
+                return Probed(known=True, done=gone, error="" if gone else f"the engine at {engine} still runs")
+            return await self.look(engine, kind)
+        except NotThere as error:
+            return Probed(known=True, error=str(error))
+        except PluginError as error:
+            return Probed(known=False, error=str(error))
+
+    @staticmethod
+    async def _is_gone(engine: Engine) -> bool:
+        """Raises ContactLost where the host cannot say."""
+        try:
+            await engine.call("GET", "/health", limit_s=ASK_S)
+        except NotThere:
+            return True
+        except NotDone:
+            return False
+        except ContactLost:
+            # It may be just ending; a host that is away is not known to be free of it.
+            with contextlib.suppress(NotThere):
+                await engine.call("GET", "/health", limit_s=ASK_S)
+                return False
+            return True
+        return False
+
+    def _check_url(self, url: str) -> None:
+        with contextlib.suppress(httpx.InvalidURL):
+            # Placeholders are numbers and names: any will do to see where it leads.
+            parsed = httpx.URL(url.format_map(dict.fromkeys(FIELDS, "1")))
+            if parsed.scheme in {"http", "https"} and parsed.host:
+                if self._anywhere or _is_loopback(parsed.host):
+                    return
+                raise ValueError(
+                    f"url of driver {self.name} is {url!r}; engines are talked to on the host's own loopback only "
+                    f"(127.0.0.1), unless [residency.{self.name}] anywhere = true"
+                )
+        raise ValueError(f"url of driver {self.name} is {url!r}; it must be like {self.default_url}")
+
+
+async def run(order: StateOrder, argv: Sequence[str], *, limit_s: float = 86_400.0) -> str:
+    """Run a command of a job's options on its host; what it printed. Raises NotDone where it failed."""
+    filled_in = [filled(text, order) for text in argv]
+    ran = await runs_commands(order.backend).run(order.host, filled_in, timeout_s=limit_s)
+    if ran.exit_code:
+        said = " ".join(ran.stderr.decode(errors="replace").split())[-_ERROR_TOLD:]
+        raise NotDone(
+            f"{filled_in[0]} on {order.host} ended with exit code {ran.exit_code}: {said or 'it said nothing'}"
+        )
+    return ran.stdout.decode(errors="replace")
+
+
+def _verdict(failed: Sequence[PluginError], engines: int) -> PluginError:
+    """One error of many: what is certain first, and a loss of contact only where nothing is certain."""
+    certain = [error for error in failed if isinstance(error, NotDone)]
+    told: Sequence[PluginError] = certain or failed
+    if engines == 1:
+        return told[0]
+    text = f"{len(failed)} of {engines} engines: " + "; ".join(str(error) for error in told[:4])
+    return NotDone(text) if certain else ContactLost(text)
+
+
+async def _until(there: Callable[[], Awaitable[bool]]) -> None:
+    pause_s = _PAUSE_S[0]
+    while not await there():
+        await anyio.sleep(pause_s)
+        pause_s = min(_PAUSE_S[1], pause_s * 1.5)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
