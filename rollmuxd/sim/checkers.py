@@ -39,6 +39,18 @@ from rollmuxd.core.model import (
     StateStatus,
 )
 from rollmuxd.core.state import State, state_key
+from rollmuxd.sim.moves import (
+    Kept,
+    a_state_is_fetched_from_where_it_is_parked,
+    abandoned,
+    began,
+    ended,
+    leave,
+    node_left,
+    planned,
+    requeued,
+    reserve,
+)
 
 #: inputs between two looks at who waits for too long
 SWEEP_EVERY: Final = 1_000
@@ -64,6 +76,9 @@ OF_NO_CONSEQUENCE: Final = frozenset(
     }
 )
 
+#: of a job of which the process may be ended
+_PROCESS_GOES: Final = ("lost", "ended", "moving")
+
 _SEEN_IN: Final = (i.OrderDone, i.ReleaseSlot, i.ShrinkSlot)
 
 
@@ -81,6 +96,8 @@ class Party(Struct):
     """A group."""
 
     jobs: list[JobId] = field(default_factory=list)
+    #: who is to move here
+    coming: dict[JobId, None] = field(default_factory=dict)
     nodes: dict[NodeId, int] = field(default_factory=dict)
     wheel: list[Turn] = field(default_factory=list)
     dispatch: Dispatch = Dispatch.WHEEL
@@ -108,14 +125,14 @@ class Member(Struct):
 
     spec: JobSpec
     run: int
-    #: waiting, placed, paused, quarantined, lost, ended
+    #: waiting, placed, moving, paused, quarantined, lost, ended
     status: str = "waiting"
     #: where a pause returns to
     resume_to: str = "waiting"
     session: SessionId | None = None
     group: GroupId | None = None
     nodes: tuple[NodeId, ...] = ()
-    ram: tuple[tuple[HostId, int], ...] = ()
+    kept: Kept = field(default_factory=Kept)
     stays: dict[str, Stay] = field(default_factory=dict)
     queued: SlotId | None = None
     holding: SlotId | None = None
@@ -220,7 +237,7 @@ class Witness:
     def hear(self, now: Millis, given: i.Input, decision: Decision, state: State | None = None) -> None:
         """One input and what came of it. Raises BrokenInvariant for the first promise that is broken."""
         if now < self.now:
-            self._broken("no_fact_goes_back_in_time", f"an input of {now} ms comes after one of {self.now} ms")
+            self.broken("no_fact_goes_back_in_time", f"an input of {now} ms comes after one of {self.now} ms")
         self.now, self.given = now, given
         note = self._noted.get(type(given))
         if note is not None:
@@ -237,13 +254,14 @@ class Witness:
         if self.closed:
             self.closed.clear()
         if type(given) is i.OrderDone and given.order in self.orders:
-            self._broken("every_order_ends_once", f"order {given.order} is reported done, and is still open")
+            self.broken("every_order_ends_once", f"order {given.order} is reported done, and is still open")
         self._until_sweep -= 1
         if not self._until_sweep:
             self._until_sweep = SWEEP_EVERY
             self.sweep()
 
-    def _broken(self, promise: str, what: str) -> NoReturn:
+    def broken(self, promise: str, what: str) -> NoReturn:
+        """A promise is broken, and by what."""
         raise BrokenInvariant(f"{promise}: {what}")
 
     # ---- promises of time and of who may be granted ------------------------------------------------------------------
@@ -251,23 +269,23 @@ class Witness:
     def no_fact_goes_back_in_time(self, fact: f.Fact) -> None:
         """Every fact bears the time of its decision."""
         if fact.at != self.now:
-            self._broken("no_fact_goes_back_in_time", f"{f.name(fact)} at {fact.at} ms was decided at {self.now} ms")
+            self.broken("no_fact_goes_back_in_time", f"{f.name(fact)} at {fact.at} ms was decided at {self.now} ms")
 
     def who_may_not_be_granted_is_not(self, name: SlotId) -> Asked:
         """A withdrawn request, one of a lost session or of a job that has ended, is never granted."""
         asked = self.slots.get(name)
         if asked is None:
             why = self.never.get(name, "was never asked for")
-            self._broken("who_may_not_be_granted_is_not", f"slot {name} {why}, and goes ahead")
+            self.broken("who_may_not_be_granted_is_not", f"slot {name} {why}, and goes ahead")
         if asked.session not in self.heard:
-            self._broken("who_may_not_be_granted_is_not", f"slot {name} goes ahead, and {asked.session} is no more")
+            self.broken("who_may_not_be_granted_is_not", f"slot {name} goes ahead, and {asked.session} is no more")
         return asked
 
     def nobody_is_granted_who_is_not_there(self, name: SlotId, asked: Asked) -> None:
         """Nobody is granted anything who was silent for a whole lease."""
         silent = self.now - self.heard[asked.session]
         if silent > self.config.lease_ms:
-            self._broken(
+            self.broken(
                 "nobody_is_granted_who_is_not_there",
                 f"slot {name} is granted to {asked.session}, silent for {silent} ms",
             )
@@ -276,20 +294,20 @@ class Witness:
         """A detached request keeps its place, and is not granted meanwhile, nor ever after the re-attach time."""
         if name in self.detached:
             gone = self.now - self.detached[name]
-            self._broken(
+            self.broken(
                 "a_request_that_nobody_attends_does_not_go_ahead", f"slot {name}, detached {gone} ms ago, claims GPUs"
             )
 
     def only_a_placed_job_goes_ahead(self, name: SlotId, member: Member) -> None:
         """Who waits for a placement, is paused, quarantined, lost or ended gets no GPU."""
         if member.status != "placed":
-            self._broken("only_a_placed_job_goes_ahead", f"slot {name} goes ahead, and its job is {member.status}")
+            self.broken("only_a_placed_job_goes_ahead", f"slot {name} goes ahead, and its job is {member.status}")
 
     def a_job_holds_one_slot_and_waits_with_one(self, job: JobId, *others: SlotId | None) -> None:
         """At most one slot between LOADING and TAIL, and at most one QUEUED."""
         for other in others:
             if other is not None:
-                self._broken("a_job_holds_one_slot_and_waits_with_one", f"job {job} has slot {other} already")
+                self.broken("a_job_holds_one_slot_and_waits_with_one", f"job {job} has slot {other} already")
 
     # ---- promises of GPUs --------------------------------------------------------------------------------------------
 
@@ -300,7 +318,7 @@ class Witness:
             return
         for gpu in gpus:
             if gpu in held:
-                self._broken("a_gpu_is_held_by_one_slot", f"{gpu} is held by slot {held[gpu]}, and {name} claims it")
+                self.broken("a_gpu_is_held_by_one_slot", f"{gpu} is held by slot {held[gpu]}, and {name} claims it")
 
     def a_gpu_is_given_on_only_when_seen_clear(self, name: SlotId, job: JobId, gpus: tuple[GpuId, ...]) -> None:
         """Nobody claims a GPU that another job's bytes may be on."""
@@ -310,7 +328,7 @@ class Witness:
         for gpu in gpus:
             whose = stain.get(gpu)
             if whose is not None and whose != job:
-                self._broken(
+                self.broken(
                     "a_gpu_is_given_on_only_when_seen_clear",
                     f"slot {name} of {job} claims {gpu}, not seen clear since {whose} was there",
                 )
@@ -320,13 +338,13 @@ class Witness:
         if gpus != stay.gpus:
             strange = [gpu for gpu in gpus if gpu not in stay.gpus]
             if strange or not stay.min_gpus or len(gpus) < stay.min_gpus:
-                self._broken(
+                self.broken(
                     "a_slot_holds_what_its_phase_claims", f"slot {name} claims {gpus}, and its phase is on {stay.gpus}"
                 )
         if self.out:
             for node in stay.nodes:
                 if node in self.out:
-                    self._broken("a_slot_holds_what_its_phase_claims", f"slot {name} claims {node}: {self.out[node]}")
+                    self.broken("a_slot_holds_what_its_phase_claims", f"slot {name} claims {node}: {self.out[node]}")
 
     def clear_is_what_was_seen_clear(self, fact: f.GpusCleared) -> None:
         """GPUs are clear because an input said so, of a time at which nothing was on its way there."""
@@ -335,10 +353,10 @@ class Witness:
             for gpu in fact.gpus:
                 holder = self.held.get(gpu)
                 if holder is not None and self.slots[holder].status not in ("taken", "released"):
-                    self._broken("clear_is_what_was_seen_clear", f"{gpu} is called clear, and slot {holder} holds it")
+                    self.broken("clear_is_what_was_seen_clear", f"{gpu} is called clear, and slot {holder} holds it")
         if fact.by:
             if not isinstance(given, i.DeclareClear) or given.node != fact.node:
-                self._broken("clear_is_what_was_seen_clear", f"nobody declared {fact.node} clear")
+                self.broken("clear_is_what_was_seen_clear", f"nobody declared {fact.node} clear")
             return
         seen = self._sights(fact.node)
         limit = self.config.clear_tolerance_mb
@@ -349,7 +367,7 @@ class Witness:
                     mb for key, mb in place.left.items() if self.kept.get(key, "gone") != "gone"
                 )
             if used is None or used > limit:
-                self._broken("clear_is_what_was_seen_clear", f"{gpu} is called clear, and was seen with {used} MB")
+                self.broken("clear_is_what_was_seen_clear", f"{gpu} is called clear, and was seen with {used} MB")
         for job in dict.fromkeys(map(self.stain.get, fact.gpus)):
             if job is not None:
                 self._nothing_is_on_its_way(fact.node, job)
@@ -361,7 +379,7 @@ class Witness:
             sights = given.seen
         elif isinstance(given, i.HostSeen):
             if node in self.stale:
-                self._broken("clear_is_what_was_seen_clear", f"{node} was looked at before it was last touched")
+                self.broken("clear_is_what_was_seen_clear", f"{node} was looked at before it was last touched")
             sights = given.gpus
         return {sight.gpu: sight.used_mb for sight in sights}
 
@@ -378,14 +396,14 @@ class Witness:
             told = self.orders.get(self.order_of.get(key, ""))
             coming = told is not None and told.kind is OrderKind.LOAD and told.run == member.run
             if where in ("loading", "loaded", "parking") or (coming and member.session in self.heard):
-                self._broken("clear_is_what_was_seen_clear", f"{node} is called clear of {job}, whose state is {where}")
+                self.broken("clear_is_what_was_seen_clear", f"{node} is called clear of {job}, whose state is {where}")
 
     def what_was_taken_away_is_held_until_seen_clear(self, name: SlotId, asked: Asked) -> None:
         """The GPUs of a slot that ended without its holder's word stay held until they were seen clear."""
         if asked.status == "taken" and not self.stain.keys().isdisjoint(asked.gpus):
             for gpu in asked.gpus:
                 if self.stain.get(gpu) == asked.job and self.held.get(gpu) == name:
-                    self._broken(
+                    self.broken(
                         "what_was_taken_away_is_held_until_seen_clear", f"slot {name} is over, and {gpu} is not clear"
                     )
 
@@ -395,13 +413,11 @@ class Witness:
             for gpu in self.places[node].gpus:
                 holder = self.slots.get(self.held.get(gpu, ""))
                 if self.stain.get(gpu) == job or (holder is not None and holder.job == job):
-                    self._broken(
-                        "a_placement_ends_when_nothing_is_left", f"{job} leaves {node}, and {gpu} is not clear"
-                    )
+                    self.broken("a_placement_ends_when_nothing_is_left", f"{job} leaves {node}, and {gpu} is not clear")
             for pool in dict.fromkeys(spec.pool for spec in member.spec.states):
                 where = self.kept.get(state_key(job, pool, node), "gone")
-                if where != "gone":
-                    self._broken("a_placement_ends_when_nothing_is_left", f"{job} leaves {node}: a state is {where}")
+                if where != "gone" and not (member.kept.falls_back and where == "parked"):
+                    self.broken("a_placement_ends_when_nothing_is_left", f"{job} leaves {node}: a state is {where}")
 
     # ---- promises of grants ------------------------------------------------------------------------------------------
 
@@ -413,15 +429,15 @@ class Witness:
                 continue
             held = [gpu for gpu in self.places[node].gpus if gpu in asked.gpus]
             if held and where != "loaded":
-                self._broken("who_is_granted_finds_its_state_loaded", f"slot {name} is granted, and {key} is {where}")
+                self.broken("who_is_granted_finds_its_state_loaded", f"slot {name} is granted, and {key} is {where}")
             if any(gpu not in self.loaded_on[key] for gpu in held):
                 on = self.loaded_on[key]
-                self._broken("who_is_granted_finds_its_state_loaded", f"slot {name} is granted, {key} is on {on}")
+                self.broken("who_is_granted_finds_its_state_loaded", f"slot {name} is granted, {key} is on {on}")
 
     def fences_only_grow(self, name: SlotId, fence: Fence) -> None:
         """One for each grant, each greater than every one before."""
         if fence <= self.fence:
-            self._broken("fences_only_grow", f"slot {name} gets {fence} after {self.fence}")
+            self.broken("fences_only_grow", f"slot {name} gets {fence} after {self.fence}")
         self.fence = fence
 
     def only_its_holder_releases_a_slot(self, name: SlotId, asked: Asked) -> None:
@@ -429,7 +445,7 @@ class Witness:
         given: Any = self.given
         kind = type(given)
         if (kind is not i.ReleaseSlot and kind is not i.ShrinkSlot) or (given.slot, given.fence) != (name, asked.fence):
-            self._broken("only_its_holder_releases_a_slot", f"slot {name} under {asked.fence} is given back by {given}")
+            self.broken("only_its_holder_releases_a_slot", f"slot {name} under {asked.fence} is given back by {given}")
 
     # ---- promises of order -------------------------------------------------------------------------------------------
 
@@ -445,7 +461,7 @@ class Witness:
                 at = wheel[other].turn
                 if at < turn or (at == turn and other < visit):
                     before = wheel[other]
-                    self._broken(
+                    self.broken(
                         "visits_come_in_the_order_of_the_wheel",
                         f"slot {name} goes ahead on {node} before {before.job}'s {before.phase}, which is next",
                     )
@@ -453,7 +469,10 @@ class Witness:
     def _project(self, party: Party) -> dict[NodeId, list[int]]:
         on: dict[NodeId, list[int]] = {}
         for index, visit in enumerate(party.wheel):
-            for node in self.members[visit.job].stays[visit.phase].nodes:
+            member = self.members[visit.job]
+            going = member.kept.going
+            stays = going.stays if going is not None and visit.job in party.coming else member.stays
+            for node in stays[visit.phase].nodes:
                 on.setdefault(node, []).append(index)
         return on
 
@@ -477,21 +496,21 @@ class Witness:
             contested = [node for node in stay.nodes if node in claims]
             at_home = [self.kept.get(key) == "loaded" for key, node in stay.keys if node in contested]
             if contested and not (at_home and all(at_home)):
-                self._broken("first_come_first_served", f"slot {name} overtakes slot {other}, which came before")
+                self.broken("first_come_first_served", f"slot {name} overtakes slot {other}, which came before")
 
     def nobody_is_passed_over_who_could_go(self, fact: f.VisitSkipped, visit: Turn) -> None:
         """A visit is skipped whose job is away: not while it is busy with an earlier phase, or asks for this one."""
         member = self.members[visit.job]
-        if member.status != "placed":
+        if member.status != "placed" or member.group != fact.group:  # it is still to come
             return
         if member.holding is not None and member.queued is None:
-            self._broken(
+            self.broken(
                 "nobody_is_passed_over_who_could_go", f"{visit.job} is in slot {member.holding}, and is skipped"
             )
         if member.queued is None or member.queued in self.detached or self.slots[member.queued].phase != visit.phase:
             return
         if not any(node in self.out for node in member.stays[visit.phase].nodes):
-            self._broken("nobody_is_passed_over_who_could_go", f"{visit.job} asks for {visit.phase}, and is skipped")
+            self.broken("nobody_is_passed_over_who_could_go", f"{visit.job} asks for {visit.phase}, and is skipped")
 
     # ---- promises of placements --------------------------------------------------------------------------------------
 
@@ -499,25 +518,26 @@ class Witness:
         """And its jobs are that group's."""
         place = self.places[node]
         if place.group is not None and place.group != group:
-            self._broken("a_node_is_in_one_group", f"{node} of group {place.group} is given to group {group}")
+            self.broken("a_node_is_in_one_group", f"{node} of group {place.group} is given to group {group}")
 
     def parked_states_fit_their_hosts(self, job: JobId, host: HostId) -> None:
         """What is reserved for the states of placed jobs is within the budget of every host."""
         reserved, budget = self.ram[host]
         if reserved > budget:
-            self._broken("parked_states_fit_their_hosts", f"with {job}, {host} reserves {reserved} of {budget} MB")
+            self.broken("parked_states_fit_their_hosts", f"with {job}, {host} reserves {reserved} of {budget} MB")
 
     def a_group_has_no_more_members_than_the_cap(self, group: GroupId, party: Party) -> None:
         """The policy's residency cap."""
-        if self.cap is not None and len(party.jobs) > self.cap:
-            self._broken("a_group_has_no_more_members_than_the_cap", f"group {group} has {party.jobs}")
+        if self.cap is not None and len(party.jobs) + len(party.coming) > self.cap:
+            members = [*party.jobs, *party.coming]
+            self.broken("a_group_has_no_more_members_than_the_cap", f"group {group} has {members}")
 
     def who_has_ended_gets_nothing_more(self, job: JobId, what: str, *, also: tuple[str, ...] = ()) -> Member:
         """A job that is lost or ended neither asks, nor is placed, nor gets an order but to be cleared away."""
         member = self.members.get(job)
         if member is None or member.status in ("lost", "ended", *also):
             status = "unknown" if member is None else member.status
-            self._broken("who_has_ended_gets_nothing_more", f"job {job} is {status}, and {what}")
+            self.broken("who_has_ended_gets_nothing_more", f"job {job} is {status}, and {what}")
         return member
 
     # ---- promises of orders ------------------------------------------------------------------------------------------
@@ -529,42 +549,42 @@ class Witness:
             if type(effect) is Perform:
                 order = effect.order
                 if order not in self.orders:
-                    self._broken("every_order_is_told_once", f"order {order} is told, and is not open")
+                    self.broken("every_order_is_told_once", f"order {order} is told, and is not open")
                 if effect.again != (order not in self.untold) or (effect.again and not told_again):
-                    self._broken("every_order_is_told_once", f"order {order} is told twice")
+                    self.broken("every_order_is_told_once", f"order {order} is told twice")
                 self.untold.pop(order, None)
             elif isinstance(effect, Probe):
                 if effect.order not in self.orders and effect.order not in self.closed:
-                    self._broken("every_order_is_told_once", f"{effect.order} is asked about, and is not open")
+                    self.broken("every_order_is_told_once", f"{effect.order} is asked about, and is not open")
             elif isinstance(effect, Kill):
                 member = self.members.get(effect.job)
-                if member is not None and member.run == effect.run and member.status not in ("lost", "ended"):
-                    self._broken("every_order_is_told_once", f"{effect.job} is to be killed, and was not lost")
+                if member is not None and member.run == effect.run and member.status not in _PROCESS_GOES:
+                    self.broken("every_order_is_told_once", f"{effect.job} is to be killed, and was not lost")
         if self.untold:
-            self._broken("every_order_is_told_once", f"{next(iter(self.untold))} is issued, and nobody is told")
+            self.broken("every_order_is_told_once", f"{next(iter(self.untold))} is issued, and nobody is told")
 
     def every_order_ends_once(self, fact: f.OrderEnded | f.OrderFaulted | f.OrderContactLost) -> Told:
         """By its own report; one of which nobody knows is still open, and ends by a late word or by what is seen."""
         told = self.orders.get(fact.order)
         given: Any = self.given
         if told is None:
-            self._broken("every_order_ends_once", f"order {fact.order} is not open, and there is {f.name(fact)}")
+            self.broken("every_order_ends_once", f"order {fact.order} is not open, and there is {f.name(fact)}")
         reports = _REPORTS[type(fact)]
         if type(given) not in reports or (type(given) is not i.Start and given.order != fact.order):
-            self._broken("every_order_ends_once", f"{f.name(fact)} of {fact.order} came of {given}")
+            self.broken("every_order_ends_once", f"{f.name(fact)} of {fact.order} came of {given}")
         return told
 
     def nobody_moves_a_state_in_use(self, fact: f.OrderIssued, key: str, member: Member) -> None:
         """One order at a time for each state; a load only for the slot at hand; a park never under a running slot."""
         if key in self.order_of:
-            self._broken("nobody_moves_a_state_in_use", f"{key} is to {fact.kind}, and {self.order_of[key]} is open")
+            self.broken("nobody_moves_a_state_in_use", f"{key} is to {fact.kind}, and {self.order_of[key]} is open")
         slot = self.slots.get(member.holding or "")
         if fact.kind is OrderKind.LOAD:
             if slot is None or slot.status != "loading" or member.holding != fact.slot:
-                self._broken("nobody_moves_a_state_in_use", f"{key} is to load, and no slot of {fact.job} is loading")
+                self.broken("nobody_moves_a_state_in_use", f"{key} is to load, and no slot of {fact.job} is loading")
         elif slot is not None and fact.pool in member.stays[slot.phase].pools:
             if any(self.held.get(gpu) == member.holding for gpu in self.places[fact.node].gpus):
-                self._broken("nobody_moves_a_state_in_use", f"{key} is to {fact.kind} under slot {member.holding}")
+                self.broken("nobody_moves_a_state_in_use", f"{key} is to {fact.kind} under slot {member.holding}")
 
     # ---- promises that something happens in the end ------------------------------------------------------------------
 
@@ -584,7 +604,7 @@ class Witness:
         limit = self.now - self.config.lease_ms
         for session, at in self.heard.items():
             if at < limit:
-                self._broken(
+                self.broken(
                     "the_death_of_a_job_is_recorded_within_its_lease",
                     f"{session}, silent since {at}, passes for living",
                 )
@@ -598,7 +618,7 @@ class Witness:
             return
         since = max(asked.since, party.disturbed_at, self.started_at)
         if self.now - since > self._bound_ms(party):
-            self._broken(
+            self.broken(
                 "who_waits_has_his_turn",
                 f"slot {name} ({asked.job}, {asked.phase}) waits since {asked.queued_at}, with nothing in its way "
                 f"since {since}; its group is {party.jobs}, and should take it within {self._bound_ms(party)} ms",
@@ -639,9 +659,7 @@ class Witness:
         hosts = dict.fromkeys(self.places[node].host for node in self.members[asked.job].nodes)
         since = max([asked.since, self.started_at, *(self.trouble.get(host, 0) for host in hosts)])
         if self.now - since > SLACK_MS + self.excused_ms + self.members[asked.job].order_ms:
-            self._broken(
-                "what_is_given_back_comes_clear", f"slot {name} of {asked.job} is {asked.status} since {since}"
-            )
+            self.broken("what_is_given_back_comes_clear", f"slot {name} of {asked.job} is {asked.status} since {since}")
 
     def every_order_comes_to_an_end(self, name: OrderId, told: Told) -> None:
         """While its host is within reach an order is done, fails, or is looked after, in a bounded time."""
@@ -650,7 +668,7 @@ class Witness:
         since = max(told.issued_at, self.started_at, self.trouble.get(self.places[told.node].host, 0))
         limit = SLACK_MS + self.excused_ms + longest + self._planned_move_ms(member)
         if self.now - since > limit:
-            self._broken("every_order_comes_to_an_end", f"{name} ({told.kind} {told.key}) is open since {since}")
+            self.broken("every_order_comes_to_an_end", f"{name} ({told.kind} {told.key}) is open since {since}")
 
     def _planned_move_ms(self, member: Member | None) -> Millis:
         states = () if member is None else member.spec.states
@@ -678,7 +696,7 @@ class Witness:
                 self._left("every_node_leaves_its_group", f"{host} has {reserved} MB reserved")
 
     def _left(self, promise: str, what: str) -> NoReturn:
-        self._broken(promise, f"{what}, {self.now} ms after the beginning and with nothing left to come")
+        self.broken(promise, f"{what}, {self.now} ms after the beginning and with nothing left to come")
 
     # ---- what inputs say ---------------------------------------------------------------------------------------------
 
@@ -738,14 +756,14 @@ class Witness:
     def _host_booted(self, fact: f.HostBooted) -> None:
         given = self.given
         if not isinstance(given, i.HostSeen) or given.boot_id != fact.boot_id:
-            self._broken("clear_is_what_was_seen_clear", f"{fact.host} booted, by nobody's word")
+            self.broken("clear_is_what_was_seen_clear", f"{fact.host} booted, by nobody's word")
         self.boots[fact.host] = fact.boot_id
 
     def _node_added(self, fact: f.NodeAdded) -> None:
         spec = fact.node
         known = self.places.get(spec.id)
         if known is not None and known.users:
-            self._broken("a_node_is_in_one_group", f"{spec.id} changes, and jobs are placed on it")
+            self.broken("a_node_is_in_one_group", f"{spec.id} changes, and jobs are placed on it")
         self.places[spec.id] = Place(spec.host, spec.gpus)
         if spec.id not in self.host_nodes[spec.host]:
             self.host_nodes[spec.host].append(spec.id)
@@ -756,12 +774,12 @@ class Witness:
         self.host_nodes[place.host].remove(fact.node)
         self.out.pop(fact.node, None)
         if place.users:
-            self._broken("a_node_is_in_one_group", f"{fact.node} is removed, and jobs are placed on it")
+            self.broken("a_node_is_in_one_group", f"{fact.node} is removed, and jobs are placed on it")
 
     def _node_up(self, fact: f.NodeUp) -> None:
         given = self.given
         if not isinstance(given, i.HostSeen) or given.host != self.places[fact.node].host:
-            self._broken("a_slot_holds_what_its_phase_claims", f"{fact.node} is up, and nobody saw it ({given})")
+            self.broken("a_slot_holds_what_its_phase_claims", f"{fact.node} is up, and nobody saw it ({given})")
         self.out.pop(fact.node, None)
         self._disturbed(fact.node)
 
@@ -794,17 +812,19 @@ class Witness:
     def _registered(self, fact: f.JobRegistered) -> None:
         known = self.members.get(fact.job)
         if fact.run <= self.runs.get(fact.job, 0):
-            self._broken("who_has_ended_gets_nothing_more", f"run {fact.run} of {fact.job} comes again")
+            self.broken("who_has_ended_gets_nothing_more", f"run {fact.run} of {fact.job} comes again")
         self.runs[fact.job] = fact.run
         if known is None:
             self.members[fact.job] = Member(fact.spec, fact.run, status_since=fact.at)
             return
         if known.status not in ("lost", "ended"):
-            self._broken("who_has_ended_gets_nothing_more", f"{fact.job} is {known.status}, and registered anew")
+            self.broken("who_has_ended_gets_nothing_more", f"{fact.job} is {known.status}, and registered anew")
         known.spec, known.run, known.session = fact.spec, fact.run, None
-        self._set(known, "waiting")
+        known.kept.falls_back, known.kept.moved_at = False, None
+        self.set_status(known, "waiting")
 
-    def _set(self, member: Member, status: str) -> None:
+    def set_status(self, member: Member, status: str) -> None:
+        """From now on the job is that; its group's waits are counted anew."""
         member.status, member.status_since = status, self.now
         party = self.groups.get(member.group or "")
         if party is not None:
@@ -813,8 +833,8 @@ class Witness:
     def _placed(self, fact: f.JobPlaced) -> None:
         member = self.who_has_ended_gets_nothing_more(fact.job, "is placed")
         if member.status != "waiting" or member.group is not None:
-            self._broken("a_node_is_in_one_group", f"{fact.job} is {member.status} in {member.group}, and is placed")
-        party = self.groups.setdefault(fact.group, Party())
+            self.broken("a_node_is_in_one_group", f"{fact.job} is {member.status} in {member.group}, and is placed")
+        party = self.party(fact.group)
         party.jobs.append(fact.job)
         self.a_group_has_no_more_members_than_the_cap(fact.group, party)
         member.group = fact.group
@@ -824,36 +844,35 @@ class Witness:
             place = self.places[node]
             place.group = fact.group
             place.users += 1
-        self._reserve(fact, member)
-        member.stays = {phase.name: self._stay(fact, member, phase) for phase in _phases(member.spec)}
+        for node in [node for node in member.kept.left if node in member.nodes]:
+            del member.kept.left[node]
+        reserve(self, fact.job, member, fact.pins)
+        member.stays = self.stays(fact.job, member, fact.pins)
         party.wheel = _merged(party.wheel, fact.wheel)
         party.on, party.dispatch = None, fact.dispatch
-        self._set(member, "placed")
+        self.set_status(member, "placed")
         if member.queued is not None:
             self.slots[member.queued].since = self.now
 
-    def _reserve(self, fact: f.JobPlaced, member: Member) -> None:
-        specs = {spec.pool: spec for spec in reversed(member.spec.states)}
-        ram = []
-        for pool, nodes in fact.pins.items():
-            spec = specs.get(pool)
-            for node in nodes if spec is not None else ():
-                assert spec is not None
-                place = self.places[node]
-                ram.append((place.host, spec.ram_mb))
-                self.ram[place.host][0] += spec.ram_mb
-                if spec.leftover_mb:
-                    place.left[state_key(fact.job, pool, node)] = spec.leftover_mb
-                self.parked_states_fit_their_hosts(fact.job, place.host)
-        member.ram = tuple(ram)
+    def party(self, group: GroupId) -> Party:
+        """The group; a new one where there is none."""
+        return self.groups.setdefault(group, Party())
 
-    def _stay(self, fact: f.JobPlaced, member: Member, phase: PhaseSpec) -> Stay:
-        nodes = tuple(dict.fromkeys(node for pool in phase.pools for node in fact.pins.get(pool, ())))
+    def merged(self, old: list[Turn], planned: tuple[f.PlannedVisit, ...]) -> list[Turn]:
+        """A wheel into which a job has come: who was there stays in his turn, who is new joins the present one."""
+        return _merged(old, planned)
+
+    def stays(self, job: JobId, member: Member, pins: dict[PoolName, tuple[NodeId, ...]]) -> dict[str, Stay]:
+        """What each phase claims on these nodes."""
+        return {phase.name: self._stay(job, member, pins, phase) for phase in _phases(member.spec)}
+
+    def _stay(self, job: JobId, member: Member, pins: dict[PoolName, tuple[NodeId, ...]], phase: PhaseSpec) -> Stay:
+        nodes = tuple(dict.fromkeys(node for pool in phase.pools for node in pins.get(pool, ())))
         kept = [spec.pool for spec in member.spec.states if spec.pool in phase.pools]
         return Stay(
             nodes=nodes,
             gpus=tuple(gpu for node in nodes for gpu in self.places[node].gpus),
-            keys=tuple((state_key(fact.job, pool, node), node) for pool in kept for node in fact.pins.get(pool, ())),
+            keys=tuple((state_key(job, pool, node), node) for pool in kept for node in pins.get(pool, ())),
             pools=phase.pools,
             min_gpus=phase.min_gpus,
             longest_ms=phase.planned_ms or 0,
@@ -863,26 +882,19 @@ class Witness:
         member = self.members[fact.job]
         self.a_placement_ends_when_nothing_is_left(fact.job, member)
         self._leave_wheel(fact.job, member)
-        for host, mb in member.ram:
-            self.ram[host][0] -= mb
         assert member.group is not None
         party = self.groups[member.group]
         party.jobs.remove(fact.job)
         party.disturbed_at = self.now
-        for node in member.nodes:
-            place = self.places[node]
-            place.users -= 1
-            for pool in dict.fromkeys(spec.pool for spec in member.spec.states):
-                place.left.pop(state_key(fact.job, pool, node), None)
-            if not place.users:
-                place.group = None
-        if not party.jobs:
+        leave(self, fact.job, member, member.nodes)
+        if not party.jobs and not party.coming:
             del self.groups[member.group]
-        member.group, member.nodes, member.ram, member.stays = None, (), (), {}
-        self._forget_if_over(fact.job, member)
+        member.group, member.nodes, member.stays = None, (), {}
+        self.forget_if_over(fact.job, member)
 
-    def _forget_if_over(self, job: JobId, member: Member) -> None:
-        if member.status == "ended" and member.group is None and not member.holding:
+    def forget_if_over(self, job: JobId, member: Member) -> None:
+        """Of a job that has ended and has nothing left anywhere nothing more is to be said."""
+        if member.status == "ended" and member.group is None and not member.holding and not member.kept.left:
             del self.members[job]
 
     def _leave_wheel(self, job: JobId, member: Member) -> None:
@@ -893,55 +905,56 @@ class Witness:
 
     def _unplaced(self, fact: f.JobUnplaced) -> None:
         member = self.who_has_ended_gets_nothing_more(fact.job, "is unplaced")
+        member.kept.falls_back = member.kept.falls_back or fact.keeps
         if member.status == "paused":
             member.resume_to = "waiting"
         else:
-            self._set(member, "waiting")
+            self.set_status(member, "waiting")
         self._leave_wheel(fact.job, member)
 
     def _paused(self, fact: f.JobPaused) -> None:
         member = self.who_has_ended_gets_nothing_more(fact.job, "is paused")
         member.resume_to = member.status
-        self._set(member, "paused")
+        self.set_status(member, "paused")
 
     def _resumed(self, fact: f.JobResumed) -> None:
         member = self.who_has_ended_gets_nothing_more(fact.job, "is resumed")
-        self._set(member, member.resume_to)
+        self.set_status(member, member.resume_to)
         if member.queued is not None:
             self.slots[member.queued].since = self.now
 
     def _quarantined(self, fact: f.JobQuarantined) -> None:
         member = self.who_has_ended_gets_nothing_more(fact.job, "is quarantined")
         self._leave_wheel(fact.job, member)
-        self._set(member, "quarantined")
+        self.set_status(member, "quarantined")
 
     def _reinstated(self, fact: f.JobReinstated) -> None:
-        self._set(self.who_has_ended_gets_nothing_more(fact.job, "is reinstated"), "waiting")
+        self.set_status(self.who_has_ended_gets_nothing_more(fact.job, "is reinstated"), "waiting")
 
     def _lost(self, fact: f.JobLost) -> None:
         member = self.who_has_ended_gets_nothing_more(fact.job, "is lost")
         self.a_job_holds_one_slot_and_waits_with_one(fact.job, member.queued, member.holding)
         self._leave_wheel(fact.job, member)
-        self._set(member, "lost")
+        self.set_status(member, "lost")
 
     def _ended(self, fact: f.JobEnded) -> None:
         member = self.who_has_ended_gets_nothing_more_but_its_end(fact.job)
         self.a_job_holds_one_slot_and_waits_with_one(fact.job, member.queued, member.holding)
         self._leave_wheel(fact.job, member)
-        self._set(member, "ended")
-        self._forget_if_over(fact.job, member)
+        self.set_status(member, "ended")
+        self.forget_if_over(fact.job, member)
 
     def who_has_ended_gets_nothing_more_but_its_end(self, job: JobId) -> Member:
         """A lost job ends; an ended one does not end again."""
         member = self.members.get(job)
         if member is None or member.status == "ended":
-            self._broken("who_has_ended_gets_nothing_more", f"job {job} has ended, and ends again")
+            self.broken("who_has_ended_gets_nothing_more", f"job {job} has ended, and ends again")
         return member
 
     def _session_opened(self, fact: f.SessionOpened) -> None:
         member = self.who_has_ended_gets_nothing_more(fact.job, f"session {fact.session} is opened")
         if member.session in self.heard:
-            self._broken("who_may_not_be_granted_is_not", f"{fact.job} has {member.session}, and gets {fact.session}")
+            self.broken("who_may_not_be_granted_is_not", f"{fact.job} has {member.session}, and gets {fact.session}")
         member.session = fact.session
         self.heard[fact.session] = fact.at
 
@@ -951,7 +964,7 @@ class Witness:
     def _session_lost(self, fact: f.SessionLost) -> None:
         silent = fact.at - self.heard.pop(fact.session)
         if silent < self.config.lease_ms:
-            self._broken(
+            self.broken(
                 "the_death_of_a_job_is_recorded_within_its_lease",
                 f"{fact.session} is lost after {silent} ms of silence",
             )
@@ -962,7 +975,7 @@ class Witness:
         member = self.who_has_ended_gets_nothing_more(fact.job, "asks", also=("quarantined",))
         self.a_job_holds_one_slot_and_waits_with_one(fact.job, member.queued)
         if fact.session not in self.heard or fact.session != member.session:
-            self._broken("who_may_not_be_granted_is_not", f"{fact.session} asks for {fact.slot}, and is no more")
+            self.broken("who_may_not_be_granted_is_not", f"{fact.session} asks for {fact.slot}, and is no more")
         member.queued = fact.slot
         at = fact.at
         self.slots[fact.slot] = Asked(fact.job, fact.session, fact.phase, fact.request_id, fact.side, "queued", at, at)
@@ -998,7 +1011,7 @@ class Witness:
         job = asked.job
         member = self.members[job]
         if asked.status != "queued":
-            self._broken("who_may_not_be_granted_is_not", f"slot {name} is {asked.status}, and claims GPUs")
+            self.broken("who_may_not_be_granted_is_not", f"slot {name} is {asked.status}, and claims GPUs")
         if self.detached:
             self.a_request_that_nobody_attends_does_not_go_ahead(name)
         self.only_a_placed_job_goes_ahead(name, member)
@@ -1011,7 +1024,7 @@ class Witness:
         party = self.groups[member.group]
         visit = party.wheel[fact.visit]
         if (visit.job, visit.phase) != (job, asked.phase):
-            self._broken("visits_come_in_the_order_of_the_wheel", f"slot {name} takes {visit.job}'s {visit.phase}")
+            self.broken("visits_come_in_the_order_of_the_wheel", f"slot {name} takes {visit.job}'s {visit.phase}")
         if party.dispatch is Dispatch.WHEEL:
             self.visits_come_in_the_order_of_the_wheel(name, party, fact.visit, stay)
         else:
@@ -1041,7 +1054,7 @@ class Witness:
         asked = self.who_may_not_be_granted_is_not(name)
         member = self.members[asked.job]
         if asked.status != "loading":
-            self._broken("who_may_not_be_granted_is_not", f"slot {name} is {asked.status}, and is granted")
+            self.broken("who_may_not_be_granted_is_not", f"slot {name} is {asked.status}, and is granted")
         if member.status in ("lost", "ended"):  # what is being loaded for others is theirs till the next boundary
             self.only_a_placed_job_goes_ahead(name, member)
         self.nobody_is_granted_who_is_not_there(name, asked)
@@ -1052,7 +1065,7 @@ class Witness:
     def _taken_over(self, fact: f.SlotTakenOver) -> None:
         asked = self.slots[fact.slot]
         if (fact.fence is not None) != (asked.fence is not None):
-            self._broken("fences_only_grow", f"slot {fact.slot} is taken over under {fact.fence}, was {asked.fence}")
+            self.broken("fences_only_grow", f"slot {fact.slot} is taken over under {fact.fence}, was {asked.fence}")
         if fact.fence is not None:
             self.fences_only_grow(fact.slot, fact.fence)
             asked.fence = fact.fence
@@ -1062,7 +1075,7 @@ class Witness:
         asked = self.slots[fact.slot]
         self.only_its_holder_releases_a_slot(fact.slot, asked)
         if not fact.kept or any(gpu not in asked.gpus for gpu in fact.kept):
-            self._broken("a_gpu_is_held_by_one_slot", f"slot {fact.slot} of {asked.gpus} is to keep {fact.kept}")
+            self.broken("a_gpu_is_held_by_one_slot", f"slot {fact.slot} of {asked.gpus} is to keep {fact.kept}")
         freed = tuple(gpu for gpu in asked.gpus if gpu not in fact.kept)
         for gpu in freed:
             del self.held[gpu]
@@ -1092,7 +1105,7 @@ class Witness:
         asked = self.slots[fact.slot]
         member = self.members[asked.job]
         if member.holding != fact.slot:
-            self._broken("a_gpu_is_held_by_one_slot", f"{f.name(fact)} of {fact.slot}, which is {asked.status}")
+            self.broken("a_gpu_is_held_by_one_slot", f"{f.name(fact)} of {fact.slot}, which is {asked.status}")
         member.holding = None
         asked.status, asked.since = "taken", fact.at
         party = self.groups.get(member.group or "")
@@ -1104,7 +1117,7 @@ class Witness:
         if asked.status == "taken":
             self.what_was_taken_away_is_held_until_seen_clear(fact.slot, asked)
         elif asked.status != "released":
-            self._broken("only_its_holder_releases_a_slot", f"slot {fact.slot} is {asked.status}, and is over")
+            self.broken("only_its_holder_releases_a_slot", f"slot {fact.slot} is {asked.status}, and is over")
         held = self.held
         for gpu in asked.gpus:
             del held[gpu]
@@ -1121,6 +1134,8 @@ class Witness:
         if kind is not OrderKind.DISCARD and member.status in ("lost", "ended") and kind is OrderKind.LOAD:
             self.who_has_ended_gets_nothing_more(job, f"its {fact.pool} state is to {kind}")
         self.nobody_moves_a_state_in_use(fact, key, member)
+        if fact.source is not None:
+            a_state_is_fetched_from_where_it_is_parked(self, fact)
         self.orders[fact.order] = Told(kind, key, job, fact.run, node, fact.at, fact.slot)
         self.order_of[key] = fact.order
         self.untold[fact.order] = None
@@ -1162,7 +1177,7 @@ class Witness:
     def _contact_lost(self, fact: f.OrderContactLost) -> None:
         told = self.every_order_ends_once(fact)
         if told.lost:
-            self._broken("every_order_ends_once", f"contact with order {fact.order} is lost twice")
+            self.broken("every_order_ends_once", f"contact with order {fact.order} is lost twice")
         told.lost = True
         if self.order_of.get(told.key) == fact.order:
             self.kept[told.key] = "unknown"
@@ -1215,6 +1230,12 @@ class Witness:
         f.JobPlaced: _placed,
         f.PlacementEnded: _placement_ended,
         f.JobUnplaced: _unplaced,
+        f.MovePlanned: planned,
+        f.MoveBegan: began,
+        f.MoveEnded: ended,
+        f.MoveAbandoned: abandoned,
+        f.NodeLeft: node_left,
+        f.SlotRequeued: requeued,
         f.JobPaused: _paused,
         f.JobResumed: _resumed,
         f.JobQuarantined: _quarantined,
