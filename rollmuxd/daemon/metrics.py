@@ -1,12 +1,17 @@
 """What Prometheus scrapes: counters that follow the facts, gauges that are read off the state at each scrape.
 
-Labels are pools, nodes, owners and statuses, whose numbers are bounded by the installation. Jobs are no label: there
-is a new one every hour, and each would stay in the database for ever; ``/v1/jobs`` and ``/v1/report`` have them.
-Counters start at zero with the daemon, as Prometheus expects; a replayed journal does not count.
+Labels are pools, nodes, owners and statuses, whose numbers are bounded by the installation. Jobs are a label of two
+gauges only, and of those :data:`JOBS_SHOWN` whose bound is nearest to being broken: there is a new job every hour, and
+each would stay in the database for ever; ``/v1/jobs`` and ``/v1/report`` have them all. Their names are shown to whom
+the jobs themselves are. Counters start at zero with the daemon, as Prometheus expects; a replayed journal does not
+count.
 """
 
+import os
 from collections import Counter as Tally
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -14,7 +19,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.model import JobStatus, Millis, NodeStatus, OrderKind, Slot, SlotStatus
+from rollmuxd.core.estimates import credit_ms, slowdown
+from rollmuxd.core.model import Job, JobStatus, Millis, NodeStatus, OrderKind, Slot, SlotStatus
 from rollmuxd.core.state import State
 
 # When a counter was made is when the daemon was started: a second series for each would tell nobody more.
@@ -23,6 +29,10 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 _SWITCH_SECONDS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 _WAIT_SECONDS = (0.1, 1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600)
 _RUNNING = (SlotStatus.RUNNING, SlotStatus.TAIL)
+#: jobs that have series of their own, at most
+JOBS_SHOWN: Final = 100
+#: iterations after which a promise is judged
+JUDGED_FROM: Final = 8
 
 
 class Metrics:
@@ -133,14 +143,19 @@ class Metrics:
 
     # ---- read by ---------------------------------------------------------------------------------------------------
 
-    def expose(self, state: State, accept: str) -> tuple[bytes, str]:
-        """All figures, in the text format that the scraper wants; and its media type."""
-        self._state.state = state
+    def expose(
+        self, state: State, accept: str, *, now: Millis, may_read: Callable[[Job], bool], journal: Path | None = None
+    ) -> tuple[bytes, str]:
+        """All figures, in the text format that the scraper wants; and its media type.
+
+        ``may_read`` says of which jobs the names may be told; ``journal`` is its file, if it has one.
+        """
+        self._state.scrape = Scrape(state, now, may_read, journal)
         try:
             encode, media_type = choose_encoder(accept)
             body: bytes = encode(self.registry)
         finally:
-            self._state.state = None
+            self._state.scrape = None
         return body, media_type
 
 
@@ -158,18 +173,31 @@ def _open(slot: Slot) -> bool:
     return slot.status in (SlotStatus.QUEUED, SlotStatus.LOADING, *_RUNNING)
 
 
-class _StateCollector(Collector):
-    """Gauges, read off the state while it is set."""
+class Scrape(NamedTuple):
+    """What one scrape is told of."""
 
-    state: State | None = None
+    state: State
+    now: Millis
+    may_read: Callable[[Job], bool]
+    journal: Path | None
+
+
+class _StateCollector(Collector):
+    """Gauges, read off what is there while somebody scrapes."""
+
+    scrape: Scrape | None = None
 
     def describe(self) -> list[Metric]:
         return []  # asked at registration, when there is no state yet
 
     def collect(self) -> Iterator[Metric]:
-        if self.state is not None:
-            yield from _node_gauges(self.state)
-            yield from _work_gauges(self.state)
+        if self.scrape is not None:
+            state = self.scrape.state
+            yield from _node_gauges(state)
+            yield from _work_gauges(state)
+            yield from _wait_gauges(state, self.scrape.now)
+            yield from _promise_gauges(state, self.scrape.may_read)
+            yield from _journal_gauges(self.scrape.journal)
 
 
 def _node_gauges(state: State) -> Iterator[Metric]:
@@ -225,3 +253,67 @@ def _work_gauges(state: State) -> Iterator[Metric]:
     for kind in OrderKind:
         orders.add_metric([kind], by_order[kind])
     yield from (jobs, slots, late, groups, orders)
+
+
+def _wait_gauges(state: State, now: Millis) -> Iterator[Metric]:
+    placement = GaugeMetricFamily(
+        "rollmux_placement_wait_longest_seconds", "The longest that a job waits for a placement.", labels=["owner"]
+    )
+    turn = GaugeMetricFamily(
+        "rollmux_slot_wait_longest_seconds", "The longest that a request of a placed job waits.", labels=["owner"]
+    )
+    # Zeros too: an owner whose wait is over must not be seen waiting until its series goes stale.
+    jobs, slots = dict.fromkeys(state.owners, 0), dict.fromkeys(state.owners, 0)
+    for job in state.jobs.values():
+        if job.status is JobStatus.WAITING:
+            jobs[job.owner] = max(jobs.get(job.owner, 0), now - job.registered_at)
+        elif job.queued is not None and job.live and job.status is not JobStatus.PAUSED:
+            slots[job.owner] = max(slots.get(job.owner, 0), now - state.slots[job.queued].queued_at)
+    for family, longest in ((placement, jobs), (turn, slots)):
+        for owner, waited in longest.items():
+            family.add_metric([owner], max(0, waited) / 1000)
+    yield from (placement, turn)
+
+
+def _promise_gauges(state: State, may_read: Callable[[Job], bool]) -> Iterator[Metric]:
+    behind = GaugeMetricFamily(
+        "rollmux_jobs_behind_bound", "Jobs with a promise whose mean iteration is beyond their bound.", labels=["owner"]
+    )
+    slower = GaugeMetricFamily(
+        "rollmux_job_slowdown_ratio",
+        f"Mean iteration over solo iteration, of the {JOBS_SHOWN} jobs with a promise that have least credit.",
+        labels=["owner", "job"],
+    )
+    credit = GaugeMetricFamily(
+        "rollmux_job_credit_seconds", "By how much a job is ahead of its bound; of the same.", labels=["owner", "job"]
+    )
+    counts: Tally[str] = Tally(dict.fromkeys(state.owners, 0))
+    promised = [(credit_ms(job), job) for job in state.jobs.values() if job.promised and job.live]
+    judged = [(ahead, job) for ahead, job in promised if ahead is not None and job.progress.finished >= JUDGED_FROM]
+    for ahead, job in judged:
+        counts[job.owner] += ahead < 0
+    for owner, count in counts.items():
+        behind.add_metric([owner], count)
+    shown = sorted(((ahead, job) for ahead, job in judged if may_read(job)), key=lambda it: (it[0], it[1].id))
+    for ahead, job in shown[:JOBS_SHOWN]:
+        labels = [job.owner, job.spec.name]
+        slower.add_metric(labels, slowdown(job) or 0.0)
+        credit.add_metric(labels, ahead / 1000)
+    yield from (behind, slower, credit)
+
+
+def _journal_gauges(path: Path | None) -> Iterator[Metric]:
+    if path is None:
+        return
+    try:
+        disk = os.statvfs(path.parent)
+        size = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
+    except OSError:  # a failing disk: readyz and the log tell, and the other figures are wanted all the more
+        return
+    yield GaugeMetricFamily("rollmux_journal_bytes", "Size of the journal's files.", value=size)
+    yield GaugeMetricFamily(
+        "rollmux_journal_disk_free_bytes", "What is free on the journal's disk.", value=disk.f_bavail * disk.f_frsize
+    )
+    yield GaugeMetricFamily(
+        "rollmux_journal_disk_size_bytes", "Size of the journal's disk.", value=disk.f_blocks * disk.f_frsize
+    )

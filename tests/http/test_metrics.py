@@ -59,3 +59,12 @@ async def test_no_series_tells_when_a_counter_was_made(running):
         await world.job(client)
         for accept in ("text/plain", "application/openmetrics-text; version=1.0.0"):
             assert "_created" not in (await client.get("/metrics", headers={"accept": accept})).text
+
+
+async def test_series_of_single_jobs_are_those_that_the_caller_may_see(running):
+    async with running() as world, world.client() as client, world.client("stranger") as stranger:
+        job = await world.job(client, "math-7b", slo=2.0)
+        world.state.jobs[job.id].progress.finished = 8
+        name = ("job", "math-7b"), ("owner", "team")
+        assert ("rollmux_job_credit_seconds", *name) in await scrape(client)
+        assert ("rollmux_job_credit_seconds", *name) not in await scrape(stranger)

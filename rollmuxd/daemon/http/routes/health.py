@@ -28,10 +28,15 @@ async def readyz(call: Call) -> Health:
 
 @routes.get("/metrics", produces=("text/plain",))
 async def metrics(call: Call) -> Plain:
-    """Figures for Prometheus."""
+    """Figures for Prometheus. Series of single jobs are those that the caller may see."""
     accept = call.header(b"accept") or ""
     call.shared.services.driver.tell_sinks()
-    body, media_type = await call.read(lambda core, now: call.shared.metrics.expose(core.state, accept))
+    caller, path = call.caller, getattr(call.services.journal, "path", None)
+    body, media_type = await call.read(
+        lambda core, now: call.shared.metrics.expose(
+            core.state, accept, now=now, may_read=caller.may_read, journal=path
+        )
+    )
     return Plain(body, media_type)
 
 
