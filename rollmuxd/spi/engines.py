@@ -107,6 +107,8 @@ class EngineDriver:
     default_url: ClassVar[str]
     #: answered with 200 once a started engine is ready
     health: ClassVar[str] = "/health"
+    #: answered in any way, at once, by an engine that is there, though it is parked
+    presence: ClassVar[str] = "/health"
     admin_options = frozenset({"start", "stop"})
 
     def __init__(self, *, anywhere: bool = False, headers: Mapping[str, str] | None = None) -> None:
@@ -270,11 +272,10 @@ class EngineDriver:
         except PluginError as error:
             return Probed(known=False, error=str(error))
 
-    @staticmethod
-    async def _is_gone(engine: Engine) -> bool:
+    async def _is_gone(self, engine: Engine) -> bool:
         """Raises ContactLost where the host cannot say."""
         try:
-            await engine.call("GET", "/health", limit_s=ASK_S)
+            await engine.call("GET", self.presence, limit_s=ASK_S)
         except NotThere:
             return True
         except NotDone:
@@ -282,7 +283,7 @@ class EngineDriver:
         except ContactLost:
             # It may be just ending; a host that is away is not known to be free of it.
             with contextlib.suppress(NotThere):
-                await engine.call("GET", "/health", limit_s=ASK_S)
+                await engine.call("GET", self.presence, limit_s=ASK_S)
                 return False
             return True
         return False
