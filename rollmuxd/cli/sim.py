@@ -84,6 +84,14 @@ _WORKLOAD = (
         show_default=True,
         help="none: switching is free, as the paper plans. table: by model size. Or seconds for every load.",
     ),
+    click.option(
+        "--sync",
+        type=click.Choice(["none", "table", "flat"]),
+        default="none",
+        show_default=True,
+        help="none: new weights are handed on within training. table, flat: in a phase of its own on both pools, by "
+        "model size, as the paper does it or as a flat all-gather.",
+    ),
     click.option("--ram", "ram_gb", default=2000.0, show_default=True, help="Host RAM per node, GB."),
     click.option(
         "--nodes", type=Assigned(), multiple=True, help="Nodes that there are: POOL=COUNT. Default: bought on demand."
@@ -105,7 +113,7 @@ def _describes_a_workload(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options that say what is to be simulated; the command gets ``options``."""
 
     @wraps(command)
-    def wrapped(*, slo: Any, prices: str, switch: str, ram_gb: float, **rest: Any) -> Any:
+    def wrapped(*, slo: Any, prices: str, switch: str, sync: str, ram_gb: float, **rest: Any) -> Any:
         from rollmuxd.sim.workload import Options
 
         own: str | dict[str, float] = prices
@@ -120,6 +128,7 @@ def _describes_a_workload(command: Callable[..., Any]) -> Callable[..., Any]:
             slo=slo,
             prices=own,
             switch=moves,
+            sync=sync,
             ram_gb=ram_gb,
             nodes=counts,
             jobs=rest.pop("take"),
@@ -255,7 +264,7 @@ def compare(
             "prices": options.prices,
         }
         rows = {"policies": tables.summary(outcomes), "paired": tables.paired(outcomes, asked[0])}
-        click.echo(json.dumps({**head, "switch": options.switch, **rows}))
+        click.echo(json.dumps({**head, "switch": options.switch, "sync": options.sync, **rows}))
         return
     from rollmuxd.cli.sim_table import render
 

@@ -161,6 +161,9 @@ class Options(Struct, frozen=True):
     #: ``none``: nothing to load, park or build, as the paper plans; ``table``: warm and cold starts by model size;
     #: a number: so many milliseconds of load on every switch, and no cold start
     switch: str | Millis = "none"
+    #: ``none``: handing new weights to the rollout is a part of training, as the artifact measured it. ``table``,
+    #: ``flat``: a phase of its own on both pools, as long as the paper's scatter and broadcast, or a flat all-gather
+    sync: str = "none"
     #: host RAM per node, GB
     ram_gb: float = 2000.0
     #: nodes per pool; empty: bought on demand

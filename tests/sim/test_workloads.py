@@ -176,6 +176,36 @@ def test_a_number_is_the_load_of_every_switch_and_nothing_is_built():
     assert job.spec.side == ()
 
 
+def test_handing_on_weights_is_a_phase_on_both_pools_that_training_no_longer_has():
+    """Research 1.12: 0.9 s of a 7B job's 112.8 s of training are the paper's way; a flat all-gather takes 7.5 s."""
+    for how, took in (("table", 900), ("flat", 7_500)):
+        job = job_of(read("weave-production", Options(sync=how)).draw(0), "7B_8k")
+        assert [(phase.name, phase.pools, phase.planned_ms) for phase in job.spec.phases] == [
+            ("rollout", ("rollout",), 133_800), ("train", ("train",), 111_900), ("sync", ("rollout", "train"), took),
+        ]  # fmt: skip
+        assert job.series == ((133_800, 111_900, took),)
+        assert job.colocated.planned == (159_600, 98_200, 1), "where both are on the same nodes nothing is handed on"
+
+
+@pytest.mark.parametrize(
+    ("kind", "table", "flat"),
+    # 3B in proportion to 7B, 8B a seventh of the way to 14B; 32B is on two nodes of each pool
+    [("3B_8k", 386, 3_214), ("8B_32k", 1_014, 8_400), ("14B_8k", 1_700, 13_800), ("32B_8k", 12_300, 33_800)],
+)
+def test_weights_take_as_long_as_models_are_large_and_links_are_many(kind, table, flat):
+    for how, took in (("table", table), ("flat", flat)):
+        assert job_of(read("weave-production-honest", Options(sync=how)).draw(0), kind).planned[2] == took
+
+
+def test_every_iteration_hands_on_its_weights_whatever_else_it_takes():
+    job = job_of(read("generated", Options(sync="table", jobs=20)).draw(0), "7B_8k")
+    plain = job_of(read("generated", Options(jobs=20)).draw(0), "7B_8k")
+    assert {took[2] for took in job.series} == {900}
+    assert [took[0] for took in job.series] == [took[0] for took in plain.series]
+    assert [took[1] for took in job.series] == [max(1, took[1] - 900) for took in plain.series]
+    assert job.work == plain.work
+
+
 # ---- SLOs and seeds ----------------------------------------------------------------------------------------------
 
 
@@ -698,6 +728,7 @@ def test_an_unknown_workload_is_answered_with_the_nearest():
     [
         (Options(slo=(2.0, 1.0)), "LO:HI"),
         (Options(slo=(0.9, 2.0)), "slo begins at 0.9"),
+        (Options(sync="tabel"), "did you mean table"),
         (Options(slo=(float("nan"), 2.0)), "slo begins at nan"),
         (Options(slo=(1.0, float("inf"))), "finite"),
         (Options(ram_gb=0), "ram_gb is 0"),

@@ -276,6 +276,8 @@ class Journal:
         self.name, self.summary = name, summary
         self._options = options
         check(replace(options, nodes={}), ("file",), ())
+        if options.sync != "none":
+            raise ValueError(f"sync is {options.sync!r}: a journal's jobs have the phases that they had")
         path = _path(options)
         reading = Reading()
         for fact in read_facts(path):

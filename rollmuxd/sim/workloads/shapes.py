@@ -9,10 +9,11 @@ import difflib
 import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from rollmuxd.core.model import JobSpec, Millis, PhaseSpec, PoolName, StateSpec, Want
 from rollmuxd.sim.workload import Alone, Durations, Options, Pool, SimJob, Starts
@@ -21,6 +22,7 @@ T = TypeVar("T")
 
 ROLLOUT: Final = "rollout"
 TRAIN: Final = "train"
+SYNC: Final = "sync"
 GPUS: Final = 8
 #: every node is simulated, used or not
 MOST_NODES: Final = 100_000
@@ -51,6 +53,28 @@ MODELS: Final[Mapping[float, Model]] = {
     14: Model(445.4, 456.1, 60.4, 1.8, 59.0, 4.7),
     32: Model(490.3, 520.4, 81.7, 1.7, 81.2, 5.9),
 }
+
+
+#: seconds to hand weights on between the pools, by billions of parameters: on one node of each pool, and on more
+#: (research 1.12). ``table``: scattered over all links, and broadcast behind them; ``flat``: gathered by every replica
+SYNCS: Final[Mapping[str, Mapping[float, tuple[float, float]]]] = {
+    "table": {7: (0.9, 3.1), 14: (1.7, 5.8), 32: (3.9, 12.3)},
+    "flat": {7: (7.5, 8.2), 14: (13.8, 15.2), 32: (30.7, 33.8)},
+}
+#: co-located there is nowhere to hand them to
+AT_ONCE: Final = 1
+
+
+def sync_ms(how: str, size_b: float, nodes: int) -> Millis:
+    """What handing on the weights takes: between two rows linear in the parameters, outside of them in proportion."""
+    rows, wide = SYNCS[how], nodes > 1
+    sizes = list(rows)
+    for low, high in itertools.pairwise(sizes):
+        if low <= size_b <= high:
+            share = (size_b - low) / (high - low)
+            return ms(rows[low][wide] + share * (rows[high][wide] - rows[low][wide]))
+    nearest_b = sizes[0] if size_b < sizes[0] else sizes[-1]
+    return ms(rows[nearest_b][wide] * size_b / nearest_b)
 
 
 def model(size_b: float) -> Model:
@@ -214,8 +238,18 @@ class Terms:
         """A job of a type. ``planned``: what it registers, if not its type's means; ``series``: what really comes."""
         starts = self.starts(shape.model_b)
         cold = max((start.cold_ms for start in starts.values()), default=0)
-        times = planned or shape.planned
-        alone = shape.colocated
+        took = series or (shape.planned,)
+        times, alone = planned or shape.planned, shape.colocated
+        phases = [
+            PhaseSpec(ROLLOUT, (ROLLOUT,), planned_ms=times[0], min_gpus=shape.min_gpus),
+            PhaseSpec(TRAIN, (TRAIN,), planned_ms=times[1]),
+        ]
+        if self.options.sync != "none":
+            apart = self._sync_apart(shape)
+            took = tuple(map(apart, took))
+            phases[1] = replace(phases[1], planned_ms=apart(times)[1])
+            phases.append(PhaseSpec(SYNC, (ROLLOUT, TRAIN), planned_ms=apart(times)[2]))
+            alone = None if alone is None else (*alone, AT_ONCE)
         return SimJob(
             name=name,
             kind=shape.kind,
@@ -223,23 +257,26 @@ class Terms:
             lasts_ms=lasts_ms,
             spec=JobSpec(
                 name=name,
-                phases=(
-                    PhaseSpec(ROLLOUT, (ROLLOUT,), planned_ms=times[0], min_gpus=shape.min_gpus),
-                    PhaseSpec(TRAIN, (TRAIN,), planned_ms=times[1]),
-                ),
+                phases=tuple(phases),
                 wants=(Want(ROLLOUT, nodes=shape.nodes[0]), Want(TRAIN, nodes=shape.nodes[1])),
                 # building the engines is exclusive on everything that the job will use
                 side=(PhaseSpec("init", (ROLLOUT, TRAIN), planned_ms=cold),) if cold else (),
                 states=self.states(shape.model_b),
                 slo=slo,
             ),
-            series=series or (shape.planned,),
+            series=took,
             footprint=dict(zip(GPU_TYPES, shape.footprint, strict=True)),
             colocated=None if alone is None else Alone(TRAIN, shape.footprint[1], alone),
             starts=starts,
             tail_from=tail_from,
             iterations=iterations,
         )
+
+    def _sync_apart(self, shape: Shape) -> Callable[[Durations], Durations]:
+        """From rollout and training to rollout, training without what the weights take in it, and the weights."""
+        nodes = max(shape.nodes)
+        within, takes = (sync_ms(how, shape.model_b, nodes) for how in ("table", self.options.sync))
+        return lambda took: (took[0], max(1, took[1] - within), takes)
 
 
 def thinned(items: Sequence[T], count: int, seed: int) -> Sequence[T]:
@@ -274,6 +311,8 @@ def check(options: Options, more: Sequence[str], pools: Sequence[PoolName]) -> N
     """Raise ``ValueError`` for the first option that makes no sense; see :class:`Terms`."""
     _check_slo(options.slo)
     _check_switch(options.switch)
+    if options.sync not in ("none", *SYNCS):
+        raise ValueError(f"sync is {options.sync!r}{nearest(options.sync, list(SYNCS))} (none, {', '.join(SYNCS)})")
     if not 0 < options.ram_gb < math.inf:
         raise ValueError(f"ram_gb is {options.ram_gb:g}: a node has more than 0 GB of host RAM, and a finite amount")
     if options.jobs < 0:
