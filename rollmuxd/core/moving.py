@@ -10,7 +10,6 @@ waits for another place. ``NodeLeft`` comes when nothing of it is left on an old
 Anything may come in between. Until it has ended, a move is then abandoned, and the job stays where it was.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -277,6 +276,8 @@ def fall_back(c: Cycle, job: Job, order: Order, reason: str) -> bool:
     if slot is not None and slot.status is SlotStatus.LOADING:
         c.fact(f.SlotRequeued(c.now, slot.id, reason))
         c.soft.waits(job.owner, 1)
+        if slot.id in c.soft.detached:
+            c.soft.at(c.now, "detach", slot.id)
     c.fact(f.JobUnplaced(c.now, job.id, reason, keeps=True))
     return True
 
@@ -375,10 +376,10 @@ def _no_place(c: Cycle, job: Job, placed: Placed) -> str:
 
 
 def _other_wheel(c: Cycle, job: Job, placed: Placed) -> str:
-    """The wheel has the visits that the group has, and the job's."""
+    """The wheel has the phases that the group has, each as often as its plan has it, and the job's."""
     group = c.state.groups.get(placed.group or "")
-    there = Counter((visit.job, visit.phase) for visit in group.wheel if visit.job != job.id) if group else Counter()
-    planned = Counter((visit.job, visit.phase) for visit in placed.wheel if visit.job != job.id)
+    there = {(visit.job, visit.phase) for visit in group.wheel if visit.job != job.id} if group else set()
+    planned = {(visit.job, visit.phase) for visit in placed.wheel if visit.job != job.id}
     mine = {visit.phase for visit in placed.wheel if visit.job == job.id}
     if there != planned or mine != {phase.name for phase in job.spec.phases}:
         return "the wheel is not the group's and the job's"

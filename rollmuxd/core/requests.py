@@ -57,7 +57,7 @@ def reattach(c: Cycle, job: Job, slot: Slot, ask: i.RequestSlot) -> Answer:
     if slot.session != ask.session:
         live_session(c, ask.session)
         raise Conflict(f"request {ask.request_id!r} belongs to session {slot.session}")
-    if slot.status is SlotStatus.QUEUED and c.soft.attach(slot.id):
+    if slot.status in (SlotStatus.QUEUED, SlotStatus.LOADING) and c.soft.attach(slot.id):
         dispatch(c, job.group)
     return Answer(job=job.id, slot=slot.id, repeated=True)
 
@@ -122,7 +122,7 @@ def judge(c: Cycle, job: Job) -> None:
 def detach(c: Cycle, ask: i.DetachSlot) -> Answer:
     """Nobody waits on the line: the request keeps its place for the re-attach time, and is not granted meanwhile."""
     slot = c.state.slots.get(ask.slot)
-    if slot is not None and slot.status is SlotStatus.QUEUED:
+    if slot is not None and slot.status in (SlotStatus.QUEUED, SlotStatus.LOADING):  # that one may have to wait on
         phase = find_phase(c.state, slot.job, slot.phase)
         gap = 0 if phase is None else phase.gap_ms
         c.soft.detach(slot.id, until=c.now + c.config.reattach_ms, awaited_until=c.now + gap + c.config.grace_ms)

@@ -20,6 +20,7 @@ lost (no scheduler could prevent that; ``on_loss = kill`` does).
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -41,8 +42,22 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.errors import Rejected
-from rollmuxd.core.model import Dispatch, Fence, JobSpec, OnLoss, OrderKind, Park, PhaseSpec, StateSpec, Want
+from rollmuxd.core.model import (
+    Dispatch,
+    Fence,
+    Job,
+    JobSpec,
+    JobStatus,
+    Movable,
+    OnLoss,
+    OrderKind,
+    Park,
+    PhaseSpec,
+    StateSpec,
+    Want,
+)
 from rollmuxd.core.placement import RollMux
+from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 
@@ -57,16 +72,36 @@ BROKEN_TODAY = frozenset(os.environ.get("ROLLMUX_BROKEN", "").split())
 
 LEASE, REATTACH = 60_000, 120_000
 #: slots that run on are revoked soon, where somebody waits
-CONFIG = {"overstay_ms": 40_000, "overstay_revoke": True, "overstay_grace_ms": 20_000}
+CONFIG = {
+    "overstay_ms": 40_000, "overstay_revoke": True, "overstay_grace_ms": 20_000,
+    "move_every_ms": 0, "move_begins_ms": 300_000, "move_ends_ms": 60_000,
+}  # fmt: skip
 HOSTS = (i.HostSpec("h1", "mock", 100_000), i.HostSpec("h2", "mock", 100_000))
 NODES = (
     i.NodeSpec("r1", "h1", ("h1/gpu0", "h1/gpu1"), ("rollout",)),
     i.NodeSpec("t1", "h2", ("h2/gpu0", "h2/gpu1"), ("train",)),
     i.NodeSpec("n1", "h2", ("h2/gpu2", "h2/gpu3"), ("rollout", "train")),
+    i.NodeSpec("n2", "h1", ("h1/gpu2", "h1/gpu3"), ("rollout", "train")),
 )
 GPUS = {node.id: node.gpus for node in NODES}
 HOST_GPUS = {host.id: tuple(gpu for node in NODES if node.host == host.id for gpu in node.gpus) for host in HOSTS}
-DRIVERS = {"asked": DriverTraits(probes=True), "again": DriverTraits(idempotent=True), "neither": DriverTraits()}
+DRIVERS = {
+    "asked": DriverTraits(probes=True, copies=True),
+    "again": DriverTraits(idempotent=True, copies=True),
+    "neither": DriverTraits(),
+}
+
+
+class Restless(RollMux):
+    """The paper's policy; and whatever anybody proposes is worth doing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moves: list[Move] = []
+
+    def regroup(self, state: State, now: int) -> Iterator[Move | None]:
+        while self.moves:
+            yield self.moves.pop(0)
 
 
 def _spec(name: str, kind: str) -> JobSpec:
@@ -75,8 +110,9 @@ def _spec(name: str, kind: str) -> JobSpec:
     driver = {"parks": "again", "known": "neither"}.get(kind, "asked")
     states = tuple(StateSpec(pool, 1000, 0, 1000, driver) for pool in ("rollout", "train"))
     base = JobSpec(
-        name, (rollout, train), wants, states=states, on_loss=OnLoss.KILL if kind == "parks" else OnLoss.HOLD
-    )
+        name, (rollout, train), wants, states=states, on_loss=OnLoss.KILL if kind == "parks" else OnLoss.HOLD,
+        movable=Movable.WARM,
+    )  # fmt: skip
     change = msgspec.structs.replace
     match kind:
         case "parks":
@@ -213,7 +249,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         super().__init__()
         limit = 10**9 if "late_clear" in BROKEN_TODAY else 120_000
         self.config = Config(lease_ms=LEASE, reattach_ms=REATTACH, drivers=DRIVERS, clear_limit_ms=limit, **CONFIG)
-        self.policy = RollMux()
+        self.policy = Restless()
         self.core = Scheduler(self.config, self.policy)
         self.world, self.now, self.keys = World(), 0, 0
         self.replayed = State()
@@ -260,6 +296,8 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                 self.requests[fact.slot].session = fact.session
             case f.SlotLost() | f.SlotRevoked() | f.SlotReleased() | f.SlotFaulted():
                 self.granted.pop(fact.slot, None)
+            case f.SlotRequeued() if fact.slot in self.requests:
+                self.requests[fact.slot].claimed = False
             case f.SlotWithdrawn():
                 self.requests[fact.slot].never = fact.reason
             case f.SessionLost() | f.SessionClosed() | f.SessionFenced():
@@ -563,6 +601,47 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         if not on_its_way and not any(self.world.bytes[gpu] for gpu in GPUS[node]):
             self.give(i.DeclareClear(node, "ops"))
 
+    def _better_place(self, job: Job, which: int) -> Move | None:
+        """One of the places where a job could go: nodes that are up, and nobody's or of one group."""
+        state = self.core.state
+        up = [node for node in state.nodes.values() if node.status == "up"]
+        places = [
+            (first, second)
+            for first in up
+            for second in up
+            if "rollout" in first.pools and "train" in second.pools and first is not second
+            and len({node.group for node in (first, second)} - {None}) <= 1
+            and {"rollout": (first.id,), "train": (second.id,)} != job.pins
+        ]  # fmt: skip
+        if not places:
+            return None
+        first, second = places[which % len(places)]
+        group = state.groups.get(first.group or second.group or "")
+        visits = [f.PlannedVisit(v.job, v.phase, v.once) for v in group.wheel if v.job != job.id] if group else []
+        visits += [f.PlannedVisit(job.id, phase.name) for phase in job.spec.phases]
+        placed = Placed(
+            None if group is None else group.id, {"rollout": (first.id,), "train": (second.id,)}, tuple(visits),
+            "packing", JobStatus.ADMITTED, job.promised, None, 0.0, self.policy.dispatch,
+        )  # fmt: skip
+        return Move(job.id, placed, "why not")
+
+    @rule(name=NAMES, which=st.integers(0, 11))
+    def is_better_placed(self, name: str, which: int) -> None:
+        """The policy finds that a job should be on other nodes, with whoever is there."""
+        process = self.world.processes.get(name)
+        move = self._better_place(self.core.state.jobs[process.job], which) if process is not None else None
+        if move is not None:
+            self.policy.moves[:] = [move]
+            self.core.soft.at(self.now, "regroup", "")
+            self.give(i.Tick())
+
+    @rule(names=st.permutations("ABCD"), which=st.integers(0, 11), rounds=st.integers(1, 3))
+    def moves_in_a_good_while(self, names: list[str], which: int, rounds: int) -> None:
+        """Nobody is at fault while a job moves, up to some point."""
+        self.a_good_while(names, 1, lingers=False)
+        self.is_better_placed(names[0], which)
+        self.a_good_while(names, rounds, lingers=False)
+
     # ---- backends ------------------------------------------------------------------------------------------------
 
     def _order(self, number: int) -> tuple[str, Told] | None:
@@ -744,7 +823,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             waiting = {
                 slot: request for slot, request in waiting.items()
                 if slot in state.slots and state.slots[slot].status in ("queued", "loading")
-                and state.jobs[state.slots[slot].job].status in ("probing", "admitted")
+                and state.jobs[state.slots[slot].job].status in ("probing", "admitted", "moving")
             }  # fmt: skip
             if not waiting:
                 return
