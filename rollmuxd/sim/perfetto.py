@@ -8,6 +8,10 @@ metadata (``M``) that names and sorts the tracks. Times are microseconds. Three 
 - Perfetto names threads by their id, whatever process they are in: no two tracks share one.
 - Complete events may come in any order. So each is written when its span is over, and nothing is kept.
 
+Where a node goes from one job to the next a flow (``s`` and ``f`` of one name, category and id) points from the phase
+that ended to the one that began. Its ends are bound to the slices that enclose them (``bp``: ``e``), so it starts a
+microsecond before the first of them is over.
+
 On the screen: a process per pool, with three kinds of track per node (who runs there, what is moved there, and when it
 was not simply up); one of jobs, each with what it does and what its status is; one of groups with their members; and
 one of the daemon itself, with the dollars per hour.
@@ -23,7 +27,7 @@ from typing import IO, Any, Final, NamedTuple, TypeAlias, cast
 
 import msgspec
 
-from rollmuxd.core.model import Millis, NodeId, PoolName
+from rollmuxd.core.model import JobId, Millis, NodeId, PoolName
 from rollmuxd.sim.history import (
     Item,
     JobSpan,
@@ -58,8 +62,12 @@ class Written(NamedTuple):
 def write(path: Path, items: Iterable[Item]) -> Written:
     """Write a trace, gzipped if the name ends in ``.gz``. Equal histories, equal bytes.
 
-    Until all is written there is no file of that name, or the one that was there.
+    Until all is written there is no file of that name, or the one that was there. A pipe or a device is written to.
     """
+    if path.exists() and not path.is_file():
+        with _opened(path, packed=path.suffix == ".gz") as out:
+            return _Writer(out).write(items)
+    path = path.resolve()  # where a link leads, and not the link, is replaced
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with _opened(unfinished, packed=path.suffix == ".gz") as out:
@@ -89,6 +97,16 @@ class _Track(NamedTuple):
     name: str
 
 
+class _Ran(NamedTuple):
+    """A phase on a node, or its tail."""
+
+    job: JobId
+    start: Millis
+    end: Millis
+    pid: int
+    tid: int
+
+
 class _Writer:
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
@@ -100,6 +118,9 @@ class _Writer:
         self._pools: dict[PoolName, int] = {}
         self._nodes: dict[NodeId, tuple[int, int]] = {}
         self._places: dict[tuple[int, str], int] = {}
+        #: what each node ran last, and the tail of that
+        self._ran: dict[NodeId, list[_Ran]] = {}
+        self._flows = 0
         #: per track its threads: id, and when the last slice on it ended
         self._lanes: dict[tuple[int, int], list[tuple[int, Millis]]] = {}
 
@@ -160,7 +181,26 @@ class _Writer:
             args["nodes"] = ", ".join(item.nodes)
         self._slice(self._of_job(item.who, 0), item, doing, item.kind, args)
         for node, gpus in item.nodes.items():
-            self._slice(self._node(node, 0), item, f"{item.who.name} {doing}", item.kind, args | {"GPUs here": gpus})
+            track = self._node(node, 0)
+            tid = self._slice(track, item, f"{item.who.name} {doing}", item.kind, args | {"GPUs here": gpus})
+            now = _Ran(item.who.job, item.start, item.end, track.pid, tid)
+            before = self._ran.get(node, [])
+            if item.kind == "running":
+                self._handed_on(before, now)
+                self._ran[node] = [now]
+            elif item.kind == "tail" and before and before[0].job == now.job:
+                before.append(now)
+
+    def _handed_on(self, before: list[_Ran], now: _Ran) -> None:
+        """An arrow from one job's phase (from its tail, if nobody went on beside that) to the next's."""
+        over = [part for part in before if part.start < part.end <= now.start]
+        if not over or over[-1].job == now.job or now.start == now.end:
+            return  # a phase that took no time encloses nothing
+        last = over[-1]
+        self._flows += 1
+        flow: _Args = {"cat": "hand-over", "id": self._flows}
+        self._event("s", last.end, last.pid, last.tid, "hand-over", flow, before_us=1)
+        self._event("f", now.start, now.pid, now.tid, "hand-over", flow | {"bp": "e"})
 
     # ---- tracks ------------------------------------------------------------------------------------------------------
 
@@ -213,7 +253,8 @@ class _Writer:
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
-    def _slice(self, track: _Track, item: Any, name: str, category: str, args: _Args) -> None:
+    def _slice(self, track: _Track, item: Any, name: str, category: str, args: _Args) -> int:
+        """Its thread."""
         tid = self._lane(track, item.start, item.end)
         shown = {key: value for key, value in args.items() if value not in (None, "")}
         if item.open:
@@ -222,6 +263,7 @@ class _Writer:
         self._event("X", item.start, track.pid, tid, name, more)
         self._slices += 1
         self._span_of_time(item.start, item.end)
+        return tid
 
     def _counter(self, at: Millis, pid: int, name: str, values: dict[str, float]) -> None:
         self._event("C", at, pid, None, name, {"args": values})
@@ -229,12 +271,14 @@ class _Writer:
     def _metadata(self, pid: int, tid: int | None, name: str, args: _Args) -> None:
         self._event("M", None, pid, tid, name, {"args": args})
 
-    def _event(self, phase: str, at: Millis | None, pid: int, tid: int | None, name: str, more: _Args) -> None:
+    def _event(
+        self, phase: str, at: Millis | None, pid: int, tid: int | None, name: str, more: _Args, *, before_us: int = 0
+    ) -> None:
         event: _Args = {"ph": phase, "pid": pid}
         if tid is not None:
             event["tid"] = tid
         if at is not None:
-            event["ts"] = at * 1000
+            event["ts"] = at * 1000 - before_us
         event["name"] = name
         event |= more
         self._out.write(b"" if self._first else b",\n")

@@ -6,10 +6,13 @@ how ours are written.
 
 import gzip
 import json
+import os
 import tracemalloc
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.inputs import NodeSpec
@@ -34,7 +37,7 @@ class Read:
         assert set(trace) == {"displayTimeUnit", "traceEvents"}
         assert trace["displayTimeUnit"] == "ms"
         self.processes, self.threads, self.order = {}, {}, {}
-        self.slices, self.counters, self.instants = [], [], []
+        self.slices, self.counters, self.instants, self.flows = [], [], [], {}
         for event in trace["traceEvents"]:
             assert isinstance(event["pid"], int)
             assert isinstance(event["name"], str)
@@ -42,6 +45,7 @@ class Read:
             getattr(self, f"_{event['ph']}")(event)
         self._named()
         self._flat()
+        self._bound()
 
     def _M(self, event):
         (value,) = event["args"].items()
@@ -74,6 +78,32 @@ class Read:
         assert isinstance(event["ts"], int)
         assert event["s"] in ("g", "p", "t")
         self.instants.append(event)
+
+    def _s(self, event):
+        assert set(event) == {"ph", "pid", "tid", "ts", "name", "cat", "id"}
+        assert event["id"] not in self.flows
+        self.flows[event["id"]] = [event]
+
+    def _f(self, event):
+        assert event["bp"] == "e", "else it is bound to whatever begins next"
+        (begun,) = self.flows[event["id"]]
+        assert (event["name"], event["cat"]) == (begun["name"], begun["cat"]), "these make the flow's identity"
+        self.flows[event["id"]].append(event)
+
+    def _bound(self):
+        """Each end of a flow is in one slice, and points forward in time."""
+        self.arrows = []
+        on = {}
+        for it in self.slices:
+            on.setdefault(it["tid"], []).append(it)
+        for ends in self.flows.values():
+            assert len(ends) == 2
+            pair = []
+            for end in ends:
+                (found,) = [it for it in on[end["tid"]] if it["ts"] <= end["ts"] < it["ts"] + it["dur"]]
+                pair.append(found)
+            assert pair[0]["ts"] + pair[0]["dur"] <= pair[1]["ts"]
+            self.arrows.append((pair[0]["name"], pair[1]["name"]))
 
     def _named(self):
         process_of = {}
@@ -285,6 +315,53 @@ def test_memory_does_not_grow_with_the_history(tmp_path):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] * 1.5
+
+
+def test_arrows_show_a_node_going_from_job_to_job(tmp_path):
+    facts = [
+        *STORY[:2],
+        *(f.JobRegistered(10, job, "team", "ann", 1, replace(SPEC, name=job)) for job in ("A", "B")),
+    ]
+    for number, (job, start, end) in enumerate(
+        (("A", 20, 40), ("A", 40, 50), ("B", 60, 70), ("A", 70, 70), ("B", 80, 90))
+    ):
+        name = f"s{number}"
+        facts += [
+            f.SlotQueued(start, name, job, 1, "x1", "rollout", name),
+            f.SlotClaimed(start, name, GPUS, 0),
+            f.SlotGranted(start, name, Fence(1, number)),
+            f.SlotReleased(end, name),
+            f.SlotOver(end, name),
+        ]
+    trace = written(tmp_path / "t.json", sorted(facts, key=lambda fact: fact.at))
+    assert trace.arrows == [("A rollout", "B rollout")], "not to itself, and from and to nothing that took no time"
+
+
+def test_every_hand_over_of_a_simulation_has_its_arrow(tmp_path, simulated):
+    trace = written(tmp_path / "t.json", simulated)
+    ran = {}
+    expected = 0
+    for span in history.items(simulated):
+        if isinstance(span, history.SlotSpan) and span.kind == "running" and span.end > span.start:
+            for node in span.nodes:
+                expected += node in ran and ran[node] != span.who.job
+                ran[node] = span.who.job
+    assert len(trace.arrows) == expected > 30
+
+
+def test_a_pipe_is_written_to_and_a_link_is_followed(tmp_path):
+    """A trace that is written to a device must not take its place: for root /dev/null would be a file then."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(pipe.read_bytes)
+        perfetto.write(pipe, history.items(STORY))
+        assert Read(read.result(timeout=10)).slices
+    assert pipe.is_fifo()
+    link.symlink_to(tmp_path / "there.json")
+    perfetto.write(link, history.items(STORY))
+    assert link.is_symlink()
+    assert Read((tmp_path / "there.json").read_bytes()).slices
 
 
 def test_a_writing_that_fails_leaves_what_was_there(tmp_path):
