@@ -9,6 +9,23 @@ class Answer(Struct, frozen=True):
     """Base of all answers; a reader ignores fields it does not know."""
 
 
+class MeView(Answer, frozen=True):
+    """Who is calling, and whom they are calling."""
+
+    owner: str
+    user: str
+    role: str
+    #: the id of the API key that was sent; "": none was needed
+    key: str
+    version: str
+    mode: str
+    #: the daemon's clock
+    now: str
+    #: numbers of the first fact that is there, and of the last
+    first: int
+    last: int
+
+
 class Problem(Answer, frozen=True):
     """``application/problem+json`` (RFC 9457)."""
 
@@ -126,6 +143,8 @@ class SlotView(Answer, frozen=True):
     reason: str = ""
     reasons: list[Reason] = []
     queued_at: str = ""
+    #: since when it holds its GPUs
+    claimed_at: str | None = None
     granted_at: str | None = None
     ended_at: str | None = None
 
@@ -437,6 +456,7 @@ class ReportView(Answer, frozen=True):
     work: list[WorkRow]
     pools: list[PoolRow]
     saving: Saving
+    bill: Bill
 
 
 class Health(Answer, frozen=True):

@@ -96,3 +96,15 @@ async def test_of_one_job_only_what_is_about_it(running):
         assert {fact["slot"] for fact in page["facts"] if "slot" in fact} == {slot["slot"]}
         assert page["last"] == everything["last"]
         assert (await client.get("/v1/facts", params={"job": "nope"})).status_code == 404
+
+
+async def test_older_facts_are_read_up_to_a_number_and_that_is_not_waited_for(running):
+    async with running() as world, world.client() as client, world.client("stranger") as stranger:
+        await (await world.job(client)).ask("rollout")
+        last = world.driver.durable_seq
+        with anyio.fail_after(4):
+            page = await read(client, after=3, until=7, wait_ms=30_000)
+            assert [fact["seq"] for fact in page["facts"]] == [4, 5, 6, 7]
+            assert page["last"] == 7
+            # To whom none of them is shown is told how far they went, and no further.
+            assert (await read(stranger, after=last - 3, until=last - 1, wait_ms=30_000))["last"] == last - 1

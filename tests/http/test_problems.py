@@ -197,7 +197,7 @@ async def test_a_body_that_is_not_json_by_its_own_word_is_415(running):
 @pytest.mark.asyncio
 async def test_what_is_not_there_is_404_and_a_wrong_method_405_with_what_is_allowed(running):
     async with running() as world, world.client() as client:
-        for path in ("/", "/v1", "/v1/jobs/", "/v1/nothing", "/v1/jobs/j1/slots/s1"):
+        for path in ("/v2", "/v1", "/v1/jobs/", "/v1/nothing", "/v1/jobs/j1/slots/s1"):
             answer = await client.get(path)
             assert answer.status_code == 404, path
             assert answer.headers["content-type"] == "application/problem+json"

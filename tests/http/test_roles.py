@@ -40,6 +40,9 @@ ROUTES = {
     "GET /healthz": (ANYBODY, 200),
     "GET /readyz": (ANYBODY, 200),
     "GET /v1/openapi.json": (ANYBODY, 200),
+    "GET /": (ANYBODY, 200),
+    "GET /web/{file}": (ANYBODY, 200),
+    "GET /v1/me": (READER, 200),
     "GET /metrics": (READER, 200),
     "GET /v1/jobs": (READER, 200),
     "GET /v1/jobs/{job}": (OF_THE_OWNER, 200),
@@ -127,7 +130,7 @@ async def called(world, callers, name, route, registration):
     method, _, path = route.partition(" ")
     path = path.format(
         job=job.id, slot=slot["slot"], session=job.session, node="h1/gpu0-1", host="h1", pool="train",
-        group=world.state.jobs[job.id].group, rank=0, key=spare,
+        group=world.state.jobs[job.id].group, rank=0, key=spare, file="main.js",
     )  # fmt: skip
     body = {
         "POST /v1/jobs": registration(f"by-{name.replace(' ', '-')}"),

@@ -25,6 +25,9 @@ class NodeView(wire.NodeView, frozen=True, kw_only=True):
     """One node."""
 
     gpus: list[GpuView]  # type: ignore[assignment]  # narrower, and only ever read
+    #: memory of each GPU; and what of it states may occupy that are parked, or loaded beside others
+    gpu_gb: float = 0.0
+    leftover_gb: float = 0.0
     #: jobs that are placed on it; while it is drained they get no slot, unless they are ended or it is used again
     jobs: list[PinnedJob] = field(default_factory=list)
 

@@ -21,6 +21,7 @@ from rollmuxd.daemon.http.routes import (
     report,
     sessions,
     slots,
+    web,
 )
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
@@ -38,6 +39,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *plan.routes.endpoints,
     *journal.routes.endpoints,
     *keys.routes.endpoints,
+    *web.routes.endpoints,
 )
 
 

@@ -83,6 +83,7 @@ class Plain(Struct, frozen=True):
 
     body: bytes
     media_type: str
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class ClientGone(Exception):
@@ -379,6 +380,7 @@ async def _answer(
         status, value = await what.perform(shared, scope, receive, request_id)
         if isinstance(value, Plain):
             body, kind = value.body, (b"content-type", value.media_type.encode())
+            headers += [(name.encode(), text.encode()) for name, text in value.headers]
         else:
             body, kind = _encode(value), _JSON
     except ClientGone:
@@ -422,7 +424,23 @@ async def _identify(shared: Shared, scope: Scope, request_id: str, *, needed: bo
                 await shared.services.driver.submit(told)
         raise
     _count(shared, caller.key or _from(scope))
+    if not caller.key:
+        _refuse_other_sites(scope)
     return caller
+
+
+def _refuse_other_sites(scope: Scope) -> None:
+    """Refuse what another site's page has a browser ask for where no key is needed: at a forwarded Unix socket.
+
+    Browsers say which site asks. A name of somebody's own that leads here (DNS rebinding) looks like our own site to
+    them, so the name has to be this machine's.
+    """
+    site = _header(scope, b"sec-fetch-site")
+    if site is None and _header(scope, b"origin") is None:
+        return
+    host = (_header(scope, b"host") or "").rpartition(":")[0] or _header(scope, b"host")
+    if site not in ("same-origin", "none") or host not in ("localhost", "127.0.0.1", "[::1]"):
+        raise Refusal(problems.FORBIDDEN, "a page of another site asks for this; send an API key, or use localhost")
 
 
 def _count(shared: Shared, who: str) -> None:

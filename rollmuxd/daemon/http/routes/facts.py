@@ -26,6 +26,8 @@ class FactsQuery(Query, frozen=True):
     """From where on, how long to wait for more, and how many at most."""
 
     after: Annotated[int, Meta(ge=0, le=2**62)] = 0
+    #: none with a number above this one, which is not waited for; 0: all
+    until: Annotated[int, Meta(ge=0, le=2**62)] = 0
     wait_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
     job: Id | UnsetType = UNSET
@@ -69,13 +71,14 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
         last = journal.first - 1
     last = last or journal.first - 1
     _there(journal.first, last)
-    until = anyio.current_time() + query.wait_ms / 1000
+    give_up = anyio.current_time() + query.wait_ms / 1000
+    until = query.until or 2**63
 
     async def collect() -> None:
         nonlocal last
-        while len(found) < query.limit:
-            wait_ms = 0 if found else max(0, round((until - anyio.current_time()) * 1000))
-            batch, following = await driver.facts_after(last, wait_ms, min(BATCH, query.limit))
+        while len(found) < query.limit and last < until:
+            wait_ms = 0 if found or query.until else max(0, round((give_up - anyio.current_time()) * 1000))
+            batch, following = await driver.facts_after(last, wait_ms, min(BATCH, query.limit, until - last))
             _there(journal.first, last)
             for seq, fact in batch:
                 last = seq

@@ -1,0 +1,81 @@
+"""The dashboard: one page, and what it is made of. Its data comes from the other routes, with the caller's own key."""
+
+from importlib.metadata import version
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Final
+
+from rollmuxd.core.errors import UnknownThing
+from rollmuxd.daemon.http.glue import Call, Plain, Routes
+from rollmuxd.daemon.http.views import iso
+from rollmuxd.wire.answers import MeView
+
+routes = Routes("dashboard")
+
+MEDIA: Final = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
+}
+#: The page talks to this daemon and to nobody else, runs what lies beside it and nothing more, and is put in no frame.
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+HEADERS: Final = (
+    ("content-security-policy", POLICY),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+)
+
+
+def _read(folder: Traversable, before: str = "") -> dict[str, Plain]:
+    found: dict[str, Plain] = {}
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            found |= _read(entry, f"{before}{entry.name}/")
+        elif (media := MEDIA.get(entry.name.rpartition(".")[2])) is not None:
+            found[before + entry.name] = Plain(entry.read_bytes(), media, HEADERS)
+    return found
+
+
+#: some two hundred KB, which are never read again
+FILES: Final = _read(files("rollmuxd.daemon") / "web")
+
+
+@routes.get("/", needs=None, produces=("text/html",))
+async def dashboard(call: Call) -> Plain:
+    """The dashboard, for people with a browser."""
+    return FILES["index.html"]
+
+
+@routes.get("/web/{file:path}", needs=None, produces=("text/javascript", "text/css", "image/svg+xml"), problems=(404,))
+async def dashboard_file(call: Call, file: str) -> Plain:
+    """A part of the dashboard: styles, modules, the picture in the tab."""
+    found = FILES.get(file)
+    if found is None:
+        raise UnknownThing("file", file)
+    return found
+
+
+@routes.get("/v1/me", problems=(503,))
+async def whoami(call: Call) -> MeView:
+    """Who is calling, in which role; what this daemon is, its clock, and the last fact there is."""
+    services, caller = call.services, call.caller
+    now, last = await call.read(lambda core, now: (now, services.driver.durable_seq))
+    return MeView(
+        owner=caller.owner,
+        user=caller.user,
+        role=str(caller.role),
+        key=caller.key,
+        version=version("rollmuxd"),
+        mode=services.settings.daemon.mode,
+        now=iso(now),
+        first=services.journal.first,
+        last=last,
+    )

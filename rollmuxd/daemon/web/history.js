@@ -1,0 +1,422 @@
+// Facts in, history out: what each slot, state, node and job did, as far as the facts that were seen tell.
+//
+// Pure: no clock, no DOM, no network. Facts may come in any order and more than once: what a fact says is written down
+// where it belongs, and nothing is counted. So a page begins with the newest facts and reads older ones when somebody
+// looks at them; a slot whose beginning has not been read has no beginning, and gets it later.
+
+/** What a slot ended by. */
+const ENDINGS = {
+  slot_released: "released",
+  slot_faulted: "faulted",
+  slot_lost: "lost",
+  slot_revoked: "revoked",
+  slot_withdrawn: "withdrawn",
+};
+const NODE_STATUS = {
+  node_up: "up",
+  node_occupied: "occupied",
+  node_unseen: "unknown",
+  node_lost: "lost",
+  node_quarantined: "quarantined",
+  node_draining: "draining",
+  node_drained: "drained",
+  node_undrained: "up",
+};
+const JOB_STATUS = {
+  job_registered: "waiting",
+  job_promised: "admitted",
+  job_unplaced: "waiting",
+  job_paused: "paused",
+  job_resumed: "", // where it was before the pause
+  job_quarantined: "quarantined",
+  job_reinstated: "waiting",
+  job_lost: "lost",
+  job_ended: "ended",
+};
+const ORDERED = { load: "loading", park: "parking", discard: "discarding" };
+const DONE = { load: "loaded", park: "parked", discard: "gone" };
+
+export class History {
+  constructor() {
+    /** by id: {id, job, phase, queued, claimed, granted, ended, how, over, gpus, parts, nodes, fence, reason, ...} */
+    this.slots = new Map();
+    /** by id: {id, kind, job, pool, node, slot, issued, ended, how} */
+    this.orders = new Map();
+    /** by node: its statuses {seq, at, status, reason}, in order */
+    this.nodes = new Map();
+    /** by job: the same of its statuses */
+    this.jobs = new Map();
+    /** by "job pool node": the statuses of that state that were seen, and those that are not known */
+    this.states = new Map();
+    /** by job: {seq, at, nodes} where it was placed, {seq, at} where that ended */
+    this.placements = new Map();
+    /** names and owners, by job */
+    this.names = new Map();
+    /** which slots and orders were on a node, and which a job had; in no order */
+    this.slotsOfNode = new Map();
+    this.slotsOfJob = new Map();
+    this.newestOfJob = new Map();
+    this.ordersOfNode = new Map();
+    this.statesOfNode = new Map();
+    /** grows with each fact about a placement */
+    this.placed = 0;
+    /** {seq, at, level, text, job, node, slot} */
+    this.events = [];
+    /** by GPU: its node, and its place there */
+    this.nodeOf = new Map();
+    this.indexOf = new Map();
+    /** numbers of the facts that were read: after the one, up to the other */
+    this.after = undefined;
+    this.last = undefined;
+    this.earliest = undefined;
+    this.latest = 0;
+    /** what has changed since somebody looked: nodes and jobs */
+    this.touchedNodes = new Set();
+    this.touchedJobs = new Set();
+    this._seen = new Set();
+  }
+
+  /** Which GPUs a node has: they are what slots name. */
+  knowNode(node, gpus) {
+    for (const [index, gpu] of gpus.entries()) {
+      this.nodeOf.set(gpu, node);
+      this.indexOf.set(gpu, index);
+    }
+  }
+
+  /** A page of facts that came after fact ``after``, of which ``last`` was the last that was looked at. */
+  take(facts, after, last) {
+    this.after = this.after === undefined ? after : Math.min(this.after, after);
+    this.last = this.last === undefined ? last : Math.max(this.last, last);
+    for (const fact of facts) this.see(fact);
+  }
+
+  see(fact) {
+    const at = fact.at;
+    if (this.earliest === undefined || at < this.earliest) this.earliest = at;
+    if (at > this.latest && fact.fact !== "audited") this.latest = at;
+    const kind = fact.fact;
+    if (kind in NODE_STATUS) this._mark(this.nodes, fact.node, fact, NODE_STATUS[kind], this.touchedNodes);
+    if (kind in JOB_STATUS) this._mark(this.jobs, fact.job, fact, JOB_STATUS[kind], this.touchedJobs);
+    HANDLERS[kind]?.(this, fact);
+    const event = describe(this, fact);
+    if (event !== undefined) this._note(fact, event);
+  }
+
+  /** An open slot, or one that ended lately, as the list of slots shows it; facts know better. */
+  knowSlot(view, millis) {
+    const slot = this._slot(view.slot);
+    slot.job ??= view.job;
+    slot.phase ??= view.phase;
+    slot.queued ??= millis(view.queued_at);
+    slot.claimed ??= millis(view.claimed_at);
+    slot.granted ??= millis(view.granted_at);
+    slot.ended ??= millis(view.ended_at);
+    slot.fence ??= view.fence ?? undefined;
+    slot.reason ??= view.reason || undefined;
+    slot.gpus ??= view.gpus;
+    if (view.status === "tail") slot.tail = true;
+    // It is over, and nobody has said when it let go: as far as is known, at its end.
+    if ((view.status === "over" || view.status === "withdrawn") && slot.over === undefined) slot.over = slot.ended;
+    if (view.status === "withdrawn") slot.how ??= "withdrawn";
+    this._placeSlot(slot);
+  }
+
+  /** A fresh page need not know of what ended before this: memory is not without end. */
+  forget(before) {
+    for (const [id, slot] of this.slots) {
+      if ((slot.over ?? Infinity) < before) {
+        this.slots.delete(id);
+        for (const node of slot.nodes.keys()) this.slotsOfNode.get(node)?.delete(slot);
+        this.slotsOfJob.get(slot.job)?.delete(slot);
+        this._touch(slot);
+      }
+    }
+    for (const [id, order] of this.orders) {
+      if ((order.ended ?? Infinity) < before) {
+        this.orders.delete(id);
+        this.ordersOfNode.get(order.node)?.delete(order);
+      }
+    }
+    this.events = this.events.filter((event) => event.at >= before);
+    this._seen.clear();
+    for (const event of this.events) this._seen.add(event.seq);
+    this.earliest = Math.max(this.earliest ?? before, before);
+    this.after = undefined; // what is older is not read again
+  }
+
+  // ---- writing down --------------------------------------------------------------------------------------------------
+
+  _slot(id) {
+    let slot = this.slots.get(id);
+    if (slot === undefined) {
+      slot = { id, parts: [], nodes: new Map() };
+      this.slots.set(id, slot);
+    }
+    return slot;
+  }
+
+  _order(id) {
+    let order = this.orders.get(id);
+    if (order === undefined) {
+      order = { id };
+      this.orders.set(id, order);
+    }
+    return order;
+  }
+
+  /** Let a slot be found by its job, and by the nodes that it is on. */
+  _placeSlot(slot) {
+    if (slot.job !== undefined) {
+      of(this.slotsOfJob, slot.job).add(slot);
+      const newest = this.newestOfJob.get(slot.job);
+      if (newest === undefined || numberOf(newest) < numberOf(slot)) this.newestOfJob.set(slot.job, slot);
+    }
+    if (slot.gpus !== undefined) {
+      slot.nodes = this.count(slot.gpus);
+      for (const node of slot.nodes.keys()) of(this.slotsOfNode, node).add(slot);
+    }
+    this._touch(slot);
+  }
+
+  _touch(slot) {
+    for (const node of slot.nodes.keys()) this.touchedNodes.add(node);
+    if (slot.job !== undefined) this.touchedJobs.add(slot.job);
+  }
+
+  /** How many of these GPUs each node has. */
+  count(gpus) {
+    const found = new Map();
+    for (const gpu of gpus) {
+      const node = this.nodeOf.get(gpu);
+      if (node !== undefined) found.set(node, (found.get(node) ?? 0) + 1);
+    }
+    return found;
+  }
+
+  _mark(marks, thing, fact, status, touched) {
+    const list = marks.get(thing) ?? [];
+    marks.set(thing, list);
+    insert(list, { seq: fact.seq, at: fact.at, status, reason: fact.reason ?? (fact.by ? `by ${fact.by}` : "") });
+    touched?.add(thing);
+  }
+
+  _note(fact, [level, text, about = {}]) {
+    if (this._seen.has(fact.seq)) return;
+    this._seen.add(fact.seq);
+    insert(this.events, { seq: fact.seq, at: fact.at, kind: fact.fact, level, text, job: fact.job, node: fact.node, slot: fact.slot, ...about });
+  }
+}
+
+const HANDLERS = {
+  host_added: () => {},
+  node_added: (history, fact) => history.knowNode(fact.node.id, fact.node.gpus),
+  job_registered: (history, fact) => history.names.set(fact.job, { name: fact.spec.name, owner: fact.owner }),
+  job_placed: (history, fact) => {
+    history._mark(history.jobs, fact.job, fact, fact.status, history.touchedJobs);
+    const nodes = [...new Set(Object.values(fact.pins).flat())];
+    insert(of(history.placements, fact.job, Array), { seq: fact.seq, at: fact.at, nodes });
+    history.placed += 1;
+    for (const node of nodes) history.touchedNodes.add(node);
+  },
+  placement_ended: (history, fact) => {
+    insert(of(history.placements, fact.job, Array), { seq: fact.seq, at: fact.at, nodes: undefined });
+    history.placed += 1;
+    history.touchedJobs.add(fact.job);
+  },
+  slot_queued: (history, fact) => {
+    const slot = history._slot(fact.slot);
+    slot.job = fact.job;
+    slot.phase = fact.phase;
+    slot.queued = fact.at;
+    slot.side = fact.side ?? false;
+    slot.request = fact.request_id;
+    history._placeSlot(slot);
+  },
+  slot_claimed: (history, fact) => {
+    const slot = history._slot(fact.slot);
+    slot.claimed = fact.at;
+    slot.gpus = fact.gpus;
+    history._placeSlot(slot);
+  },
+  slot_granted: (history, fact) => {
+    const slot = history._slot(fact.slot);
+    slot.granted = fact.at;
+    slot.fence = fact.fence.join(".");
+    history._touch(slot);
+  },
+  slot_taken_over: (history, fact) => {
+    const slot = history._slot(fact.slot);
+    if (fact.fence) slot.fence = fact.fence.join(".");
+  },
+  slot_shrunk: (history, fact) => part(history, fact, fact.kept),
+  slot_grown: (history, fact) => part(history, fact, fact.gpus),
+  slot_overstays: (history, fact) => {
+    const slot = history._slot(fact.slot);
+    slot.overstays = fact.at;
+    history._touch(slot);
+  },
+  slot_reclaiming: () => {},
+  slot_over: (history, fact) => {
+    const slot = history._slot(fact.slot);
+    slot.over = fact.at;
+    history._touch(slot);
+  },
+  order_issued: (history, fact) => {
+    const order = history._order(fact.order);
+    Object.assign(order, { kind: fact.kind, job: fact.job, pool: fact.pool, node: fact.node, slot: fact.slot });
+    order.issued = fact.at;
+    of(history.ordersOfNode, fact.node).add(order);
+    stateMark(history, fact, ORDERED[fact.kind], fact.at);
+    if (order.ended !== undefined) orderEnded(history, order);
+    history.touchedNodes.add(fact.node);
+  },
+  state_unknown: (history, fact) => stateMark(history, fact, "unknown", fact.at),
+  state_seen: (history, fact) => stateMark(history, fact, fact.status, fact.at),
+};
+for (const [kind, how] of Object.entries(ENDINGS)) {
+  HANDLERS[kind] = (history, fact) => {
+    const slot = history._slot(fact.slot);
+    slot.ended = fact.at;
+    slot.how = how;
+    if (fact.reason) slot.reason = fact.reason;
+    if (how === "withdrawn") slot.over = fact.at;
+    history._touch(slot);
+  };
+}
+for (const [kind, how] of Object.entries({ order_ended: "done", order_faulted: "failed", order_contact_lost: "no contact" })) {
+  HANDLERS[kind] = (history, fact) => {
+    const order = history._order(fact.order);
+    if (how === "no contact" && order.ended !== undefined) return; // its end came after all
+    Object.assign(order, { ended: fact.at, how, endSeq: fact.seq, error: fact.error });
+    if (order.node !== undefined) orderEnded(history, order);
+  };
+}
+
+function orderEnded(history, order) {
+  stateMark(history, { ...order, seq: order.endSeq }, order.how === "done" ? DONE[order.kind] : "unknown", order.ended);
+}
+
+function stateMark(history, fact, status, at) {
+  const key = `${fact.job} ${fact.pool} ${fact.node}`;
+  insert(of(history.states, key, Array), { seq: fact.seq, at, status });
+  of(history.statesOfNode, fact.node).add(key);
+  history.touchedNodes.add(fact.node);
+}
+
+function part(history, fact, gpus) {
+  const slot = history._slot(fact.slot);
+  insert(slot.parts, { seq: fact.seq, at: fact.at, gpus });
+  history._touch(slot);
+}
+
+/** Ids count up: the later slot has the greater. */
+const numberOf = (slot) => Number(slot.id.slice(1));
+
+/** Where a slot is in its life, as far as is known. */
+export function statusOf(slot) {
+  if (slot.over !== undefined) return slot.how ?? "over";
+  if (slot.ended !== undefined) return slot.how === "released" ? "released" : "reclaiming";
+  if (slot.granted !== undefined) {
+    const now = slot.parts.length ? slot.parts[slot.parts.length - 1].gpus.length < (slot.gpus?.length ?? 0) : slot.tail;
+    return now ? "tail" : "running";
+  }
+  return slot.claimed === undefined ? "queued" : "loading";
+}
+
+/** The collection that a map has under a key; a new one where it has none. */
+function of(map, key, Kind = Set) {
+  let found = map.get(key);
+  if (found === undefined) map.set(key, (found = new Kind()));
+  return found;
+}
+
+/** Put a mark where its number belongs; one that is there already stays as it is. Most are newer than all others. */
+function insert(list, mark) {
+  let at = list.length;
+  while (at > 0 && list[at - 1].seq > mark.seq) at -= 1;
+  if (at > 0 && list[at - 1].seq === mark.seq) return;
+  list.splice(at, 0, mark);
+}
+
+/** What a fact says to people, if it is one to be told of: how grave, in a sentence, and about what. */
+function describe(history, fact) {
+  const name = (job) => history.names.get(job)?.name ?? job;
+  const job = fact.job === undefined ? undefined : name(fact.job);
+  const slotOf = () => {
+    const slot = history.slots.get(fact.slot);
+    return slot?.job === undefined ? `slot ${fact.slot}` : `${name(slot.job)}'s ${slot.phase} slot ${fact.slot}`;
+  };
+  const about = () => ({ job: history.slots.get(fact.slot)?.job, node: [...(history.slots.get(fact.slot)?.nodes.keys() ?? [])][0] });
+  const why = fact.reason ? `: ${fact.reason}` : "";
+  const by = fact.by ? ` by ${fact.by}` : "";
+  switch (fact.fact) {
+    case "daemon_started":
+      return ["info", `the daemon started (incarnation ${fact.incarnation}); every lease was renewed`];
+    case "loop_stalled":
+      return ["warn", `the daemon's loop was ${Math.round(fact.late_ms)} ms late; every lease was renewed`];
+    case "host_booted":
+      return ["info", `host ${fact.host} was started anew`];
+    case "node_up":
+      return ["ok", `node ${fact.node} is up`];
+    case "node_occupied":
+      return ["warn", `node ${fact.node} is occupied${why}`];
+    case "node_lost":
+      return ["bad", `node ${fact.node} cannot be reached${why}`];
+    case "node_quarantined":
+      return ["bad", `node ${fact.node} is quarantined${why}`];
+    case "node_draining":
+      return ["info", `node ${fact.node} is being drained${by}`];
+    case "node_drained":
+      return ["info", `node ${fact.node} is drained`];
+    case "node_undrained":
+      return ["ok", `node ${fact.node} may be used again${by}`];
+    case "gpus_unclear":
+      return ["warn", `on node ${fact.node} GPUs are not clear${why}`];
+    case "gpus_cleared":
+      return fact.by ? ["info", `GPUs of ${fact.node} were declared clear${by}${why}`] : undefined;
+    case "job_registered":
+      return ["info", `${fact.spec.name} was registered (run ${fact.run}) by ${fact.owner}/${fact.user}`];
+    case "job_placed":
+      return ["ok", `${job} was placed in group ${fact.group}, ${fact.admission || fact.status}`];
+    case "job_promised":
+      return ["ok", fact.promised ? `${job} has its promise` : `${job} stays best effort`];
+    case "job_unplaced":
+      return ["warn", `${job} lost its place${why}`];
+    case "job_paused":
+      return ["info", `${job} was paused${by}`];
+    case "job_resumed":
+      return ["ok", `${job} was resumed${by}`];
+    case "job_quarantined":
+      return ["bad", `${job} is quarantined${why}`];
+    case "job_reinstated":
+      return ["ok", `${job} was reinstated${by}`];
+    case "job_lost":
+      return ["bad", `${job} is lost${why}`];
+    case "relaunch_planned":
+      return ["info", `${job} is to be started again, attempt ${fact.attempt}`];
+    case "job_ended":
+      return ["info", `${job} has ended${why}`];
+    case "slot_faulted":
+      return ["bad", `${slotOf()} could not be loaded${why}`, about()];
+    case "slot_lost":
+      return ["bad", `${slotOf()} is lost${why}`, about()];
+    case "slot_revoked":
+      return ["warn", `${slotOf()} was revoked${by}${why}`, about()];
+    case "slot_overstays":
+      return ["warn", `${slotOf()} runs for ${Math.round(fact.ran_ms / 1000)} s, longer than the ${Math.round(fact.bound_ms / 1000)} s expected`, about()];
+    case "slot_shrunk":
+      return ["info", `${slotOf()} goes on on ${fact.kept.length} GPUs: its tail`, about()];
+    case "order_faulted":
+    case "order_contact_lost": {
+      const order = history.orders.get(fact.order) ?? {};
+      const what = order.kind ? `to ${order.kind} ${name(order.job)}'s ${order.pool} state on ${order.node}` : fact.order;
+      const ended = fact.fact === "order_faulted" ? "failed" : "was not heard of again";
+      return ["bad", `the order ${what} ${ended}: ${fact.error}`, { job: order.job, node: order.node }];
+    }
+    case "audited":
+      return ["info", `${fact.who} (${fact.role || "nobody"}): ${fact.action.replaceAll("_", " ")} ${fact.about ?? ""}${why}`];
+    default:
+      return undefined;
+  }
+}

@@ -1,0 +1,245 @@
+// From history to what is drawn: of each node, and of each job, stretches of time and what they were. Pure.
+//
+// A bar is {t0, t1, kind, share, top, job, slot | order}; t1 is Infinity where it lasts. ``share`` is how much of the
+// lane's GPUs it has, and ``top`` how many of them come before. Kinds of bars:
+//   loading     it holds the GPUs, and its state is being loaded        claimed -> granted
+//   running     the GPUs are the job's                                  granted -> ended
+//   tail        the same, on fewer GPUs than it began with              shrunk  -> grown or ended
+//   closing     given back, and not yet let go of                       released -> over
+//   reclaiming  lost, revoked or faulted: held until seen clear         ended   -> over
+//   parking     a state is being moved out, or dropped                  an order's time
+//   waiting     (lanes of jobs) it has asked for its turn               queued  -> claimed or withdrawn
+
+const HELD_AFTER = { released: "closing", faulted: "reclaiming", lost: "reclaiming", revoked: "reclaiming" };
+
+/** The bars of one slot, from when it held its GPUs. ``part``: of GPUs, their share of the lane, and what comes before. */
+function barsOfSlot(slot, part, into) {
+  if (slot.claimed === undefined || slot.gpus === undefined) return;
+  const bar = (t0, t1, kind, gpus) => {
+    const { share, top } = part(gpus);
+    if (share > 0 && t1 > t0) into.push({ t0, t1, kind, share, top, job: slot.job, slot });
+  };
+  const until = slot.ended ?? slot.over ?? Infinity;
+  const granted = slot.granted ?? Infinity;
+  bar(slot.claimed, Math.min(granted, until), "loading", slot.gpus);
+  let [since, gpus] = [granted, slot.gpus];
+  let kind = slot.tail && !slot.parts.length ? "tail" : "running";
+  for (const change of slot.parts) {
+    bar(since, change.at, kind, gpus);
+    [since, gpus] = [change.at, change.gpus];
+    kind = gpus.length < slot.gpus.length ? "tail" : "running";
+  }
+  bar(since, until, kind, gpus);
+  if (slot.ended !== undefined && slot.how !== "withdrawn") {
+    bar(slot.ended, slot.over ?? Infinity, HELD_AFTER[slot.how] ?? "closing", gpus);
+  }
+}
+
+const inOrder = (a, b) => a.t0 - b.t0;
+
+/** What is drawn of a node: bars, how it was (``backs``), and since when a state has lain on its GPUs (``kept``). */
+export function nodeLane(history, node, gpus, present) {
+  const bars = [];
+  const here = (names) => {
+    const mine = names.filter((gpu) => history.nodeOf.get(gpu) === node);
+    return { share: mine.length / gpus, top: Math.min(...mine.map((gpu) => history.indexOf.get(gpu))) / gpus };
+  };
+  for (const slot of history.slotsOfNode.get(node) ?? []) barsOfSlot(slot, here, bars);
+  for (const order of history.ordersOfNode.get(node) ?? []) {
+    if (order.kind === "load") continue; // it is within the slot that it is for
+    bars.push({ t0: order.issued, t1: order.ended ?? Infinity, kind: "parking", share: 1, top: 0, job: order.job, order });
+  }
+  bars.sort(inOrder);
+  return { bars, backs: stretches(history.nodes.get(node), present, "up"), kept: kept(history, node), widest: widest(bars) };
+}
+
+/** What is drawn of a job: bars, and how it was. */
+export function jobLane(history, job, present) {
+  const bars = [];
+  for (const slot of history.slotsOfJob.get(job) ?? []) {
+    const until = slot.claimed ?? slot.over ?? slot.ended ?? Infinity;
+    if (slot.queued !== undefined && until > slot.queued) {
+      bars.push({ t0: slot.queued, t1: until, kind: "waiting", share: 1, top: 0, job, slot });
+    }
+    barsOfSlot(slot, (names) => ({ share: names.length / slot.gpus.length, top: 0 }), bars);
+  }
+  bars.sort(inOrder);
+  return { bars, backs: stretches(history.jobs.get(job), present, "admitted"), kept: [], widest: widest(bars) };
+}
+
+/** The longest bar that has ended: how far back one has to look for what reaches into a picture. */
+function widest(bars) {
+  let longest = 0;
+  for (const bar of bars) if (bar.t1 !== Infinity && bar.t1 - bar.t0 > longest) longest = bar.t1 - bar.t0;
+  return longest;
+}
+
+/** Marks as stretches of time. Without any, it has been as it is now; the ordinary status is no stretch. */
+function stretches(marks, present, ordinary) {
+  if (!marks?.length) return present && present !== ordinary ? [{ t0: -Infinity, t1: Infinity, status: present }] : [];
+  const found = [];
+  let before = ordinary;
+  for (const [index, mark] of marks.entries()) {
+    // A job that is resumed is what it was before it was paused.
+    const status = mark.status || before;
+    if (mark.status && mark.status !== "paused") before = mark.status;
+    const t1 = marks[index + 1]?.at ?? Infinity;
+    if (status !== ordinary && t1 > mark.at) found.push({ t0: mark.at, t1, status, reason: mark.reason });
+  }
+  return found;
+}
+
+/** When states lay on a node's GPUs, or may have: from loaded to parked or gone. */
+function kept(history, node) {
+  const found = [];
+  for (const key of history.statesOfNode.get(node) ?? []) {
+    const [job, pool] = key.split(" ");
+    let open;
+    for (const mark of history.states.get(key)) {
+      const on = mark.status === "loaded" || mark.status === "unknown";
+      if (open !== undefined && (!on || mark.status !== open.status)) {
+        found.push({ ...open, t1: mark.at });
+        open = undefined;
+      }
+      if (on && open === undefined) open = { t0: mark.at, job, pool, status: mark.status };
+    }
+    if (open !== undefined) found.push({ ...open, t1: Infinity });
+  }
+  return found.sort(inOrder);
+}
+
+/** By node: when jobs were placed on it. ``pinned``: by node, the jobs that are now. */
+export function allocations(history, pinned) {
+  const found = new Map();
+  const add = (node, t0, t1) => {
+    let list = found.get(node);
+    if (list === undefined) found.set(node, (list = []));
+    list.push({ t0, t1 });
+  };
+  for (const [job, marks] of history.placements) {
+    let open;
+    for (const mark of marks) {
+      if (mark.nodes !== undefined) {
+        open = mark;
+      } else {
+        // Placed before the facts that were read: on the nodes where it had slots.
+        const nodes = open?.nodes ?? nodesOf(history, job, mark.at);
+        for (const node of nodes) add(node, open?.at ?? -Infinity, mark.at);
+        open = undefined;
+      }
+    }
+    if (open !== undefined) for (const node of open.nodes) add(node, open.at, Infinity);
+  }
+  for (const [node, jobs] of pinned) {
+    for (const job of jobs) if (!history.placements.get(job)?.length) add(node, -Infinity, Infinity);
+  }
+  for (const [node, list] of found) found.set(node, union(list));
+  return found;
+}
+
+function nodesOf(history, job, before) {
+  const nodes = new Set();
+  for (const slot of history.slotsOfJob.get(job) ?? []) {
+    if ((slot.claimed ?? Infinity) <= before) for (const node of slot.nodes.keys()) nodes.add(node);
+  }
+  return nodes;
+}
+
+function union(list) {
+  list.sort(inOrder);
+  const found = [];
+  for (const { t0, t1 } of list) {
+    const top = found[found.length - 1];
+    if (top !== undefined && t0 <= top.t1) top.t1 = Math.max(top.t1, t1);
+    else found.push({ t0, t1 });
+  }
+  return found;
+}
+
+/** The first of stretches in order of time that may reach into what follows ``at``. */
+export function firstReaching(list, at, widest) {
+  let [low, high] = [0, list.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (list[middle].t0 < at - widest) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** Lanes, made when they are asked for and made anew when something in them has changed. */
+export class Lanes {
+  constructor(history) {
+    this.history = history;
+    /** by node: {gpus, status, pools, jobs} as they are now; by job: {status} */
+    this.nodes = new Map();
+    this.jobs = new Map();
+    this._nodeLanes = new Map();
+    this._jobLanes = new Map();
+    this._allocations = new Map();
+    this._placed = -1;
+  }
+
+  /** What the lists say now. */
+  know(nodes, jobs) {
+    this.nodes = nodes;
+    this.jobs = jobs;
+    this._nodeLanes.clear();
+    this._jobLanes.clear();
+    this._placed = -1;
+  }
+
+  /** Have made anew what has changed. True if anything has. */
+  refresh() {
+    const { touchedNodes, touchedJobs } = this.history;
+    const changed = touchedNodes.size > 0 || touchedJobs.size > 0;
+    for (const node of touchedNodes) this._nodeLanes.delete(node);
+    for (const job of touchedJobs) this._jobLanes.delete(job);
+    touchedNodes.clear();
+    touchedJobs.clear();
+    return changed;
+  }
+
+  node(id) {
+    let lane = this._nodeLanes.get(id);
+    if (lane === undefined) {
+      const known = this.nodes.get(id);
+      lane = nodeLane(this.history, id, known?.gpus ?? 1, known?.status);
+      // One that has not ended reaches into every picture, so it has to be looked for apart.
+      lane.open = openOf(lane);
+      this._nodeLanes.set(id, lane);
+    }
+    return lane;
+  }
+
+  job(id) {
+    let lane = this._jobLanes.get(id);
+    if (lane === undefined) {
+      lane = jobLane(this.history, id, this.jobs.get(id)?.status);
+      lane.open = openOf(lane);
+      this._jobLanes.set(id, lane);
+    }
+    return lane;
+  }
+
+  /** When jobs were placed on a node. */
+  allocated(node) {
+    if (this._placed !== this.history.placed) {
+      this._placed = this.history.placed;
+      this._allocations = allocations(this.history, new Map([...this.nodes].map(([id, known]) => [id, known.jobs])));
+    }
+    return this._allocations.get(node) ?? [];
+  }
+}
+
+const openOf = (lane) => lane.bars.filter((bar) => bar.t1 === Infinity);
+
+/** Call ``draw`` with each bar of a lane that reaches into a span of time, each once. */
+export function eachBar(lane, from, to, draw) {
+  const { bars } = lane;
+  const start = firstReaching(bars, from, lane.widest);
+  for (const bar of lane.open) if (bar.t0 < from - lane.widest) draw(bar);
+  for (let index = start; index < bars.length && bars[index].t0 < to; index += 1) {
+    if (bars[index].t1 > from) draw(bars[index]);
+  }
+}

@@ -1,0 +1,777 @@
+// The dashboard: reads lists and facts, keeps a history, and has it drawn.
+
+import { Api } from "./api.js";
+import { duration, clock, dateAndTime, number, percent } from "./format.js";
+import { $, fill, h, say } from "./dom.js";
+import { Gantt } from "./gantt.js";
+import { History, statusOf } from "./history.js";
+import { JobPage } from "./job.js";
+import { Lanes } from "./lanes.js";
+import { Lines } from "./lines.js";
+import { GLYPHS, legend, Marks } from "./marks.js";
+import { usage } from "./measure.js";
+import { toast } from "./actions.js";
+import { Table } from "./table.js";
+import { reportView, spanText } from "./report.js";
+import { chosen, countJobs, jobsCard, lists, poolCard, recentEvents, savingCard, tipOf, trouble, waitingJobs } from "./panels.js";
+
+/** facts that the page begins with, and that are read at a time when somebody looks further back */
+const BEGIN = 4000;
+const PAGE = 4000;
+/** slots that are remembered: older ones are forgotten, and not read again */
+const SLOTS_MOST = 120000;
+/** who comes back after so many facts begins anew */
+const GAP_MOST = 20000;
+/** the feed is asked at most so often; and lists are asked for again after so many times what they took */
+const FEED_MS = 500;
+const LISTS_MS = 4000;
+const LISTS_TIMES = 40;
+const POINTS = 180;
+const OPEN = ["queued", "loading", "running", "tail", "reclaiming"];
+
+class App {
+  constructor() {
+    this.api = new Api();
+    this.marks = new Marks();
+    this.me = null;
+    this.clearAll();
+    this.offset = null;
+    this.rowsBy = "pools";
+    this.colourBy = "job";
+    this.folded = new Set();
+    this.page = null;
+    this.tab = "jobs";
+    this.report = null;
+    this.reportSpan = 86400;
+    this.reportError = "";
+    this.back = { wanted: Infinity, reading: false };
+    /** what was drawn and how long it took: for those who measure */
+    this.figures = { firstPaintMs: null, facts: 0, lists: 0 };
+    this.life = null;
+  }
+
+  clearAll() {
+    this.history = new History();
+    this.lanes = new Lanes(this.history);
+    this.jobs = [];
+    this.jobById = new Map();
+    this.nodes = new Map();
+    this.groups = [];
+    this.hosts = [];
+    this.pools = [];
+  }
+
+  // ---- what the others ask -----------------------------------------------------------------------------------------
+
+  /** The daemon's clock. */
+  now() {
+    return performance.now() + (this.offset ?? performance.timeOrigin);
+  }
+
+  /** Until when all that has happened is known: while the daemon is asked and has nothing to say, that is now. */
+  knownUntil() {
+    return this.asking ? this.now() : (this.answered ?? this.now());
+  }
+
+  get seesAll() {
+    return this.me?.role === "admin";
+  }
+
+  jobOf(id) {
+    return this.jobById.get(id);
+  }
+
+  nameOf(id) {
+    return this.jobById.get(id)?.name ?? this.history.names.get(id)?.name ?? id ?? "";
+  }
+
+  nowOf(job) {
+    const slot = this.history.newestOfJob.get(job.job);
+    return slot === undefined || slot.ended !== undefined || slot.over !== undefined ? "" : statusOf(slot);
+  }
+
+  /** What a job does now, in words. */
+  doing(job) {
+    if (["ended", "lost", "quarantined", "paused"].includes(job.status) && !job.slot) return "";
+    const slot = this.history.newestOfJob.get(job.job);
+    const now = this.nowOf(job);
+    if (!now) return job.status === "waiting" ? "waits for a place" : "between phases";
+    const since = now === "queued" ? slot.queued : now === "loading" ? slot.claimed : slot.granted;
+    const words = { queued: `waits for ${slot.phase}`, loading: `loads for ${slot.phase}`, running: slot.phase, tail: `${slot.phase}, tail` }[now] ?? now;
+    return since === undefined ? words : `${words}, ${duration(this.now() - since)}`;
+  }
+
+  holderOf(node) {
+    const names = new Set();
+    for (const gpu of node.gpus) if (gpu.holder) names.add(this.nameOf(this.history.slots.get(gpu.holder)?.job ?? gpu.holder));
+    return [...names].join(", ");
+  }
+
+  recent(job) {
+    const marks = this.history.jobs.get(job.job);
+    return marks !== undefined && marks.length > 0;
+  }
+
+  /** The span of the report, in words. */
+  spanText() {
+    return spanText(this.reportSpan);
+  }
+
+  go(hash) {
+    location.hash = hash;
+  }
+
+  /** What a timeline needs. */
+  look() {
+    return { lanes: this.lanes, marks: this.marks, now: () => this.now(), known: () => this.history.earliest };
+  }
+
+  nodeRow(id) {
+    const node = this.nodes.get(id);
+    const status = node?.status ?? "unknown";
+    return {
+      kind: "node",
+      id,
+      label: id,
+      note: node?.group ?? "",
+      glyph: status === "up" ? undefined : GLYPHS[status],
+      lane: () => this.lanes.node(id),
+      allocated: () => this.lanes.allocated(id),
+    };
+  }
+
+  jobRow(job) {
+    return {
+      kind: "job",
+      id: job.job,
+      label: job.name,
+      note: job.status === "admitted" ? (job.slowdown === null ? "" : `× ${number(job.slowdown, 2)}`) : job.status,
+      glyph: GLYPHS[job.status],
+      lane: () => this.lanes.job(job.job),
+    };
+  }
+
+  // ---- asking the daemon -------------------------------------------------------------------------------------------
+
+  async start() {
+    this.life?.abort();
+    const life = (this.life = new AbortController());
+    this.clearAll();
+    if (this.gantt) Object.assign(this.gantt.look, this.look());
+    try {
+      await this._know(life.signal);
+      await this._begin(life.signal);
+    } catch (error) {
+      if (life.signal.aborted) return;
+      if (error.status === 401) return this.askForKey(this.api.key ? error.message : "");
+      this.lost(error);
+      setTimeout(() => !life.signal.aborted && this.start(), Math.max(2000, error.retryAfterMs ?? 0));
+      return;
+    }
+    this._follow(life.signal);
+    this._relist(life.signal);
+    this.askReport(this.reportSpan);
+  }
+
+  async _know(signal) {
+    const asked = performance.now();
+    this.me = await this.api.get("/v1/me", {}, signal);
+    // Half of the way there and back is as near as one comes.
+    this.offset = Date.parse(this.me.now) - (asked + performance.now()) / 2;
+    say($("who"), "");
+    $("who").append(h("b", {}, this.me.owner === this.me.user ? this.me.user : `${this.me.owner}/${this.me.user}`), ` ${this.me.role}`);
+    $("leave").hidden = !this.api.key;
+    const partial = $("partial");
+    partial.hidden = this.seesAll;
+    say(partial, `You see the jobs of ${this.me.owner}. Of others it is shown that their GPUs are held, not when and by whom.`);
+  }
+
+  /** The present from the lists, and of the past no more than a picture needs. */
+  async _begin(signal) {
+    await this._lists(signal);
+    const open = await Promise.all(OPEN.map((status) => this.api.list("/v1/slots", { status }, signal)));
+    const after = Math.max(this.me.first - 1, this.me.last - BEGIN);
+    const page = after < this.me.last ? await this.api.get("/v1/facts", { after: after || undefined, limit: BEGIN }, signal) : { facts: [], last: this.me.last };
+    this._take(page.facts, after, page.last);
+    for (const slot of open.flat()) this.history.knowSlot(slot, Date.parse);
+    const { earliest } = this.history;
+    if (earliest !== undefined && !this.gantt.looked) {
+      this.gantt.span = Math.min(900000, Math.max(60000, (this.now() - earliest) * 1.02));
+      this._markSpan();
+    }
+    this.online();
+    this.arrange();
+    this.drawAll();
+    if (this.figures.firstPaintMs === null) {
+      requestAnimationFrame(() => {
+        this.figures.firstPaintMs = performance.now();
+      });
+    }
+  }
+
+  _take(facts, after, last) {
+    this.history.take(facts, after, last);
+    this.figures.facts += facts.length;
+  }
+
+  async _lists(signal) {
+    const began = performance.now();
+    const [jobs, nodes, groups, hosts, pools] = await Promise.all(
+      ["jobs", "nodes", "groups", "hosts", "pools"].map((list) => this.api.list(`/v1/${list}`, {}, signal)),
+    );
+    this.listsTook = performance.now() - began;
+    Object.assign(this, { jobs, groups, hosts, pools: pools.sort((a, b) => natural(a.pool, b.pool)) });
+    this.jobById = new Map(jobs.map((job) => [job.job, job]));
+    this.nodes = new Map(nodes.map((node) => [node.node, node]));
+    for (const node of nodes) this.history.knowNode(node.node, node.gpus.map((gpu) => gpu.gpu));
+    this.lanes.know(
+      new Map(nodes.map((node) => [node.node, { gpus: node.gpus.length, status: node.status, jobs: node.jobs.map((one) => one.job) }])),
+      this.jobById,
+    );
+    this.figures.lists += 1;
+  }
+
+  /** Follow the feed until the end of this life. Asked no more often than the eye follows, and not for who looks away. */
+  async _follow(signal) {
+    while (!signal.aborted) {
+      try {
+        if (document.hidden) await new Promise((back) => document.addEventListener("visibilitychange", back, { once: true }));
+        const { last } = this.history;
+        this.asking = true;
+        const page = await this.api.get("/v1/facts", { after: last, wait_ms: 20000, limit: 2000 }, signal);
+        this.asking = false;
+        this.answered = this.now();
+        this.online();
+        this._take(page.facts, last, page.last);
+        if (page.facts.length) {
+          if (page.facts.some((fact) => /^(job|node|placement|host)_/.test(fact.fact))) this.stale = true;
+          this.news();
+          if (this.history.slots.size > SLOTS_MOST) this._forget();
+        }
+        if (page.facts.length < 2000) await pause(FEED_MS, signal);
+        else if ((await this.api.get("/v1/me", {}, signal)).last - page.last > GAP_MOST) return this.start();
+      } catch (error) {
+        this.asking = false;
+        if (signal.aborted) return;
+        if (error.status === 401) return this.askForKey(error.message);
+        if (error.status === 410) return this.start();
+        this.lost(error);
+        await pause(Math.max(1000, error.retryAfterMs ?? 0), signal);
+      }
+    }
+  }
+
+  _forget() {
+    const ends = [...this.history.slots.values()].map((slot) => slot.over).filter((over) => over !== undefined).sort((a, b) => a - b);
+    this.history.forget(ends[Math.floor(ends.length / 4)]);
+  }
+
+  /** Ask for the lists again: soon where something has changed, but never so often that the daemon would feel it. */
+  async _relist(signal) {
+    let asked = performance.now();
+    while (!signal.aborted) {
+      await pause(250, signal);
+      const age = performance.now() - asked;
+      const least = Math.max(LISTS_MS / 2, this.listsTook * LISTS_TIMES);
+      if (document.hidden || age < least || (!this.stale && age < 2 * Math.max(LISTS_MS, least))) continue;
+      asked = performance.now();
+      this.stale = false;
+      await this.refresh(signal);
+    }
+  }
+
+  async refresh(signal = this.life?.signal) {
+    try {
+      await this._lists(signal);
+      this.arrange();
+      this.drawAll();
+      if (this.page !== null) await this.page.load();
+    } catch (error) {
+      if (signal?.aborted) return;
+      if (error.status === 401) this.askForKey(error.message);
+      else this.lost(error);
+    }
+  }
+
+  /** Read facts from before those that are there, while somebody looks at a time before them. */
+  async wantBack(from) {
+    this.back.wanted = from;
+    if (this.back.reading) return;
+    this.back.reading = true;
+    const { signal } = this.life;
+    try {
+      while (!signal.aborted) {
+        const { history } = this;
+        const more = history.after !== undefined && history.after >= this.me.first && history.slots.size < SLOTS_MOST / 2;
+        if (!more || history.earliest === undefined || history.earliest <= this.back.wanted) break;
+        const until = history.after;
+        const after = Math.max(this.me.first - 1, until - PAGE);
+        const began = performance.now();
+        const page = await this.api.get("/v1/facts", { after: after || undefined, until, limit: PAGE }, signal);
+        this._take(page.facts, after, until);
+        this.news();
+        await pause(Math.max(20, performance.now() - began), signal);
+      }
+    } catch (error) {
+      if (!signal.aborted && error.status !== 410) toast(`older facts could not be read: ${error.message}`, true);
+    } finally {
+      this.back.reading = false;
+    }
+  }
+
+  async askReport(span) {
+    this.reportSpan = span;
+    this.reportError = "";
+    try {
+      const since = span === null ? undefined : new Date(this.now() - span * 1000).toISOString();
+      this.report = await this.api.get("/v1/report", { since }, this.life.signal);
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      this.report = null;
+      this.reportError = error.message;
+    }
+    this.drawCards();
+    if (this.tab === "report") this.drawList();
+  }
+
+  // ---- the connection, and who one is ------------------------------------------------------------------------------
+
+  online() {
+    if ($("link").dataset.state !== "live") {
+      $("link").dataset.state = "live";
+      say($("link"), "live");
+    }
+    $("overview").hidden = this.page !== null;
+  }
+
+  lost(error) {
+    $("link").dataset.state = "down";
+    say($("link"), error.status ? `the daemon answers ${error.status}: ${error.message}` : "the daemon cannot be reached; trying again");
+  }
+
+  askForKey(why) {
+    this.life?.abort();
+    const dialog = $("login");
+    say($("login-error"), why);
+    $("key").value = "";
+    $("link").dataset.state = "wait";
+    say($("link"), "not logged in");
+    if (!dialog.open) dialog.showModal();
+  }
+
+  // ---- drawing -----------------------------------------------------------------------------------------------------
+
+  /** Facts have come: the picture soon, the words around it a little later. */
+  news() {
+    if (this.lanes.refresh()) this.active?.request();
+    this.changed = true;
+  }
+
+  get active() {
+    return this.page === null ? this.gantt : this.page.gantt;
+  }
+
+  /** Twice a second: what changes by itself, and what has changed. */
+  tick() {
+    if (document.hidden || this.me === null) return;
+    say($("clock"), clock(this.now()));
+    if (this.active?.follows) this.active.request();
+    if (!this.changed) {
+      if (this.page === null) this.drawLines();
+      return;
+    }
+    this.changed = false;
+    this.drawAll();
+  }
+
+  drawAll() {
+    this.lanes.refresh();
+    const counts = countJobs(this);
+    this.counts = counts;
+    fill($("sums"), ["running", "queued", "placement"].map((name) => h("span", {}, h("b", {}, number(counts[name])), ` ${{ running: "in a slot", queued: "await their turn", placement: "await a place" }[name]}`)));
+    if (this.page !== null) {
+      this.page.draw();
+      return;
+    }
+    this.drawCards();
+    this.drawLines();
+    trouble(this);
+    waitingJobs(this);
+    recentEvents(this);
+    if (this.tab !== "report") this.drawList();
+    if (this.picked && !$("chosen").hidden && !$("chosen").contains(document.activeElement)) this.choose(this.picked);
+    this.gantt.request();
+  }
+
+  drawCards() {
+    if (this.me === null || this.page !== null) return;
+    const at = this.knownUntil();
+    const shares = usage(this.lanes, this._pools(), at - 1, at, 1, at);
+    fill($("pools"), this.pools.map((pool) => poolCard(this, pool, shares.get(pool.pool))), jobsCard(this, this.counts ?? countJobs(this)), savingCard(this));
+  }
+
+  _pools() {
+    return this.pools.map((pool) => [pool.pool, pool.nodes]);
+  }
+
+  drawLines() {
+    const { gantt } = this;
+    if (!gantt.width) return;
+    const width = (gantt.to - gantt.from) / POINTS;
+    // Whole stretches, so that a line that moves with time keeps its shape.
+    const from = Math.floor(gantt.from / width) * width;
+    const shares = usage(this.lanes, this._pools(), from, from + POINTS * width, POINTS, this.now());
+    for (const pool of shares.values()) {
+      for (let index = 0; index < POINTS; index += 1) {
+        if (from + (index + 1) * width < (this.history.earliest ?? 0)) pool.used[index] = pool.bubble[index] = null;
+      }
+    }
+    const times = Array.from({ length: POINTS }, (_, index) => from + (index + 0.5) * width);
+    this.shares = { shares, from, width };
+    this.lines.draw(shares, times, { from: gantt.from, to: gantt.to, gutter: gantt.gutter, width: gantt.width, marks: this.marks, theme: this.theme });
+    this._values();
+  }
+
+  /** The figures of the lines: at the cursor, else now. */
+  _values() {
+    if (!this.shares) return;
+    const { shares, from, width } = this.shares;
+    const { cursor, gutter } = this.gantt;
+    const at = cursor !== null && cursor > gutter ? this.gantt.timeAt(cursor) : Math.min(this.knownUntil(), this.gantt.to) - width;
+    const index = Math.floor((at - from) / width);
+    fill(
+      $("values"),
+      [...shares].flatMap(([pool, of], index_) => {
+        const colour = `var(${this.lines.colour(index_)})`;
+        return [
+          h("i", { class: "key", style: { background: colour } }), `${pool} used `, h("b", {}, percent(of.used[index])), " ",
+          h("i", { class: "key dash", style: { borderColor: colour } }), "bubble ", h("b", {}, percent(of.bubble[index])), index_ + 1 < shares.size ? "    " : "",
+        ];
+      }),
+    );
+  }
+
+  /** The rows of the timeline, from what the lists say. */
+  arrange() {
+    const rows = [];
+    const head = (id, label, note) => {
+      const folded = this.folded.has(id);
+      rows.push({ kind: "head", id, label, note, folded });
+      return folded;
+    };
+    if (this.rowsBy === "pools") {
+      const shared = new Map();
+      for (const node of this.nodes.values()) {
+        const name = node.pools.join(" + ") || "no pool";
+        (shared.get(name) ?? shared.set(name, []).get(name)).push(node);
+      }
+      for (const [pool, nodes] of [...shared].sort(byKey)) {
+        const gpus = nodes.reduce((sum, node) => sum + node.gpus.length, 0);
+        if (!head(`pool ${pool}`, pool, `${number(nodes.length)} nodes, ${number(gpus)} GPUs`)) {
+          // Members of a group side by side.
+          nodes.sort((a, b) => natural(a.group ?? "~", b.group ?? "~") || natural(a.node, b.node));
+          rows.push(...nodes.map((node) => this.nodeRow(node.node)));
+        }
+      }
+    } else if (this.rowsBy === "groups") {
+      for (const group of this.groups) {
+        const names = group.jobs.map((job) => this.nameOf(job)).join(", ");
+        if (!head(`group ${group.group}`, group.group, `${names}${group.period_s ? `; period ${duration(group.period_s * 1000)}` : ""}`)) {
+          rows.push(...group.nodes.map((node) => ({ ...this.nodeRow(node), note: this.nodes.get(node)?.pools.join(" ") ?? "" })));
+        }
+      }
+    } else {
+      const live = this.jobs.filter((job) => job.status !== "ended" || this.recent(job));
+      const by = new Map();
+      for (const job of live) {
+        const name = job.group ? `group ${job.group}` : job.status === "waiting" ? "await a place" : job.status === "ended" ? "ended" : "without a place";
+        (by.get(name) ?? by.set(name, []).get(name)).push(job);
+      }
+      for (const [name, jobs] of [...by].sort(byKey)) {
+        if (!head(`jobs ${name}`, name.replace(/^group /, ""), `${number(jobs.length)} jobs`)) rows.push(...jobs.map((job) => this.jobRow(job)));
+      }
+    }
+    const dense = $("dense").value;
+    const lanes = rows.filter((row) => row.kind !== "head").length;
+    // Few lanes share the room that there is; of many, as many as can be told apart.
+    const room = Math.min(0.5 * innerHeight, 560) - 26;
+    const fits = Math.floor((room - 22 * (rows.length - lanes)) / (lanes || 1));
+    this.gantt.rowHeight = dense === "auto" ? Math.min(34, Math.max(13, fits)) : Number(dense);
+    this.gantt.setRows(rows);
+    const box = $("gantt-box");
+    const height = `${Math.max(340, Math.min(room, this.gantt.total) + 26)}px`;
+    if (box.style.height !== height) box.style.height = height;
+    this.gantt.canvas.setAttribute("aria-label", `Timeline of ${number(lanes)} ${this.rowsBy === "jobs" ? "jobs" : "nodes"}; the lists below have the same in words`);
+  }
+
+  drawList() {
+    const list = this.tables[this.tab];
+    if (this.tab === "report") {
+      fill($("list"), reportView(this));
+      return;
+    }
+    const what = $("filter").value.trim().toLowerCase();
+    list.table.wanted = what ? (item) => list.text(item).toLowerCase().includes(what) : () => true;
+    if (list.table.element.parentNode !== $("list")) fill($("list"), list.table.element);
+    list.table.set(list.items());
+    for (const [id, other] of Object.entries(this.tables)) {
+      if (other.items && (id === this.tab || id !== "events")) say(other.counter, id === "events" ? "" : number(other.items().length));
+    }
+  }
+
+  choose(hit) {
+    this.picked = hit;
+    chosen(this, hit, () => {
+      this.gantt.choose(null);
+      this.choose(null);
+    });
+    if (hit === null) $("chosen").hidden = true;
+  }
+
+  chooseNode(node) {
+    const row = this.gantt.rows.find((one) => one.id === node) ?? this.nodeRow(node);
+    this.gantt.choose({ row });
+    if (row.top !== undefined) this.gantt.scrollTo(row.top - 60);
+    this.choose({ row });
+    $("chosen").scrollIntoView({ block: "nearest" });
+  }
+
+  showTip(tip, box, hit, x, y) {
+    const content = hit === null || hit.row.kind === "head" ? null : tipOf(this, hit);
+    tip.hidden = content === null;
+    if (content === null) return;
+    fill(tip, content);
+    const { width, height } = tip.getBoundingClientRect();
+    const room = box.getBoundingClientRect();
+    tip.style.left = `${Math.max(4, x + 16 + width > room.width ? x - width - 12 : x + 16)}px`;
+    tip.style.top = `${Math.max(4, Math.min(y + 14, room.height - height - 6))}px`;
+  }
+
+  // ---- setting up --------------------------------------------------------------------------------------------------
+
+  build() {
+    const colours = {
+      job: (bar) => this.marks.of(bar.job ?? "?"),
+      phase: (bar) => this.marks.of(bar.slot?.phase ?? bar.order?.pool ?? "?"),
+      owner: (bar) => this.marks.of(this.jobOf(bar.job)?.owner ?? "?"),
+    };
+    this.gantt = new Gantt(
+      $("gantt"),
+      {
+        ...this.look(),
+        colourOf: (bar) => colours[this.colourBy](bar),
+        labelOf: (bar) => (this.rowsBy === "jobs" ? (bar.slot.phase ?? "") : this.nameOf(bar.job)),
+      },
+      {
+        moved: (from) => {
+          this.gantt.looked = true;
+          this._markSpan();
+          if (this.me !== null) {
+            this.wantBack(from);
+            if (!this._lining) {
+              this._lining = true;
+              requestAnimationFrame(() => {
+                this._lining = false;
+                this.drawLines();
+              });
+            }
+          }
+        },
+        over: (hit, x, y) => {
+          this.showTip($("tip"), $("gantt-box"), hit, x, y);
+          this._values();
+        },
+        chose: (hit) => this.choose(hit),
+        opened: (hit) => hit.row.kind === "job" && this.go(`#/job/${hit.row.id}`),
+        fold: (row) => {
+          if (!this.folded.delete(row.id)) this.folded.add(row.id);
+          this.arrange();
+        },
+      },
+    );
+    this.lines = new Lines($("lines"));
+    this.tables = lists(this);
+    this.tables.report = { label: "Savings" };
+    for (const [id, list] of Object.entries(this.tables)) {
+      list.counter = h("span", { class: "count" });
+      list.button = h("button", { role: "tab", id: `tab-${id}`, "aria-controls": "list", "aria-selected": "false", tabindex: -1, onclick: () => this.openTab(id) }, list.label, " ", list.counter);
+      $("tabs").append(list.button);
+      if (list.columns) list.table = new Table({ ...list, sort: list.sort });
+    }
+    $("tabs").addEventListener("keydown", (event) => {
+      const ids = Object.keys(this.tables);
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      this.openTab(ids[(ids.indexOf(this.tab) + step + ids.length) % ids.length]);
+      this.tables[this.tab].button.focus();
+    });
+    this._controls();
+    this._theme();
+    addEventListener("hashchange", () => this.route());
+    document.addEventListener("visibilitychange", () => this.tick());
+    setInterval(() => this.tick(), 500);
+    this.openTab("jobs");
+    this.route();
+  }
+
+  openTab(id) {
+    this.tab = id;
+    for (const [other, list] of Object.entries(this.tables)) {
+      list.button.setAttribute("aria-selected", String(other === id));
+      list.button.tabIndex = other === id ? 0 : -1;
+    }
+    $("list").setAttribute("aria-labelledby", `tab-${id}`);
+    this.drawList();
+  }
+
+  _controls() {
+    const press = (host, chosen_) => {
+      for (const button of host.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button === chosen_));
+    };
+    $("rows").addEventListener("click", (event) => {
+      const button = event.target.closest("button");
+      if (button === null) return;
+      this.rowsBy = button.dataset.rows;
+      press($("rows"), button);
+      this.gantt.scrolled = 0;
+      this.arrange();
+    });
+    $("spans").addEventListener("click", (event) => {
+      const span = event.target.dataset.span;
+      if (span) this.gantt.followNow(Number(span) * 1000);
+    });
+    $("colour").addEventListener("change", (event) => {
+      this.colourBy = event.target.value;
+      this.gantt.request();
+    });
+    $("dense").addEventListener("change", () => this.arrange());
+    const middle = () => this.gantt.from + this.gantt.span / 2;
+    $("in").addEventListener("click", () => this.gantt.zoom(1 / 1.6, middle()));
+    $("out").addEventListener("click", () => this.gantt.zoom(1.6, middle()));
+    $("live").addEventListener("click", () => this.gantt.followNow());
+    $("legend-button").addEventListener("click", () => {
+      const open = $("legend").hidden;
+      $("legend").hidden = !open;
+      $("legend-button").setAttribute("aria-expanded", String(open));
+      if (open) this._legend();
+    });
+    $("filter").addEventListener("input", () => this.tab !== "report" && this.drawList());
+    $("help").addEventListener("click", () => $("keys").showModal());
+    $("theme").addEventListener("click", () => this.turnTheme());
+    $("leave").addEventListener("click", () => {
+      this.api.use("");
+      location.hash = "#/";
+      this.askForKey("");
+      $("overview").hidden = true;
+    });
+    $("login").addEventListener("cancel", (event) => event.preventDefault());
+    $("login-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.api.use($("key").value.trim());
+      $("key").value = "";
+      $("login").close();
+      this.start();
+    });
+    document.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, dialog")) return;
+      const keys = {
+        "/": () => (location.hash.startsWith("#/job/") ? null : $("filter").focus()),
+        t: () => this.turnTheme(),
+        l: () => this.active.followNow(),
+        g: () => this.active.canvas.focus(),
+        "?": () => $("keys").showModal(),
+        Escape: () => (this.page === null ? this.choose(null) : this.go("#/")),
+      };
+      if (keys[event.key] === undefined) return;
+      event.preventDefault();
+      keys[event.key]();
+    });
+  }
+
+  _markSpan() {
+    const span = this.gantt.span / 1000;
+    for (const button of $("spans").children) button.setAttribute("aria-pressed", String(Math.abs(Number(button.dataset.span) - span) < 0.02 * span));
+    $("live").setAttribute("aria-pressed", String(this.gantt.follows));
+  }
+
+  // ---- light and dark ----------------------------------------------------------------------------------------------
+
+  turnTheme() {
+    const order = ["system", "light", "dark"];
+    const next = order[(order.indexOf(localStorage.getItem("rollmux.theme") ?? "system") + 1) % 3];
+    if (next === "system") {
+      localStorage.removeItem("rollmux.theme");
+      delete document.documentElement.dataset.theme;
+    } else {
+      localStorage.setItem("rollmux.theme", next);
+      document.documentElement.dataset.theme = next;
+    }
+    this._theme();
+    toast(next === "system" ? "as the system says" : next);
+  }
+
+  _theme() {
+    this.theme = `${document.documentElement.dataset.theme ?? "system"} ${matchMedia("(prefers-color-scheme: light)").matches}`;
+    if (!this._watched) {
+      this._watched = true;
+      matchMedia("(prefers-color-scheme: light)").addEventListener("change", () => this._theme());
+    }
+    this.marks.read();
+    if (!$("legend").hidden) this._legend();
+    if (this.me !== null) this.drawAll();
+    this.active?.request();
+  }
+
+  _legend() {
+    fill(
+      $("legend"),
+      legend(this.marks).map(([text, draw]) => {
+        const swatch = h("canvas", { width: 34 * this.marks.scale, height: 14 * this.marks.scale, style: { width: "34px", height: "14px" }, "aria-hidden": "true" });
+        const to = swatch.getContext("2d");
+        to.scale(this.marks.scale, this.marks.scale);
+        draw(to, 0, 0, 34, 14);
+        return h("div", {}, swatch, text);
+      }),
+      h("div", {}, h("span", { class: "bad", "aria-hidden": "true" }, "✕"), "a slot that was lost, revoked (amber) or faulted ends here"),
+      h("div", {}, h("span", { class: "warn", "aria-hidden": "true" }, "▼"), "from here on it ran longer than was expected"),
+    );
+  }
+
+  // ---- pages -------------------------------------------------------------------------------------------------------
+
+  route() {
+    const [, kind, id] = location.hash.split("/");
+    if (kind === "job" && id) {
+      if (this.me === null) return;
+      this.page = new JobPage(this, decodeURIComponent(id), $("page"));
+      $("overview").hidden = true;
+      $("page").hidden = false;
+      scrollTo(0, 0);
+      document.title = `${this.nameOf(decodeURIComponent(id))} · rollmuxd`;
+    } else {
+      this.page = null;
+      fill($("page"));
+      $("page").hidden = true;
+      $("overview").hidden = this.me === null;
+      document.title = "rollmuxd";
+      if (this.me !== null) this.drawAll();
+    }
+  }
+}
+
+/** So long, or until all is over. */
+const pause = (ms, signal) =>
+  new Promise((done) => {
+    const timer = setTimeout(done, ms);
+    signal?.addEventListener("abort", () => (clearTimeout(timer), done()), { once: true });
+  });
+
+const natural = (a, b) => a.localeCompare(b, "en", { numeric: true });
+const byKey = ([a], [b]) => natural(a, b);
+
+const app = new App();
+app.build();
+app.start().then(() => location.hash.startsWith("#/job/") && app.page === null && app.route());
+window.rollmux = app; // for whoever looks into it: a test, or a person with the console
+
+export { dateAndTime };

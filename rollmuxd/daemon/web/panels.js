@@ -1,0 +1,417 @@
+// Cards, lists and notes around the picture.
+
+import { clock, dateAndTime, duration, millis, number, percent, seconds } from "./format.js";
+import { fill, h, say, $ } from "./dom.js";
+import { GLYPHS, kindText, statusText } from "./marks.js";
+import { statusOf } from "./history.js";
+import { buttons } from "./actions.js";
+
+export function glyph(status) {
+  const [sign, grade] = GLYPHS[status] ?? ["·", "dim"];
+  return h("span", { class: grade, "aria-hidden": "true" }, sign);
+}
+
+export const statusCell = (status) => h("span", {}, glyph(status), ` ${status}`);
+
+export const jobLink = (app, id) => h("a", { href: `#/job/${id}` }, app.nameOf(id));
+
+/** Where the line of the SLO stands in every bar: whoever is beyond it is seen at a glance. */
+const SLO_AT = 0.72;
+
+/** Slowdown against the promise: a bar from 1, and a line where the SLO is. Without an SLO, a bar from 1 to 4. */
+export function slowdownBar(job) {
+  if (job.slowdown === null || job.slowdown === undefined) {
+    return h("span", { class: "dim" }, job.slo ? `– of ${number(job.slo, 2)}` : "–");
+  }
+  const over = broken(job);
+  const share = job.slo ? (SLO_AT * (job.slowdown - 1)) / (job.slo - 1 || 0.01) : (job.slowdown - 1) / 3;
+  const width = `${(100 * Math.min(1, Math.max(0, share))).toFixed(1)}%`;
+  const track = h("span", { class: over ? "track over" : job.slo ? "track" : "track free" }, h("i", { style: { width } }));
+  if (job.slo) track.append(h("s", { style: { left: `${100 * SLO_AT}%` } }));
+  const text = `${number(job.slowdown, 2)}${job.slo ? ` of ${number(job.slo, 2)}` : ""}`;
+  return h("span", { class: "slow", title: over ? "beyond its bound" : "" }, track, h("span", { class: over ? "bad" : "" }, over ? `▲ ${text}` : text));
+}
+
+/** Whether its bound is broken; which is judged from the eighth iteration on. */
+const broken = (job) => Boolean(job.slo) && job.slowdown !== null && job.slowdown > job.slo && job.iterations >= 8;
+
+function meter(value, most, left) {
+  const share = (amount) => `${(100 * Math.min(1, most ? amount / most : 0)).toFixed(1)}%`;
+  return h("span", { class: "meter" }, h("i", { class: left ? "left" : "", style: { width: share(value) } }));
+}
+
+// ---- cards ---------------------------------------------------------------------------------------------------------
+
+const PARTS = [
+  ["used", "used"],
+  ["switching", "switching"],
+  ["bubble", "bubble"],
+  ["unallocated", "unallocated"],
+];
+
+export function poolCard(app, pool, shares) {
+  const total = pool.gpus || 1;
+  // Others' slots are not shown to everybody: then only what the pool itself tells is known.
+  const parts = app.seesAll
+    ? PARTS.map(([name, text]) => [name, text, shares?.[name]?.[0] ?? 0])
+    : [
+        ["used", "held", pool.gpus_held / total],
+        ["bubble", "idle", 1 - pool.gpus_held / total],
+      ];
+  const held = app.seesAll && shares ? Math.round((shares.used[0] + shares.switching[0]) * shares.gpus) : pool.gpus_held;
+  return h(
+    "article",
+    { class: "card", data: { pool: pool.pool } },
+    h("header", {}, h("h2", {}, pool.pool), h("span", { class: "dim small" }, `${number(pool.nodes.length)} nodes, ${number(pool.nodes_free)} free`)),
+    h("div", { class: "big" }, `${number(held)} `, h("span", { class: "dim small" }, `of ${number(pool.gpus)} GPUs held`)),
+    h("div", { class: "stack", "aria-hidden": "true" }, parts.map(([name, , share]) => h("i", { class: name, style: { width: `${(100 * share).toFixed(2)}%` } }))),
+    h("div", { class: "parts" }, parts.map(([name, text, share]) => h("span", {}, h("i", { class: name }), `${text} `, h("b", {}, percent(share))))),
+  );
+}
+
+export function jobsCard(app, counts) {
+  const all = counts.running + counts.queued + counts.between + counts.placement + counts.other || 1;
+  const parts = [
+    ["used", "in a slot", counts.running],
+    ["wait", "await their turn", counts.queued],
+    ["bubble", "between phases", counts.between],
+    ["unallocated", "await a place", counts.placement],
+  ];
+  return h(
+    "article",
+    { class: "card", data: { card: "jobs" } },
+    h("header", {}, h("h2", {}, "jobs"), h("span", { class: "dim small" }, `${number(app.groups.length)} groups`)),
+    h("div", { class: "big" }, `${number(counts.live)} `, h("span", { class: "dim small" }, `live${counts.other ? `, ${number(counts.other)} paused or in trouble` : ""}`)),
+    h("div", { class: "stack", "aria-hidden": "true" }, parts.map(([name, , count]) => h("i", { class: name, style: { width: `${((100 * count) / all).toFixed(2)}%` } }))),
+    h("div", { class: "parts" }, parts.map(([name, text, count]) => h("span", {}, h("i", { class: name }), `${text} `, h("b", {}, number(count))))),
+  );
+}
+
+export function savingCard(app) {
+  const report = app.report;
+  const promised = app.jobs.filter((job) => job.slo && job.slowdown !== null && job.iterations >= 8 && job.status !== "ended");
+  const keeps = promised.filter((job) => !broken(job)).length;
+  const head = h("header", {}, h("h2", {}, "sharing"), h("span", { class: "dim small" }, report ? app.spanText() : ""));
+  const slo = h("span", {}, "SLO kept by ", h("b", {}, promised.length ? `${number(keeps)} of ${number(promised.length)}` : "– (nobody has one that is judged yet)"));
+  if (!report) return h("article", { class: "card", data: { card: "saving" } }, head, h("div", { class: "big dim" }, "–"), h("div", { class: "parts" }, slo));
+  const { saving } = report;
+  const share = saving.gpu_hours_alone ? saving.gpu_hours_saved / saving.gpu_hours_alone : null;
+  return h(
+    "article",
+    { class: "card", data: { card: "saving" }, title: `baseline: ${saving.baseline}` },
+    head,
+    h("div", { class: "big" }, `${hours(Math.abs(saving.gpu_hours_saved))} `, h("span", { class: "dim small" }, `GPU-h ${share < 0 ? "more than alone" : "saved"}${share === null ? "" : `, ${percent(Math.abs(share))}`}`)),
+    h("div", { class: "stack", "aria-hidden": "true" }, h("i", { class: "used", style: { width: `${bounded(1 - (share ?? 0))}%` } })),
+    h("div", { class: "parts" }, h("span", {}, "alone ", h("b", {}, hours(saving.gpu_hours_alone))), h("span", {}, "shared ", h("b", {}, hours(saving.gpu_hours_allocated))), slo),
+  );
+}
+
+const bounded = (share) => (100 * Math.min(1, Math.max(0, share))).toFixed(2);
+const hours = (value) => number(value, Math.abs(value) < 10 ? 2 : Math.abs(value) < 100 ? 1 : 0);
+
+/** What jobs do now. */
+export function countJobs(app) {
+  const counts = { live: 0, running: 0, queued: 0, between: 0, placement: 0, other: 0 };
+  for (const job of app.jobs) {
+    if (job.status === "ended") continue;
+    counts.live += 1;
+    const now = app.nowOf(job);
+    if (job.status === "waiting") counts.placement += 1;
+    else if (["paused", "quarantined", "lost"].includes(job.status)) counts.other += 1;
+    else if (now === "queued") counts.queued += 1;
+    else if (now === "running" || now === "tail" || now === "loading") counts.running += 1;
+    else counts.between += 1;
+  }
+  return counts;
+}
+
+// ---- notes beside the picture --------------------------------------------------------------------------------------
+
+export function trouble(app) {
+  const found = [];
+  for (const node of app.nodes.values()) {
+    if (["quarantined", "lost", "occupied"].includes(node.status)) found.push([node.status, node.node, node.reason || statusText(node.status), null]);
+  }
+  for (const job of app.jobs) {
+    if (["quarantined", "lost"].includes(job.status)) found.push([job.status, null, job.reason, job.job]);
+    else if (broken(job) && job.status !== "ended") {
+      found.push(["lost", null, `slowdown ${number(job.slowdown, 2)}, beyond its bound of ${number(job.slo, 2)}`, job.job]);
+    } else if (job.slo && job.credit_s !== null && job.credit_s < 0 && job.status !== "ended") {
+      found.push(["draining", null, `${seconds(-job.credit_s)} behind its bound of ${number(job.slo, 2)}`, job.job]);
+    }
+  }
+  for (const slot of app.history.slots.values()) {
+    if (slot.overstays !== undefined && slot.ended === undefined && slot.over === undefined) {
+      found.push(["draining", null, `its ${slot.phase} runs for ${duration(app.now() - slot.granted)}, longer than expected`, slot.job]);
+    }
+  }
+  say($("trouble-count"), found.length ? number(found.length) : "");
+  fill(
+    $("trouble"),
+    found.length
+      ? found.slice(0, 60).map(([status, node, why, job]) => h("li", {}, glyph(status), " ", job ? jobLink(app, job) : h("b", {}, node), " ", h("span", { class: "why" }, why)))
+      : h("li", { class: "why" }, "nothing: every node can be used, no job is lost"),
+  );
+}
+
+export function waitingJobs(app) {
+  const placement = app.jobs.filter((job) => job.status === "waiting");
+  const turns = [];
+  for (const job of app.jobs) {
+    const slot = app.history.newestOfJob.get(job.job);
+    if (job.status !== "ended" && job.status !== "waiting" && slot !== undefined && statusOf(slot) === "queued") turns.push(slot);
+  }
+  turns.sort((a, b) => (a.queued ?? 0) - (b.queued ?? 0));
+  say($("waiting-count"), `${number(placement.length)} for a place, ${number(turns.length)} for their turn`);
+  const items = [
+    ...placement.slice(0, 40).map((job) => h("li", {}, glyph("waiting"), " ", jobLink(app, job.job), " ", h("span", { class: "why" }, job.reason || "no reason was worked out; its page has it"))),
+    ...turns.slice(0, 25).map((slot) =>
+      h("li", {}, h("span", { class: "dim", "aria-hidden": "true" }, "◷"), " ", jobLink(app, slot.job), h("span", { class: "why" }, ` ${slot.phase}, for ${duration(app.now() - slot.queued)}${behind(app, slot)}`)),
+    ),
+  ];
+  fill($("waiting"), items.length ? items : h("li", { class: "why" }, "nobody waits"));
+}
+
+/** Who has what a queued slot waits for, where that is known. */
+function behind(app, slot) {
+  const job = app.jobOf(slot.job);
+  const nodes = new Set(job === undefined ? [] : (job.pins[slot.phase] ?? Object.values(job.pins).flat()));
+  for (const node of nodes) {
+    for (const gpu of app.nodes.get(node)?.gpus ?? []) {
+      const holder = app.history.slots.get(gpu.holder);
+      if (holder !== undefined && holder.job !== slot.job && holder.over === undefined) return `: ${app.nameOf(holder.job)} has ${node}`;
+    }
+  }
+  return "";
+}
+
+export function eventRow(event) {
+  const sign = { ok: ["●", "ok"], info: ["·", "dim"], warn: ["▲", "warn"], bad: ["✕", "bad"] }[event.level];
+  const words = event.job ? h("a", { href: `#/job/${event.job}`, class: event.level === "info" ? "info" : "" }, event.text) : h("span", { class: event.level === "info" ? "info" : "" }, event.text);
+  return h("li", {}, h("time", { title: dateAndTime(event.at) }, clock(event.at)), h("span", { class: sign[1], "aria-hidden": "true" }, sign[0]), words);
+}
+
+export function recentEvents(app) {
+  const found = app.history.events.slice(-60).reverse();
+  fill($("recent"), found.length ? found.map(eventRow) : h("li", { class: "dim" }, h("span", {}, ""), h("span", {}, ""), "nothing yet"));
+}
+
+// ---- what is chosen ------------------------------------------------------------------------------------------------
+
+const pairs = (list) => h("dl", { class: "facts" }, list.filter(([, value]) => value !== undefined && value !== null && value !== "").map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+
+/** What a slot did, as names and values. */
+export function slotFacts(app, slot) {
+  const now = app.now();
+  const until = slot.claimed ?? slot.over ?? now;
+  const status = statusOf(slot);
+  return [
+    ["status", `${status}${slot.reason ? `: ${slot.reason}` : ""}`],
+    ["asked at", slot.queued && clock(slot.queued, { millis: true })],
+    ["waited", slot.queued && duration(until - slot.queued)],
+    ["switch", slot.claimed && (slot.granted ? duration(slot.granted - slot.claimed) : `${duration((slot.ended ?? now) - slot.claimed)} until now`)],
+    ["ran", slot.granted && `${duration((slot.ended ?? now) - slot.granted)}${slot.ended ? "" : " until now"}`],
+    ["let go after", slot.ended && slot.over && slot.claimed && duration(slot.over - slot.ended)],
+    ["tail", slot.parts.length ? slot.parts.map((part) => `${part.gpus.length} GPUs from ${clock(part.at)}`).join(", ") : undefined],
+    ["fence", slot.fence && h("span", { class: "mono" }, slot.fence)],
+    ["GPUs", slot.gpus?.length ? `${slot.gpus.length}: ${slot.gpus.join(" ")}` : undefined],
+  ];
+}
+
+export function tipOf(app, hit) {
+  if (hit.bar?.slot !== undefined) {
+    const { slot, kind } = hit.bar;
+    const phase = slot.phase ? ` · ${slot.phase}` : "";
+    return [h("b", {}, `${slot.job ? app.nameOf(slot.job) : "a job whose beginning was not read"}${phase}`), h("div", { class: "dim" }, `slot ${slot.id}, ${kindText(kind)}`), pairs(slotFacts(app, slot).filter(([name]) => name !== "asked at"))];
+  }
+  if (hit.bar?.order !== undefined) {
+    const { order } = hit.bar;
+    const what = order.kind === "park" ? "parking" : "discarding";
+    return [h("b", {}, `${what} ${app.nameOf(order.job)}'s ${order.pool} state`), pairs([["order", order.id], ["took", order.ended ? duration(order.ended - order.issued) : `${duration(app.now() - order.issued)} until now`], ["ended", order.how], ["error", order.error]])];
+  }
+  if (hit.back !== undefined && hit.back !== null) {
+    return [h("b", {}, hit.row.label), h("div", {}, statusText(hit.back.status)), hit.back.reason ? h("div", { class: "dim" }, hit.back.reason) : null];
+  }
+  if (hit.kept !== undefined) {
+    const word = hit.kept.status === "loaded" ? "lies loaded here; nobody holds the GPUs" : "may be here: it has to be looked for";
+    return [h("b", {}, `${app.nameOf(hit.kept.job)}'s ${hit.kept.pool} state`), h("div", { class: "dim" }, word)];
+  }
+  if (hit.at === undefined) return null;
+  if (hit.at > app.now()) return null;
+  return [h("b", {}, hit.row.label), h("div", { class: "dim" }, hit.row.kind === "node" ? (hit.placed ? "idle: jobs are placed here, and none holds it" : "unallocated: no job is placed here") : "in none of its phases")];
+}
+
+/** The panel of what was chosen in the picture. */
+export function chosen(app, hit, close) {
+  const panel = $("chosen");
+  panel.hidden = hit === null || hit.row.kind === "head";
+  if (panel.hidden) return;
+  const shut = h("button", { class: "quiet icon", "aria-label": "Choose nothing", onclick: close }, "✕");
+  const slot = hit.bar?.slot;
+  if (slot !== undefined) {
+    const job = app.jobOf(slot.job);
+    const thing = { id: slot.id, name: app.nameOf(slot.job), status: statusOf(slot) };
+    fill(panel, h("div", { class: "head" }, h("h2", {}, `${app.nameOf(slot.job)} · ${slot.phase ?? ""}`), shut), h(
+      "div",
+      { class: "body" },
+      pairs([["slot", h("span", { class: "mono" }, slot.id)], ...slotFacts(app, slot), ["owner", job && `${job.owner}/${job.user}`], ["group", job?.group], ["slowdown", job && slowdownBar(job)]]),
+      h("div", { class: "buttons" }, h("a", { href: `#/job/${slot.job}` }, "Job page"), buttons(app, ["revoke"], thing, () => app.refresh())),
+    ));
+    return;
+  }
+  const node = app.nodes.get(hit.row.id);
+  if (node !== undefined) {
+    fill(panel, h("div", { class: "head" }, glyph(node.status), h("h2", {}, node.node), shut), h("div", { class: "body" }, nodeFacts(app, node), buttons(app, ["drain", "undrain", "clear"], node, () => app.refresh())));
+    return;
+  }
+  const job = app.jobOf(hit.row.id);
+  if (job !== undefined) {
+    fill(panel, h("div", { class: "head" }, glyph(job.status), h("h2", {}, job.name), shut), h("div", { class: "body" }, pairs([["status", job.status], ["why", job.reason], ["owner", `${job.owner}/${job.user}`], ["group", job.group], ["slowdown", slowdownBar(job)]]), h("a", { href: `#/job/${job.job}` }, "Job page")));
+  } else panel.hidden = true;
+}
+
+function nodeFacts(app, node) {
+  const gpus = node.gpus.map((gpu) => {
+    const holder = gpu.holder ? app.history.slots.get(gpu.holder) : undefined;
+    const who = gpu.holder ? (holder?.job ? app.nameOf(holder.job) : gpu.holder) : gpu.stain ? `bytes of ${app.nameOf(gpu.stain)}` : "free";
+    return `${gpu.gpu.split("/")[1]} ${who}${gpu.used_gb === null ? "" : ` ${number(gpu.used_gb, 1)} GB`}`;
+  });
+  return pairs([
+    ["status", `${node.status}${node.reason ? `: ${node.reason}` : ""}`],
+    ["pools", node.pools.join(", ")],
+    ["group", node.group],
+    ["kind", [node.gpu_type, node.gpu_gb ? `${number(node.gpu_gb)} GB` : ""].filter(Boolean).join(", ")],
+    ["price", node.price_per_hour ? `${number(node.price_per_hour, 2)} an hour` : undefined],
+    ["GPUs", h("span", {}, gpus.map((text) => h("div", {}, text)))],
+    ["states", Object.entries(node.states).map(([key, status]) => h("div", {}, `${app.nameOf(key.split(" ")[0])} ${key.split(" ").slice(1).join(" ")}: ${status}`))],
+    ["left over", node.leftover_gb ? `${number(node.leftover_gb, 1)} GB on each GPU` : undefined],
+    ["placed", h("span", {}, node.jobs.map((one) => h("div", {}, jobLink(app, one.job))))],
+  ]);
+}
+
+// ---- lists ---------------------------------------------------------------------------------------------------------
+
+/** The lists below the picture: by tab, {label, items(app), columns, key, open, text}. */
+export function lists(app) {
+  const text = (id, head, width, of, more = {}) => ({ id, head, width, cell: (item) => String(of(item) ?? ""), sort: of, ...more });
+  return {
+    jobs: {
+      label: "Jobs",
+      items: () => app.jobs.filter((job) => job.status !== "ended" || app.recent(job)),
+      key: (job) => job.job,
+      open: (job) => app.go(`#/job/${job.job}`),
+      text: (job) => `${job.name} ${job.job} ${job.owner} ${job.user} ${job.status} ${job.group ?? ""} ${job.reason}`,
+      empty: "no job has registered; the five-minute way to one's first is in the docs",
+      columns: [
+        { id: "name", head: "job", width: "minmax(150px, 1.4fr)", cell: (job) => h("a", { href: `#/job/${job.job}` }, job.name), sort: (job) => job.name },
+        text("id", "id", "58px", (job) => job.job),
+        text("owner", "owner", "minmax(90px, 0.8fr)", (job) => `${job.owner}/${job.user}`),
+        { id: "status", head: "status", width: "112px", cell: (job) => statusCell(job.status), sort: (job) => job.status },
+        text("group", "group", "64px", (job) => job.group),
+        { id: "now", head: "now", width: "minmax(150px, 1fr)", cell: (job) => app.doing(job), sort: (job) => app.doing(job) },
+        text("iterations", "iter.", "64px", (job) => job.iterations, { num: true, cell: (job) => number(job.iterations) }),
+        { id: "slowdown", head: "slowdown of SLO", width: "216px", cell: (job) => slowdownBar(job), sort: (job) => job.slowdown },
+        { id: "credit", head: "credit", width: "80px", num: true, cell: (job) => (job.credit_s !== null && job.credit_s < 0 ? h("span", { class: "bad" }, seconds(job.credit_s)) : seconds(job.credit_s)), sort: (job) => job.credit_s },
+        text("priority", "prio.", "54px", (job) => job.priority, { num: true }),
+        text("reason", "why", "minmax(160px, 2fr)", (job) => job.reason),
+      ],
+    },
+    groups: {
+      label: "Groups",
+      items: () => app.groups,
+      key: (group) => group.group,
+      text: (group) => `${group.group} ${group.jobs.map((job) => app.nameOf(job)).join(" ")} ${group.nodes.join(" ")}`,
+      empty: "no job is placed",
+      columns: [
+        text("group", "group", "70px", (group) => group.group),
+        { id: "members", head: "members", width: "minmax(220px, 1.5fr)", cell: (group) => h("span", {}, group.jobs.map((job, index) => [index ? ", " : "", jobLink(app, job)]).flat()), sort: (group) => group.jobs.length },
+        { id: "wheel", head: "wheel", width: "minmax(240px, 2fr)", cell: (group) => wheel(app, group), title: (group) => group.wheel.map((visit) => `${visit.name || visit.job} ${visit.phase}`).join(" → ") },
+        text("nodes", "nodes", "minmax(180px, 1.2fr)", (group) => group.nodes.join(" ")),
+        text("period", "period", "90px", (group) => group.period_s, { num: true, cell: (group) => seconds(group.period_s) }),
+        text("cost", "an hour", "84px", (group) => group.cost_per_hour, { num: true, cell: (group) => number(group.cost_per_hour, 2) }),
+        text("reason", "held up by", "minmax(140px, 1fr)", (group) => group.reason),
+      ],
+    },
+    nodes: {
+      label: "Nodes",
+      items: () => [...app.nodes.values()],
+      key: (node) => node.node,
+      text: (node) => `${node.node} ${node.status} ${node.pools.join(" ")} ${node.gpu_type} ${node.group ?? ""} ${node.reason}`,
+      open: (node) => app.chooseNode(node.node),
+      empty: "no node is configured",
+      columns: [
+        text("node", "node", "minmax(120px, 1fr)", (node) => node.node),
+        { id: "status", head: "status", width: "120px", cell: (node) => statusCell(node.status), sort: (node) => node.status },
+        text("pools", "pools", "120px", (node) => node.pools.join(" ")),
+        text("type", "GPUs", "110px", (node) => `${node.gpus.length} ${node.gpu_type}`),
+        { id: "holder", head: "held by", width: "minmax(140px, 1fr)", cell: (node) => app.holderOf(node), sort: (node) => app.holderOf(node) },
+        text("group", "group", "64px", (node) => node.group),
+        text("placed", "placed", "64px", (node) => node.jobs.length, { num: true }),
+        { id: "memory", head: "GPU memory seen", width: "206px", cell: (node) => memory(node), sort: (node) => usedGb(node) },
+        { id: "left", head: "left over", width: "84px", num: true, cell: (node) => (node.leftover_gb ? `${number(node.leftover_gb, 1)} GB` : "–"), sort: (node) => node.leftover_gb },
+        text("reason", "why", "minmax(140px, 1.4fr)", (node) => node.reason),
+      ],
+    },
+    hosts: {
+      label: "Hosts",
+      items: () => app.hosts,
+      key: (host) => host.host,
+      text: (host) => `${host.host} ${host.backend} ${host.nodes.join(" ")}`,
+      empty: "no host is configured",
+      columns: [
+        text("host", "host", "minmax(110px, 1fr)", (host) => host.host),
+        { id: "reach", head: "reachable", width: "100px", cell: (host) => statusCell(host.reachable ? "up" : "lost"), sort: (host) => Number(host.reachable) },
+        text("backend", "backend", "90px", (host) => host.backend),
+        text("nodes", "nodes", "70px", (host) => host.nodes.length, { num: true }),
+        text("jobs", "jobs", "64px", (host) => host.jobs.length, { num: true }),
+        { id: "ram", head: "RAM for parked states", width: "260px", cell: (host) => h("span", {}, meter(host.ram_reserved_gb, host.ram_gb), ` ${number(host.ram_reserved_gb)} of ${number(host.ram_gb)} GB reserved`), sort: (host) => host.ram_reserved_gb / (host.ram_gb || 1) },
+        { id: "left", head: "left over on GPUs", width: "minmax(220px, 1fr)", cell: (host) => leftOver(app, host), sort: (host) => leftOf(app, host)[0] },
+      ],
+    },
+    events: {
+      label: "Events",
+      items: () => [...app.history.events].reverse(),
+      key: (event) => event.seq,
+      text: (event) => `${event.text} ${event.kind} ${event.node ?? ""}`,
+      open: (event) => event.job && app.go(`#/job/${event.job}`),
+      empty: "nothing was read yet",
+      columns: [
+        text("seq", "no.", "90px", (event) => event.seq, { num: true, cell: (event) => number(event.seq) }),
+        text("at", "at", "150px", (event) => event.at, { cell: (event) => dateAndTime(event.at) }),
+        { id: "level", head: "", width: "34px", cell: (event) => eventRow(event).children[1], sort: (event) => event.level },
+        text("kind", "kind", "160px", (event) => event.kind),
+        text("text", "what", "minmax(300px, 3fr)", (event) => event.text),
+      ],
+      sort: { by: "seq", down: true },
+    },
+  };
+}
+
+function wheel(app, group) {
+  const least = Math.min(...group.wheel.map((visit) => visit.turn));
+  const next = group.wheel.findIndex((visit) => visit.turn === least);
+  return h("span", { class: "wheel" }, group.wheel.slice(0, 12).map((visit, index) => h("span", { class: index === next ? "on" : "", style: { background: app.marks.of(visit.job) }, title: `${visit.name || visit.job} ${visit.phase}${index === next ? " (next)" : ""}` }, `${(visit.name || visit.job).slice(0, 6)}·${visit.phase.slice(0, 1)}`)));
+}
+
+const usedGb = (node) => Math.max(0, ...node.gpus.map((gpu) => gpu.used_gb ?? 0));
+
+function memory(node) {
+  const seen = node.gpus.filter((gpu) => gpu.used_gb !== null && gpu.used_gb !== undefined);
+  if (!seen.length) return h("span", { class: "dim" }, "not seen yet");
+  const used = seen.reduce((sum, gpu) => sum + gpu.used_gb, 0);
+  const all = node.gpu_gb * node.gpus.length;
+  return h("span", {}, meter(used, all), ` ${number(used)}${all ? ` of ${number(all)}` : ""} GB`);
+}
+
+function leftOf(app, host) {
+  const nodes = host.nodes.map((node) => app.nodes.get(node)).filter((node) => node !== undefined);
+  const left = nodes.reduce((sum, node) => sum + node.leftover_gb * node.gpus.length, 0);
+  return [left, nodes.reduce((sum, node) => sum + node.gpu_gb * node.gpus.length, 0)];
+}
+
+function leftOver(app, host) {
+  const [left, all] = leftOf(app, host);
+  return h("span", {}, meter(left, all, true), ` ${number(left, 1)}${all ? ` of ${number(all)}` : ""} GB may stay`);
+}
+
+export { pairs, millis };

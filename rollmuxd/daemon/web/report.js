@@ -1,0 +1,64 @@
+// What sharing saved, and what the GPU-hours went to.
+
+import { dateAndTime, number, percent, duration } from "./format.js";
+import { h } from "./dom.js";
+
+const SPANS = [["hour", 3600, "last hour"], ["day", 86400, "last day"], ["week", 604800, "last week"], ["all", null, "all that is kept"]];
+
+export const spanText = (span) => SPANS.find(([, seconds]) => seconds === span)[2];
+
+export function reportView(app) {
+  const choice = h("div", { class: "choice", role: "group", "aria-label": "Span of the report" }, SPANS.map(([id, span, text]) => h("button", { "aria-pressed": String(app.reportSpan === span), data: { report: id }, onclick: () => app.askReport(span) }, text)));
+  const again = h("button", { onclick: () => app.askReport(app.reportSpan) }, "Again");
+  const head = h("div", { class: "buttons" }, choice, again);
+  const report = app.report;
+  if (app.reportError) return h("div", { class: "report" }, head, h("p", { class: "bad" }, app.reportError));
+  if (!report) return h("div", { class: "report" }, head, h("p", { class: "dim" }, "the books are being closed …"));
+  const { saving } = report;
+  const share = saving.gpu_hours_alone ? saving.gpu_hours_saved / saving.gpu_hours_alone : null;
+  const sentence = saving.gpu_hours_saved >= 0 ? "GPU-hours saved" : "GPU-hours lost to sharing";
+  return h(
+    "div",
+    { class: "report" },
+    head,
+    h("div", {}, h("span", { class: "figure" }, number(Math.abs(saving.gpu_hours_saved), 2)), ` ${sentence}${share === null ? "" : ` (${percent(Math.abs(share), 1)})`}${saving.cost_saved ? `, ${number(saving.cost_saved, 2)} in money` : ""}. `, h("span", { class: "dim" }, `Against: ${saving.baseline}. ${since(report)} to ${dateAndTime(Date.parse(report.until))}.`)),
+    h("div", {}, report.pools.map((pool) => poolBar(pool))),
+    workTable(app, report.work),
+  );
+}
+
+const since = (report) => (Date.parse(report.since) ? dateAndTime(Date.parse(report.since)) : "From the beginning");
+
+function poolBar(pool) {
+  const whole = pool.gpu_hours_capacity || 1;
+  const parts = [["used", "used"], ["switching", "switching"], ["bubble", "idle"], ["unallocated", "unallocated"]];
+  const of = (name) => pool[`gpu_hours_${name}`] ?? 0;
+  return h(
+    "div",
+    { class: "pad" },
+    h("b", {}, pool.pool),
+    h("span", { class: "dim" }, ` ${number(pool.gpus)} GPUs, ${number(pool.gpu_hours_capacity, 2)} GPU-hours`),
+    h("div", { class: "stack", "aria-hidden": "true" }, parts.map(([shade, name]) => h("i", { class: shade, style: { width: `${((100 * of(name)) / whole).toFixed(2)}%` } }))),
+    h("div", { class: "small" }, parts.map(([shade, name]) => [h("i", { class: `key ${shade}` }), `${name} ${number(of(name), 2)} h, ${percent(of(name) / whole, 1)}   `]).flat()),
+  );
+}
+
+function workTable(app, work) {
+  const rows = [...work].sort((a, b) => b.gpu_hours_held - a.gpu_hours_held).slice(0, 200);
+  if (!rows.length) return h("p", { class: "dim" }, "no job has used anything in this span");
+  const heads = ["job", "owner", "held", "used", "allocated", "alone", "slowdown", "iterations", "switching", "waited for its turn"];
+  const cell = (value, digits = 3) => h("td", { class: "num" }, number(value, digits));
+  return h(
+    "table",
+    { class: "plain" },
+    h("caption", { class: "hidden" }, "GPU-hours by job"),
+    h("thead", {}, h("tr", {}, heads.map((head, index) => h("th", { class: index > 1 ? "num" : "", scope: "col" }, head)))),
+    h(
+      "tbody",
+      {},
+      rows.map((row) =>
+        h("tr", {}, h("td", {}, row.job ? h("a", { href: `#/job/${row.job}` }, row.name) : row.name), h("td", {}, row.owner), cell(row.gpu_hours_held), cell(row.gpu_hours_used), cell(row.gpu_hours_allocated), cell(row.gpu_hours_alone), cell(row.slowdown, 2), cell(row.iterations, 0), h("td", { class: "num" }, duration(row.switch_hours * 3600000)), h("td", { class: "num" }, duration(row.wait_turn_hours * 3600000))),
+      ),
+    ),
+  );
+}

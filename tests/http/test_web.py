@@ -1,0 +1,94 @@
+"""The dashboard's files are served to everybody, under a policy that lets nothing else in; its data is not."""
+
+import re
+
+import pytest
+
+from rollmuxd.daemon.http.routes.web import FILES
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_the_page_and_all_that_it_is_made_of_come_without_a_key(running):
+    async with running() as world, world.client(None) as nobody:
+        page = await nobody.get("/")
+        assert page.status_code == 200
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        parts = re.findall(r'(?:src|href)="(/web/[^"]+)"', page.text)
+        assert len(parts) >= 4
+        for part in parts:
+            assert (await nobody.get(part)).status_code == 200, part
+        assert (await nobody.get("/web/main.js")).headers["content-type"] == "text/javascript; charset=utf-8"
+        assert (await nobody.get("/v1/me")).status_code == 401
+
+
+async def test_what_is_imported_is_there():
+    for name, file in FILES.items():
+        if name.endswith(".js") and "/" not in name:
+            for imported in re.findall(r'from "\./([^"]+)"', file.body.decode()):
+                assert imported in FILES, f"{name} imports {imported}"
+
+
+async def test_a_browser_is_told_to_load_nothing_from_elsewhere_and_to_run_no_script_within_the_page(running):
+    async with running() as world, world.client(None) as nobody:
+        for path in ("/", "/web/main.js", "/web/style.css"):
+            headers = (await nobody.get(path)).headers
+            policy = dict(part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";"))
+            assert policy["default-src"] == "'none'"
+            assert {policy[name] for name in ("script-src", "style-src", "img-src", "connect-src")} == {"'self'"}
+            assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
+            assert "unsafe" not in headers["content-security-policy"]
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["referrer-policy"] == "no-referrer"
+        page = (await nobody.get("/")).text
+        assert not re.search(r"<script(?![^>]*\bsrc=)", page)
+        assert not re.search(r"\son\w+=|\sstyle=|https?://", page)
+
+
+async def test_nothing_else_of_the_machine_is_served(running):
+    async with running() as world, world.client(None) as nobody:
+        for path in ("/web/../daemon/keys.py", "/web/..%2fkeys.py", "/web//etc/passwd", "/web/", "/web/nothing.js"):
+            answer = await nobody.get(path)
+            assert answer.status_code == 404, path
+            assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_who_asks_is_told_who_they_are_and_how_far_the_facts_go(running):
+    async with running() as world, world.client("viewer") as viewer, world.client("root") as root:
+        me = (await viewer.get("/v1/me")).json()
+        assert (me["owner"], me["user"], me["role"], me["mode"]) == ("team", "vera", "viewer", "share")
+        assert world.secrets["viewer"].startswith(f"rmx_{me['key']}_")
+        assert (me["first"], me["last"]) == (1, world.driver.durable_seq)
+        assert (await root.get("/v1/me")).json()["role"] == "admin"
+    async with running() as world, world.on_socket(0) as root:
+        me = (await root.get("/v1/me")).json()
+        assert (me["role"], me["key"]) == ("admin", "")
+
+
+#: what a browser says of who asks, and whether that is heard where no key is needed
+ASKERS = {
+    "the page itself, at a forwarded socket": ({"host": "localhost:8080", "sec-fetch-site": "same-origin"}, True),
+    "a bookmark": ({"host": "127.0.0.1:8080", "sec-fetch-site": "none"}, True),
+    "IPv6": ({"host": "[::1]:8080", "sec-fetch-site": "same-origin"}, True),
+    "no browser": ({"host": "whatever"}, True),
+    "another site's page": ({"host": "localhost:8080", "sec-fetch-site": "cross-site"}, False),
+    "another port's page": ({"host": "localhost:8080", "sec-fetch-site": "same-site"}, False),
+    "an old browser, for another site": ({"host": "localhost:8080", "origin": "https://evil.example"}, False),
+    "a name that was made to lead here": ({"host": "evil.example:8080", "sec-fetch-site": "same-origin"}, False),
+}
+
+
+@pytest.mark.parametrize("asker", ASKERS)
+async def test_another_sites_page_cannot_use_a_socket_that_needs_no_key(running, asker):
+    headers, heard = ASKERS[asker]
+    async with running() as world, world.client() as alice, world.on_socket(0) as root:
+        job = await world.job(alice)
+        answer = await root.post(f"/v1/jobs/{job.id}/pause", headers=headers)
+        assert answer.status_code == (200 if heard else 403)
+        assert (world.state.jobs[job.id].status == "paused") is heard
+
+
+async def test_with_a_key_it_does_not_matter_where_a_call_comes_from(running):
+    async with running() as world, world.client("viewer") as viewer:
+        headers = {"host": "rollmux.example", "sec-fetch-site": "same-origin"}
+        assert (await viewer.get("/v1/me", headers=headers)).status_code == 200

@@ -1,0 +1,168 @@
+"""A real daemon under load, and a real browser in front of it.
+
+The load is jobs that go round their cycle over HTTP, on a mock backend, in a process of its own (``load.py``). Where
+there is no Chromium, or no playwright, tests of the page are skipped and say so; ``.ci/run`` installs both.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+LOAD = Path(__file__).with_name("load.py")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+CONFIG = """
+[daemon]
+listen = "127.0.0.1:0"
+state_dir = {state}
+
+[lease]
+lease_s = 600
+heartbeat_s = 60
+
+[limits]
+calls_per_s = 0
+
+[[hosts]]
+id = "box"
+backend = "mock"
+ram_gb = 512
+options = {{ copy_gbps = 40, watch_pids = false, memory = "", faults = {faults} }}
+"""
+NODE = """
+[[hosts.nodes]]
+gpus = "{first}-{last}"
+pools = ["{pool}"]
+gpu_gb = 96
+gpu_type = "{kind}"
+price_per_gpu_hour = {price}
+"""
+
+
+def until(what: str, look: Callable[[], Any], within: float = 15.0) -> Any:
+    """Return what ``look`` finds, as soon as it finds something."""
+    give_up = time.monotonic() + within
+    while True:
+        if found := look():
+            return found
+        assert time.monotonic() < give_up, f"after {within:g} s still not: {what}"
+        time.sleep(0.03)
+
+
+class Cluster:
+    """A daemon with nodes of two GPUs each, and whoever works there."""
+
+    until = staticmethod(until)
+
+    def __init__(self, folder: Path, *, rollout: int, train: int) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.faults = folder / "faults.json"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        text = CONFIG.format(state=json.dumps(str(self.state)), faults=json.dumps(str(self.faults)))
+        pools = [("rollout", "H20", 1.85)] * rollout + [("train", "H800", 5.28)] * train
+        for number, (pool, kind, price) in enumerate(pools):
+            text += NODE.format(first=2 * number, last=2 * number + 1, pool=pool, kind=kind, price=price)
+        self.config = folder / "rollmux.toml"
+        self.config.write_text(text)
+        self._env = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX_", "XDG_"))}
+        self._env["HOME"] = str(folder)
+        self.daemon = self._start()
+
+    def _run(self, *command: str) -> "subprocess.Popen[bytes]":
+        with (self.folder / "stderr.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env
+            )
+        self._processes.append(process)
+        return process
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        process = self._run("-m", "rollmuxd", "daemon", "run", "--config", str(self.config))
+        until("the daemon is ready", lambda: self._ready(process), 30)
+        return process
+
+    def _ready(self, process: "subprocess.Popen[bytes]") -> bool:
+        assert process.poll() is None, (self.folder / "stderr.log").read_text()[-3000:]
+        with contextlib.suppress(OSError, ValueError, httpx.TransportError):
+            if json.loads((self.state / "daemon.json").read_text())["pid"] == process.pid:
+                return self.call("GET", "/readyz").status_code == 200
+        return False
+
+    @property
+    def url(self) -> str:
+        return str(json.loads((self.state / "daemon.json").read_text())["url"])
+
+    @property
+    def socket(self) -> Path:
+        return self.state / "rollmux.sock"
+
+    def call(self, method: str, path: str, body: Any = None, **params: Any) -> httpx.Response:
+        """A call on the Unix socket, where the kernel says that we are the operator."""
+        transport = httpx.HTTPTransport(uds=str(self.socket))
+        with httpx.Client(transport=transport, base_url="http://localhost", timeout=20) as line:
+            return line.request(method, path, json=body, params=params)
+
+    def get(self, path: str, **params: Any) -> Any:
+        return self.call("GET", path, **params).json()
+
+    def key(self, role: str = "admin", owner: str = "team", user: str = "someone") -> str:
+        body = {"owner": owner, "user": user, "role": role}
+        return str(self.call("POST", "/v1/keys", body).json()["secret"])
+
+    def load(self, jobs: int, *more: str) -> "subprocess.Popen[bytes]":
+        """Jobs that go round their cycles, until all is closed."""
+        there = len(self.get("/v1/jobs", limit=1000)["items"])
+        process = self._run(str(LOAD), str(self.socket), str(jobs), *more)
+        until(f"{jobs} jobs are there", lambda: len(self.get("/v1/jobs", limit=1000)["items"]) >= there + jobs, 60)
+        return process
+
+    def restart(self) -> None:
+        """kill -9, and another one on the same port."""
+        port = self.url.rpartition(":")[2]
+        self.daemon.kill()
+        self.daemon.wait()
+        self.config.write_text(self.config.read_text().replace('"127.0.0.1:0"', f'"127.0.0.1:{port}"'))
+        self.daemon = self._start()
+
+    def close(self) -> None:
+        for process in reversed(self._processes):
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A Chromium, started once."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not there: pip install 'rollmuxd[web]'")
+    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if path is None:
+        pytest.skip("no Chromium is there (apt-get install chromium): the page is not looked at")
+    with sync_api.sync_playwright() as playwright:
+        # As root, which containers run as, Chromium's own sandbox does not work.
+        made = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        )
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Four nodes of each pool, and twelve jobs under load."""
+    made = Cluster(tmp_path_factory.mktemp("web"), rollout=4, train=4)
+    try:
+        made.load(12)
+        yield made
+    finally:
+        made.close()
