@@ -1,7 +1,7 @@
 """Why a job or a slot waits, in data and in sentences that name numbers. Reads the state, changes nothing."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from rollmuxd.core import forecast
 from rollmuxd.core.admission import limits_of, over_its_nodes, waiting_order
@@ -33,6 +33,9 @@ _ADMITTED = {
     "scaling": "beside the group's training nodes, on rollout nodes of its own",
     "isolated": "on nodes that were free",
 }
+
+
+_NOBODY: Final = Reason("detached", "no call of this request is open")
 
 
 class Story(NamedTuple):
@@ -192,7 +195,8 @@ class Explainer:
         known = state.slot(slot)
         job = state.jobs[known.job]
         if known.status is SlotStatus.LOADING:
-            return (Reason("loading", "its state is being loaded"),)
+            loading = Reason("loading", "its state is being loaded")
+            return (loading, _NOBODY) if slot in self._c.soft.detached else (loading,)
         if known.status is not SlotStatus.QUEUED:
             return _overstays(known, now)
         if job.status is JobStatus.WAITING:
@@ -205,7 +209,7 @@ class Explainer:
             return (Reason("no_placement", "its job has no placement"),)
         reasons = []
         if slot in self._c.soft.detached:
-            reasons.append(Reason("detached", "no call of this request is open"))
+            reasons.append(_NOBODY)
         reasons += self._visits_before(group, known)
         for name in self._c.rotation.nodes_of(state, group, job.id, known.phase):
             reasons += self._node_in_the_way(state.nodes[name], job)

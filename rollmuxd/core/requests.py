@@ -38,7 +38,10 @@ from rollmuxd.core.model import (
     StateStatus,
 )
 from rollmuxd.core.rotation import find_phase
-from rollmuxd.core.turns import dispatch, take_place
+from rollmuxd.core.turns import dispatch, grant_if_loaded, take_place
+
+#: slots that are not granted yet
+COMING = (SlotStatus.QUEUED, SlotStatus.LOADING)
 
 
 def request(c: Cycle, ask: i.RequestSlot) -> Answer:
@@ -57,7 +60,8 @@ def reattach(c: Cycle, job: Job, slot: Slot, ask: i.RequestSlot) -> Answer:
     if slot.session != ask.session:
         live_session(c, ask.session)
         raise Conflict(f"request {ask.request_id!r} belongs to session {slot.session}")
-    if slot.status in (SlotStatus.QUEUED, SlotStatus.LOADING) and c.soft.attach(slot.id):
+    if slot.status in COMING and c.soft.attach(slot.id):
+        grant_if_loaded(c, job, slot)
         dispatch(c, job.group)
     return Answer(job=job.id, slot=slot.id, repeated=True)
 
@@ -122,7 +126,7 @@ def judge(c: Cycle, job: Job) -> None:
 def detach(c: Cycle, ask: i.DetachSlot) -> Answer:
     """Nobody waits on the line: the request keeps its place for the re-attach time, and is not granted meanwhile."""
     slot = c.state.slots.get(ask.slot)
-    if slot is not None and slot.status in (SlotStatus.QUEUED, SlotStatus.LOADING):  # that one may have to wait on
+    if slot is not None and slot.status in COMING:
         phase = find_phase(c.state, slot.job, slot.phase)
         gap = 0 if phase is None else phase.gap_ms
         c.soft.detach(slot.id, until=c.now + c.config.reattach_ms, awaited_until=c.now + gap + c.config.grace_ms)
@@ -247,9 +251,14 @@ def revoke(c: Cycle, ask: i.RevokeSlot) -> Answer:
 
 
 def give_up(c: Cycle, slot: SlotId) -> None:
-    """A request that stayed detached beyond the re-attach time is never granted."""
+    """A request that stayed detached beyond the re-attach time is never granted, though its state may be loaded."""
     known = c.state.slots.get(slot)
-    if known is not None and known.status is SlotStatus.QUEUED:
-        job = c.state.jobs[known.job]
-        drop_requests(c, job, f"nobody asked for it for {c.config.reattach_ms // 1000} s")
-        dispatch(c, job.group)
+    if known is None or known.status not in COMING:
+        return
+    job = c.state.jobs[known.job]
+    reason = f"nobody asked for it for {c.config.reattach_ms // 1000} s"
+    if known.status is SlotStatus.QUEUED:
+        drop_requests(c, job, reason)
+    else:
+        revoke_held(c, known, by="re-attach time", reason=reason)
+    dispatch(c, job.group)

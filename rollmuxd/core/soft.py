@@ -99,6 +99,7 @@ class Soft:
         for slot in state.slots.values():
             if slot.status is SlotStatus.QUEUED:
                 self.waits(state.jobs[slot.job].owner, 1)
+            if slot.status in (SlotStatus.QUEUED, SlotStatus.LOADING):
                 # a client that could not reach the daemon comes back within a lease, or has lost its session
                 self.detach(slot.id, until=now + config.reattach_ms, awaited_until=now + config.lease_ms)
 

@@ -254,6 +254,9 @@ def holds_on(c: Cycle, slot: Slot, node: NodeId) -> bool:
 
 
 def grant_if_loaded(c: Cycle, job: Job, slot: Slot) -> None:
+    """Grant a slot whose states are all there, unless nobody attends it: who asks again in time is granted it then."""
+    if slot.id in c.soft.detached:
+        return
     if slot.status is SlotStatus.LOADING and all(kept.status is StateStatus.LOADED for kept in needed(c, job, slot)):
         c.fact(f.SlotGranted(c.now, slot.id, next_fence(c)))
         c.soft.at(c.now + c.config.overstay_ms, "overstay", job.id)

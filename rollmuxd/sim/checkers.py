@@ -295,7 +295,7 @@ class Witness:
         if name in self.detached:
             gone = self.now - self.detached[name]
             self.broken(
-                "a_request_that_nobody_attends_does_not_go_ahead", f"slot {name}, detached {gone} ms ago, claims GPUs"
+                "a_request_that_nobody_attends_does_not_go_ahead", f"slot {name}, detached {gone} ms ago, goes ahead"
             )
 
     def only_a_placed_job_goes_ahead(self, name: SlotId, member: Member) -> None:
@@ -711,14 +711,15 @@ class Witness:
 
     def _asks(self, given: i.RequestSlot) -> None:
         member = self.members.get(given.job)
-        if member is not None and member.queued is not None:
-            asked = self.slots[member.queued]
-            if asked.request_id == given.request_id and self.detached.pop(member.queued, None) is not None:
-                asked.since = self.now
+        for name in (member.queued, member.holding) if member is not None else ():
+            asked = self.slots.get(name or "")
+            if name is not None and asked is not None and asked.request_id == given.request_id:
+                if self.detached.pop(name, None) is not None and asked.status == "queued":
+                    asked.since = self.now
 
     def _detaches(self, given: i.DetachSlot) -> None:
         asked = self.slots.get(given.slot)
-        if asked is not None and asked.status == "queued":
+        if asked is not None and asked.status in ("queued", "loading"):
             self.detached[given.slot] = self.now
 
     def _starts(self, given: i.Start) -> None:
@@ -726,7 +727,7 @@ class Witness:
         for session in self.heard:
             self.heard[session] = self.now
         for name, asked in self.slots.items():
-            if asked.status == "queued":
+            if asked.status in ("queued", "loading"):
                 self.detached[name] = self.now
 
     def _stalls(self, given: i.Stalled) -> None:
@@ -1058,6 +1059,7 @@ class Witness:
         if member.status in ("lost", "ended"):  # what is being loaded for others is theirs till the next boundary
             self.only_a_placed_job_goes_ahead(name, member)
         self.nobody_is_granted_who_is_not_there(name, asked)
+        self.a_request_that_nobody_attends_does_not_go_ahead(name)
         self.fences_only_grow(name, fact.fence)
         self.who_is_granted_finds_its_state_loaded(name, asked, member.stays[asked.phase])
         asked.status, asked.fence, asked.granted_at = "running", fact.fence, fact.at

@@ -336,9 +336,10 @@ class Trouble:
         if self.calm or process.gone:
             return
         job = self.world.core.state.jobs[process.name]
-        if self.world.up and process.request is not None and job.queued is not None and not process.knocks:
+        slot = job.queued or job.slot
+        if self.world.up and process.request is not None and slot is not None and not process.knocks:
             self._count("detaches")
-            self.world.call(process, i.DetachSlot(job.queued))
+            self.world.call(process, i.DetachSlot(slot))
             longest = self.world.config.reattach_ms * 3 // 2
             self.world.later(process, self.chance.within(longest), self.world.ask_again)
         wait = self.chance.until_next(self.faults.detaches_per_hour)
@@ -421,7 +422,8 @@ class Trouble:
             job = state.jobs.get(process.name)
             if job is None:
                 continue
-            stuck = job.status is JobStatus.QUARANTINED or (job.status is JobStatus.WAITING and bool(job.pins))
+            status = job.resume_to if job.status is JobStatus.PAUSED else job.status
+            stuck = status is JobStatus.QUARANTINED or (status is JobStatus.WAITING and bool(job.pins))
             looks = self._looked(process.name, stuck and process.alive)
             if looks == 1 and job.status is JobStatus.QUARANTINED:
                 world.call(process, i.ReinstateJob(process.name, by="operator"))

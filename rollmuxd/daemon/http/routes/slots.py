@@ -204,7 +204,7 @@ async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
         )
 
     view = await call.read(look)
-    if view.next is not None and SlotStatus(view.next.status) is SlotStatus.QUEUED:
+    if view.next is not None and SlotStatus(view.next.status) in views.COMING:
         # It has its place; the call that waits for it is still to come.
         if (job.id, view.next.request_id) not in call.shared.attended:
             await detach(call, view.next.slot)
