@@ -239,7 +239,7 @@ class EngineDriver:
                 raise NotDone(f"{error}; it was parked there, so it has died since: start the job anew") from error
             if start := self.options(engine.order.state).argv("start"):
                 await run(engine.order, start)
-                await _until(lambda: engine.answers(self.health))
+                await until(lambda: engine.answers(self.health))
                 self.started(engine)
                 await self.wake(engine)
             # else the job will start it, in its init phase
@@ -253,7 +253,7 @@ class EngineDriver:
                 await self.drop(engine)
         wait_s = options.seconds("end_wait_s", 10.0)
         with anyio.move_on_after(wait_s):
-            await _until(lambda: self._is_gone(engine))
+            await until(lambda: self._is_gone(engine))
             self.started(engine)
             return
         raise NotDone(
@@ -324,7 +324,8 @@ def _verdict(failed: Sequence[PluginError], engines: int) -> PluginError:
     return NotDone(text) if certain else ContactLost(text)
 
 
-async def _until(there: Callable[[], Awaitable[bool]]) -> None:
+async def until(there: Callable[[], Awaitable[object]]) -> None:
+    """Ask again and again, until the answer is yes."""
     pause_s = _PAUSE_S[0]
     while not await there():
         await anyio.sleep(pause_s)

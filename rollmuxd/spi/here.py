@@ -24,9 +24,16 @@ async def run(
     if not argv:
         raise NotDone("a command needs at least the name of its program")
     try:
-        process = await anyio.open_process(
-            list(argv), stdin=PIPE, stdout=PIPE, stderr=PIPE, env={**os.environ, **(env or {})}, start_new_session=True
-        )
+        # Cut short in its start it would leave behind what it has started in turn: its group is not known yet.
+        with anyio.CancelScope(shield=True):
+            process = await anyio.open_process(
+                list(argv),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+            )
     except (OSError, ValueError) as error:
         raise NotDone(f"{argv[0]}: {error}") from error
     over = False
