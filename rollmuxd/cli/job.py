@@ -9,6 +9,7 @@ import click
 
 from rollmuxd.cli.calls import Call, Failed, cell, fields, part, table, talks
 from rollmuxd.cli.completion import names_of
+from rollmuxd.cli.logs import logs
 
 OVER = ("ended", "lost")
 PLACED = ("probing", "admitted")
@@ -16,7 +17,7 @@ PLACED = ("probing", "admitted")
 
 @click.group()
 def job() -> None:
-    """Jobs: list, show, explain, pause, resume, end, reinstate, wait."""
+    """Jobs: list, show, explain, logs, pause, resume, end, reinstate, wait."""
 
 
 def why(view: dict[str, Any]) -> str:
@@ -193,3 +194,6 @@ def wait(call: Call, job: str, until: str, timeout: float | None) -> None:
         raise Failed(f"{view['name']} is {status}: {view.get('reason') or 'no reason was given'}")
     if until == "placed" and status == "ended":
         raise Failed(f"{view['name']} ended: {view.get('reason') or 'no reason was given'}")
+
+
+job.add_command(logs)

@@ -1,0 +1,137 @@
+"""``rollmuxd job logs``: what a job's commands have printed, where ``rollmuxd run --detach`` or the daemon keeps it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from rollmuxd.cli.calls import Call, Failed, part, print_json, talks
+from rollmuxd.cli.completion import names_of
+
+#: how often a followed job is looked at
+LOOK_S: Final = 0.3
+#: how much of a file is read at once
+PIECE: Final = 1 << 16
+
+
+def folder_of(name: str, key: str) -> Path:
+    """Where a detached run of this user keeps its output: a file a role, and ``run.log`` of the one that watches."""
+    home = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
+    return Path(home) / "rollmux" / "runs" / name / key[:12]
+
+
+def begin(folder: Path, roles: Iterable[str]) -> None:
+    """Make the folder of a run, and let ``logs`` find it as the job's latest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for role in roles:
+        (folder / f"{role}.log").touch()
+    link = folder.parent / "latest.new"
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder.name)
+    link.replace(folder.parent / "latest")
+
+
+def watched_by(folder: Path, pid: int) -> None:
+    """Note who looks after the run: it is over when that process is gone."""
+    (folder / "pid").write_text(f"{pid} {_started(pid)}\n", encoding="ascii")
+
+
+@click.command()
+@click.argument("job", shell_complete=names_of("/v1/jobs", "name", "job"))
+@click.option("-f", "--follow", is_flag=True, help="Go on as more is printed, until the run is over.")
+@click.option("--role", help="Of this role only.")
+@talks
+def logs(call: Call, job: str, *, follow: bool, role: str | None) -> None:
+    """What a job's commands have printed: of its last detached run here, else of what the daemon has started."""
+    folder = folder_of(job, "latest")
+    if not folder.exists():
+        folder = folder_of(call.get(f"/v1/jobs/{part(job)}")["name"], "latest")
+    if folder.exists():
+        _Files(folder.resolve(), role, as_json=call.as_json).show(follow=follow)
+    else:
+        _from_daemon(call, job, follow=follow)
+
+
+class _Files:
+    """The output of a run, as files that grow."""
+
+    def __init__(self, folder: Path, role: str | None, *, as_json: bool) -> None:
+        self._folder, self._role, self._as_json = folder, role, as_json
+        self._read: dict[Path, int] = {}
+        self._open_line: Path | None = None
+
+    def show(self, *, follow: bool) -> None:
+        if self._role is not None and self._role not in (there := sorted(path.stem for path in self._paths(all_=True))):
+            raise Failed(f"{self._folder} has no role {self._role}; it has {', '.join(there) or 'none yet'}")
+        while True:
+            over = not follow or self._over()
+            while self._more():
+                pass
+            if over:
+                return
+            time.sleep(LOOK_S)
+
+    def _paths(self, *, all_: bool = False) -> list[Path]:
+        return [path for path in sorted(self._folder.glob("*.log")) if all_ or self._role in (None, path.stem)]
+
+    def _more(self) -> bool:
+        any_there = False
+        for path in self._paths():
+            at = self._read.get(path, 0)
+            with path.open("rb") as file:
+                file.seek(at)
+                piece = file.read(PIECE)
+            if piece:
+                self._read[path] = at + len(piece)
+                self._print(path, piece.decode(errors="replace"))
+                any_there = True
+        return any_there
+
+    def _print(self, path: Path, text: str) -> None:
+        if self._as_json:
+            print_json({"role": path.stem, "text": text})
+            return
+        if self._open_line not in (None, path):
+            click.echo()
+        prefix = "" if self._role is not None else f"{path.stem} | "
+        lines = text.splitlines(keepends=True)
+        for number, line in enumerate(lines):
+            goes_on = number == 0 and self._open_line == path
+            click.echo(f"{'' if goes_on else prefix}{line}", nl=False)
+        self._open_line = None if text.endswith("\n") else path
+
+    def _over(self) -> bool:
+        try:
+            pid, started = (self._folder / "pid").read_text(encoding="ascii").split()
+        except (OSError, ValueError):
+            return True
+        return _started(int(pid)) != started
+
+
+def _from_daemon(call: Call, job: str, *, follow: bool) -> None:
+    at = 0
+    while True:
+        page: dict[str, Any] = call.get(f"/v1/jobs/{part(job)}/logs", after=at)
+        at = page["next"]
+        if call.as_json and page["text"]:
+            print_json(page)
+        elif page["text"]:
+            click.echo(page["text"], nl=False)
+        elif page["over"] or not follow:
+            return
+        else:
+            time.sleep(LOOK_S)
+
+
+def _started(pid: int) -> str:
+    """When a process was started, as the kernel says it; "gone": it is not there."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return "gone"
+    return "gone" if fields[0] in ("Z", "X") else fields[19]
