@@ -1,0 +1,221 @@
+"""What is on GPUs, who holds them, and when they are clear; hosts and nodes."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+from rollmuxd.core import facts as f
+from rollmuxd.core import inputs as i
+from rollmuxd.core.model import GpuId, JobId, NodeId, OrderKind, SlotId
+from rollmuxd.core.state import state_key
+from rollmuxd.sim.checkers.books import Asked, Books, Heeded, Member, Place, Stay
+
+_SEEN_IN: Final = (i.OrderDone, i.ReleaseSlot, i.ShrinkSlot)
+
+
+class Gpus(Books):
+    """Promises of GPUs, and what is heard of hosts and nodes."""
+
+    def a_gpu_is_held_by_one_slot(self, name: SlotId, gpus: tuple[GpuId, ...]) -> None:
+        """Nobody claims what somebody holds; a shrunk tail holds its own subset."""
+        held = self.held
+        if held.keys().isdisjoint(gpus):
+            return
+        for gpu in gpus:
+            if gpu in held:
+                self._broken("a_gpu_is_held_by_one_slot", f"{gpu} is held by slot {held[gpu]}, and {name} claims it")
+
+    def a_gpu_is_given_on_only_when_seen_clear(self, name: SlotId, job: JobId, gpus: tuple[GpuId, ...]) -> None:
+        """Nobody claims a GPU that another job's bytes may be on."""
+        stain = self.stain
+        if stain.keys().isdisjoint(gpus):
+            return
+        for gpu in gpus:
+            whose = stain.get(gpu)
+            if whose is not None and whose != job:
+                self._broken(
+                    "a_gpu_is_given_on_only_when_seen_clear",
+                    f"slot {name} of {job} claims {gpu}, not seen clear since {whose} was there",
+                )
+
+    def a_slot_holds_what_its_phase_claims(self, name: SlotId, stay: Stay, gpus: tuple[GpuId, ...]) -> None:
+        """All GPUs of its job's nodes, or a part of them where its phase starts on a part; on nodes in service."""
+        if gpus != stay.gpus:
+            strange = [gpu for gpu in gpus if gpu not in stay.gpus]
+            if strange or not stay.min_gpus or len(gpus) < stay.min_gpus:
+                self._broken(
+                    "a_slot_holds_what_its_phase_claims", f"slot {name} claims {gpus}, and its phase is on {stay.gpus}"
+                )
+        if self.out:
+            for node in stay.nodes:
+                if node in self.out:
+                    self._broken("a_slot_holds_what_its_phase_claims", f"slot {name} claims {node}: {self.out[node]}")
+
+    def clear_is_what_was_seen_clear(self, fact: f.GpusCleared) -> None:
+        """GPUs are clear because an input said so, of a time at which nothing was on its way there."""
+        place, given = self.places[fact.node], self.given
+        if not self.held.keys().isdisjoint(fact.gpus):
+            for gpu in fact.gpus:
+                holder = self.held.get(gpu)
+                if holder is not None and self.slots[holder].status not in ("taken", "released"):
+                    self._broken("clear_is_what_was_seen_clear", f"{gpu} is called clear, and slot {holder} holds it")
+        if fact.by:
+            if not isinstance(given, i.DeclareClear) or given.node != fact.node:
+                self._broken("clear_is_what_was_seen_clear", f"nobody declared {fact.node} clear")
+            return
+        seen = self._sights(fact.node)
+        limit = self.config.clear_tolerance_mb
+        for gpu in fact.gpus:
+            used = seen.get(gpu)
+            if used is not None and used > limit:
+                limit = self.config.clear_tolerance_mb + sum(
+                    mb for key, mb in place.left.items() if self.kept.get(key, "gone") != "gone"
+                )
+            if used is None or used > limit:
+                self._broken("clear_is_what_was_seen_clear", f"{gpu} is called clear, and was seen with {used} MB")
+        for job in dict.fromkeys(map(self.stain.get, fact.gpus)):
+            if job is not None:
+                self._nothing_is_on_its_way(fact.node, job)
+
+    def _sights(self, node: NodeId) -> dict[GpuId, int]:
+        given = self.given
+        sights: Sequence[i.GpuSight] = ()
+        if isinstance(given, _SEEN_IN):
+            sights = given.seen
+        elif isinstance(given, i.HostSeen):
+            if node in self.stale:
+                self._broken("clear_is_what_was_seen_clear", f"{node} was looked at before it was last touched")
+            sights = given.gpus
+        return {sight.gpu: sight.used_mb for sight in sights}
+
+    def _nothing_is_on_its_way(self, node: NodeId, job: JobId) -> None:
+        member = self.members.get(job)
+        if member is None:
+            return
+        slot = self.slots.get(member.holding or "")
+        if slot is not None and slot.status == "tail":
+            return  # it gave these GPUs back; what it keeps is held
+        for pool in dict.fromkeys(spec.pool for spec in member.spec.states):
+            key = state_key(job, pool, node)
+            where = self.kept.get(key, "gone")
+            told = self.orders.get(self.order_of.get(key, ""))
+            coming = told is not None and told.kind is OrderKind.LOAD and told.run == member.run
+            if where in ("loading", "loaded", "parking") or (coming and member.session in self.heard):
+                self._broken("clear_is_what_was_seen_clear", f"{node} is called clear of {job}, whose state is {where}")
+
+    def what_was_taken_away_is_held_until_seen_clear(self, name: SlotId, asked: Asked) -> None:
+        """The GPUs of a slot that ended without its holder's word stay held until they were seen clear."""
+        if asked.status == "taken" and not self.stain.keys().isdisjoint(asked.gpus):
+            for gpu in asked.gpus:
+                if self.stain.get(gpu) == asked.job and self.held.get(gpu) == name:
+                    self._broken(
+                        "what_was_taken_away_is_held_until_seen_clear", f"slot {name} is over, and {gpu} is not clear"
+                    )
+
+    def a_placement_ends_when_nothing_is_left(self, job: JobId, member: Member) -> None:
+        """No slot, no state and no byte of the job is on nodes that it leaves."""
+        for node in member.nodes:
+            for gpu in self.places[node].gpus:
+                holder = self.slots.get(self.held.get(gpu, ""))
+                if self.stain.get(gpu) == job or (holder is not None and holder.job == job):
+                    self._broken(
+                        "a_placement_ends_when_nothing_is_left", f"{job} leaves {node}, and {gpu} is not clear"
+                    )
+            for pool in dict.fromkeys(spec.pool for spec in member.spec.states):
+                where = self.kept.get(state_key(job, pool, node), "gone")
+                if where != "gone" and not (member.kept.falls_back and where == "parked"):
+                    self._broken("a_placement_ends_when_nothing_is_left", f"{job} leaves {node}: a state is {where}")
+
+    # ---- what backends say -------------------------------------------------------------------------------------------
+
+    def _sees(self, given: i.HostSeen) -> None:
+        since = self.now + 1 if given.since is None else given.since
+        nodes = self.host_nodes.get(given.host, ())
+        self.stale = tuple(node for node in nodes if self.places[node].touched_at >= since)
+        if any(sight.used_mb > self.config.clear_tolerance_mb for sight in given.gpus):
+            self.trouble[given.host] = self.now
+
+    def _misses(self, given: i.HostUnreachable) -> None:
+        self.trouble[given.host] = self.now
+
+    # ---- what facts tell ---------------------------------------------------------------------------------------------
+
+    def _started(self, fact: f.DaemonStarted) -> None:
+        for node in self.places:
+            self.out.setdefault(node, "not seen since the daemon started")
+
+    def _host_added(self, fact: f.HostAdded) -> None:
+        self.ram.setdefault(fact.host.id, [0, 0])[1] = fact.host.ram_mb
+        self.host_nodes.setdefault(fact.host.id, [])
+
+    def _host_booted(self, fact: f.HostBooted) -> None:
+        given = self.given
+        if not isinstance(given, i.HostSeen) or given.boot_id != fact.boot_id:
+            self._broken("clear_is_what_was_seen_clear", f"{fact.host} booted, by nobody's word")
+        self.boots[fact.host] = fact.boot_id
+
+    def _node_added(self, fact: f.NodeAdded) -> None:
+        spec = fact.node
+        known = self.places.get(spec.id)
+        if known is not None and known.users:
+            self._broken("a_node_is_in_one_group", f"{spec.id} changes, and jobs are placed on it")
+        self.places[spec.id] = Place(spec.host, spec.gpus)
+        if spec.id not in self.host_nodes[spec.host]:
+            self.host_nodes[spec.host].append(spec.id)
+        self.out[spec.id] = "not seen yet"
+
+    def _node_removed(self, fact: f.NodeRemoved) -> None:
+        place = self.places.pop(fact.node)
+        self.host_nodes[place.host].remove(fact.node)
+        self.out.pop(fact.node, None)
+        if place.users:
+            self._broken("a_node_is_in_one_group", f"{fact.node} is removed, and jobs are placed on it")
+
+    def _node_up(self, fact: f.NodeUp) -> None:
+        given = self.given
+        if not isinstance(given, i.HostSeen) or given.host != self.places[fact.node].host:
+            self._broken("a_slot_holds_what_its_phase_claims", f"{fact.node} is up, and nobody saw it ({given})")
+        self.out.pop(fact.node, None)
+        self._disturbed(fact.node)
+
+    def _node_out(self, fact: Any) -> None:
+        self.out[fact.node] = f"it is {f.name(fact)}"
+        self._disturbed(fact.node)
+
+    def _cleared(self, fact: f.GpusCleared) -> None:
+        self.clear_is_what_was_seen_clear(fact)
+        stain = self.stain
+        for gpu in fact.gpus:
+            if gpu in stain:
+                del stain[gpu]
+        place = self.places[fact.node]
+        if place.unclear:
+            place.unclear = not stain.keys().isdisjoint(place.gpus)
+            self._disturbed(fact.node)
+
+    def _unclear(self, fact: f.GpusUnclear) -> None:
+        self.places[fact.node].unclear = True
+        self._disturbed(fact.node)
+
+    # ---- what it listens for -----------------------------------------------------------------------------------------
+
+    _inputs: ClassVar[Heeded] = {
+        i.HostSeen: _sees,
+        i.HostUnreachable: _misses,
+    }
+    _facts: ClassVar[Heeded] = {
+        f.DaemonStarted: _started,
+        f.HostAdded: _host_added,
+        f.HostBooted: _host_booted,
+        f.NodeAdded: _node_added,
+        f.NodeRemoved: _node_removed,
+        f.NodeUp: _node_up,
+        f.NodeOccupied: _node_out,
+        f.NodeUnseen: _node_out,
+        f.NodeLost: _node_out,
+        f.NodeQuarantined: _node_out,
+        f.NodeDraining: _node_out,
+        f.NodeDrained: _node_out,
+        f.NodeUndrained: _node_out,
+        f.GpusCleared: _cleared,
+        f.GpusUnclear: _unclear,
+    }

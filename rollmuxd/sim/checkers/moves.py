@@ -1,0 +1,177 @@
+"""Where a job is, where it is to go, and what it has left behind."""
+
+from typing import ClassVar
+
+from rollmuxd.core import facts as f
+from rollmuxd.core.config import Moves
+from rollmuxd.core.model import JobId, Movable, NodeId
+from rollmuxd.sim.checkers.books import Going, Heeded, Member, Stay, Turn
+from rollmuxd.sim.checkers.placements import Placements, merged
+
+
+class Moving(Placements):
+    """Promises of moves, and what is heard of them."""
+
+    def moves_keep_to_their_limits(self, fact: f.MovePlanned, member: Member) -> None:
+        """Only who allows it is moved, not again too soon, and in each group one at a time."""
+        config, kept = self.config, member.kept
+        why = ""
+        if member.spec.movable is Movable.NO or config.moves is Moves.OFF:
+            why = "it is not to be moved"
+        elif member.status != "placed" or kept.going is not None:
+            why = f"it is {member.status}, and goes to {kept.going}"
+        elif kept.moved_at is not None and fact.at < kept.moved_at + config.move_every_ms:
+            why = f"it was moved at {kept.moved_at}"
+        under_way = {name: other for name, other in self.members.items() if other.kept.going is not None}
+        for name, other in under_way.items():
+            assert other.kept.going is not None
+            if {other.group, other.kept.going.group} & {member.group, fact.group}:
+                why = why or f"{name} is moving there"
+        if len(under_way) >= config.moves_at_a_time:
+            why = why or f"{len(under_way)} jobs are moving"
+        if why:
+            self._broken("moves_keep_to_their_limits", f"{fact.job} is to move, and {why}")
+
+    def a_job_moves_between_two_iterations(self, job: JobId, member: Member) -> None:
+        """It holds no slot, nor GPUs of one that has ended, and asks for nothing but its first phase."""
+        if member.kept.going is None:
+            self._broken("a_job_moves_between_two_iterations", f"{job} begins to move, and nothing was planned")
+        holds = [name for name, asked in self.slots.items() if asked.job == job and asked.status != "queued"]
+        asked = self.slots.get(member.queued or "")
+        asks = asked is not None and asked.phase != member.spec.phases[0].name
+        if holds or asks:
+            self._broken(
+                "a_job_moves_between_two_iterations", f"{job} begins to move, has {holds} and asks for {asked}"
+            )
+
+    def nothing_is_in_use_where_a_job_moves_away(self, job: JobId, member: Member, nodes: tuple[NodeId, ...]) -> None:
+        """What it had loaded there is parked or gone; of a process that was ended nothing is left at all."""
+        again = member.spec.movable is Movable.RELAUNCH
+        for node in member.nodes if again else nodes:
+            states = {key: self.kept.get(key, "gone") for key in self._keys_on(member, node)}
+            held = [
+                gpu
+                for gpu in self.places[node].gpus
+                if self.held.get(gpu) is not None and self.slots[self.held[gpu]].job == job
+            ]
+            stained = [gpu for gpu in self.places[node].gpus if again and self.stain.get(gpu) == job]
+            if held or stained or any(where != "gone" and (again or where != "parked") for where in states.values()):
+                self._broken(
+                    "nothing_is_in_use_where_a_job_moves_away", f"{job} leaves {node}: {states}, {held}, {stained}"
+                )
+
+    # ---- what facts tell ---------------------------------------------------------------------------------------------
+
+    def _planned(self, fact: f.MovePlanned) -> None:
+        """The job counts in both places."""
+        member = self.who_has_ended_gets_nothing_more(fact.job, "is to move")
+        self.moves_keep_to_their_limits(fact, member)
+        party = self._party(fact.group)
+        nodes = tuple(dict.fromkeys(node for names in fact.pins.values() for node in names))
+        for node in nodes:
+            self.a_node_is_in_one_group(fact.group, node)
+            place = self.places[node]
+            place.group = fact.group
+            place.users += node not in member.nodes
+        self._reserve(fact.job, member, fact.pins)
+        going = Going(fact.group, nodes, self._stays(fact.job, member, fact.pins), fact.at)
+        member.kept.going = going
+        if fact.group == member.group:
+            going.wheel = fact.wheel
+        else:
+            party.coming[fact.job] = None
+            self.a_group_has_no_more_members_than_the_cap(fact.group, party)
+            party.wheel = merged(party.wheel, fact.wheel)
+            party.on, party.dispatch = None, fact.dispatch
+
+    def _began(self, fact: f.MoveBegan) -> None:
+        """It is between two iterations."""
+        member = self.members[fact.job]
+        self.a_job_moves_between_two_iterations(fact.job, member)
+        self._set(member, "moving")
+
+    def _move_ended(self, fact: f.MoveEnded) -> None:
+        """It sits in its new place, and nowhere else."""
+        member = self.members[fact.job]
+        going = member.kept.going
+        if member.status != "moving" or going is None:
+            self._broken("a_job_moves_between_two_iterations", f"{fact.job} has moved, and was {member.status}")
+        gone = tuple(node for node in member.nodes if node not in going.nodes)
+        self.nothing_is_in_use_where_a_job_moves_away(fact.job, member, gone)
+        assert member.group is not None
+        old, new = self.groups[member.group], self.groups[going.group]
+        if going.wheel is None:
+            old.wheel = [visit for visit in old.wheel if visit.job != fact.job]
+            old.jobs.remove(fact.job)
+            del new.coming[fact.job]
+            new.jobs.append(fact.job)
+        else:
+            new.wheel = self._rewound(new.jobs, new.wheel, going.wheel)
+        old.on = new.on = None
+        old.disturbed_at = new.disturbed_at = fact.at
+        for node in [node for node in member.kept.left if node in going.nodes]:
+            del member.kept.left[node]
+        self._leave(fact.job, member, gone)
+        if not old.jobs and not old.coming:
+            del self.groups[member.group]
+        longest: dict[str, Stay] = member.stays
+        for name, stay in going.stays.items():
+            stay.longest_ms = max(stay.longest_ms, longest[name].longest_ms)
+        member.group, member.nodes, member.stays = going.group, going.nodes, going.stays
+        member.kept.going, member.kept.moved_at, member.kept.falls_back = None, fact.at, False
+        if fact.run:
+            member.run = self.runs[fact.job] = fact.run
+        self._set(member, "placed")
+        if member.queued is not None:
+            self.slots[member.queued].since = self.now
+
+    def _rewound(self, jobs: list[JobId], wheel: list[Turn], plan: tuple[f.PlannedVisit, ...]) -> list[Turn]:
+        made = merged(wheel, tuple(visit for visit in plan if visit.job in jobs and not visit.once))
+        for once in [visit for visit in wheel if visit.once]:
+            turn, index = min((visit.turn, at) for at, visit in enumerate(made) if visit.job == once.job)
+            once.turn = turn
+            made.insert(index, once)
+        return made
+
+    def _abandoned(self, fact: f.MoveAbandoned) -> None:
+        """It stays where it is."""
+        member = self.members[fact.job]
+        going = member.kept.going
+        if going is None:
+            self._broken("a_job_moves_between_two_iterations", f"{fact.job} abandons a move that was not planned")
+        party = self.groups[going.group]
+        member.kept.going, member.kept.moved_at = None, fact.at
+        self._leave(fact.job, member, tuple(node for node in going.nodes if node not in member.nodes))
+        if going.wheel is None:
+            del party.coming[fact.job]
+            party.wheel = [visit for visit in party.wheel if visit.job != fact.job]
+            party.on = None
+            if not party.jobs and not party.coming:
+                del self.groups[going.group]
+        self._set(member, "placed")
+        if member.queued is not None:
+            self.slots[member.queued].since = self.now
+
+    def _node_left(self, fact: f.NodeLeft) -> None:
+        """Nothing of the job is left on a node that it moved away from."""
+        member = self.members[fact.job]
+        states = {key: self.kept.get(key, "gone") for key in self._keys_on(member, fact.node)}
+        stained = [gpu for gpu in self.places[fact.node].gpus if self.stain.get(gpu) == fact.job]
+        if stained or any(where != "gone" for where in states.values()) or fact.node not in member.kept.left:
+            self._broken(
+                "a_placement_ends_when_nothing_is_left", f"{fact.job} has left {fact.node}: {states}, {stained}"
+            )
+        for key in states:
+            self._give_back(member, key)
+        del member.kept.left[fact.node]
+        self._forget_if_over(fact.job, member)
+
+    # ---- what it listens for -----------------------------------------------------------------------------------------
+
+    _facts: ClassVar[Heeded] = {
+        f.MovePlanned: _planned,
+        f.MoveBegan: _began,
+        f.MoveEnded: _move_ended,
+        f.MoveAbandoned: _abandoned,
+        f.NodeLeft: _node_left,
+    }

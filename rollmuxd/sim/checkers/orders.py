@@ -1,0 +1,161 @@
+"""What drivers are told, and where each state is."""
+
+from typing import Any, ClassVar, Final
+
+from rollmuxd.core import facts as f
+from rollmuxd.core import inputs as i
+from rollmuxd.core.effects import Effect, Kill, Perform, Probe
+from rollmuxd.core.model import OrderKind, StateStatus
+from rollmuxd.core.state import state_key
+from rollmuxd.sim.checkers.books import Heeded, Member, Told
+from rollmuxd.sim.checkers.placements import Placements
+
+#: of a job of which the process may be ended
+_PROCESS_GOES: Final = ("lost", "ended", "moving")
+#: the input of which each end of an order may come
+_REPORTS: Final[dict[type, tuple[type, ...]]] = {
+    f.OrderEnded: (i.OrderDone,),
+    f.OrderFaulted: (i.OrderFailed, i.OrderNotBegun),
+    f.OrderContactLost: (i.OrderLostContact, i.Start),
+}
+
+
+class Orders(Placements):
+    """Promises of orders, and what is heard of them and of states."""
+
+    def every_order_is_told_once(self, effects: tuple[Effect, ...]) -> None:
+        """In the decision that issues it; again only after a restart. Only open orders are told or asked about."""
+        told_again = type(self.given) in (i.Start, i.OrderNotBegun)
+        for effect in effects:
+            if type(effect) is Perform:
+                order = effect.order
+                if order not in self.orders:
+                    self._broken("every_order_is_told_once", f"order {order} is told, and is not open")
+                if effect.again != (order not in self.untold) or (effect.again and not told_again):
+                    self._broken("every_order_is_told_once", f"order {order} is told twice")
+                self.untold.pop(order, None)
+            elif isinstance(effect, Probe):
+                if effect.order not in self.orders and effect.order not in self.closed:
+                    self._broken("every_order_is_told_once", f"{effect.order} is asked about, and is not open")
+            elif isinstance(effect, Kill):
+                member = self.members.get(effect.job)
+                if member is not None and member.run == effect.run and member.status not in _PROCESS_GOES:
+                    self._broken("every_order_is_told_once", f"{effect.job} is to be killed, and was not lost")
+        if self.untold:
+            self._broken("every_order_is_told_once", f"{next(iter(self.untold))} is issued, and nobody is told")
+
+    def every_order_ends_once(self, fact: f.OrderEnded | f.OrderFaulted | f.OrderContactLost) -> Told:
+        """By its own report; one of which nobody knows is still open, and ends by a late word or by what is seen."""
+        told = self.orders.get(fact.order)
+        given: Any = self.given
+        if told is None:
+            self._broken("every_order_ends_once", f"order {fact.order} is not open, and there is {f.name(fact)}")
+        reports = _REPORTS[type(fact)]
+        if type(given) not in reports or (type(given) is not i.Start and given.order != fact.order):
+            self._broken("every_order_ends_once", f"{f.name(fact)} of {fact.order} came of {given}")
+        return told
+
+    def nobody_moves_a_state_in_use(self, fact: f.OrderIssued, key: str, member: Member) -> None:
+        """One order at a time for each state; a load only for the slot at hand; a park never under a running slot."""
+        if key in self.order_of:
+            self._broken("nobody_moves_a_state_in_use", f"{key} is to {fact.kind}, and {self.order_of[key]} is open")
+        slot = self.slots.get(member.holding or "")
+        if fact.kind is OrderKind.LOAD:
+            if slot is None or slot.status != "loading" or member.holding != fact.slot:
+                self._broken("nobody_moves_a_state_in_use", f"{key} is to load, and no slot of {fact.job} is loading")
+        elif slot is not None and fact.pool in member.stays[slot.phase].pools:
+            if any(self.held.get(gpu) == member.holding for gpu in self.places[fact.node].gpus):
+                self._broken("nobody_moves_a_state_in_use", f"{key} is to {fact.kind} under slot {member.holding}")
+
+    def a_state_is_fetched_from_where_it_is_parked(self, fact: f.OrderIssued) -> None:
+        """A load that says from where finds it there."""
+        where = self.kept.get(state_key(fact.job, fact.pool, fact.source or ""), "gone")
+        if where != "parked":
+            self._broken(
+                "a_state_is_fetched_from_where_it_is_parked",
+                f"{fact.order} fetches the {fact.pool} state of {fact.job} from {fact.source}, where it is {where}",
+            )
+
+    # ---- what facts tell ---------------------------------------------------------------------------------------------
+
+    def _issued(self, fact: f.OrderIssued) -> None:
+        job, node, kind = fact.job, fact.node, fact.kind
+        key = f"{job}|{fact.pool}|{node}"
+        member = self.members[job]
+        if kind is not OrderKind.DISCARD and member.status in ("lost", "ended") and kind is OrderKind.LOAD:
+            self.who_has_ended_gets_nothing_more(job, f"its {fact.pool} state is to {kind}")
+        self.nobody_moves_a_state_in_use(fact, key, member)
+        if fact.source is not None:
+            self.a_state_is_fetched_from_where_it_is_parked(fact)
+        self.orders[fact.order] = Told(kind, key, job, fact.run, node, fact.at, fact.slot)
+        self.order_of[key] = fact.order
+        self.untold[fact.order] = None
+        if kind is OrderKind.LOAD:
+            self.kept[key] = "loading"
+            self.loaded_on[key] = self.slots[fact.slot or ""].gpus
+        else:
+            self.kept[key] = "parking" if kind is OrderKind.PARK else "discarding"
+
+    def _order_ended(self, fact: f.OrderEnded) -> None:
+        told = self.every_order_ends_once(fact)
+        del self.orders[fact.order]
+        key = told.key
+        if self.order_of.get(key) == fact.order:
+            del self.order_of[key]
+        member = self.members.get(told.job)
+        if member is not None and fact.at - told.issued_at > member.order_ms:
+            member.order_ms = fact.at - told.issued_at
+        if self.kept.get(key) == "unknown":
+            return  # a late word: StateSeen says what it means
+        if told.kind is OrderKind.LOAD:
+            self.kept[key] = "loaded"
+        elif told.kind is OrderKind.PARK:
+            self.kept[key] = "parked"
+        else:
+            self.kept.pop(key, None)
+            self.loaded_on.pop(key, None)
+        place = self.places[told.node]
+        if told.job in map(self.stain.get, place.gpus):
+            place.touched_at = fact.at
+
+    def _order_faulted(self, fact: f.OrderFaulted) -> None:
+        told = self.every_order_ends_once(fact)
+        del self.orders[fact.order]
+        if self.order_of.get(told.key) == fact.order:
+            del self.order_of[told.key]
+            self.kept[told.key] = "unknown"
+
+    def _contact_lost(self, fact: f.OrderContactLost) -> None:
+        told = self.every_order_ends_once(fact)
+        if told.lost:
+            self._broken("every_order_ends_once", f"contact with order {fact.order} is lost twice")
+        told.lost = True
+        if self.order_of.get(told.key) == fact.order:
+            self.kept[told.key] = "unknown"
+
+    def _state_unknown(self, fact: f.StateUnknown) -> None:
+        self.kept[state_key(fact.job, fact.pool, fact.node)] = "unknown"
+
+    def _state_seen(self, fact: f.StateSeen) -> None:
+        key = state_key(fact.job, fact.pool, fact.node)
+        order = self.order_of.pop(key, None)
+        if order is not None:
+            del self.orders[order]
+            self.closed[order] = None
+        if fact.status is StateStatus.GONE:
+            self.kept.pop(key, None)
+            self.loaded_on.pop(key, None)
+        else:
+            # what is only thought to be loaded may be there, and passes for loaded with nobody
+            self.kept[key] = "parked" if fact.status is StateStatus.PARKED else "loaded, perhaps"
+
+    # ---- what it listens for -----------------------------------------------------------------------------------------
+
+    _facts: ClassVar[Heeded] = {
+        f.OrderIssued: _issued,
+        f.OrderEnded: _order_ended,
+        f.OrderFaulted: _order_faulted,
+        f.OrderContactLost: _contact_lost,
+        f.StateUnknown: _state_unknown,
+        f.StateSeen: _state_seen,
+    }
