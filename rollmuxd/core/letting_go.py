@@ -86,14 +86,13 @@ def open_orders(c: Cycle, job: JobId) -> list[Order]:
 
 
 def abandon(c: Cycle, job: Job, reason: str) -> None:
-    """Give up a move that has not ended, if there is one: the job stays where it sits."""
+    """Give up a move that has not ended, if there is one: the job stays where it sits. Its group is for the caller."""
     if job.move is None:
         return
     use = use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms)
     there, process_is_gone = job.move.group, job.launch is not None and job.launch.over
     c.fact(f.MoveAbandoned(c.now, job.id, reason, use))
     dispatch(c, there)
-    dispatch(c, job.group)
     if process_is_gone:  # its place is clear only when it was seen so; then another process can be started
         c.fact(f.JobUnplaced(c.now, job.id, f"its move was abandoned: {reason}"))
         settle(c, job)

@@ -105,6 +105,7 @@ def advance(c: Cycle, job: Job) -> None:
     why = void(c, job, told(job))
     if why:
         abandon(c, job, why)
+        dispatch(c, job.group)
         return
     if at_boundary(c, job):
         begin(c, job)
