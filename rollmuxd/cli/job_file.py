@@ -7,12 +7,9 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rollmuxd.cli.calls import Failed
-
-if TYPE_CHECKING:
-    from rollmuxd.wire.requests import RegisterBody
 
 #: keys of a job that are no pools
 KEYS: Final = frozenset(
@@ -40,7 +37,7 @@ class JobFile:
     table: Mapping[str, Any]
     roles: tuple[Role, ...]
 
-    def registration(self, key: str, **more: Any) -> RegisterBody:
+    def registration(self, key: str, **more: Any) -> Any:
         """The body of ``POST /v1/jobs``. Raises Failed, naming the file and the key."""
         from rollmuxd.client.describe import registration
 

@@ -24,6 +24,7 @@ from rollmuxd.cli.calls import Call, Failed, part, print_json, talks
 from rollmuxd.cli.job_file import JobFile, Role
 from rollmuxd.cli.logs import begin, folder_of, watched_by
 from rollmuxd.cli.processes import Crew
+from rollmuxd.daemon.visible import visible
 
 if TYPE_CHECKING:
     from rollmuxd.client.sync import Daemon
@@ -260,17 +261,6 @@ class _Run:
             pass
         except RollmuxError as error:
             _say(f"could not tell the daemon that {self._talk.name} is over: {error}")
-
-
-def visible(gpus: list[str]) -> dict[str, str]:
-    """What shows a process these GPUs, and no others."""
-    numbers = [gpu.rpartition("/gpu")[2] for gpu in gpus]
-    # By default CUDA counts the fastest first; the driver's tools, and so our ids, count by PCI bus.
-    return {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(numbers),
-        "ROLLMUX_GPUS": ",".join(gpus),
-    }
 
 
 def _detach(

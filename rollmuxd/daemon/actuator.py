@@ -48,10 +48,13 @@ from rollmuxd.core.model import (
 )
 from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.state import State, state_key
+from rollmuxd.daemon.visible import visible
 from rollmuxd.spi import (
     Backend,
     ContactLost,
+    KeepsOutput,
     NotDone,
+    Output,
     ProcessOrder,
     Residency,
     Sight,
@@ -395,7 +398,12 @@ class Actuator:
         backend = self._backends.get(host.backend) if host is not None else None
         if not isinstance(backend, StartsProcesses):
             return LaunchFailed(effect.launch, f"no backend that starts processes reaches {launch.host}")
-        ours = {"ROLLMUX_JOB": job.spec.name, "ROLLMUX_RUN_KEY": job.idempotency_key}
+        nodes = [state.nodes[name] for name in dict.fromkeys(name for pinned in job.pins.values() for name in pinned)]
+        ours = {
+            "ROLLMUX_JOB": job.spec.name,
+            "ROLLMUX_RUN_KEY": job.idempotency_key,
+            **visible([gpu for node in nodes if node.host == launch.host for gpu in node.gpus]),
+        }
         order = ProcessOrder(
             launch=launch.id,
             number=int(launch.id[1:]),
@@ -411,6 +419,17 @@ class Actuator:
         with anyio.fail_after(LAUNCH_S):
             process = await backend.start(launch.host, order)
         return Launched(effect.launch, process.pid, process.started)
+
+    async def output(self, job: JobId, after: int, limit: int) -> Output:
+        """A piece of what the job's process has printed. Raises NotDone and ContactLost."""
+        state = self._state()
+        known = state.jobs[job].launch
+        host = None if known is None else state.hosts.get(known.host)
+        backend = None if host is None else self._backends.get(host.backend)
+        if known is None or not isinstance(backend, KeepsOutput):
+            raise NotDone("the daemon has no output of this job: it has not started it, or not where output is kept")
+        with anyio.fail_after(LOOK_S):
+            return await backend.output(known.host, known.id, after, limit)
 
     async def _stop(self, effect: Kill) -> None:
         """End what was started for a job, then look."""

@@ -177,6 +177,26 @@ class StartsProcesses(Backend, Protocol):
         ...
 
 
+class Output(Struct, frozen=True):
+    """A piece of what a launch has printed."""
+
+    data: bytes
+    #: where the next piece begins
+    next: int
+
+
+@runtime_checkable
+class KeepsOutput(StartsProcesses, Protocol):
+    """What a backend has besides, if it keeps what the processes print that it has started."""
+
+    async def output(self, host: HostId, launch: LaunchId, after: int, limit: int) -> Output:
+        """Up to ``limit`` bytes of a launch's output (both streams, as they came), from byte ``after`` on.
+
+        Nothing: there is no more yet, or never was. Raises NotDone where nothing is kept (says so), ContactLost.
+        """
+        ...
+
+
 @runtime_checkable
 class RunsCommands(Backend, Protocol):
     """What a backend has besides, if it can run commands on its hosts for residency drivers.

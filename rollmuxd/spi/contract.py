@@ -24,7 +24,16 @@ import pytest
 from msgspec import Struct
 
 from rollmuxd.core.model import Fence, GpuId, HostId, OrderKind, StateSpec
-from rollmuxd.spi.backend import Backend, OpensConnections, ProcessOrder, Ran, RunsCommands, Sight, StartsProcesses
+from rollmuxd.spi.backend import (
+    Backend,
+    KeepsOutput,
+    OpensConnections,
+    ProcessOrder,
+    Ran,
+    RunsCommands,
+    Sight,
+    StartsProcesses,
+)
 from rollmuxd.spi.errors import ContactLost, NotDone, PluginError
 from rollmuxd.spi.residency import Residency, StateOrder
 
@@ -246,6 +255,25 @@ class BackendContract:
         with anyio.fail_after(self.patience_s):
             while await starter.alive(self.host, order.launch):  # noqa: ASYNC110  # its end has no event for everybody
                 await anyio.sleep(0.01)
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_what_a_process_prints_can_be_read_in_pieces_and_after_its_end(self) -> None:
+        backend, starter = await self._starter()
+        if not isinstance(backend, KeepsOutput):
+            pytest.skip(f"{type(backend).__name__} keeps no output")
+        order = _process(("sh", "-c", "printf 123456; printf 789 >&2"))
+        await starter.start(self.host, order)
+        printed, at = b"", 0
+        with anyio.fail_after(self.patience_s):
+            while len(printed) < 9:
+                piece = await backend.output(self.host, order.launch, at, 4)
+                assert len(piece.data) <= 4
+                assert piece.next == at + len(piece.data)
+                printed, at = printed + piece.data, piece.next
+                await anyio.sleep(0.01)
+        assert printed == b"123456789"
+        assert (await backend.output(self.host, order.launch, at, 4)).data == b""
         await backend.close()
 
     @pytest.mark.asyncio

@@ -99,6 +99,19 @@ class JobView(Answer, frozen=True):
     parks: int = 0
 
 
+class LogsView(Answer, frozen=True):
+    """A piece of what a job's process has printed."""
+
+    job: str
+    #: the start that it belongs to
+    launch: str
+    text: str
+    #: the byte to ask after next
+    next: int
+    #: the process has ended, or is to
+    over: bool
+
+
 class SessionView(Answer, frozen=True):
     """A session, and how often it must be renewed."""
 

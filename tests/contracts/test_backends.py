@@ -25,7 +25,9 @@ def mock_of(backend: Any) -> MockBackend:
 
 class TestMockBackend(BackendContract):
     async def make(self) -> Backend:
-        return await MockBackend.open([HOST], {**OPTIONS, "memory": str(self.folder / "memory.json")})
+        return await MockBackend.open(
+            [HOST], {**OPTIONS, "memory": str(self.folder / "memory.json"), "logs": str(self.folder)}
+        )
 
     async def make_again(self) -> Backend:
         return await self.make()

@@ -32,14 +32,14 @@ def daemon(live):
         live.until("what was started has gone", lambda pid=fact["pid"]: not live.lives(pid), within=15)
 
 
-def register(daemon, *arguments, **more):
+def register(daemon, *arguments, argv=None, **more):
     body = {
         "name": "again",
         "phases": [{"name": "rollout", "pools": ["rollout"]}, {"name": "train", "pools": ["train"]}],
         "wants": {"rollout": {}, "train": {}},
         "states": {"rollout": STATE, "train": STATE},
         "on_loss": "relaunch",
-        "launch": {"argv": [sys.executable, str(AGAIN), *arguments], "cwd": str(daemon.folder)},
+        "launch": {"argv": argv or [sys.executable, str(AGAIN), *arguments], "cwd": str(daemon.folder)},
         **more,
     }
     answer = daemon.call("POST", "/v1/jobs", body)
@@ -126,3 +126,17 @@ def test_who_cannot_be_started_by_the_daemon_is_refused_by_name(live, daemon):
     answer = daemon.call("POST", "/v1/jobs", body)
     assert answer.status_code == 422
     assert "does not say what to start" in answer.json()["detail"]
+
+
+def test_it_sees_its_gpus_and_what_it_prints_can_be_read_while_it_runs_and_afterwards(live, daemon):
+    program = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['ROLLMUX_GPUS'], 'h\u00e9', flush=True)"
+    register(daemon, argv=[sys.executable, "-c", program])
+    path = "/v1/jobs/again/logs"
+
+    live.until("it has printed", lambda: daemon.get(path)["text"])
+
+    assert daemon.get(path)["text"] == "0,1 mock/gpu0,mock/gpu1 h\u00e9\n"
+    pieces, at = "", 0
+    while (piece := daemon.get(path, after=at, limit=3))["text"]:
+        pieces, at = pieces + piece["text"], piece["next"]
+    assert pieces == daemon.get(path)["text"], "a character was cut in two"

@@ -24,6 +24,7 @@ from rollmuxd.daemon.keys import Role, new_key
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.settings import Settings
+from rollmuxd.spi import NotDone, Output
 
 ROLLOUT, TRAIN = "h1/gpu0-1", "h1/gpu2-3"
 
@@ -54,6 +55,9 @@ class Backends:
                     self.post(OrderFailed(effect.order, self.fail))
                 else:
                     self.done(effect.order)
+
+    async def output(self, job: str, after: int, limit: int) -> Output:
+        raise NotDone(f"nothing of {job} is kept")
 
     def done(self, order: str) -> None:
         node = self.state().nodes[self.state().orders[order].node]

@@ -47,6 +47,7 @@ ROUTES = {
     "GET /v1/jobs": (READER, 200),
     "GET /v1/jobs/{job}": (OF_THE_OWNER, 200),
     "GET /v1/jobs/{job}/explain": (OF_THE_OWNER, 200),
+    "GET /v1/jobs/{job}/logs": (IN_CHARGE, 404),
     "GET /v1/slots": (READER, 200),
     "GET /v1/slots/{slot}": (OF_THE_OWNER, 200),
     "GET /v1/nodes": (READER, 200),

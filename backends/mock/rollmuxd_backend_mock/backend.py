@@ -18,6 +18,7 @@ from rollmuxd.spi import (
     Inventory,
     NoOlder,
     NotDone,
+    Output,
     PluginError,
     Process,
     ProcessOrder,
@@ -230,6 +231,14 @@ class MockBackend:
         there = await anyio.to_thread.run_sync(processes.marked, self._mark(mock))
         return any(_launch_of(mark) == launch for _, mark in there)
 
+    async def output(self, host: str, launch: str, after: int, limit: int) -> Output:
+        """Of the file that ``start`` has it written to."""
+        logs = self.host(host).machine.options.logs
+        if not logs:
+            raise NotDone(f"{host} keeps no output; set options.logs of this host to a folder")
+        data = await anyio.to_thread.run_sync(_piece, logs, launch, after, limit)
+        return Output(data, after + len(data))
+
     def _mark(self, mock: MockHost, *parts: str) -> str:
         """What marks processes of a host, of a job there (with an empty launch), of one launch.
 
@@ -379,3 +388,12 @@ def _once(made: dict[str, Any], host: str, key: str, path: str, make: Any) -> An
         except (OSError, ValueError) as error:
             raise ValueError(f"{host}: options.{key}: {error}") from error
     return made[name]
+
+
+def _piece(logs: str, launch: str, after: int, limit: int) -> bytes:
+    try:
+        with (Path(logs).expanduser() / f"{launch}.log").open("rb") as file:
+            file.seek(after)
+            return file.read(limit)
+    except FileNotFoundError:
+        return b""

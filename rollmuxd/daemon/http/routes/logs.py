@@ -1,0 +1,57 @@
+"""What jobs' processes have printed, where the daemon has them started."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from rollmuxd.daemon.access import find_job
+from rollmuxd.daemon.http import problems
+from rollmuxd.daemon.http.glue import Call, Query, Routes
+from rollmuxd.daemon.http.problems import Refusal
+from rollmuxd.spi import ContactLost, NotDone
+from rollmuxd.wire.answers import LogsView
+
+routes = Routes("logs")
+
+Bytes = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class LogsQuery(Query, frozen=True):
+    """Which part of the output."""
+
+    #: byte to begin with
+    after: Bytes = 0
+    #: bytes at most
+    limit: Annotated[int, Meta(ge=1, le=1_048_576)] = 65_536
+
+
+@routes.get("/v1/jobs/{job}/logs", problems=(404, 422, 503))
+async def get_logs(call: Call, job: str, query: LogsQuery) -> LogsView:
+    """The output of the process that the daemon has started for the job last, from a byte on; asked again for more.
+
+    404 where there is none: a job that was not started by the daemon keeps its output itself. What is no UTF-8 is shown
+    as U+FFFD.
+    """
+    mine = await call.act_on(find_job, job)
+    try:
+        piece = await call.services.actuator.output(mine.id, query.after, query.limit)
+    except NotDone as error:
+        raise Refusal(problems.UNKNOWN, str(error)) from None
+    except (ContactLost, TimeoutError) as error:
+        raise Refusal(problems.AWAY, f"{error}") from None
+    # A character may be cut in two by the limit: what is left of it comes with the next piece.
+    text = piece.data.decode(errors="replace")
+    cut = 0
+    if len(piece.data) == query.limit:
+        while cut < 3 and text.endswith("\ufffd"):
+            cut += 1
+            text = piece.data[: len(piece.data) - cut].decode(errors="replace")
+    state = call.services.driver.scheduler.state.jobs.get(mine.id)
+    launch = None if state is None else state.launch
+    return LogsView(
+        job=mine.id,
+        launch="" if launch is None else launch.id,
+        text=text,
+        next=piece.next - cut,
+        over=launch is None or launch.over,
+    )
