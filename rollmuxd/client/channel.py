@@ -95,6 +95,9 @@ class Channel:
         self._results: dict[str, ResultBody] = {}
         #: pools and nodes where there is state that was loaded and not discarded; used by two threads, item by item
         self._kept: dict[tuple[str, str], None] = {}
+        #: pools and nodes from where the state was loaded elsewhere, and those to where that could not be done
+        self._moved_away: set[tuple[str, str]] = set()
+        self._half_there: set[tuple[str, str]] = set()
         self._stopping = threading.Event()
         self._daemon = _StoppableDaemon(address, self._stopping)
         self._thread = threading.Thread(target=self._run, name="rollmuxd-channel", daemon=True)
@@ -176,7 +179,7 @@ class Channel:
         if order.kind == "load":
             self._kept[order.pool, order.node] = None
         try:
-            self._hooks.run(order)
+            self._do(order)
         except Exception as raised:
             say(f"the hook for {order.kind} of {order.pool} failed:\n{traceback.format_exc()}")
             error = f"{type(raised).__name__}: {raised}"[:10_000]
@@ -188,3 +191,21 @@ class Channel:
         while len(self._results) > REMEMBERED:
             del self._results[next(iter(self._results))]
         return result
+
+    def _do(self, order: ChannelOrder) -> None:
+        """Run the hooks, once for each state: this process has it in one place, whatever nodes it was told about.
+
+        After a move nothing is left on the node that the state came from; and where it could not be loaded, what
+        there is of it goes back to RAM, from where it is loaded elsewhere.
+        """
+        here = (order.pool, order.node)
+        if order.kind == "load" and order.source:
+            self._half_there.add(here)
+        if order.kind == "discard" and here in self._half_there:
+            self._hooks.run(msgspec.structs.replace(order, kind="park"))
+        elif order.kind != "discard" or here not in self._moved_away:
+            self._hooks.run(order)
+        self._moved_away.discard(here)
+        self._half_there.discard(here)
+        if order.kind == "load" and order.source:
+            self._moved_away.add((order.pool, order.source))

@@ -16,14 +16,13 @@ _TIMES = {"seconds", "gap_s", "min_gpus"}
 _STATE = {"gpu_gb", "leftover_gb", "ram_gb", "driver", "load_s", "park_s", "options"}
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-#: what there is of each choice; what the wire has beyond that, the daemon refuses
+#: what there is of each choice
 _CHOICES = {
     "park": ("lazy", "at_release"),
     "on_loss": ("hold", "kill", "relaunch"),
-    "movable": ("no",),
+    "movable": ("no", "warm", "relaunch"),
     "if_unmet": ("best_effort", "wait", "end"),
 }
-_NOT_YET = {("movable", "warm"), ("movable", "relaunch")}
 
 
 def registration(
@@ -148,8 +147,6 @@ def _chosen(key: str, value: Any, allowed: tuple[str, ...]) -> None:
     if value is None or value in allowed:
         return
     there = " or ".join(map(repr, allowed))
-    if (key, value) in _NOT_YET:
-        raise ValueError(f"{key}={value!r} is not to be had yet; there is {there}")
     near = difflib.get_close_matches(str(value), allowed, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"{key}={value!r}: it is {there}{hint}")

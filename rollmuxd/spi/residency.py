@@ -45,6 +45,10 @@ class StateOrder(Struct, frozen=True):
     started: str
     #: reaches the host
     backend: Backend
+    #: of a load after a move: the node where the state is parked, and its host. On the same host it is in the very
+    #: RAM; on another one a driver with ``traits.copies`` fetches it first
+    source: NodeId | None = None
+    source_host: HostId | None = None
     #: only grows: an order that is older than the last one about the same state is refused (:class:`NoOlder`)
     stamp: Fence = Fence(0, 0)
     #: the phase in whose slot the state is used, or was used last; empty where that is not known (any more)
@@ -95,6 +99,8 @@ class ChannelCommand(Struct, frozen=True):
     node: NodeId
     gpus: tuple[GpuId, ...]
     warm: bool
+    #: of a load after a move: the node where the ranks had parked it
+    source: NodeId = ""
 
 
 class RankResult(Struct, frozen=True):

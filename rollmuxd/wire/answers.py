@@ -307,6 +307,8 @@ class ChannelOrder(Answer, frozen=True):
     node: str
     gpus: list[str]
     warm: bool = False
+    #: of a load after the job was moved: the node where it had parked the state
+    source: str = ""
 
 
 class ChannelView(Answer, frozen=True):

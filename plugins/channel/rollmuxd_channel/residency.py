@@ -112,7 +112,13 @@ class ChannelResidency:
 
     async def _tell(self, order: StateOrder) -> tuple[RankResult, ...]:
         command = ChannelCommand(
-            order=order.order, kind=order.kind, pool=order.pool, node=order.node, gpus=order.gpus, warm=order.warm
+            order=order.order,
+            kind=order.kind,
+            pool=order.pool,
+            node=order.node,
+            gpus=order.gpus,
+            warm=order.warm,
+            source=order.source or "",
         )
         return await self._channel.tell(order.job, order.ranks, command)
 

@@ -44,6 +44,7 @@ async def next_order(call: Call, job: str, query: OrdersQuery) -> ChannelView:
                 node=told.node,
                 gpus=list(told.gpus),
                 warm=told.warm,
+                source=told.source,
             )
 
     if await call.park(until_told, query.wait_s + 5) is Parked.GONE:
