@@ -121,7 +121,8 @@ def _facts(call: Call) -> list[Any]:
 
 
 def _show(view: dict[str, Any]) -> None:
-    click.echo(f"{view['since']} to {view['until']}\n")
+    since = "the beginning" if view["since"].startswith("1970-01-01T00:00:00") else view["since"]
+    click.echo(f"{since} to {view['until']}\n")
     if view["by"] != "pool":
         table(
             [

@@ -38,7 +38,7 @@ def made(report: Mapping[str, Any], *, command: str, spans: Sequence[Item] = ())
     from rollmuxd.sim.report.page import _CSS
 
     since, until = (report[side][:16].replace("T", " ") for side in ("since", "until"))
-    title = f"GPU-hours, {since} to {until} UTC"
+    title = f"GPU-hours, {'the beginning' if since.startswith('1970-01-01 00:00') else since} to {until} UTC"
     parts = [
         f"<h1>{escape(title)}</h1>\n<pre><code>{escape(command)}</code></pre>",
         f"<p>{escape(saved(report))}</p>\n<p>{escape(adds_up(report['bill']))}</p>",

@@ -1,0 +1,114 @@
+"""What the docs tell people to type works, and shows what they say that it shows (``console.py`` says how)."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from rollmuxd.cli.main import cli
+
+spec = importlib.util.spec_from_file_location("console", Path(__file__).with_name("console.py"))
+console = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(console)
+
+PAGES = [console.REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES += sorted(page for page in (console.REPOSITORY / "docs").rglob("*.md") if page.parent.name != "reference")
+BY_NAME = {str(page.relative_to(console.REPOSITORY)): page for page in PAGES}
+
+
+def terminals(page):
+    return [block for block in console.blocks(page) if block.lang == "console" and not block.not_run]
+
+
+RUN = [name for name, page in BY_NAME.items() if any(console.typed(block) for block in terminals(page))]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", RUN)
+def test_what_a_page_has_one_type_works_and_shows_what_it_says(name, tmp_path):
+    for seen in console.run(BY_NAME[name], tmp_path):
+        fails = re.search(r"# exits with (\d+)", seen.typed.command)
+        expected = int(fails[1]) if fails else 0
+        out = "\n".join(seen.out)
+        assert seen.status == expected, f"$ {seen.typed.command}\n{out}"
+        trouble = console.as_shown(seen.typed.shown, seen.out)
+        assert trouble is None, f"$ {seen.typed.command}\n{trouble}\nall of it:\n{out}"
+
+
+def lines_with(word):
+    """Command lines in fenced blocks that run ``rollmuxd``."""
+    for name, page in BY_NAME.items():
+        for block in console.blocks(page):
+            if block.lang not in ("", "console", "sh", "bash"):
+                continue
+            for line in block.body.replace("\\\n", " ").splitlines():
+                line = line.removeprefix("$ ").strip()
+                for part in re.split(r"\s(?:&&|\|\|?|;|&)(?:\s|$)", line):
+                    if match := re.match(rf"(?:\S*/)?{word}\s+(.*)", part):
+                        yield name, match[1]
+
+
+def wrong(words):
+    """What is wrong with a command line, by the command line's own parser; it is not run."""
+    command, context = cli, click.Context(cli, info_name="rollmuxd")
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        name = words.pop(0)
+        found = command.get_command(context, name)
+        if found is None:
+            return f"there is no command {name}"
+        command, context = found, click.Context(found, info_name=name, parent=context)
+    try:
+        command.make_parser(context).parse_args(list(words))
+    except click.UsageError as error:
+        return error.format_message()
+    return None
+
+
+COMMAND_LINES = sorted(set(lines_with("rollmuxd")))
+
+
+@pytest.mark.parametrize(("page", "line"), COMMAND_LINES, ids=[line[:60] for _, line in COMMAND_LINES])
+def test_every_command_line_in_the_docs_is_one_that_there_is(page, line):
+    words = shlex.split(re.sub(r"\s+[<>].*", "", line), comments=True)
+    if any(word in ("...", "|") or "|" in word for word in words):  # a choice, not a command
+        pytest.skip("it stands for several")
+    assert (words, wrong(list(words))) == (words, None), page
+
+
+def test_a_wrong_command_line_would_be_found():
+    assert wrong(["job", "lsit"]) == "there is no command lsit"
+    assert "--frobnicate" in wrong(["top", "--frobnicate"])
+    assert wrong(["node", "drain", "box/gpu0-3", "--evict"]) is None
+
+
+def test_what_is_not_as_shown_would_be_found():
+    as_shown = console.as_shown
+    assert as_shown(("JOB  STATUS", "a    admitted  12.5"), ("JOB STATUS", "a       admitted     7")) is None
+    assert as_shown(("a    admitted",), ("a waiting",)) is not None
+    assert as_shown(("first", "..."), ("first", "second")) is None
+    assert as_shown(("...", "third"), ("first", "second", "third")) is None
+    assert as_shown(("first", "third"), ("first", "second", "third")) is not None
+    assert as_shown(("pid ... is gone",), ("pid 17 of box is gone",)) is None
+
+
+def test_a_command_that_hangs_is_ended_and_told(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ echo hello\nhello\n$ sleep 60\n```\n")
+    with pytest.raises(AssertionError, match="only 1 of 2 commands"):
+        console.run(page, tmp_path, limit_s=0.5)
+
+
+def test_a_page_can_give_a_file_and_leave_a_block_out(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- file: a.txt -->\n```text\nin the file\n```\n"
+        "<!-- not run: it would take too long -->\n```console\n$ false\n```\n"
+        "```console\n$ cat a.txt\nin the file\n$ exit_with() { return 3; }; exit_with  # exits with 3\n```\n"
+    )
+    seen = console.run(page, tmp_path)
+    assert [one.status for one in seen] == [0, 3]
+    assert seen[0].out == ("in the file",)
