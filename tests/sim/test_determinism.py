@@ -11,17 +11,17 @@ import pytest
 HERE = Path(__file__).parent
 PROGRAM = """
 import importlib.util, sys
-spec = importlib.util.spec_from_file_location("hunt", sys.argv[1])
-hunt = sys.modules["hunt"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(hunt)
+spec = importlib.util.spec_from_file_location("small", sys.argv[1])
+small = sys.modules["small"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(small)
 from rollmuxd.core import facts
 from rollmuxd.sim import fluid, world
 kind, seed, path = sys.argv[2], int(sys.argv[3]), sys.argv[4]
-run, faults = (fluid.run, {}) if kind == "fluid" else (world.run, {"faults": hunt.PRESETS[kind]})
+run, faults = (fluid.run, {}) if kind == "fluid" else (world.run, {"faults": small.PRESETS[kind]})
 with open(path, "wb") as file:
     write = lambda fact: file.write(facts.encode(fact) + bytes([10]))
-    contender = hunt.CONTENDERS["random" if kind == "fluid" else "rollmux"]
-    outcome = run(hunt.small(seed), contender, seed=seed, accounting="work", hear=write, **faults)
+    contender = small.CONTENDERS["random" if kind == "fluid" else "rollmux"]
+    outcome = run(small.small(seed), contender, seed=seed, accounting="work", hear=write, **faults)
 print(outcome.facts_digest, outcome.facts, outcome.cost)
 """
 
@@ -29,7 +29,7 @@ print(outcome.facts_digest, outcome.facts, outcome.cost)
 def play(kind: str, seed: int, path: Path, *, hashes: str) -> tuple[str, str]:
     """What a process of its own says, and what it wrote."""
     told = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(HERE / "hunt.py"), kind, str(seed), str(path)],
+        [sys.executable, "-c", PROGRAM, str(HERE / "small.py"), kind, str(seed), str(path)],
         env={**os.environ, "PYTHONHASHSEED": hashes}, capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     return told.stdout, hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,8 +1,8 @@
 """Jobs, hosts, orders and the daemon fail, and every promise is kept: the witness is always there.
 
 That a run ends at all says much: each job's work was done or its trace was over, nothing was left on any GPU, no node
-was left in a group, no order was open. ``hunt`` has the worlds; here are a few seeds of each, and single faults in
-worlds so small that one can say what has to follow.
+was left in a group, no order was open. ``small`` has the worlds; here are a few seeds of each (``make swarm`` has
+as many as there is time for), and single faults in worlds so small that one can say what has to follow.
 """
 
 import importlib.util
@@ -21,10 +21,10 @@ from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.faults import PRESETS, Faults
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 
-_spec = importlib.util.spec_from_file_location("hunt", Path(__file__).with_name("hunt.py"))
+_spec = importlib.util.spec_from_file_location("small", Path(__file__).with_name("small.py"))
 assert _spec is not None and _spec.loader is not None  # noqa: PT018
-hunt = sys.modules.setdefault("hunt", importlib.util.module_from_spec(_spec))
-_spec.loader.exec_module(hunt)
+small = sys.modules.setdefault("small", importlib.util.module_from_spec(_spec))
+_spec.loader.exec_module(small)
 
 HOUR = 3_600_000
 
@@ -77,23 +77,14 @@ class Small:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_whatever_goes_wrong_no_promise_is_broken(preset, seed):
-    outcome, counted = hunt.play(preset, seed)
+    outcome, counted = small.play(preset, seed)
 
     assert all(made.ended_ms is not None for made in outcome.jobs)
     assert bool(counted) is (preset != "none")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_nor_with_more_seeds(preset):
-    broken = [f"{seed}: {str(found)[:300]}" for seed, found in hunt.hunt(preset, range(4, 40))]
-
-    assert broken == []
-
-
 def test_the_presets_have_things_go_wrong_that_they_say():
-    counted = {name: set(hunt.play(name, 3)[1]) for name in ("jobs", "hosts", "daemon", "all")}
+    counted = {name: set(small.play(name, 3)[1]) for name in ("jobs", "hosts", "daemon", "all")}
 
     assert {"deaths", "detaches"} <= counted["jobs"]
     assert {"outages", "reboots"} <= counted["hosts"]
@@ -107,7 +98,7 @@ def test_the_presets_have_things_go_wrong_that_they_say():
 def test_nothing_fails_where_nothing_is_to():
     assert not Faults.none().any
     assert not PRESETS["none"].any
-    quiet = world.World(hunt.small(0), CONTENDERS["rollmux"], 0, "work", float("inf"), faults=Faults.none())
+    quiet = world.World(small.small(0), CONTENDERS["rollmux"], 0, "work", float("inf"), faults=Faults.none())
 
     assert quiet.trouble is None
     assert quiet.config.lease_ms == world.LEASE_MS
