@@ -21,7 +21,7 @@ EDITABLE  = -e ".[$(EXTRAS)]" $(foreach project,$(PROJECTS),-e ./$(project))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check bench results chaos swarm fuzz fmt constraints clean
+.PHONY: help setup demo test check bench results chaos swarm fuzz newcomer fmt constraints clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ chaos: $(STAMP) ## kill, stop and restart a live daemon and its clients for BUDG
 
 fuzz: $(STAMP) ## fuzz a live daemon, wire, configuration and journals for BUDGET_S seconds; one JSON object on stdout
 	@$(BIN)/python tests/fuzz/run.py --budget $(or $(BUDGET_S),60) $(ARGS)
+
+newcomer: $(STAMP) ## install a clean copy into a clean home, and type the tutorial there (needs a package index)
+	@$(BIN)/python tests/docs/newcomer.py
 
 fmt: $(STAMP) ## format, and fix what can be fixed safely
 	$(BIN)/ruff check --fix-only --exit-zero .

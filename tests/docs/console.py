@@ -24,6 +24,8 @@ _FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _MARK = "\x1e"
+#: where ``rollmuxd`` and ``python`` are
+BIN = Path(sys.executable).parent
 
 
 class Block(NamedTuple):
@@ -103,7 +105,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {
         **kept,
         "HOME": str(folder),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{BIN}:{os.environ['PATH']}",
         "PYTHONUNBUFFERED": "1",
         "COLUMNS": "120",
         "ROLLMUX_URL": f"unix://{state}/rollmux.sock",
@@ -137,7 +139,7 @@ def _shell(script: str, folder: Path, limit_s: float) -> str:
 
 def _end_daemon(folder: Path) -> None:
     """End the daemon that a page has started and left: it is in a session of its own."""
-    subprocess.run(["rollmuxd", "daemon", "stop"], cwd=folder, env=environment(folder), capture_output=True)
+    subprocess.run([BIN / "rollmuxd", "daemon", "stop"], cwd=folder, env=environment(folder), capture_output=True)
 
 
 def as_shown(shown: tuple[str, ...], out: tuple[str, ...]) -> str | None:

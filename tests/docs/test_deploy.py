@@ -1,0 +1,124 @@
+"""What is there to install it with: the unit of systemd, the container file, the script."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+DEPLOY = REPOSITORY / "deploy"
+UNIT = (DEPLOY / "rollmuxd.service").read_text()
+
+systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
+
+
+@pytest.fixture
+def unit(tmp_path):
+    """The unit, for the rollmuxd that there is here."""
+    file = tmp_path / "rollmuxd.service"
+    here = Path(sys.executable).with_name("rollmuxd")
+    file.write_text(UNIT.replace("/opt/rollmux/bin/rollmuxd", str(here)))
+    return file
+
+
+@systemd
+def test_systemd_finds_nothing_to_say_about_the_unit(unit):
+    ran = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
+    ours = [line for line in ran.stderr.splitlines() if "rollmuxd" in line]
+    assert (ran.returncode, ours) == (0, [])
+
+
+@systemd
+def test_the_unit_is_hardened_as_far_as_looking_at_gpus_allows(unit):
+    # 10 is a unit without any; below 3 systemd calls it "OK" to "SAFE".
+    words = ["systemd-analyze", "security", "--offline=true", "--threshold=30", "--no-pager", unit]
+    ran = subprocess.run(words, capture_output=True, text=True)
+    if "unrecognized option" in ran.stderr:
+        pytest.skip("this systemd cannot judge units that are not loaded")
+    assert ran.returncode == 0, ran.stdout[-2000:]
+
+
+def test_stopping_the_service_stops_no_job_and_the_watchdog_is_on():
+    lines = UNIT.splitlines()
+    assert "KillMode=process" in lines
+    assert "Type=notify" in lines
+    assert any(line.startswith("WatchdogSec=") for line in lines)
+    assert "PrivateDevices=yes" not in lines  # it looks at GPUs
+
+
+def test_the_unit_and_the_container_run_commands_that_there_are(rollmuxd_help):
+    container = (DEPLOY / "Containerfile").read_text()
+    said = re.findall(r"^ExecStart=\S+ (daemon \w+)", UNIT, re.MULTILINE)
+    said += [f"daemon {verb}" for verb in re.findall(r'"daemon", "(\w+)"', container)]
+    assert sorted(said) == ["daemon run", "daemon run", "daemon status"]
+    for words in said:
+        assert rollmuxd_help(words), words
+
+
+@pytest.fixture
+def rollmuxd_help():
+    from click.testing import CliRunner
+
+    from rollmuxd.cli.main import cli
+
+    return lambda words: CliRunner().invoke(cli, [*words.split(), "--help"]).exit_code == 0
+
+
+def script(*words, **env):
+    words = ["sh", DEPLOY / "install.sh", *words]
+    return subprocess.run(words, capture_output=True, text=True, env={**os.environ, **env})
+
+
+def test_the_script_tells_what_it_would_do_and_does_nothing(tmp_path):
+    ran = script("--dry-run", HOME=str(tmp_path), XDG_DATA_HOME="")
+    assert ran.returncode == 0, ran.stderr
+    assert f"-m venv {tmp_path}/.local/share/rollmux" in ran.stdout
+    for project in (
+        *(REPOSITORY / "backends").glob("*/pyproject.toml"),
+        *(REPOSITORY / "plugins").glob("*/pyproject.toml"),
+    ):
+        assert str(project.parent) in ran.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_script_removes_what_it_made_and_leaves_settings_and_journals(tmp_path):
+    made = tmp_path / ".local" / "share" / "rollmux" / "bin"
+    made.mkdir(parents=True)
+    (tmp_path / ".local" / "bin").mkdir()
+    (tmp_path / ".local" / "bin" / "rollmuxd").symlink_to(made / "rollmuxd")
+    journal = tmp_path / ".local" / "state" / "rollmux" / "journal.sqlite3"
+    journal.parent.mkdir(parents=True)
+    journal.touch()
+
+    assert script("--remove", HOME=str(tmp_path), XDG_DATA_HOME="").returncode == 0
+    assert not made.exists()
+    assert not (tmp_path / ".local" / "bin" / "rollmuxd").is_symlink()
+    assert journal.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "said"),
+    [
+        (["--sytem"], {}, "--sytem is not an option; there are --system, --dry-run, --remove"),
+        (["--dry-run"], {"PATH": "/nowhere"}, "Python 3.11 or newer is needed"),
+    ],
+)
+def test_the_script_refuses_in_a_sentence(tmp_path, words, env, said):
+    sh = shutil.which("sh")
+    for tool in ("dirname", "sed", "id"):  # what it needs besides Python
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    env = {name: value.replace("/nowhere", str(tmp_path)) for name, value in env.items()}
+    ran = subprocess.run([sh, DEPLOY / "install.sh", *words], capture_output=True, text=True, env={**os.environ, **env})
+    assert ran.returncode == 1
+    assert said in ran.stderr
+
+
+def test_a_checker_of_shell_scripts_has_nothing_to_say():
+    if not shutil.which("shellcheck"):
+        pytest.skip("no shellcheck here")
+    ran = subprocess.run(["shellcheck", DEPLOY / "install.sh"], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout
