@@ -57,6 +57,8 @@ class Config(Struct, frozen=True):
     observe_after_ms: Millis = 500
     #: and never less often than this
     observe_at_least_ms: Millis = 30_000
+    #: memory that a parked state leaves beyond what was agreed has this long to be given back, before it is judged
+    left_over_ms: Millis = 15_000
     #: used memory above the agreed left-overs that still counts as clear
     clear_tolerance_mb: int = 300
     #: iterations after which a probed job is judged

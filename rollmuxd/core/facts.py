@@ -580,6 +580,20 @@ class StateSeen(Fact, frozen=True, tag="state_seen"):
     status: StateStatus
 
 
+class LeftOverSeen(Fact, frozen=True, tag="left_over_seen"):
+    """What a parked state has left on each of its GPUs: from now on it may. More than was agreed is for people to see.
+
+    Written down the first time, and when it is more than it was allowed till then and everybody else still fits.
+    """
+
+    job: JobId
+    pool: PoolName
+    node: NodeId
+    mb: int
+    #: what it was allowed till then
+    agreed_mb: int
+
+
 # ---- who did what ----------------------------------------------------------------------------------------------------
 
 
@@ -674,6 +688,7 @@ AnyFact: TypeAlias = (
     | OrderContactLost
     | StateUnknown
     | StateSeen
+    | LeftOverSeen
     | Audited
 )
 

@@ -10,6 +10,7 @@ from rollmuxd.core.cycle import HOLDS, NOTHING, Cycle
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict
 from rollmuxd.core.launching import kill
+from rollmuxd.core.left_overs import judge
 from rollmuxd.core.letting_go import (
     clear_limit_mb,
     discard_again,
@@ -228,6 +229,7 @@ def see_node(c: Cycle, node: Node, sights: dict[str, i.GpuSight]) -> None:
         c.fact(f.NodeUnseen(c.now, node.id))
     before = len(c.facts)
     see_gpus(c, tuple(sights[gpu] for gpu in node.gpus))
+    judge(c, node, sights)
     resolve_unknown(c, node)
     limit = clear_limit_mb(c, node)
     strangers = [
@@ -297,7 +299,9 @@ def not_clear(c: Cycle, name: NodeId) -> None:
         c.soft.at(due, "clear", name)
     else:
         seconds = c.config.clear_limit_ms // 1000
-        c.fact(f.NodeQuarantined(c.now, name, f"{node.unclear_reason}; not clear within {seconds} s"))
+        seen = [f"{gpu} has {c.soft.used_mb[gpu] / 1000:g} GB" for gpu in node.unclear if gpu in c.soft.used_mb]
+        last = f": {', '.join(seen)}, of which {clear_limit_mb(c, node) / 1000:g} GB would be clear" if seen else ""
+        c.fact(f.NodeQuarantined(c.now, name, f"{node.unclear_reason}; not clear within {seconds} s{last}"))
         c.soft.look_later(node.host, c.now, c.config)
         dispatch(c, node.group)  # what cannot be served is passed
 

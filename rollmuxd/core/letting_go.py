@@ -204,6 +204,7 @@ def see_gpus(c: Cycle, seen: tuple[i.GpuSight, ...]) -> None:
         if node is None:
             continue
         if sight.used_mb > c.config.clear_tolerance_mb and sight.used_mb > clear_limit_mb(c, node):
+            c.soft.used_mb[sight.gpu] = sight.used_mb
             continue
         gpu = node.gpus[sight.gpu]
         if gpu.stain is None or may_still_fill(c, node, gpu.stain):

@@ -389,6 +389,8 @@ class JobState(Struct):
     #: what the last load and the last park took; None: none was seen
     load_ms: Millis | None = None
     park_ms: Millis | None = None
+    #: what it was seen to leave on each GPU when parked; None: it was not seen to leave anything
+    left_mb: int | None = None
 
     @property
     def switch_ms(self) -> Millis:

@@ -5,6 +5,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.cycle import NOTHING, Cycle
 from rollmuxd.core.decision import Answer
+from rollmuxd.core.left_overs import write_down
 from rollmuxd.core.letting_go import (
     after_departure,
     drained_if_empty,
@@ -40,6 +41,8 @@ def order_done(c: Cycle, told: i.OrderDone) -> Answer:
     if order.kind is not OrderKind.LOAD:
         see_gpus(c, told.seen)
         expect_clear(c, c.state.nodes[order.node], job, f"after {job.spec.name} was to {order.kind}")
+        if kept is not None:
+            write_down(c, kept, told.seen)
     after_order(c, job, order)
     return NOTHING
 

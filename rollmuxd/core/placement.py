@@ -41,7 +41,7 @@ from rollmuxd.core.model import (
     Want,
 )
 from rollmuxd.core.policy import Move, Placed, Refusal, Verdict
-from rollmuxd.core.state import State
+from rollmuxd.core.state import State, leaves_mb
 from rollmuxd.core.wheel import Leg, certified, closed_form_is_exact, period_ms
 
 #: subsets of a group's rollout nodes that are tried for one job, at most
@@ -393,9 +393,9 @@ class RollMux:
                 node = state.nodes[name]
                 if not node.gpu_mb or not mine:
                     continue
-                there = [*mine, *_states_on(state, node)]
-                left = sum(spec.leftover_mb for spec in there)
-                need = left + max(spec.gpu_mb - spec.leftover_mb for spec in there)
+                there = [(spec.gpu_mb, spec.leftover_mb) for spec in mine] + _states_on(state, node)
+                left = sum(leaves for _, leaves in there)
+                need = left + max(max(0, loaded - leaves) for loaded, leaves in there)
                 if need > node.gpu_mb:
                     text = f"a GPU of {name} has {_gb(node.gpu_mb)} GB, and {_gb(need)} GB would be needed there"
                     return Miss(Reason("gpu_memory", text, {"node": name, "need_gb": need / 1000}))
@@ -578,9 +578,12 @@ def _slo_miss(state: State, shape: Shape, summary: Summary, group: Group, period
     return Miss(Reason("member_slo", text, data))
 
 
-def _states_on(state: State, node: Node) -> list[StateSpec]:
-    """What jobs keep on a node: those placed there, those to move there, and those that have not left it altogether."""
-    return [state.states[key].spec for key in node.states]
+def _states_on(state: State, node: Node) -> list[tuple[int, int]]:
+    """What jobs keep on each GPU of a node, loaded and parked: those placed there, those to move there, and those that
+    have not left it altogether.
+    """
+    there = [state.states[key] for key in node.states]
+    return [(kept.spec.gpu_mb, leaves_mb(kept)) for kept in there]
 
 
 def _usable(node: Node) -> bool:

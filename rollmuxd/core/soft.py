@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
 from rollmuxd.core.config import Config
-from rollmuxd.core.model import HostId, Millis, SessionId, SessionStatus, SlotId, SlotStatus
+from rollmuxd.core.model import GpuId, HostId, Millis, SessionId, SessionStatus, SlotId, SlotStatus
 from rollmuxd.core.state import State
 
 
@@ -29,6 +29,8 @@ class Soft:
         self.waiting = 0
         #: and of each owner
         self.waiting_of: dict[str, int] = {}
+        #: what was seen last on GPUs that were not clear, for people
+        self.used_mb: dict[GpuId, int] = {}
         #: hosts that are to be looked at again, and when
         self._looks: dict[HostId, Millis] = {}
         #: after how long the time after that

@@ -160,10 +160,10 @@ class State(Struct):
         pins = job.pins.get(kept.pool, ())
         return parked[pins.index(kept.node) % len(parked)] if parked and kept.node in pins else None
 
-    def left_over_mb(self, node: Node) -> int:
+    def left_over_mb(self, node: Node, *, but_of: JobId | None = None) -> int:
         """What states may leave on each GPU of a node: parked ones, and ones that are loaded on others of its GPUs."""
-        states = [self.states[key] for key in node.states]
-        return sum(kept.spec.leftover_mb for kept in states if kept.status is not StateStatus.GONE)
+        states = [self.states[key] for key in node.states if self.states[key].job != but_of]
+        return sum(leaves_mb(kept) for kept in states if kept.status is not StateStatus.GONE)
 
     # ---- writing (by facts only) ---------------------------------------------------------------------------------
 
@@ -845,6 +845,14 @@ class State(Struct):
         elif fact.status is StateStatus.LOADED:
             kept.loaded_at = fact.at
 
+    def _left_over_seen(self, fact: f.LeftOverSeen) -> None:
+        self.states[state_key(fact.job, fact.pool, fact.node)].left_mb = fact.mb
+
+
+def leaves_mb(kept: JobState) -> int:
+    """What a state may leave on each GPU: as agreed, or as it was seen to leave and was let to."""
+    return max(kept.spec.leftover_mb, kept.left_mb or 0)
+
 
 def _no_more_unclear(node: Node, gpus: tuple[str, ...]) -> None:
     if node.unclear_since is not None:
@@ -993,5 +1001,6 @@ _APPLY: dict[type[f.Fact], Callable[[State, Any], None]] = {
     f.OrderContactLost: State._order_contact_lost,
     f.StateUnknown: State._state_unknown,
     f.StateSeen: State._state_seen,
+    f.LeftOverSeen: State._left_over_seen,
     f.Audited: State._nothing,
 }

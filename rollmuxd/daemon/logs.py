@@ -159,7 +159,8 @@ def fact_logger(state: Callable[[], State]) -> Callable[[Sequence[Numbered]], No
                 orders[fact.order] = {key: said[key] for key in ("job", "slot") if key in said}
             elif isinstance(fact, f.OrderEnded | f.OrderFaulted):
                 said = {**orders.pop(fact.order, {}), **said}
-            tell = to.warning if isinstance(fact, WARNINGS) else to.info
+            beyond = isinstance(fact, f.LeftOverSeen) and fact.mb > fact.agreed_mb
+            tell = to.warning if beyond or isinstance(fact, WARNINGS) else to.info
             tell(name, seq=seq, **said)
 
     return write

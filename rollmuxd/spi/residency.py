@@ -53,6 +53,8 @@ class StateOrder(Struct, frozen=True):
     stamp: Fence = Fence(0, 0)
     #: the phase in whose slot the state is used, or was used last; empty where that is not known (any more)
     phase: str = ""
+    #: what the states of other jobs may leave on each of these GPUs, as was agreed or has been let since
+    beside_mb: int = 0
 
 
 class NoOlder:

@@ -176,7 +176,7 @@ NOT_IN_A_TABLE = {
     f.DaemonStarted, f.LoopStalled, f.HostAdded, f.HostRemoved, f.HostBooted, f.NodeAdded, f.NodeRemoved, f.GpusCleared,
     f.GpusUnclear, f.PlacementEnded, f.SessionOpened, f.SessionFenced, f.SessionLost, f.SessionClosed, f.SlotQueued,
     f.VisitAdded, f.VisitSkipped, f.NextAnswered, f.Audited, f.RelaunchPlanned, f.ProcessLaunched, f.ProcessStarted,
-    f.ProcessOver, f.NodeLeft,
+    f.ProcessOver, f.NodeLeft, f.LeftOverSeen,
 }  # fmt: skip
 FACTS_OF_ORDERS = {f.OrderIssued, f.OrderEnded, f.OrderFaulted, f.OrderContactLost, f.StateUnknown, f.StateSeen}
 
@@ -308,6 +308,7 @@ def test_every_fact_survives_the_journal(kind: type[f.Fact]) -> None:
         f.OrderFaulted: f.OrderFaulted(1, "o1", "x"),
         f.OrderContactLost: f.OrderContactLost(1, "o1", "x"), f.StateUnknown: f.StateUnknown(1, "j1", "p", "n"),
         f.StateSeen: f.StateSeen(1, "j1", "p", "n", StateStatus.GONE),
+        f.LeftOverSeen: f.LeftOverSeen(1, "j1", "p", "n", 4_500, 2_000),
         f.Audited: f.Audited(1, "drain_node", "ops/op", "admin", "uid 0", "r", "n", "up", "draining", "x", 3),
     }  # fmt: skip
     fact = {**facts, **others}[kind]

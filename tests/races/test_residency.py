@@ -92,9 +92,9 @@ async def test_a_second_engine_is_not_started_on_a_half_empty_gpu(stage):
     """Engines size their memory by what they find: a second one on a GPU with a sleeper's rest crashes, or stays small
     for ever (verl #5979, OpenRLHF #1162; sleeping engines keep 2 to 8 GB).
 
-    We: what may stay is agreed when a job registers; more than that, and nobody starts there.
+    We: what may stay is agreed when a job registers; so much more than that, and nobody starts there.
     """
-    async with stage(options={"leftover_gb": 8}) as world:
+    async with stage(options={"leftover_gb": 12}) as world:
         await world.join("a", "rollout", left_mb=2_000)
         await world.join("b", "rollout", left_mb=2_000)
         await world.release(await world.hold("a"))
@@ -102,6 +102,25 @@ async def test_a_second_engine_is_not_started_on_a_half_empty_gpu(stage):
 
         await world.stays(lambda: world.state.slots[b].status == "queued", 30.0)
         assert [order.name for verb, order in told(world) if verb == "load"] == ["a"]
+
+
+@asynchronous
+async def test_what_stays_beyond_that_is_let_where_all_others_fit_and_is_counted_from_then_on(stage):
+    """The other side of it: what an engine keeps grows with time (RTS: 2 to 8 GB), and a limit that is an end in itself
+    stops a group in which everybody has room.
+
+    We: it is judged after a time in which it may still go; then it is written down, counted, and the next one goes on.
+    """
+    async with stage(options={"leftover_gb": 8}) as world:
+        await world.join("a", "rollout", left_mb=2_000)
+        await world.join("b", "rollout", left_mb=2_000)
+        await world.release(await world.hold("a"))
+        b = await world.ask("b")
+
+        await world.stays(lambda: world.state.slots[b].status == "queued", 14.0)
+        await world.until(b, "running")
+        left = [fact for fact in await facts(world) if isinstance(fact, f.LeftOverSeen)]
+        assert [(fact.mb, fact.agreed_mb) for fact in left] == [(8_000, 2_000)]
 
 
 @asynchronous

@@ -287,12 +287,14 @@ class Machine:
         self, order: StateOrder, gpu: str, others: Sequence[StateBytes], strangers: Sequence[tuple[str, int, str]]
     ) -> None:
         others = [state for state in others if state.gpus.get(gpu)]
+        left = sum(state.gpus[gpu] for state in others if state.place == "parked" and state.job != order.job)
         for state in others:
             # Two states of one run (its engine and its trainer) may meet, for as long as the memory lasts.
             if (state.job, state.run) == (order.job, order.run):
                 continue
             agreed = state.agreed_mb if state.place == "parked" else 0
-            if state.gpus[gpu] > agreed:
+            # More than was agreed may have been let since, but then whoever lets the next one in has to know.
+            if state.gpus[gpu] > agreed and not (state.place == "parked" and left <= order.beside_mb):
                 raise self._violation(DoubleHold(gpu, state, order, agreed), order, gpu)
         used = sum(state.gpus[gpu] for state in others) + sum(mb for where, mb, _ in strangers if where == gpu)
         if used + order.state.gpu_mb > self.gpu_mb:
