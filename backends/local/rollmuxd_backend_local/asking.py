@@ -3,6 +3,7 @@
 How a question gets there is the subclass's business: ``local`` asks this machine, ``ssh`` sends a parcel.
 """
 
+import base64
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from rollmuxd.spi import (
     Inventory,
     LaunchId,
     NotDone,
+    Output,
     Process,
     ProcessOrder,
     Sight,
@@ -99,7 +101,7 @@ class Asking(ABC, Generic[Options]):
             "argv": order.argv,
             "cwd": order.cwd,
             "env": dict(order.env),
-            "log": f"{options.logs}/{order.launch}.log" if options.logs else "",
+            "log": self._log(host, order.launch),
         }
         return Process(**await self._said(host, {"ask": "start", "order": told}, PROCESS_S))
 
@@ -111,12 +113,25 @@ class Asking(ABC, Generic[Options]):
         """By the mark that each of them carries, or its cgroup."""
         return bool(await self._said(host, {"ask": "alive", "launch": launch}, LOOK_S))
 
+    async def output(self, host: HostId, launch: LaunchId, after: int, limit: int) -> Output:
+        """Of the file that ``start`` has it written to."""
+        log = self._log(host, launch)
+        if not log:
+            raise NotDone(f"{host} keeps no output; set options.logs of this host to a folder")
+        data = await self._said(host, {"ask": "output", "log": log, "after": after, "limit": limit}, LOOK_S)
+        piece = base64.b64decode(data)
+        return Output(data=piece, next=after + len(piece))
+
     # ---- how ---------------------------------------------------------------------------------------------------------
 
     def _of(self, host: HostId) -> Options:
         if host not in self.options:
             raise ContactLost(f"host {host!r} is none of this backend's ({', '.join(self.options) or 'it has none'})")
         return self.options[host]
+
+    def _log(self, host: HostId, launch: LaunchId) -> str:
+        folder = self._of(host).logs
+        return f"{folder}/{launch}.log" if folder else ""
 
     async def _said(self, host: HostId, question: Mapping[str, Any], limit_s: float) -> Any:
         made_up = self._of(host).made_up_gpus

@@ -35,7 +35,7 @@ print(mark + json.dumps(package.ask.answer(question)), flush=True)
 
 def pack(question: dict[str, Any], mark: str) -> bytes:
     """A parcel. The line of output that begins with ``mark`` is the answer; other lines are whoever else's."""
-    modules = _sources(_LOOK if question["ask"] in ("look", "about") else _ALL)
+    modules = _sources(_LOOK if question["ask"] in ("look", "about", "output") else _ALL)
     return zlib.compress(json.dumps([_UNPACK, "rollmuxd_onhost", modules, mark, question]).encode(), 1)
 
 

@@ -5,6 +5,8 @@ An answer is ``{"said": ...}``; ``{"refused": why}``: for certain not done; or `
 
 from __future__ import annotations
 
+import base64
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -68,6 +70,15 @@ def _kill(question: dict[str, Any]) -> Any:
     return processes.kill(question["owner"], question["pid"], question["started"], question["any_of_ours"])
 
 
+def _output(question: dict[str, Any]) -> str:
+    path = os.path.expanduser(question["log"])
+    if not os.path.exists(path):
+        return ""
+    with open(path, "rb") as file:
+        file.seek(question["after"])
+        return base64.b64encode(file.read(question["limit"])).decode()
+
+
 _ASKS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "look": look,
     "about": _about,
@@ -75,4 +86,5 @@ _ASKS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "stop": _stop,
     "alive": _alive,
     "kill": _kill,
+    "output": _output,
 }

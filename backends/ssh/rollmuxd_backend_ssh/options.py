@@ -1,0 +1,35 @@
+"""The options of a host that is reached by SSH: ``[hosts.options]``, with ``[backends.ssh]`` as defaults."""
+
+from typing import Annotated
+
+from msgspec import Meta, field
+
+from rollmuxd_backend_local import HostOptions
+
+
+class SshOptions(HostOptions, frozen=True, kw_only=True):
+    """What can be said of a host. What is not is as ``~/.ssh/config`` has it, and then as ``ssh`` would do it."""
+
+    #: its name, address, or alias in the ssh configuration; not given: the host's id
+    address: str = ""
+    port: Annotated[int, Meta(ge=1, le=65_535)] | None = None
+    #: whom to log in as
+    user: str = ""
+    #: private key files; an agent's keys and the usual files are tried where none is given
+    keys: tuple[str, ...] = ()
+    #: where its host key must be found
+    known_hosts: str = ""
+    #: hosts to jump over, as for ``ssh -J``
+    jump: str = ""
+    #: the ssh configuration that is read; not given: ``~/.ssh/config``
+    config: str = ""
+    #: a Python of the host, 3.8 or newer
+    python: str = "python3"
+    #: seconds that a connection may take to be made
+    connect_s: Annotated[float, Meta(gt=0, le=600)] = 7.0
+    #: seconds between two signs of life that a silent host is asked for; after three without an answer it is away
+    alive_s: Annotated[float, Meta(gt=0, le=600)] = 5.0
+    #: commands at a time over its connection; one less than the server's MaxSessions at most
+    commands: Annotated[int, Meta(ge=2, le=1_000)] = 9
+    #: whose processes may be started here as which user: of an owner, a login; all as ``user`` where it is empty
+    users: dict[str, str] = field(default_factory=dict)
