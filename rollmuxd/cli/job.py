@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.calls import Call, Failed, cell, fields, part, table, talks
+from rollmuxd.cli.calls import Call, Failed, cell, fields, part, printable, table, talks
 from rollmuxd.cli.completion import names_of
 from rollmuxd.cli.logs import logs
 
@@ -125,9 +125,7 @@ def explain(call: Call, job: str) -> None:
 
     def show(view: dict[str, Any]) -> None:
         for sentence in view["sentences"] or [reason["text"] for reason in view["reasons"]]:
-            click.echo(sentence)
-        if view.get("would_start_with"):
-            click.echo(f"would start with: {cell(view['would_start_with'])}")
+            click.echo(printable(sentence))
 
     call.answer(call.get(f"/v1/jobs/{part(job)}/explain"), show)
 

@@ -141,18 +141,19 @@ def test_a_verb_on_a_job_is_one_call_and_its_answer_is_told(rollmuxd, daemon, a_
     assert ran.out.endswith("it is waiting\n")
 
 
-def test_explaining_prints_the_sentences_and_what_would_help(rollmuxd, daemon):
+def test_explaining_prints_the_sentences_which_say_what_would_help(rollmuxd, daemon):
     daemon["GET /v1/jobs/j1/explain"] = {
         "job": "j1",
         "status": "waiting",
         "reasons": [],
-        "sentences": ["It waits for one train node.", "Both are in use."],
-        "would_start_with": ["slo=2.0"],
+        "sentences": ["It waits for one train node.", "It would start now with slo=2.0 (0.50 looser)."],
+        "would_start_with": ["slo=2.0 (0.50 looser)"],
     }
 
-    assert rollmuxd("job explain j1").out == (
-        "It waits for one train node.\nBoth are in use.\nwould start with: slo=2.0\n"
-    )
+    assert rollmuxd("job explain j1").lines == [
+        "It waits for one train node.",
+        "It would start now with slo=2.0 (0.50 looser).",
+    ]
 
 
 def test_waiting_for_a_job_ends_well_when_it_has_ended(rollmuxd, daemon, a_job, monkeypatch):
