@@ -48,6 +48,7 @@ from rollmuxd.core.model import (
 )
 from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.state import State, state_key
+from rollmuxd.daemon.identity import Identities
 from rollmuxd.daemon.visible import visible
 from rollmuxd.spi import (
     Backend,
@@ -119,6 +120,7 @@ class Actuator:
         self._environment = dict(environment or {})
         #: the last sight of each GPU
         self.seen: dict[GpuId, Seen] = {}
+        self._identities = Identities()
         self._tasks: TaskGroup | None = None
         #: told before this runs, performed when it does
         self._early: list[Effect] = []
@@ -330,7 +332,7 @@ class Actuator:
             return ()
         try:
             async with asyncio.timeout(limit_s):
-                sight = await backend.observe(host)
+                sight = await self._sighted(backend, host)
         except Exception as error:
             log.info("not_seen", host=host, reason=_said(error))
             return ()
@@ -361,7 +363,7 @@ class Actuator:
         since = self._now()
         try:
             async with asyncio.timeout(LOOK_S):
-                sight = await backend.observe(host)
+                sight = await self._sighted(backend, host)
         except TimeoutError as error:
             return HostUnreachable(host, _said(error) if str(error) else f"no answer within {LOOK_S:g} s")
         except Exception as error:
@@ -370,6 +372,14 @@ class Actuator:
             return HostUnreachable(host, _said(error))
         self._remember(sight)
         return HostSeen(host, sight.gpus, sight.boot_id, since)
+
+    async def _sighted(self, backend: Backend, host: HostId) -> Sight:
+        """What the backend sees, if its GPUs are nobody else's as well. Raises ContactLost."""
+        sight = await backend.observe(host)
+        if sight.uuids:
+            nodes = self._state().nodes.values()
+            self._identities.check(host, sight, {gpu for node in nodes if node.host == host for gpu in node.gpus})
+        return sight
 
     def _remember(self, sight: Sight) -> None:
         at = self._now()
