@@ -268,11 +268,11 @@ def call(method: str, path: str, body: Any = None, *, key: str = "") -> bytes:
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + content
 
 
-async def new_key(made: Daemon) -> str:
-    """An API key of a user, asked for on the Unix socket, where the kernel says that we are the operator."""
+async def new_key(made: Daemon, role: str = "user") -> str:
+    """An API key, asked for on the Unix socket, where the kernel says that we are the operator."""
     line = await Line.unix(made.socket)
     try:
-        body = {"owner": "team", "user": "someone", "role": "user"}
+        body = {"owner": "team", "user": "someone", "role": role}
         return str((await line.send(call("POST", "/v1/keys", body))).json()["secret"])
     finally:
         line.close()

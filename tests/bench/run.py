@@ -17,10 +17,10 @@ from typing import Final
 
 from figures import Json, say, short
 
-#: in a few minutes; the demo takes six by itself, the simulator three, the soak as long as it is given, and they are
-#: run when they are named
+#: in a few minutes; the demo takes six by itself, the simulator three, the soak as long as it is given, the dashboard
+#: needs a browser; they are run when they are named
 QUICK: Final = ("core", "handover", "restart", "waiting")
-ALL: Final = (*QUICK, "sim", "demo", "soak")
+ALL: Final = (*QUICK, "sim", "demo", "soak", "web")
 BUDGET_S: Final = 30.0
 
 

@@ -33,8 +33,10 @@ heartbeat_s = 60
 [limits]
 calls_per_s = 0
 
+"""
+HOST = """
 [[hosts]]
-id = "box"
+id = "{name}"
 backend = "mock"
 ram_gb = 512
 options = {{ copy_gbps = 40, watch_pids = false, memory = "", faults = {faults} }}
@@ -60,7 +62,7 @@ def until(what: str, look: Callable[[], Any], within: float = 15.0) -> Any:
 
 
 class Cluster:
-    """A daemon with nodes of two GPUs each, and whoever works there."""
+    """A daemon with nodes of two GPUs each, eight of them on a host, and whoever works there."""
 
     until = staticmethod(until)
 
@@ -69,10 +71,13 @@ class Cluster:
         self.state = folder / "state"
         self.faults = folder / "faults.json"
         self._processes: list[subprocess.Popen[bytes]] = []
-        text = CONFIG.format(state=json.dumps(str(self.state)), faults=json.dumps(str(self.faults)))
+        text = CONFIG.format(state=json.dumps(str(self.state)))
         pools = [("rollout", "H20", 1.85)] * rollout + [("train", "H800", 5.28)] * train
         for number, (pool, kind, price) in enumerate(pools):
-            text += NODE.format(first=2 * number, last=2 * number + 1, pool=pool, kind=kind, price=price)
+            host, here = divmod(number, 8)
+            if not here:
+                text += HOST.format(name=f"h{host + 1}", faults=json.dumps(str(self.faults)))
+            text += NODE.format(first=2 * here, last=2 * here + 1, pool=pool, kind=kind, price=price)
         self.config = folder / "rollmux.toml"
         self.config.write_text(text)
         self._env = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX_", "XDG_"))}
@@ -141,9 +146,9 @@ class Cluster:
             process.wait()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A Chromium, started once."""
+    """A Chromium. Of a module and not of the session: while it is there its loop runs, and no other can."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not there: pip install 'rollmuxd[web]'")
     path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if path is None:

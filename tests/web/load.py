@@ -1,4 +1,4 @@
-"""Jobs that go round their cycle: ``load.py SOCKET JOBS [SCALE [STEM]]``. They end with whoever started them.
+"""Jobs that go round their cycle: ``load.py SOCKET JOBS [SCALE]``. They end with whoever started them.
 
 Each has a rollout and a train phase, of times of its own, and state that the mock's driver moves. ``SCALE`` times the
 phases' lengths, which are around a second.
@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+NAMES = ("math-7b", "code-14b", "agent-8b", "judge-3b", "proofs-32b", "tools-9b")
 #: as the mock's copies are: 40 GB a second
 STATE = {"gpu_gb": 2, "leftover_gb": 0.5, "ram_gb": 8, "driver": "mock", "load_s": 0.12, "park_s": 0.12}
 
@@ -31,7 +32,7 @@ async def job(line: httpx.AsyncClient, name: str, scale: float) -> None:
     if dice.random() < 0.6:
         body["slo"] = round(dice.uniform(2.2, 4.0), 1)
     mine = await call(line, "POST", "/v1/jobs", body)
-    opening = {"idempotency_key": name, "pid": os.getpid(), "host": "box"}
+    opening = {"idempotency_key": name, "pid": os.getpid(), "host": "h1"}
     session = (await call(line, "POST", f"/v1/jobs/{mine['job']}/sessions", opening))["session"]
     number = 0
     while True:
@@ -70,19 +71,17 @@ async def alone(line: httpx.AsyncClient, name: str, scale: float) -> None:
         print(name, error, file=sys.stderr)
 
 
-async def main(socket: str, jobs: int, scale: float = 1.0, stem: str = "") -> None:
+async def main(socket: str, jobs: int, scale: float = 1.0) -> None:
     transport = httpx.AsyncHTTPTransport(uds=socket, limits=httpx.Limits(max_connections=None))
-    names = ("math-7b", "code-14b", "agent-8b", "judge-3b", "proofs-32b", "tools-9b")
     async with (
         httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=120) as line,
         asyncio.TaskGroup() as tasks,
     ):
         for number in range(jobs):
-            name = f"{stem}{number}" if stem else f"{names[number % len(names)]}-{number // len(names) + 1}"
-            tasks.create_task(alone(line, name, scale))
+            tasks.create_task(alone(line, f"{NAMES[number % len(NAMES)]}-{number // len(NAMES) + 1}", scale))
             await asyncio.sleep(0.01)
 
 
 if __name__ == "__main__":
     CDLL(None).prctl(1, signal.SIGKILL)
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), *[float(sys.argv[3])] if sys.argv[3:] else (), *sys.argv[4:]))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:])))

@@ -4,6 +4,8 @@
 // where it belongs, and nothing is counted. So a page begins with the newest facts and reads older ones when somebody
 // looks at them; a slot whose beginning has not been read has no beginning, and gets it later.
 
+import { millis } from "./format.js";
+
 /** What a slot ended by. */
 const ENDINGS = {
   slot_released: "released",
@@ -24,6 +26,9 @@ const NODE_STATUS = {
 };
 const JOB_STATUS = {
   job_registered: "waiting",
+  move_began: "moving",
+  move_ended: "admitted",
+  move_abandoned: "admitted",
   job_promised: "admitted",
   job_unplaced: "waiting",
   job_paused: "paused",
@@ -48,7 +53,9 @@ export class History {
     this.jobs = new Map();
     /** by "job pool node": the statuses of that state that were seen, and those that are not known */
     this.states = new Map();
-    /** by job: {seq, at, nodes} where it was placed, {seq, at} where that ended */
+    /** when the daemon started: what was up has to be seen again */
+    this.starts = [];
+    /** by job: the facts about which nodes are its, {seq, at, kind, nodes} */
     this.placements = new Map();
     /** names and owners, by job */
     this.names = new Map();
@@ -104,7 +111,7 @@ export class History {
   }
 
   /** An open slot, or one that ended lately, as the list of slots shows it; facts know better. */
-  knowSlot(view, millis) {
+  knowSlot(view) {
     const slot = this._slot(view.slot);
     slot.job ??= view.job;
     slot.phase ??= view.phase;
@@ -197,7 +204,7 @@ export class History {
   _mark(marks, thing, fact, status, touched) {
     const list = marks.get(thing) ?? [];
     marks.set(thing, list);
-    insert(list, { seq: fact.seq, at: fact.at, status, reason: fact.reason ?? (fact.by ? `by ${fact.by}` : "") });
+    insert(list, { seq: fact.seq, at: fact.at, kind: fact.fact, status, reason: fact.reason ?? (fact.by ? `by ${fact.by}` : "") });
     touched?.add(thing);
   }
 
@@ -209,21 +216,24 @@ export class History {
 }
 
 const HANDLERS = {
-  host_added: () => {},
-  node_added: (history, fact) => history.knowNode(fact.node.id, fact.node.gpus),
+  daemon_started: (history, fact) => {
+    insert(history.starts, { seq: fact.seq, at: fact.at, kind: fact.fact, status: "unknown", reason: "" });
+    for (const node of history.nodes.keys()) history.touchedNodes.add(node);
+  },
+  node_added: (history, fact) => {
+    history.knowNode(fact.node.id, fact.node.gpus);
+    history._mark(history.nodes, fact.node.id, fact, "unknown", history.touchedNodes);
+  },
   job_registered: (history, fact) => history.names.set(fact.job, { name: fact.spec.name, owner: fact.owner }),
   job_placed: (history, fact) => {
     history._mark(history.jobs, fact.job, fact, fact.status, history.touchedJobs);
-    const nodes = [...new Set(Object.values(fact.pins).flat())];
-    insert(of(history.placements, fact.job, Array), { seq: fact.seq, at: fact.at, nodes });
-    history.placed += 1;
-    for (const node of nodes) history.touchedNodes.add(node);
+    pinned(history, fact);
   },
-  placement_ended: (history, fact) => {
-    insert(of(history.placements, fact.job, Array), { seq: fact.seq, at: fact.at, nodes: undefined });
-    history.placed += 1;
-    history.touchedJobs.add(fact.job);
-  },
+  move_planned: pinned,
+  move_ended: pinned,
+  move_abandoned: pinned,
+  node_left: pinned,
+  placement_ended: pinned,
   slot_queued: (history, fact) => {
     const slot = history._slot(fact.slot);
     slot.job = fact.job;
@@ -256,7 +266,6 @@ const HANDLERS = {
     slot.overstays = fact.at;
     history._touch(slot);
   },
-  slot_reclaiming: () => {},
   slot_over: (history, fact) => {
     const slot = history._slot(fact.slot);
     slot.over = fact.at;
@@ -291,6 +300,17 @@ for (const [kind, how] of Object.entries({ order_ended: "done", order_faulted: "
     Object.assign(order, { ended: fact.at, how, endSeq: fact.seq, error: fact.error });
     if (order.node !== undefined) orderEnded(history, order);
   };
+}
+
+/** A fact about which nodes are a job's. */
+function pinned(history, fact) {
+  const nodes = fact.pins === undefined ? undefined : [...new Set(Object.values(fact.pins).flat())];
+  insert(of(history.placements, fact.job, Array), { seq: fact.seq, at: fact.at, kind: fact.fact, nodes, node: fact.node });
+  history.placed += 1;
+  for (const node of nodes ?? [fact.node]) if (node !== undefined) history.touchedNodes.add(node);
+  // Where else it was will be known from its other facts: what it left there is gone from now on.
+  for (const slot of history.slotsOfJob.get(fact.job) ?? []) for (const node of slot.nodes.keys()) history.touchedNodes.add(node);
+  history.touchedJobs.add(fact.job);
 }
 
 function orderEnded(history, order) {
@@ -379,6 +399,12 @@ function describe(history, fact) {
       return ["info", `${fact.spec.name} was registered (run ${fact.run}) by ${fact.owner}/${fact.user}`];
     case "job_placed":
       return ["ok", `${job} was placed in group ${fact.group}, ${fact.admission || fact.status}`];
+    case "move_planned":
+      return ["info", `${job} is to move to group ${fact.group}: ${fact.why}`];
+    case "move_ended":
+      return ["ok", `${job} has moved`];
+    case "move_abandoned":
+      return ["warn", `${job} stays where it is${why}`];
     case "job_promised":
       return ["ok", fact.promised ? `${job} has its promise` : `${job} stays best effort`];
     case "job_unplaced":

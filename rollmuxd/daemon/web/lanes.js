@@ -50,7 +50,13 @@ export function nodeLane(history, node, gpus, present) {
     bars.push({ t0: order.issued, t1: order.ended ?? Infinity, kind: "parking", share: 1, top: 0, job: order.job, order });
   }
   bars.sort(inOrder);
-  return { bars, backs: stretches(history.nodes.get(node), present, "up"), kept: kept(history, node), widest: widest(bars) };
+  return { bars, backs: stretches(marksOf(history, node), present, "up"), kept: kept(history, node), widest: widest(bars) };
+}
+
+/** A node's marks, with the daemon's starts since it is known. */
+function marksOf(history, node) {
+  const marks = history.nodes.get(node);
+  return marks === undefined ? undefined : merged(marks, history.starts.filter((start) => start.seq > marks[0].seq));
 }
 
 /** What is drawn of a job: bars, and how it was. */
@@ -78,16 +84,35 @@ function widest(bars) {
 function stretches(marks, present, ordinary) {
   if (!marks?.length) return present && present !== ordinary ? [{ t0: -Infinity, t1: Infinity, status: present }] : [];
   const found = [];
-  let before = ordinary;
+  let [status, before] = [ordinary, ordinary];
   for (const [index, mark] of marks.entries()) {
-    // A job that is resumed is what it was before it was paused.
-    const status = mark.status || before;
-    if (mark.status && mark.status !== "paused") before = mark.status;
-    const t1 = marks[index + 1]?.at ?? Infinity;
+    if (mark.kind === "daemon_started" && !SEEN_AGAIN.has(status)) continue;
+    if (status === "paused" && mark.kind === "job_unplaced") {
+      before = mark.status; // it will wait when it is resumed
+      continue;
+    }
+    if (mark.status === "paused") before = status;
+    status = mark.status || before;
+    const t1 = until(marks, index, status);
     if (status !== ordinary && t1 > mark.at) found.push({ t0: mark.at, t1, status, reason: mark.reason });
   }
   return found;
 }
+
+/** What is not known any more when the daemon starts. */
+const SEEN_AGAIN = new Set(["up", "occupied", "unknown"]);
+
+/** When the mark after this one counts. */
+function until(marks, index, status) {
+  const next = marks.slice(index + 1).find((mark) => {
+    if (mark.kind === "daemon_started") return SEEN_AGAIN.has(status);
+    return !(status === "paused" && mark.kind === "job_unplaced");
+  });
+  return next?.at ?? Infinity;
+}
+
+/** Two lists of marks, in order. */
+const merged = (some, others) => (others?.length ? [...(some ?? []), ...others].sort((a, b) => a.seq - b.seq) : some);
 
 /** When states lay on a node's GPUs, or may have: from loaded to parked or gone. */
 function kept(history, node) {
@@ -95,7 +120,8 @@ function kept(history, node) {
   for (const key of history.statesOfNode.get(node) ?? []) {
     const [job, pool] = key.split(" ");
     let open;
-    for (const mark of history.states.get(key)) {
+    const gone = (history.placements.get(job) ?? []).filter(({ kind, node: left }) => kind === "placement_ended" || (kind === "node_left" && left === node));
+    for (const mark of merged(history.states.get(key), gone)) {
       const on = mark.status === "loaded" || mark.status === "unknown";
       if (open !== undefined && (!on || mark.status !== open.status)) {
         found.push({ ...open, t1: mark.at });
@@ -111,27 +137,52 @@ function kept(history, node) {
 /** By node: when jobs were placed on it. ``pinned``: by node, the jobs that are now. */
 export function allocations(history, pinned) {
   const found = new Map();
+  const open = new Set();
   const add = (node, t0, t1) => {
     let list = found.get(node);
     if (list === undefined) found.set(node, (list = []));
     list.push({ t0, t1 });
   };
   for (const [job, marks] of history.placements) {
-    let open;
-    for (const mark of marks) {
-      if (mark.nodes !== undefined) {
-        open = mark;
-      } else {
-        // Placed before the facts that were read: on the nodes where it had slots.
-        const nodes = open?.nodes ?? nodesOf(history, job, mark.at);
-        for (const node of nodes) add(node, open?.at ?? -Infinity, mark.at);
-        open = undefined;
+    // By node, since when it is the job's; and those that it has, and is to move to.
+    const since = new Map();
+    let [mine, coming] = [[], []];
+    const take = (nodes, at) => {
+      for (const node of nodes) if (!since.has(node)) since.set(node, at);
+    };
+    const leave = (nodes, at) => {
+      for (const node of nodes) {
+        if (since.has(node)) add(node, since.get(node), at);
+        since.delete(node);
+      }
+    };
+    // Placed before the facts that were read: on the nodes where it had slots.
+    if (marks[0].kind !== "job_placed") take((mine = nodesOf(history, job, marks[0].at)), -Infinity);
+    for (const { kind, at, nodes } of marks) {
+      if (kind === "job_placed") take((mine = nodes), at);
+      else if (kind === "move_planned") take((coming = nodes), at);
+      else if (kind === "move_ended") {
+        const there = coming;
+        leave(mine.filter((node) => !there.includes(node)), at);
+        [mine, coming] = [there, []];
+      } else if (kind === "move_abandoned") {
+        const here = mine;
+        leave(coming.filter((node) => !here.includes(node)), at);
+        coming = [];
+      } else if (kind === "placement_ended") {
+        leave([...since.keys()], at);
+        [mine, coming] = [[], []];
       }
     }
-    if (open !== undefined) for (const node of open.nodes) add(node, open.at, Infinity);
+    for (const node of since.keys()) open.add(`${job} ${node}`);
+    leave([...since.keys()], Infinity);
   }
   for (const [node, jobs] of pinned) {
-    for (const job of jobs) if (!history.placements.get(job)?.length) add(node, -Infinity, Infinity);
+    for (const job of jobs) {
+      // Of what the lists know and the facts that were read do not, it is not known since when.
+      const over = history.placements.get(job)?.at(-1)?.kind === "placement_ended";
+      if (!over && !open.has(`${job} ${node}`)) add(node, -Infinity, Infinity);
+    }
   }
   for (const [node, list] of found) found.set(node, union(list));
   return found;
@@ -142,7 +193,7 @@ function nodesOf(history, job, before) {
   for (const slot of history.slotsOfJob.get(job) ?? []) {
     if ((slot.claimed ?? Infinity) <= before) for (const node of slot.nodes.keys()) nodes.add(node);
   }
-  return nodes;
+  return [...nodes];
 }
 
 function union(list) {

@@ -193,7 +193,7 @@ class App {
     const after = Math.max(this.me.first - 1, this.me.last - BEGIN);
     const page = after < this.me.last ? await this.api.get("/v1/facts", { after: after || undefined, limit: BEGIN }, signal) : { facts: [], last: this.me.last };
     this._take(page.facts, after, page.last);
-    for (const slot of open.flat()) this.history.knowSlot(slot, Date.parse);
+    for (const slot of open.flat()) this.history.knowSlot(slot);
     const { earliest } = this.history;
     if (earliest !== undefined && !this.gantt.looked) {
       this.gantt.span = Math.min(900000, Math.max(60000, (this.now() - earliest) * 1.02));
@@ -399,7 +399,7 @@ class App {
     waitingJobs(this);
     recentEvents(this);
     if (this.tab !== "report") this.drawList();
-    if (this.picked && !$("chosen").hidden && !$("chosen").contains(document.activeElement)) this.choose(this.picked);
+    if (this.picked) this.choose(this.picked);
     this.gantt.request();
   }
 
@@ -521,11 +521,12 @@ class App {
 
   choose(hit) {
     this.picked = hit;
+    const focused = $("chosen").contains(document.activeElement) ? document.activeElement.dataset.action : undefined;
     chosen(this, hit, () => {
       this.gantt.choose(null);
       this.choose(null);
     });
-    if (hit === null) $("chosen").hidden = true;
+    if (focused) $("chosen").querySelector(`[data-action="${focused}"]`)?.focus();
   }
 
   chooseNode(node) {

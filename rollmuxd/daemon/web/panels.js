@@ -245,6 +245,8 @@ export function tipOf(app, hit) {
 export function chosen(app, hit, close) {
   const panel = $("chosen");
   panel.hidden = hit === null || hit.row.kind === "head";
+  const words = panel.hidden ? "" : [hit.row.label, hit.bar?.slot && `slot ${hit.bar.slot.id}, ${app.nameOf(hit.bar.slot.job)} ${hit.bar.slot.phase}, ${statusOf(hit.bar.slot)}`];
+  say($("chosen-said"), [words].flat().filter(Boolean).join(": "));
   if (panel.hidden) return;
   const shut = h("button", { class: "quiet icon", "aria-label": "Choose nothing", onclick: close }, "✕");
   const slot = hit.bar?.slot;

@@ -1,0 +1,416 @@
+"""A real browser before a live daemon: the picture moves, every control does what it says, nothing else is asked.
+
+Pictures are kept where ``ROLLMUX_SCREENSHOTS`` says, for people to look at.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+WIDE = {"width": 1600, "height": 1000}
+NARROW = {"width": 420, "height": 900}
+
+
+class Screen:
+    """One tab, and what it was seen to do."""
+
+    def __init__(self, browser: Any, url: str, key: str, *, size: Any = None, scheme: str = "dark") -> None:
+        self.url = url
+        self.context = browser.new_context(viewport=size or WIDE, color_scheme=scheme)
+        self.page = self.context.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda line: self.said.append(f"{line.type}: {line.text}"))
+        self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        if key:
+            self.page.add_init_script(f"sessionStorage.setItem('rollmux.key', {key!r})")
+        self.page.goto(f"{url}/")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.page, name)
+
+    def until(self, what: str, true: str, within_ms: int = 15_000) -> Any:
+        """Poll from here: the page's own policy lets nobody evaluate strings in it."""
+        for _ in range(within_ms // 50):
+            if found := self.page.evaluate(true):
+                return found
+            self.page.wait_for_timeout(50)
+        pytest.fail(f"still not: {what}; the page said {self.said}")
+
+    def drawn(self) -> None:
+        self.until("the first picture", "rollmux.figures.firstPaintMs !== null")
+        self.until("bars in it", "rollmux.gantt.drawn.bars > 0")
+
+    def picture(self) -> str:
+        """The timeline as it is now, pixel by pixel."""
+        return str(self.page.evaluate("(rollmux.gantt.draw(), document.getElementById('gantt').toDataURL())"))
+
+    def keep(self, name: str) -> None:
+        if folder := os.environ.get("ROLLMUX_SCREENSHOTS"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.page.screenshot(path=Path(folder) / f"{name}.png")
+
+    def text(self, selector: str) -> str:
+        return str(self.page.locator(selector).inner_text())
+
+    def check(self, *expected: str) -> None:
+        """No error on the console, and nobody else was asked anything."""
+        wrong = [line for line in self.said if not any(re.search(known, line) for known in expected)]
+        assert wrong == []
+        assert [url for url in self.asked if not url.startswith(self.url)] == []
+
+
+@pytest.fixture
+def screen(browser: Any, cluster: Any) -> Iterator[Screen]:
+    """The dashboard, as an admin sees it."""
+    made = Screen(browser, cluster.url, cluster.key())
+    made.drawn()
+    yield made
+    made.check()
+    made.context.close()
+
+
+def test_the_picture_moves_while_jobs_take_turns(screen: Screen, cluster: Any) -> None:
+    before, facts = screen.picture(), screen.evaluate("rollmux.history.last")
+    screen.until("facts that came by themselves", f"rollmux.history.last > {facts} + 20")
+    assert screen.picture() != before
+    assert screen.text("#link") == "live"
+    jobs = cluster.get("/v1/jobs", limit=1000)["items"]
+    assert len(jobs) == 12
+    for pool in ("rollout", "train"):
+        card = screen.text(f"[data-pool={pool}]")
+        assert "of 8 GPUs held" in card
+        parts = [int(part) for part in re.findall(r"(\d+) %", card)]
+        assert len(parts) == 4
+        assert 98 <= sum(parts) <= 102
+    assert screen.locator("#list .body .row").count() == 12
+    assert screen.text("#recent")
+    screen.keep("overview-dark")
+
+
+def test_what_is_drawn_is_what_the_daemon_says(screen: Screen, cluster: Any) -> None:
+    """Slots that ended while the page was open have the times that the journal has."""
+    screen.until("a slot that came and went", "[...rollmux.history.slots.values()].some((slot) => slot.over)")
+    drawn = screen.evaluate(
+        """[...rollmux.history.slots.values()].filter((slot) => slot.over && slot.queued && slot.how === 'released')
+        .map(({ id, job, phase, queued, claimed, granted, ended, over, fence, gpus }) =>
+             ({ id, job, phase, queued, claimed, granted, ended, over, fence, gpus }))"""
+    )
+    facts: dict[str, dict[str, Any]] = {}
+    page = cluster.get("/v1/facts", limit=10_000)
+    for fact in page["facts"]:
+        if "slot" in fact:
+            facts.setdefault(fact["slot"], {})[fact["fact"]] = fact
+    assert drawn
+    for slot in drawn:
+        mine = facts[slot["id"]]
+        assert mine["slot_queued"]["job"] == slot["job"]
+        assert mine["slot_claimed"]["gpus"] == slot["gpus"]
+        assert ".".join(map(str, mine["slot_granted"]["fence"])) == slot["fence"]
+        for name in ("queued", "claimed", "granted", "over"):
+            assert mine[f"slot_{name}"]["at"] == slot[name]
+        assert mine["slot_released"]["at"] == slot["ended"]
+
+
+def test_the_timeline_is_zoomed_moved_and_followed(screen: Screen) -> None:
+    span = screen.evaluate("rollmux.gantt.span")
+    screen.click("#in")
+    assert screen.evaluate("rollmux.gantt.span") < span
+    screen.click("#out")
+    screen.click("[data-span='300']")
+    assert screen.evaluate("rollmux.gantt.span") == 300_000
+    assert screen.get_attribute("[data-span='300']", "aria-pressed") == "true"
+    box = screen.locator("#gantt").bounding_box()
+    middle = box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.4
+    screen.mouse.move(*middle)
+    screen.mouse.down()
+    screen.mouse.move(middle[0] + 200, middle[1], steps=4)
+    screen.mouse.up()
+    assert screen.evaluate("rollmux.gantt.follows") is False
+    assert screen.get_attribute("#live", "aria-pressed") == "false"
+    stays = screen.evaluate("rollmux.gantt.to")
+    screen.wait_for_timeout(700)
+    assert screen.evaluate("rollmux.gantt.to") == stays
+    screen.keyboard.down("Control")
+    screen.mouse.wheel(0, -200)
+    screen.keyboard.up("Control")
+    screen.until("zoomed by the wheel", "rollmux.gantt.span < 300000")
+    screen.click("#live")
+    assert screen.evaluate("rollmux.gantt.follows") is True
+    for name in ("jobs", "groups", "pools"):
+        screen.click(f"[data-rows={name}]")
+        kinds = screen.evaluate("[...new Set(rollmux.gantt.rows.map((row) => row.kind))].sort()")
+        assert kinds == ["head", "job" if name == "jobs" else "node"]
+        screen.keep(f"rows-{name}")
+    for colour in ("phase", "owner", "job"):
+        before = screen.picture()
+        screen.select_option("#colour", colour)
+        assert screen.picture() != before
+    screen.select_option("#dense", "5")
+    assert screen.evaluate("rollmux.gantt.rowHeight") == 5
+    screen.select_option("#dense", "auto")
+    screen.click("#legend-button")
+    assert "reclaiming" not in screen.text("#legend")  # words of people, not of the code
+    assert "held until seen clear" in screen.text("#legend")
+    screen.keep("legend")
+
+
+def test_a_slot_is_told_of_under_the_mouse_and_when_it_is_chosen(screen: Screen) -> None:
+    point = screen.until(
+        "a bar to point at",
+        """(() => {
+            const { gantt } = rollmux;
+            gantt.show(rollmux.now() - 20000, rollmux.now());
+            gantt.draw();
+            for (const row of gantt.rows.filter((one) => one.kind === 'node')) {
+                const bars = row.lane().bars.filter((bar) => bar.kind === 'running' && bar.t0 > gantt.from + 1000
+                    && bar.t1 < gantt.now && bar.t1 - bar.t0 > 300);
+                if (!bars.length) continue;
+                const box = gantt.canvas.getBoundingClientRect();
+                return { x: box.left + gantt.xOf((bars[0].t0 + bars[0].t1) / 2),
+                         y: box.top + gantt._y(row) + row.height / 2, slot: bars[0].slot.id };
+            }
+        })()""",
+    )
+    screen.mouse.move(point["x"], point["y"])
+    tip = screen.text("#tip")
+    for word in (point["slot"], "waited", "switch", "ran", "fence"):
+        assert word in tip
+    screen.mouse.click(point["x"], point["y"])
+    chosen = screen.text("#chosen")
+    assert point["slot"] in chosen
+    assert "Revoke" in chosen
+    assert screen.locator("[data-action=revoke]").is_disabled()  # it has ended
+    screen.keep("chosen")
+
+
+def test_all_of_it_goes_without_a_mouse(screen: Screen) -> None:
+    screen.keyboard.press("g")
+    assert screen.evaluate("document.activeElement.id") == "gantt"
+    span, to = screen.evaluate("[rollmux.gantt.span, rollmux.gantt.to]")
+    screen.keyboard.press("+")
+    assert screen.evaluate("rollmux.gantt.span") < span
+    screen.keyboard.press("ArrowLeft")
+    assert screen.evaluate("rollmux.gantt.to") < to
+    screen.keyboard.press("End")
+    assert screen.evaluate("rollmux.gantt.follows") is True
+    screen.keyboard.press("ArrowDown")
+    assert screen.locator("#chosen").is_visible()
+    first = screen.text("#chosen h2") + screen.text("#chosen .facts")
+    screen.keyboard.press("[")
+    assert screen.text("#chosen h2") + screen.text("#chosen .facts") != first
+    screen.keyboard.press("Escape")
+    assert screen.locator("#chosen").is_hidden()
+    screen.evaluate("document.activeElement.blur()")
+    screen.keyboard.press("/")
+    assert screen.evaluate("document.activeElement.id") == "filter"
+    screen.keyboard.type("math")
+    assert 0 < screen.locator("#list .body .row").count() < 12
+    screen.fill("#filter", "no such job")
+    assert "nothing fits" in screen.text("#list")
+    screen.fill("#filter", "")
+    screen.focus("#tab-jobs")
+    seen = []
+    for _ in range(5):
+        screen.keyboard.press("ArrowRight")
+        seen.append(screen.evaluate("document.activeElement.id"))
+        assert screen.get_attribute(f"#{seen[-1]}", "aria-selected") == "true"
+        assert screen.text("#list").strip()
+        screen.keep(seen[-1])
+    assert seen == ["tab-groups", "tab-nodes", "tab-hosts", "tab-events", "tab-report"]
+    screen.until("the books are closed", "document.querySelector('#list .figure') !== null")
+    screen.evaluate("document.activeElement.blur()")
+    screen.keyboard.press("?")
+    assert screen.locator("#keys").is_visible()
+    screen.keyboard.press("Escape")
+    unnamed = screen.evaluate(
+        """[...document.querySelectorAll('button, input, select, canvas[tabindex], a')]
+            .filter((one) => one.offsetParent)
+            .filter((one) => !one.getAttribute('aria-label') && !one.textContent.trim() && !one.labels?.length)
+            .map((one) => one.outerHTML)"""
+    )
+    assert unnamed == []
+
+
+def test_lists_are_sorted_by_their_heads(screen: Screen) -> None:
+    heads = screen.locator("#list .headers button")
+    heads.get_by_text("iter.").click()
+    heads.get_by_text("iter.").click()
+    shown = [
+        int(cell.replace(",", "")) for cell in screen.locator("#list .body .row > :nth-child(7)").all_inner_texts()
+    ]
+    tops = screen.evaluate("[...document.querySelectorAll('#list .body .row')].map((row) => parseInt(row.style.top))")
+    assert tops == sorted(tops)
+    assert shown == sorted(shown, reverse=True)
+    assert screen.locator("#list [aria-sort=descending]").count() == 1
+
+
+def test_light_and_dark_are_chosen_and_kept(browser: Any, cluster: Any) -> None:
+    for scheme in ("dark", "light"):
+        screen = Screen(browser, cluster.url, cluster.key(), scheme=scheme)
+        screen.drawn()
+        ground = "getComputedStyle(document.body).backgroundColor"
+        by_system = screen.evaluate(ground)
+        screen.keep(f"system-{scheme}")
+        seen = [by_system]
+        for _ in range(2):
+            screen.keyboard.press("t")
+            seen.append(screen.evaluate(ground))
+        assert len(set(seen)) == 2
+        screen.reload()
+        screen.drawn()
+        assert screen.evaluate(ground) == seen[-1]  # dark: it is kept
+        screen.keyboard.press("t")
+        assert screen.evaluate(ground) == by_system
+        screen.check()
+        screen.context.close()
+
+
+def test_a_job_has_a_page_with_its_times_its_history_and_why(screen: Screen, cluster: Any) -> None:
+    job = next(job for job in cluster.get("/v1/jobs", limit=100)["items"] if job["iterations"] > 1)
+    screen.locator("#list .body a", has_text=job["name"]).first.click()
+    screen.until("its page", "rollmux.page?.job && rollmux.page.gantt.drawn.bars > 0")
+    assert screen.text("h1") == job["name"]
+    sentences = cluster.get(f"/v1/jobs/{job['job']}/explain")["sentences"]
+    assert sentences[0] in screen.text("#page")
+    for word in ("rollout", "train", "planned", "median", "warm", job["owner"]):
+        assert word in screen.text("#page")
+    screen.until("its slots", "rollmux.page.slots.shown.length > 1")
+    assert screen.title().startswith(job["name"])
+    screen.keep("job")
+    screen.keyboard.press("Escape")
+    screen.until("the overview", "!document.getElementById('overview').hidden")
+
+
+def test_a_job_is_paused_and_resumed_and_a_slot_revoked_after_a_question(screen: Screen, cluster: Any) -> None:
+    job = cluster.get("/v1/jobs", limit=100)["items"][0]
+    screen.goto(f"{cluster.url}/#/job/{job['job']}")
+    screen.until("its page", "rollmux.page?.job")
+    assert screen.locator("[data-action=resume]").is_disabled()
+    screen.click("[data-action=pause]")
+    assert "gets no other" in screen.text("#confirm")
+    screen.click("#confirm-no")
+    assert cluster.get(f"/v1/jobs/{job['job']}")["status"] == "admitted"
+    screen.click("[data-action=pause]")
+    screen.click("#confirm-yes")
+    cluster.until("it is paused", lambda: cluster.get(f"/v1/jobs/{job['job']}")["status"] == "paused")
+    screen.until("that shows", "document.querySelector('.jobhead').innerText.includes('paused')")
+    screen.keep("paused")
+    screen.click("[data-action=resume]")
+    screen.click("#confirm-yes")
+    cluster.until("it goes on", lambda: cluster.get(f"/v1/jobs/{job['job']}")["status"] == "admitted")
+
+    screen.goto(f"{cluster.url}/#/")
+    slot = screen.until(
+        "a slot that runs",
+        """(() => {
+            for (const row of rollmux.gantt.rows.filter((one) => one.kind === 'node')) {
+                const bar = row.lane().bars.findLast((one) => one.kind === 'running' && one.t1 === Infinity);
+                if (bar) { rollmux.gantt.choose({ row, bar }); rollmux.choose({ row, bar }); return bar.slot.id; }
+            }
+        })()""",
+    )
+    screen.click("[data-action=revoke]")
+    screen.fill("#reason", "to see what happens")
+    before = len([fact for fact in cluster.get("/v1/facts", limit=10_000)["facts"] if fact["fact"] == "audited"])
+    screen.click("#confirm-yes")
+    screen.until(
+        "it was done, or came to its end before",
+        "!document.getElementById('confirm').open || document.getElementById('confirm-error').innerText",
+    )
+    audited = [fact for fact in cluster.get("/v1/facts", limit=10_000)["facts"] if fact["fact"] == "audited"]
+    if not screen.evaluate("document.getElementById('confirm').open"):
+        assert len(audited) > before
+        assert (audited[-1]["action"], audited[-1]["about"]) == ("revoke_slot", slot)
+        assert audited[-1]["reason"] == "to see what happens"
+        screen.until("its end shows", f"rollmux.history.slots.get('{slot}').how === 'revoked'")
+    screen.said = [line for line in screen.said if "409" not in line]  # it may have ended while one was asked
+
+
+def test_a_node_is_drained_and_used_again_and_looks_like_it(screen: Screen, cluster: Any) -> None:
+    node = cluster.get("/v1/nodes", limit=100)["items"][-1]["node"]
+    screen.click("#tab-nodes")
+    screen.locator("#list .body .row", has_text=node).click()
+    screen.click("[data-action=drain]")
+    assert "end the jobs" in screen.text("#confirm")
+    screen.click("#confirm-yes")
+    cluster.until("it drains", lambda: cluster.get(f"/v1/nodes/{node}")["status"] in ("draining", "drained"))
+    lane = f"rollmux.lanes.node('{node}').backs.map((back) => back.status)"
+    screen.until("that is drawn", f"['draining', 'drained'].includes({lane}.at(-1))")
+    screen.until("its word in the list", "document.querySelector('#list').innerText.includes('drain')")
+    screen.wait_for_timeout(400)
+    screen.keep("drained")
+    screen.click("[data-action=undrain]")
+    screen.click("#confirm-yes")
+    cluster.until("it is used again", lambda: cluster.get(f"/v1/nodes/{node}")["status"] == "up")
+    screen.until("that is drawn, too", f"rollmux.lanes.node('{node}').backs.every((back) => back.t1 !== Infinity)")
+
+
+def test_without_a_key_nothing_is_shown_and_a_wrong_one_is_told(browser: Any, cluster: Any) -> None:
+    screen = Screen(browser, cluster.url, "")
+    screen.wait_for_selector("#login[open]")
+    assert screen.locator("#overview").is_hidden()
+    screen.keyboard.press("Escape")
+    assert screen.locator("#login").is_visible()
+    screen.fill("#key", "rmx_00000000_nonsense")
+    screen.keyboard.press("Enter")
+    screen.until("the refusal", "document.getElementById('login-error').innerText.includes('not known')")
+    key = cluster.key("viewer", owner="others")
+    screen.fill("#key", key)
+    screen.keyboard.press("Enter")
+    screen.until("the page", "!document.getElementById('overview').hidden")
+    assert not any(key in url for url in screen.asked)
+    assert "others" in screen.text("#partial")
+    # Of other owners' jobs a viewer sees that GPUs are held, and no more.
+    assert screen.evaluate("rollmux.jobs.length") == 0
+    assert screen.evaluate("rollmux.history.slots.size") == 0
+    cluster.until("GPUs are held", lambda: any(pool["gpus_held"] for pool in cluster.get("/v1/pools")["items"]))
+    screen.click("#tab-nodes")
+    screen.locator("#list .body .row").first.click()
+    for action in ("drain", "undrain", "clear"):
+        button = screen.locator(f"[data-action={action}]")
+        assert button.is_disabled()
+        assert "only admins" in button.get_attribute("title")
+    screen.keep("viewer")
+    screen.click("#leave")
+    assert screen.locator("#login").is_visible()
+    assert screen.evaluate("sessionStorage.length") == 0
+    screen.check("401")
+    screen.context.close()
+
+
+def test_a_narrow_screen_has_all_of_it(browser: Any, cluster: Any) -> None:
+    screen = Screen(browser, cluster.url, cluster.key(), size=NARROW)
+    screen.drawn()
+    assert screen.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
+    screen.keep("narrow")
+    screen.check()
+    screen.context.close()
+
+
+def test_a_page_outlives_its_daemon_and_a_job_named_like_markup(browser: Any, cluster: Any) -> None:
+    """The last of this module: the daemon is killed under the page."""
+    name = "<img src=x onerror=alert(1)>"
+    phases = [{"name": "rollout", "pools": ["rollout"], "seconds": 10}]
+    told = cluster.call("POST", "/v1/jobs", {"name": "plain", "phases": phases, "wants": {"rollout": {}}}).json()
+    refused = cluster.call("POST", "/v1/jobs", {"name": name, "phases": phases, "wants": {"rollout": {}}})
+    screen = Screen(browser, cluster.url, cluster.key())
+    screen.drawn()
+    screen.until("its row", "document.getElementById('list').innerText.includes('plain')")
+    if refused.status_code == 201:
+        assert screen.locator("#list img").count() == 0
+    last = screen.evaluate("rollmux.history.last")
+    cluster.restart()
+    screen.until("it goes on by itself", f"rollmux.history.last > {last} && rollmux.me !== null", 30_000)
+    screen.until("it says so", "document.getElementById('link').dataset.state === 'live'")
+    screen.until("the start shows", "document.getElementById('recent').innerText.includes('the daemon started')")
+    assert told["job"]
+    screen.check("ERR_", "503", "Failed to load resource")
+    screen.context.close()

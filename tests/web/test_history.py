@@ -1,0 +1,233 @@
+"""What the dashboard draws is what was: its fold of facts, in JavaScript, is held against the core's own state.
+
+Journals of the corpus, and random histories in which much goes wrong, are replayed fact by fact. Between any two
+instants, the picture has to show each node and each job as the state has it: who holds which share of it and how far
+that slot is, whose state lies there, whether jobs are placed there, and how it is.
+"""
+
+import contextlib
+import functools
+import json
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollmuxd.core import facts as f
+from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.model import JobStatus, NodeStatus, SlotStatus, StateStatus
+from rollmuxd.core.state import State
+from rollmuxd.daemon.http.views import iso
+from rollmuxd.daemon.journal import Journal
+from rollmuxd.sim import swarm
+
+HERE = Path(__file__).parent
+WEB = HERE.parents[1] / "rollmuxd" / "daemon" / "web"
+JOURNALS = sorted((HERE.parent / "corpus").glob("*/*.journal"))
+#: how a slot that holds GPUs is drawn
+KINDS = {
+    SlotStatus.LOADING: "loading",
+    SlotStatus.RUNNING: "running",
+    SlotStatus.TAIL: "tail",
+    SlotStatus.RELEASED: "closing",
+    SlotStatus.RECLAIMING: "reclaiming",
+    SlotStatus.FAULTED: "reclaiming",
+    SlotStatus.LOST: "reclaiming",
+    SlotStatus.REVOKED: "reclaiming",
+}
+
+
+@pytest.fixture(scope="session")
+def node() -> str:
+    """Something that runs JavaScript: the system's node, or the one that playwright brings."""
+    if found := shutil.which("node"):
+        return found
+    driver = pytest.importorskip("playwright._impl._driver", reason="neither node nor playwright is there")
+    return str(driver.compute_driver_executable()[0])
+
+
+def fold(node: str, **given: Any) -> Any:
+    told = {"slots": [], "usage": None, **given}
+    ended = subprocess.run(
+        [node, HERE / "fold.mjs", WEB], input=json.dumps(told), capture_output=True, text=True, timeout=50
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def seen_in(state: State) -> dict[str, Any]:
+    """What a picture of this state has to show."""
+    nodes = {}
+    for one in state.nodes.values():
+        held: dict[str, int] = {}
+        for gpu in one.gpus.values():
+            if gpu.holder is not None:
+                held[gpu.holder] = held.get(gpu.holder, 0) + 1
+        kept = [state.states[key] for key in one.states]
+        on = [one for one in kept if one.status in (StateStatus.LOADED, StateStatus.UNKNOWN)]
+        nodes[one.id] = {
+            "held": sorted([slot, KINDS[state.slots[slot].status], n / len(one.gpus)] for slot, n in held.items()),
+            "status": [] if one.status is NodeStatus.UP else [str(one.status)],
+            "kept": sorted(f"{one.job} {one.pool} {one.status}" for one in on),
+            "placed": int(bool(one.pinned)),
+        }
+    jobs = {job.id: [] if job.status is JobStatus.ADMITTED else [str(job.status)] for job in state.jobs.values()}
+    return {"nodes": nodes, "jobs": jobs}
+
+
+class Story:
+    """Facts with numbers, and the state between any two instants."""
+
+    def __init__(self, facts: list[tuple[int, f.Fact]], state: State | None = None) -> None:
+        self.state = State() if state is None else state
+        self.facts = [{"seq": seq, **msgspec.to_builtins(fact)} for seq, fact in facts]
+        self.moments: list[tuple[float, int, dict[str, Any]]] = []
+        for index, (_, fact) in enumerate(facts):
+            self.state.apply(fact)
+            if index + 1 == len(facts) or facts[index + 1][1].at > fact.at:
+                self.moments.append((fact.at + 0.5, index, seen_in(self.state)))
+
+    def told(self) -> dict[str, Any]:
+        """What the lists say at its end."""
+        state = self.state
+        nodes = [
+            {"node": one.id, "gpus": list(one.gpus), "status": str(one.status), "jobs": list(one.pinned)}
+            for one in state.nodes.values()
+        ]
+        return {"nodes": nodes, "jobs": [{"job": job.id, "status": str(job.status)} for job in state.jobs.values()]}
+
+    def slots(self) -> list[dict[str, Any]]:
+        """The open ones, as their list shows them."""
+        return [
+            {
+                "slot": slot.id,
+                "job": slot.job,
+                "phase": slot.phase,
+                "status": str(slot.status),
+                "gpus": list(slot.gpus),
+                "fence": None,
+                "reason": slot.reason,
+                "queued_at": iso(slot.queued_at),
+                **{
+                    f"{name}_at": None if at is None else iso(at)
+                    for name, at in (
+                        ("claimed", slot.claimed_at),
+                        ("granted", slot.granted_at),
+                        ("ended", slot.ended_at),
+                    )
+                },
+            }
+            for slot in self.state.slots.values()
+            if slot.status not in (SlotStatus.OVER, SlotStatus.WITHDRAWN)
+        ]
+
+
+def compare(wanted: dict[str, Any], found: dict[str, Any], facts: list[dict[str, Any]], index: int) -> None:
+    lately = "\n".join(json.dumps(fact)[:200] for fact in facts[max(0, index - 6) : index + 1])
+    for node, view in wanted["nodes"].items():
+        drawn = found["nodes"][node]
+        drawn["held"] = [[slot, kind, pytest.approx(share)] for slot, kind, share in drawn["held"]]
+        assert view == drawn, f"{node} after\n{lately}"
+    for job, status in wanted["jobs"].items():
+        assert status == found["jobs"][job], f"{job} after\n{lately}"
+
+
+def facts_of(seed: int) -> list[tuple[int, f.Fact]]:
+    """Of a random history; whether its promises were kept is for the tests of the swarm."""
+    heard: list[f.Fact] = []
+    listening = functools.partial(swarm.World, hear=heard.append)
+    with pytest.MonkeyPatch.context() as patched, contextlib.suppress(BrokenInvariant):
+        patched.setattr(swarm, "World", listening)
+        swarm.run(swarm.draw(seed))
+    assert len(heard) > 30
+    return list(enumerate(heard, 1))
+
+
+def of_a_seed(seed: int) -> Story:
+    return Story(facts_of(seed))
+
+
+def pages(facts: list[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
+    for start in range(0, len(facts), size):
+        yield facts[start : start + size]
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_a_history_with_faults_is_drawn_as_it_was(node: str, seed: int) -> None:
+    story = of_a_seed(seed)
+    found = fold(node, pages=list(pages(story.facts, 1000)), at=[at for at, *_ in story.moments], **story.told())
+    for (_, index, wanted), drawn in zip(story.moments, found["found"], strict=True):
+        compare(wanted, drawn, story.facts, index)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", JOURNALS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+async def test_a_journal_of_any_version_is_drawn_as_it_was(node: str, path: Path, tmp_path: Path) -> None:
+    shutil.copyfile(path, tmp_path / "journal.sqlite3")
+    journal = Journal.open(tmp_path)
+    past = journal.load(snapshot=False)
+    before = None if past.snapshot is None else msgspec.json.decode(past.snapshot, type=State)
+    known = set() if before is None else {slot.id for slot in before.slots.values()}
+    story = Story(list(past.facts), before)
+    await journal.close()
+    found = fold(node, pages=[story.facts], at=[at for at, *_ in story.moments], slots=story.slots(), **story.told())
+    assert found["events"] > 0
+    for (_, index, wanted), drawn in zip(story.moments, found["found"], strict=True):
+        if not known:  # of a compacted journal, what was before is not there to be drawn
+            compare(wanted, drawn, story.facts, index)
+
+
+def test_facts_may_come_in_any_order_and_more_than_once(node: str) -> None:
+    """Older pages come after newer ones, while the newest go on coming; and some are read twice."""
+    for seed in (3, 5, 11):
+        story = of_a_seed(seed)
+        at = [moment for moment, *_ in story.moments]
+        in_order = fold(node, pages=list(pages(story.facts, 1000)), at=at, **story.told())
+        mixed = list(pages(story.facts, 37))
+        mixed += random.Random(seed).sample(mixed, len(mixed) // 3)
+        random.Random(seed).shuffle(mixed)
+        assert fold(node, pages=mixed, at=at, **story.told()) == in_order
+
+
+@pytest.mark.parametrize("seed", range(104, 110))
+def test_who_begins_with_the_newest_facts_sees_the_present_as_it_is(node: str, seed: int) -> None:
+    """Of the past no more is read than a picture needs; what is open is known from the lists."""
+    facts = facts_of(seed)
+    for share in (0.3, 0.55, 0.8):
+        story = Story(facts[: int(share * len(facts))])
+        at, index, wanted = story.moments[-1]
+        newest = story.facts[-max(1, len(story.facts) // 5) :]
+        drawn = fold(node, pages=[newest], slots=story.slots(), at=[at], **story.told())["found"][0]
+        for view in (*wanted["nodes"].values(), *drawn["nodes"].values()):
+            view["kept"] = []  # a state that nobody has touched lately is not known to be there
+        compare(wanted, drawn, story.facts, index)
+
+
+def test_the_shares_of_a_pool_are_those_of_its_gpus_and_add_up(node: str) -> None:
+    """One node of two GPUs over ten seconds: placed for eight of them, loaded for one, run on for four, half of that
+    on one GPU only."""
+    gpus = ["h/gpu0", "h/gpu1"]
+    facts = [
+        {"fact": "job_registered", "at": 0, "job": "j1", "owner": "o", "user": "u", "run": 1, "spec": {"name": "a"}},
+        {"fact": "job_placed", "at": 1000, "job": "j1", "group": "g1", "pins": {"p": ["n"]}, "status": "admitted"},
+        {"fact": "slot_queued", "at": 2000, "slot": "s1", "job": "j1", "phase": "p", "request_id": "r"},
+        {"fact": "slot_claimed", "at": 2000, "slot": "s1", "gpus": gpus, "visit": 0},
+        {"fact": "slot_granted", "at": 3000, "slot": "s1", "fence": [1, 1]},
+        {"fact": "slot_shrunk", "at": 5000, "slot": "s1", "kept": gpus[:1]},
+        {"fact": "slot_released", "at": 7000, "slot": "s1"},
+        {"fact": "slot_over", "at": 7000, "slot": "s1"},
+        {"fact": "placement_ended", "at": 9000, "job": "j1"},
+    ]
+    page = [{"seq": number, "admission": "", **fact} for number, fact in enumerate(facts, 1)]
+    told = {"nodes": [{"node": "n", "gpus": gpus, "status": "up", "jobs": []}], "jobs": []}
+    usage = {"pools": [["p", ["n"]]], "from": 0, "to": 10_000}
+    shares = fold(node, pages=[page], at=[], usage=usage, **told)["shares"]["p"]
+    assert shares["switching"][0] == pytest.approx(0.1)
+    assert shares["used"][0] == pytest.approx(0.2 + 0.1)
+    assert shares["bubble"][0] == pytest.approx(0.8 - 0.4)
+    assert shares["unallocated"][0] == pytest.approx(0.2)
