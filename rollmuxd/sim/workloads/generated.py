@@ -22,16 +22,14 @@ eight, as in the artifact).
 
 import math
 import random
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
-from rollmuxd.sim.workload import Options, SimJob, Workload
-from rollmuxd.sim.workloads import production
+from rollmuxd.sim.workload import Options
 from rollmuxd.sim.workloads.lengths import LENGTHS, batch
-from rollmuxd.sim.workloads.series import PLANS, Step, planned, scaled
-from rollmuxd.sim.workloads.shapes import Shape, Terms, ms
+from rollmuxd.sim.workloads.series import Drawn, Iterated, Series, Step, scaled
+from rollmuxd.sim.workloads.shapes import Shape
 
 TURNS: Final = ("by-type", "single", "multi", "growing")
 #: models of which the paper's frequent workloads are multi-turn (figure 2), in billions of parameters
@@ -95,52 +93,29 @@ def limit_of(kind: str) -> int:
     return 1024 * int(kind.rpartition("_")[2].removesuffix("k"))
 
 
-class Generated:
-    """The production trace's jobs with generated iterations; a seed draws them, and the SLOs."""
+class Generated(Iterated):
+    """The production trace's jobs with generated iterations."""
 
     def __init__(self, name: str, summary: str, options: Options) -> None:
-        self.name, self.summary = name, summary
-        self._terms = Terms(options, ("turns", "lengths", "plan"))
+        super().__init__(name, summary, options, ("turns", "lengths"))
         self._turns = self._terms.choice("turns", TURNS)
         self._lengths = self._terms.choice("lengths", LENGTHS)
-        self._plan = self._terms.choice("plan", PLANS)
-        self._profiles = {
-            kind: msgspec.structs.replace(shape, min_gpus=shape.nodes[0])
-            for kind, shape in production.profiles().items()
-        }
-        self._arrivals = production.arrivals(list(self._profiles))
+        for kind, shape in self._profiles.items():
+            self._profiles[kind] = replace(shape, min_gpus=shape.nodes[0])
 
-    def draw(self, seed: int) -> Workload:
-        """The workload of one seed."""
-        return Workload(
-            self.name,
-            tuple(self._jobs(seed)),
-            self._terms.pools(),
-            f"jobs of the production trace; generated iterations ({self._turns}), {self._lengths} lengths",
-        )
+    def _source(self) -> str:
+        return f"jobs of the production trace; generated iterations ({self._turns}), {self._lengths} lengths"
 
-    def _jobs(self, seed: int) -> Iterator[SimJob]:
-        chosen = self._terms.thinned(self._arrivals, seed)
-        draw = random.Random(f"courses {seed}")
-        responses = random.Random(f"responses {seed}")
-        for it, slo in zip(chosen, self._terms.slos(len(chosen), seed), strict=True):
-            shape = self._profiles[it.kind]
-            lasts = ms(it.duration_s)
-            count = max(1, round(lasts / sum(shape.planned)))
+    def _drawn(self, seed: int) -> Drawn:
+        draw, responses = random.Random(f"courses {seed}"), random.Random(f"responses {seed}")
+
+        def drawn(shape: Shape, count: int) -> Series:
             went = course(FITS[self._turns_of(shape)], count, draw)
-            series = scaled(went.steps, shape.planned)
-            limit = limit_of(it.kind)
-            yield self._terms.job(
-                it.job,
-                shape,
-                arrives_ms=round(it.submit_s * 1000),
-                lasts_ms=lasts,
-                slo=slo,
-                planned=planned(series, shape, self._plan),
-                series=series,
-                tail_from=tuple(batch(self._lengths, limit, x, responses).tail_from for x in went.shifts),
-                iterations=count,
-            )
+            limit = limit_of(shape.kind)
+            tails = tuple(batch(self._lengths, limit, x, responses).tail_from for x in went.shifts)
+            return Series(scaled(went.steps, shape.planned), tails)
+
+        return drawn
 
     def _turns_of(self, shape: Shape) -> str:
         if self._turns != "by-type":

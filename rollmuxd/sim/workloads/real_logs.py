@@ -12,14 +12,12 @@ How long single responses took is not in them, so no tail is released.
 """
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from rollmuxd.sim.workload import Durations, Options, SimJob, Workload
-from rollmuxd.sim.workloads import production
-from rollmuxd.sim.workloads.series import PLANS, Step, planned, scaled
-from rollmuxd.sim.workloads.shapes import Terms, ms
+from rollmuxd.sim.workload import Options
+from rollmuxd.sim.workloads.series import Drawn, Iterated, Series, Step, scaled
+from rollmuxd.sim.workloads.shapes import Shape
 from rollmuxd.sim.workloads.tables import find, opened
 
 FOLDER: Final = "rl_steps"
@@ -57,44 +55,25 @@ def families(folder: Path) -> list[list[tuple[str, list[Step]]]]:
     return list(known.values())
 
 
-class RealLogs:
-    """The production trace's jobs, each replaying a log; a seed draws which, and the SLOs."""
+class RealLogs(Iterated):
+    """The production trace's jobs, each replaying a log; a seed draws which."""
 
     def __init__(self, name: str, summary: str, options: Options) -> None:
-        self.name, self.summary = name, summary
-        self._terms = Terms(options, ("plan",))
-        self._plan = self._terms.choice("plan", PLANS)
+        super().__init__(name, summary, options)
         self._families = families(find(f"{FOLDER}/runs.csv", options.data, ORIGIN).parent)
-        self._profiles = production.profiles()
-        self._arrivals = production.arrivals(list(self._profiles))
 
-    def draw(self, seed: int) -> Workload:
-        """The workload of one seed."""
-        return Workload(
-            self.name,
-            tuple(self._jobs(seed)),
-            self._terms.pools(),
-            f"arrivals and types of the production trace, iterations of {sum(map(len, self._families))} logged runs",
-        )
+    def _source(self) -> str:
+        return f"arrivals and types of the production trace, iterations of {sum(map(len, self._families))} logged runs"
 
-    def _jobs(self, seed: int) -> Iterator[SimJob]:
-        chosen = self._terms.thinned(self._arrivals, seed)
+    def _drawn(self, seed: int) -> Drawn:
         draw = random.Random(f"logs {seed}")
-        known: dict[tuple[str, str], tuple[Durations, ...]] = {}
-        for it, slo in zip(chosen, self._terms.slos(len(chosen), seed), strict=True):
-            shape = self._profiles[it.kind]
+        known: dict[tuple[str, str], Series] = {}
+
+        def drawn(shape: Shape, count: int) -> Series:
+            del count  # a log that is over begins again
             run, logged = draw.choice(draw.choice(self._families))
-            series = known.get((run, it.kind))
-            if series is None:
-                series = known[run, it.kind] = scaled(logged, shape.planned)
-            lasts = ms(it.duration_s)
-            yield self._terms.job(
-                it.job,
-                shape,
-                arrives_ms=round(it.submit_s * 1000),
-                lasts_ms=lasts,
-                slo=slo,
-                planned=planned(series, shape, self._plan),
-                series=series,
-                iterations=max(1, round(lasts / sum(shape.planned))),
-            )
+            if (run, shape.kind) not in known:
+                known[run, shape.kind] = Series(scaled(logged, shape.planned))
+            return known[run, shape.kind]
+
+        return drawn
