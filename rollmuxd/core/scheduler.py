@@ -144,7 +144,7 @@ class Scheduler:
         return self._explainer.why_job_waits(job, now).would_start_with
 
     def wishes(self, job: JobId) -> tuple[Reason, ...]:
-        """What would let a waiting job in, each wish tried on the policy: takes some hundredths of a second."""
+        """What would let a waiting job in, each wish tried on the policy: a matter of tenths of a second."""
         return self._explainer.wishes(job)
 
     def job_position(self, job: JobId, now: Millis) -> int:

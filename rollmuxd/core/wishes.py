@@ -154,7 +154,7 @@ class Wishes:
 
     def _departures(self) -> Reason | None:
         """The placed jobs of which any one's end would do."""
-        placed = [job for job in self._state.jobs.values() if job.group is not None and job.pins]
+        placed = [job for job in self._state.jobs.values() if job.group is not None and job.pins and job.move is None]
         # Who was placed last is the likeliest to be in the way, and leaving the fewest others as they are.
         leavers = []
         for job in sorted(placed, key=lambda job: -(job.placed_at or 0))[:_LEAVERS]:

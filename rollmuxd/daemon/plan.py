@@ -31,7 +31,7 @@ WISHES_TOLD = 10
 class Question:
     """Everything that a plan is made of."""
 
-    #: the encoded state (:func:`packed`)
+    #: the encoded state (MessagePack)
     state: bytes
     config: Config
     policy: Policy
@@ -43,11 +43,6 @@ class Question:
     now: Millis
     #: whether the caller may know the names of these
     may_read: Callable[[Job], bool]
-
-
-def packed(state: State) -> bytes:
-    """A copy of the state that nobody can write to."""
-    return msgspec.msgpack.encode(state)
 
 
 def answer(asked: Question) -> PlanView:

@@ -1,9 +1,13 @@
 """Jobs, sessions, the inventory, the channel: what the routes say of the state."""
 
+import threading
+
 import anyio
+import anyio.to_thread
 import pytest
 
 from rollmuxd.core.decision import Reason
+from rollmuxd.core.explain import Explainer
 from rollmuxd.core.model import Job, JobSpec, JobStatus, PhaseSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.actuator import Seen
@@ -281,3 +285,29 @@ async def test_an_older_session_is_not_on_the_line_any_more(running):
         await client.post(f"/v1/jobs/{job.id}/sessions", json={"pid": 2})
         answer = await client.post(f"/v1/channel/{job.id}/ranks/0", json={"session": job.session})
         assert answer.status_code == 409
+
+
+async def test_the_loop_goes_on_while_it_is_thought_about_what_would_let_a_job_in(running, monkeypatch):
+    thinking, go_on, explained = threading.Event(), threading.Event(), []
+    wishes = Explainer.wishes
+
+    def slowly(explainer, job):
+        thinking.set()
+        assert go_on.wait(20)
+        return wishes(explainer, job)
+
+    async with running() as world, world.client() as client:
+        await world.job(client, "first", slo=1.0)
+        waiting = (await world.job(client, "second", phases=LONGER, slo=1.0)).id
+        monkeypatch.setattr(Explainer, "wishes", slowly)
+
+        async def explain():
+            explained.append((await client.get(f"/v1/jobs/{waiting}/explain")).json())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(explain)
+            assert await anyio.to_thread.run_sync(thinking.wait, 20)
+            assert (await client.get("/v1/jobs")).status_code == 200
+            assert explained == []
+            go_on.set()
+    assert explained[0]["wishes"]

@@ -1,24 +1,14 @@
 """What would happen if these jobs came."""
 
-from typing import Final
-
-import anyio
-import anyio.to_thread
-from anyio.lowlevel import RunVar
-
 from rollmuxd.core.model import Job
 from rollmuxd.daemon import plan
+from rollmuxd.daemon.http.aside import aside, fresh_policy, packed
 from rollmuxd.daemon.http.glue import Call, Routes
 from rollmuxd.daemon.http.routes._query import BODY
 from rollmuxd.daemon.http.routes.jobs import job_spec
-from rollmuxd.spi import discovery
 from rollmuxd.wire.plan import PlanBody, PlanView
 
 routes = Routes("plan")
-
-#: plans that are made at once: each has a copy of the whole state, and its thread takes time from the loop
-AT_ONCE: Final = 1
-_limiter: RunVar[anyio.CapacityLimiter] = RunVar("plans")
 
 
 @routes.post("/v1/plan", problems=BODY)
@@ -31,7 +21,7 @@ async def make_plan(call: Call, body: PlanBody) -> PlanView:
     services, caller = call.services, call.caller
     settings = services.settings
     specs = [job_spec(job, settings.defaults) for job in body.jobs]
-    state, config, now = await call.read(lambda core, now: (plan.packed(core.state), core.config, now))
+    state, config, now = await call.read(lambda core, now: (packed(core.state), core.config, now))
 
     def may_read(job: Job) -> bool:
         return caller.may_read(job)
@@ -39,7 +29,7 @@ async def make_plan(call: Call, body: PlanBody) -> PlanView:
     asked = plan.Question(
         state=state,
         config=config,
-        policy=discovery.find_policy(settings.daemon.policy)(**settings.policy_options()),
+        policy=fresh_policy(settings),
         owner=caller.owner,
         user=caller.user,
         jobs=specs,
@@ -48,13 +38,4 @@ async def make_plan(call: Call, body: PlanBody) -> PlanView:
         now=now,
         may_read=may_read,
     )
-    return await anyio.to_thread.run_sync(plan.answer, asked, limiter=_one_at_a_time())
-
-
-def _one_at_a_time() -> anyio.CapacityLimiter:
-    """This loop's."""
-    limiter = _limiter.get(None)
-    if limiter is None:
-        limiter = anyio.CapacityLimiter(AT_ONCE)
-        _limiter.set(limiter)
-    return limiter
+    return await aside(lambda: plan.answer(asked))
