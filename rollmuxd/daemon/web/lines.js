@@ -12,14 +12,13 @@ export class Lines {
 
   /** ``pools``: by name, {used, bubble}; ``times``: the middles that they are of. */
   draw(pools, times, { from, to, gutter, width, marks, theme }) {
-    const shape = [...pools.keys(), gutter, theme].join(" ");
+    const shape = [...pools.keys(), gutter, width, theme].join(" ");
     this.frame = { from, to };
     if (shape !== this.shape) {
       this.plot?.destroy();
       this.shape = shape;
       this.plot = new window.uPlot(this._options([...pools.keys()], gutter, width, marks), [[0], ...[...pools].flatMap(() => [[null], [null]])], this.host);
     }
-    if (this.plot.width !== width) this.plot.setSize({ width, height: this.host.clientHeight });
     this.plot.setData([times, ...[...pools.values()].flatMap((pool) => [pool.used, pool.bubble])], false);
     this.plot.batch(() => {
       this.plot.setScale("x", { min: from, max: to });

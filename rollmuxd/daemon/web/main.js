@@ -183,6 +183,7 @@ class App {
     $("leave").hidden = !this.api.key;
     const partial = $("partial");
     partial.hidden = this.seesAll;
+    document.querySelector(".lines").hidden = !this.seesAll;
     say(partial, `You see the jobs of ${this.me.owner}. Of others it is shown that their GPUs are held, not when and by whom.`);
   }
 
@@ -416,7 +417,7 @@ class App {
 
   drawLines() {
     const { gantt } = this;
-    if (!gantt.width) return;
+    if (!gantt.width || !this.seesAll) return; // of a part of the slots, shares would be wrong
     const width = (gantt.to - gantt.from) / POINTS;
     // Whole stretches, so that a line that moves with time keeps its shape.
     const from = Math.floor(gantt.from / width) * width;

@@ -95,12 +95,13 @@ export function savingCard(app) {
   const slo = h("span", {}, "SLO kept by ", h("b", {}, promised.length ? `${number(keeps)} of ${number(promised.length)}` : "– (nobody has one that is judged yet)"));
   if (!report) return h("article", { class: "card", data: { card: "saving" } }, head, h("div", { class: "big dim" }, "–"), h("div", { class: "parts" }, slo));
   const { saving } = report;
-  const share = saving.gpu_hours_alone ? saving.gpu_hours_saved / saving.gpu_hours_alone : null;
+  // Of a first minute, in which states are loaded and no iteration is finished, a share says nothing.
+  const share = saving.gpu_hours_alone > 0.05 ? saving.gpu_hours_saved / saving.gpu_hours_alone : null;
   return h(
     "article",
     { class: "card", data: { card: "saving" }, title: `baseline: ${saving.baseline}` },
     head,
-    h("div", { class: "big" }, `${hours(Math.abs(saving.gpu_hours_saved))} `, h("span", { class: "dim small" }, `GPU-h ${share < 0 ? "more than alone" : "saved"}${share === null ? "" : `, ${percent(Math.abs(share))}`}`)),
+    h("div", { class: "big" }, `${hours(Math.abs(saving.gpu_hours_saved))} `, h("span", { class: "dim small" }, `GPU-h ${saving.gpu_hours_saved < 0 ? "more than alone" : "saved"}${share === null ? "" : `, ${percent(Math.abs(share))}`}`)),
     h("div", { class: "stack", "aria-hidden": "true" }, h("i", { class: "used", style: { width: `${bounded(1 - (share ?? 0))}%` } })),
     h("div", { class: "parts" }, h("span", {}, "alone ", h("b", {}, hours(saving.gpu_hours_alone))), h("span", {}, "shared ", h("b", {}, hours(saving.gpu_hours_allocated))), slo),
   );
@@ -130,7 +131,7 @@ export function countJobs(app) {
 export function trouble(app) {
   const found = [];
   for (const node of app.nodes.values()) {
-    if (["quarantined", "lost", "occupied"].includes(node.status)) found.push([node.status, node.node, node.reason || statusText(node.status), null]);
+    if (["quarantined", "lost", "occupied", "draining", "drained"].includes(node.status)) found.push([node.status, node.node, node.reason || statusText(node.status), null]);
   }
   for (const job of app.jobs) {
     if (["quarantined", "lost"].includes(job.status)) found.push([job.status, null, job.reason, job.job]);
@@ -150,7 +151,7 @@ export function trouble(app) {
     $("trouble"),
     found.length
       ? found.slice(0, 60).map(([status, node, why, job]) => h("li", {}, glyph(status), " ", job ? jobLink(app, job) : h("b", {}, node), " ", h("span", { class: "why" }, why)))
-      : h("li", { class: "why" }, "nothing: every node can be used, no job is lost"),
+      : h("li", { class: "why" }, "nothing: every node is there to be used, no job is in trouble"),
   );
 }
 
