@@ -79,7 +79,7 @@ def test_the_demos_configuration_is_one_that_the_daemon_takes(tmp_path):
 
     settings = load_settings(file)
 
-    assert settings.daemon.listen == ""
+    assert settings.daemon.listen == "127.0.0.1:0"
     assert settings.daemon.state_dir == tmp_path / 'with "quotes"' / "state"
     assert [(node.gpus, node.pools) for node in settings.hosts[0].nodes] == [((0,), ("rollout",)), ((1,), ("train",))]
 

@@ -246,7 +246,7 @@ def measure_core_gain(children: Children, rounds: int = 3, seconds: float = 0.12
 # ---- the daemon ------------------------------------------------------------------------------------------------------
 
 
-def configuration(folder: Path, socket: Path) -> str:
+def configuration(folder: Path, socket: Path, listen: str = "127.0.0.1:0") -> str:
     """The ``rollmux.toml`` of one run."""
     return f"""\
 # Written by `rollmuxd demo`: a mock host with two GPUs, one in each pool.
@@ -254,7 +254,7 @@ def configuration(folder: Path, socket: Path) -> str:
 [daemon]
 state_dir = {json.dumps(str(folder / "state"))}
 socket = {json.dumps(str(socket))}
-listen = ""                  # the Unix socket only
+listen = {json.dumps(listen)}  # for the dashboard; jobs use the socket
 
 [[hosts]]
 id = "mock"
@@ -284,14 +284,15 @@ class DaemonProcess:
         self.folder, self.socket, self.children = folder, socket, children
         self.url = f"unix://{socket}"
         self.log = folder / "daemon.log"
+        self._listen = "127.0.0.1:0"
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it is ready."""
+        """Start it, and wait until it is ready. Started again, it listens where it did."""
         from rollmuxd.cli.daemon import ready
 
         config = self.folder / "rollmux.toml"
-        config.write_text(configuration(self.folder, self.socket))
+        config.write_text(configuration(self.folder, self.socket, self._listen))
         with self.log.open("a") as log:
             self._process = self.children.start(
                 [sys.executable, "-m", "rollmuxd", "daemon", "run", "--config", config],
@@ -306,6 +307,18 @@ class DaemonProcess:
             if time.monotonic() > give_up:
                 raise Failed(f"the demo's daemon is not ready after {READY_S:g} s:\n{tail(self.log)}")
             time.sleep(0.05)
+        self._listen = self._page().removeprefix("http://")
+
+    def _page(self) -> str:
+        found: str = json.loads((self.folder / "state" / "daemon.json").read_text())["url"]
+        return found
+
+    def dashboard(self) -> tuple[str, str]:
+        """Where its dashboard is, and a key for it: one that lets look, and do nothing."""
+        with closing(connect(self.url, None)) as daemon:
+            me = daemon.get("/v1/me")
+            made = daemon.post("/v1/keys", {"owner": me["owner"], "user": "demo", "role": "viewer"})
+        return self._page(), made["secret"]
 
     def kill(self) -> None:
         """``kill -9``: it gets no chance to write anything."""
@@ -395,16 +408,19 @@ class Run:
         """All jobs together; ``kill -9`` the daemon after this fraction of all iterations, if given."""
         if kill_daemon_at is not None:
             self._kill_after = kill_daemon_at * self.plan.iterations * len(self.plan.jobs)
-        return self._run([self.plan.jobs])
+        return self._run([self.plan.jobs], look=True)
 
     def in_turn(self) -> RunRecord:
         """Each job alone on the same two pools."""
         return self._run([(job,) for job in self.plan.jobs])
 
-    def _run(self, batches: Sequence[Sequence[JobPlan]]) -> RunRecord:
+    def _run(self, batches: Sequence[Sequence[JobPlan]], *, look: bool = False) -> RunRecord:
         with _short_folder() as short:
             daemon = DaemonProcess(self.folder, short / "d.sock", self.children)
             daemon.start()
+            if look:
+                page, key = daemon.dashboard()
+                self.watcher.note(f"look at it in a browser: {page}/  (log in with {key})")
             stop = threading.Event()
             threading.Thread(target=self._follow, args=(daemon.url, stop), daemon=True).start()
             try:

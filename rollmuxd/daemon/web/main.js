@@ -73,8 +73,9 @@ class App {
     return this.asking ? this.now() : (this.answered ?? this.now());
   }
 
+  /** Whether all that there is can be seen: by admins, and where all that is placed is one's own owner's. */
   get seesAll() {
-    return this.me?.role === "admin";
+    return this.me?.role === "admin" || this.groups.every((group) => group.jobs.every((job) => this.jobById.has(job)));
   }
 
   jobOf(id) {
@@ -181,10 +182,6 @@ class App {
     say($("who"), "");
     $("who").append(h("b", {}, this.me.owner === this.me.user ? this.me.user : `${this.me.owner}/${this.me.user}`), ` ${this.me.role}`);
     $("leave").hidden = !this.api.key;
-    const partial = $("partial");
-    partial.hidden = this.seesAll;
-    document.querySelector(".lines").hidden = !this.seesAll;
-    say(partial, `You see the jobs of ${this.me.owner}. Of others it is shown that their GPUs are held, not when and by whom.`);
   }
 
   /** The present from the lists, and of the past no more than a picture needs. */
@@ -230,6 +227,9 @@ class App {
       this.jobById,
     );
     this.figures.lists += 1;
+    $("partial").hidden = this.seesAll;
+    document.querySelector(".lines").hidden = !this.seesAll;
+    say($("partial"), `You see the jobs of ${this.me.owner}. Of others it is shown that their GPUs are held, not when and by whom.`);
   }
 
   /** Follow the feed until the end of this life. Asked no more often than the eye follows, and not for who looks away. */
