@@ -1,40 +1,88 @@
-"""``rollmuxd doctor``: a file to send with a bug report. (Its checks of the hosts come later.)"""
+"""``rollmuxd doctor``: is every host fit, and what to do if not; and a file to send with a bug report."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rollmuxd.cli.calls import Failed, print_json
 
+if TYPE_CHECKING:
+    from rollmuxd.daemon.settings import Settings
+
 
 @click.command()
+@click.option("--host", "hosts", multiple=True, help="Look at this host only; can be given again.")
 @click.option(
     "--bundle",
-    required=True,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write a file (.tar.gz) to send with a bug report.",
+    help="Look at no host: write a file (.tar.gz) to send with a bug report.",
 )
 @click.option(
     "--config", type=click.Path(path_type=Path, dir_okay=False), help="The rollmux.toml (default: where it usually is)."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print what is in it as JSON.")
-def doctor(bundle: Path, config: Path | None, as_json: bool) -> None:
-    """Collect what a bug report needs: version, settings, state, last facts and log lines, and a check of the journal.
+@click.option("--json", "as_json", is_flag=True, help="Print what was found, or what is in the bundle, as JSON.")
+def doctor(hosts: tuple[str, ...], bundle: Path | None, config: Path | None, as_json: bool) -> None:
+    """Look at each configured host as an operator would, and say what to do. Exits with 1 if one cannot be used.
 
-    Names of owners, users, jobs and hosts are in it. API keys and their hashes, idempotency keys, environments and
-    options of plugins are not. The daemon may run.
+    Connection, driver, GPUs, RAM, limits, clock and Python. Nothing is changed, and the daemon may run.
+
+    --bundle collects what a bug report needs: version, settings, state, last facts and log lines, and a check of the
+    journal. Names of owners, users, jobs and hosts are in it. API keys and their hashes, idempotency keys, environments
+    and options of plugins are not.
     """
-    from rollmuxd.daemon import journal_bundle, logs
-    from rollmuxd.daemon.journal_file import JournalError
+    from rollmuxd.daemon import logs
     from rollmuxd.daemon.settings import BadSettings, load_settings
 
     logs.set_up("warning")
     try:
-        made = journal_bundle.make(bundle, load_settings(config))
+        settings = load_settings(config)
     except BadSettings as error:
         raise Failed("; ".join(error.lines)) from error
+    if bundle is not None:
+        _write(bundle, settings, as_json=as_json)
+    else:
+        _look(settings, hosts, as_json=as_json)
+
+
+def _look(settings: Settings, only: tuple[str, ...], *, as_json: bool) -> None:
+    import anyio
+
+    from rollmuxd.daemon import doctor as looking
+
+    there = [host.id for host in settings.hosts]
+    if not there:
+        raise Failed(f"{settings.source} names no hosts; `rollmuxd init` writes a file with the GPUs of this machine")
+    if unknown := [host for host in only if host not in there]:
+        raise Failed(f"there is no host {unknown[0]!r} in {settings.source}; there are {', '.join(there)}")
+    examined = looking.as_data(anyio.run(looking.examine, settings, only))
+    if as_json:
+        print_json({"hosts": examined, "good": all(host["good"] for host in examined)})
+    else:
+        for host in examined:
+            _show(host)
+    if bad := [host["host"] for host in examined if not host["good"]]:
+        raise SystemExit(1) if as_json else Failed(f"not fit to be used: {', '.join(bad)}")
+
+
+def _show(host: dict[str, Any]) -> None:
+    click.echo(f"{host['host']} ({host['backend']})")
+    for finding in host["findings"]:
+        colour = {"good": "green", "warning": "yellow", "bad": "red"}[finding["level"]]
+        level = click.style(f"{finding['level']:<8}", fg=colour)
+        click.echo(f"  {level} {finding['what']:<14} {finding['said']}")
+        if finding["remedy"]:
+            click.echo(f"  {'':<8} {'':<14} -> {finding['remedy']}")
+
+
+def _write(bundle: Path, settings: Settings, *, as_json: bool) -> None:
+    from rollmuxd.daemon import journal_bundle
+    from rollmuxd.daemon.journal_file import JournalError
+
+    try:
+        made = journal_bundle.make(bundle, settings)
     except JournalError as error:
         raise Failed(str(error)) from error
     if as_json:

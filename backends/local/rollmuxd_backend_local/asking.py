@@ -4,6 +4,7 @@ How a question gets there is the subclass's business: ``local`` asks this machin
 """
 
 import base64
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -74,11 +75,12 @@ class Asking(ABC, Generic[Options]):
 
     async def check(self, host: HostId) -> tuple[Finding, ...]:
         """The host as an operator would look at it."""
+        asked = time.time()
         try:
             about = await self._said(host, {"ask": "about"}, LOOK_S)
         except (ContactLost, NotDone) as error:
-            return (Finding(what="connection", level="bad", said=str(error), remedy=""),)
-        return findings.of(about, self.hosts[host].gpus, host)
+            return (Finding(what="answer", level="bad", said=str(error)),)
+        return findings.of(about, self.hosts[host].gpus, host, (asked, time.time()))
 
     async def kill(self, host: HostId, pid: int, started: str) -> bool:
         """SIGKILL a process and its descendants: one that was started here, or any of the user (``owns_sessions``)."""

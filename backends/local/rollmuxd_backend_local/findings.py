@@ -7,13 +7,24 @@ from rollmuxd.spi import Finding, GpuId, HostId
 
 #: pinned memory below this share of RAM is worth a word
 _PINNED_SHARE: Final = 0.5
+_CLOCK_S: Final = 2.0
 #: data loaders and NCCL keep their buffers there
 _SHM_MB: Final = 1_000
 
 
-def of(about: Mapping[str, Any], configured: Sequence[GpuId], host: HostId) -> tuple[Finding, ...]:
-    """Findings about driver, GPUs, RAM, limits and Python, in the order in which one would look."""
-    return (*_gpus(about, configured, host), *_machine(about["machine"]), *_environment(about["environment"]))
+def of(
+    about: Mapping[str, Any], configured: Sequence[GpuId], host: HostId, between: tuple[float, float]
+) -> tuple[Finding, ...]:
+    """Findings about driver, GPUs, RAM, limits, clock and Python, in the order in which one would look.
+
+    ``between``: when it was asked and had answered, by our own clock.
+    """
+    return (
+        *_gpus(about, configured, host),
+        *_machine(about["machine"]),
+        _clock(about["machine"]["time"], between),
+        *_environment(about["environment"]),
+    )
 
 
 def _gpus(about: Mapping[str, Any], configured: Sequence[GpuId], host: HostId) -> Iterator[Finding]:
@@ -93,6 +104,20 @@ def _machine(machine: Mapping[str, Any]) -> Iterator[Finding]:
             remedy="GPUs are judged by their used memory; whose it is cannot be told. Start the container with "
             "--pid host to see",
         )
+
+
+def _clock(theirs: float, between: tuple[float, float]) -> Finding:
+    asked, answered = between
+    off_s = max(asked - theirs, theirs - answered, 0.0)
+    if off_s < _CLOCK_S:
+        return Finding(what="clock", level="good", said="as here")
+    return Finding(
+        what="clock",
+        level="warning",
+        said=f"{off_s:.0f} s {'behind' if theirs < asked else 'ahead'}",
+        remedy="leases do not depend on it, but logs of both machines cannot be laid beside each other; run an NTP "
+        "client there (chrony, systemd-timesyncd)",
+    )
 
 
 def _environment(environment: Mapping[str, str]) -> Iterator[Finding]:

@@ -58,8 +58,8 @@ def start(nvml: Any) -> None:
 
 _REMEDIES = {
     9: "the NVIDIA driver is not loaded; load it (modprobe nvidia), or see dmesg for why it is not",
-    12: "there is no NVIDIA driver here (libnvidia-ml.so.1 is not found); install one, in a container start that with "
-    "its GPUs (--gpus all), or leave this host out",
+    12: "there is no NVIDIA driver here (libnvidia-ml.so.1 is not found): install one; or start the container with "
+    "--gpus all; or leave this host out",
     15: "the GPU is lost (it has fallen off the bus); see dmesg for its Xid, and restart the machine",
     16: "the GPU must be reset (nvidia-smi --gpu-reset), or the machine restarted",
     18: "the driver was updated and the old one is still loaded; restart the machine, or reload the driver",

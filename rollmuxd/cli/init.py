@@ -1,0 +1,84 @@
+"""``rollmuxd init``: the first rollmux.toml, from what is seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rollmuxd.cli.calls import Failed, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rollmuxd.daemon.first_settings import Found
+
+
+@click.command()
+@click.option("--shared", is_flag=True, help="One pool: every GPU is for rollouts and for training.")
+@click.option(
+    "--ssh", "hosts", multiple=True, metavar="HOST", help="A host that `ssh HOST` reaches; can be given again."
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("rollmux.toml"),
+    show_default=True,
+    help="The file to write.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was seen as JSON.")
+def init(shared: bool, hosts: tuple[str, ...], output: Path, as_json: bool) -> None:
+    """Write a rollmux.toml with the GPUs of this machine, or of the hosts that --ssh names.
+
+    Without --shared half of the GPUs are for rollouts, the others for training. A file that is there is left alone.
+    """
+    import anyio
+
+    from rollmuxd.daemon import first_settings
+
+    if output.exists():
+        raise Failed(f"{output} is there already, and is not written over; move it away, or name another with --output")
+    try:
+        found = anyio.run(first_settings.look, hosts)
+    except first_settings.CannotLook as error:
+        raise Failed(str(error)) from error
+    try:
+        with output.open("x", encoding="utf-8") as file:
+            file.write(first_settings.text(found, shared=shared))
+    except OSError as error:
+        raise Failed(f"{output} cannot be written: {error.strerror}; name another file with --output") from error
+    if as_json:
+        print_json({"file": str(output), "hosts": [_data(one) for one in found]})
+    else:
+        _tell(output, found)
+
+
+def _data(one: Found) -> dict[str, object]:
+    gpus = () if one.inventory is None else one.inventory.gpus
+    return {
+        "host": one.host,
+        "backend": one.backend,
+        "gpus": [{"gpu": gpu.gpu, "type": gpu.type, "memory_mb": gpu.memory_mb, "uuid": gpu.uuid} for gpu in gpus],
+        "ram_mb": 0 if one.inventory is None else one.inventory.ram_mb,
+        "why": one.why,
+    }
+
+
+def _tell(output: Path, found: Sequence[Found]) -> None:
+    without = [one for one in found if one.inventory is None or not one.inventory.gpus]
+    for one in found:
+        if one.inventory is not None and one.inventory.gpus:
+            kinds = ", ".join(dict.fromkeys(gpu.type for gpu in one.inventory.gpus))
+            click.echo(
+                f"{one.host}: {len(one.inventory.gpus)} GPUs ({kinds}), {one.inventory.ram_mb / 1000:.0f} GB RAM"
+            )
+    for one in without:
+        click.echo(f"{one.host}: no GPU was seen: {' '.join(one.why.split()) or 'there is none'}", err=True)
+    if len(without) == len(found):
+        click.echo(
+            f"{output} was written without hosts, with a table to be filled in. To see rollmuxd work without a GPU: "
+            "rollmuxd demo. For GPUs of other machines: rollmuxd init --ssh HOST --output OTHER.toml"
+        )
+    else:
+        click.echo(f"{output} was written; look at it, then: rollmuxd doctor, rollmuxd daemon start")

@@ -1,0 +1,169 @@
+"""``rollmuxd doctor``: looks at each configured host as an operator would, through the backend that reaches it.
+
+It needs no daemon and disturbs none: backends are opened anew, and asked; nothing is started, ended or written on a
+host. What a backend finds by itself (:class:`rollmuxd.spi.ChecksHosts`) comes first, then what is true of any host.
+"""
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import anyio
+import msgspec
+from msgspec import Struct
+
+from rollmuxd.core.model import HostId
+from rollmuxd.daemon.settings import HostTable, Settings, gpu_id
+from rollmuxd.spi import Backend, ChecksHosts, Finding, Inventory, PluginError, Sight, discovery
+
+#: a host takes no longer
+HOST_S: Final = 20.0
+#: an answer that takes longer makes every release wait
+SLOW_MS: Final = 2_000
+
+
+class Seen(Struct, frozen=True):
+    """What a host had to show, for what concerns several of them."""
+
+    inventory: Inventory
+    sight: Sight
+
+
+class Examined(Struct, frozen=True):
+    """A host, and what was found."""
+
+    host: HostId
+    backend: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def good(self) -> bool:
+        """Nothing keeps it from being used."""
+        return all(finding.level != "bad" for finding in self.findings)
+
+
+async def examine(settings: Settings, only: Sequence[HostId] = ()) -> tuple[Examined, ...]:
+    """All hosts, or those that are named, at the same time; in the order of the configuration."""
+    wanted = [host for host in settings.hosts if not only or host.id in only]
+    found: dict[HostId, list[Finding]] = {host.id: [] for host in wanted}
+    seen: dict[HostId, Seen] = {}
+    with tempfile.TemporaryDirectory(prefix="rollmuxd-doctor-") as folder:
+        backends: dict[str, Backend] = {}
+        for name in dict.fromkeys(host.backend for host in wanted):
+            opened = await _opened(settings, name, folder)
+            if isinstance(opened, Finding):
+                for host in wanted:
+                    if host.backend == name:
+                        found[host.id].append(opened)
+            else:
+                backends[name] = opened
+
+        async def look(host: HostTable) -> None:
+            findings, shown = await _host(backends[host.backend], host)
+            found[host.id].extend(findings)
+            if shown is not None:
+                seen[host.id] = shown
+
+        async with anyio.create_task_group() as tasks:
+            for host in wanted:
+                if host.backend in backends:
+                    tasks.start_soon(look, host)
+        for backend in backends.values():
+            await backend.close()
+    for about, finding in _between(seen, wanted):
+        found[about].append(finding)
+    return tuple(Examined(host.id, host.backend, tuple(found[host.id])) for host in wanted)
+
+
+def as_data(examined: Sequence[Examined]) -> list[dict[str, Any]]:
+    """For ``--json``."""
+    data: list[dict[str, Any]] = msgspec.to_builtins(examined)
+    return [{**one, "good": was.good} for one, was in zip(data, examined, strict=True)]
+
+
+async def _opened(settings: Settings, name: str, folder: str) -> Backend | Finding:
+    try:
+        kind = discovery.find_backend(name)
+        options = dict(settings.backends.get(name, {}))
+        if getattr(kind, "keeps_files", False):
+            options.setdefault("state_dir", folder)
+        return await kind.open(settings.host_configs(name), options)
+    except PluginError as error:
+        return Finding(what="backend", level="bad", said=str(error), remedy=f"install what has the backend {name}")
+    except ValueError as error:
+        return Finding(what="configuration", level="bad", said=str(error), remedy=f"mend it in {settings.source}")
+
+
+async def _host(backend: Backend, host: HostTable) -> tuple[list[Finding], Seen | None]:
+    """What is found on one host. Whatever goes wrong there is a finding."""
+    findings: list[Finding] = []
+    try:
+        with anyio.fail_after(HOST_S):
+            if isinstance(backend, ChecksHosts):
+                findings.extend(await backend.check(host.id))
+            inventory = await backend.inventory(host.id)
+            began = anyio.current_time()
+            sight = await backend.observe(host.id)
+            took_ms = (anyio.current_time() - began) * 1000
+    except Exception as error:
+        why = str(error) or f"no answer within {HOST_S:g} s" if isinstance(error, TimeoutError | PluginError) else ""
+        # Said by the backend itself already, in more words.
+        if all(finding.level != "bad" for finding in findings):
+            findings.append(Finding(what="look", level="bad", said=why or f"{type(error).__name__}: {error}"))
+        return findings, None
+    findings.append(_took(took_ms))
+    findings.extend(_configured(host, inventory))
+    return findings, Seen(inventory, sight)
+
+
+def _took(took_ms: float) -> Finding:
+    said = f"looked at in {took_ms:.0f} ms"
+    if took_ms < SLOW_MS:
+        return Finding(what="look", level="good", said=said)
+    remedy = (
+        "each hand-over waits for a look; is the driver's persistence mode off (nvidia-smi -pm 1), the line slow, or "
+        "the login shell's start-up file long?"
+    )
+    return Finding(what="look", level="warning", said=said, remedy=remedy)
+
+
+def _configured(host: HostTable, inventory: Inventory) -> Iterator[Finding]:
+    there = {info.gpu: info for info in inventory.gpus}
+    for node in host.nodes:
+        for gpu in (gpu_id(host.id, number) for number in node.gpus):
+            info = there.get(gpu)
+            if info is None:
+                yield Finding(gpu, "bad", "it is in the configuration and not on the host", "take it out of its node")
+            elif node.gpu_gb and node.gpu_gb * 1000 > info.memory_mb * 1.01:
+                yield Finding(
+                    gpu,
+                    "bad",
+                    f"gpu_gb is {node.gpu_gb:g}, and it has {info.memory_mb / 1000:.1f} GB",
+                    "leave gpu_gb out: then what the GPU has counts",
+                )
+    if host.ram_gb and host.ram_gb * 1000 > inventory.ram_mb:
+        yield Finding(
+            "RAM",
+            "bad",
+            f"ram_gb is {host.ram_gb:g}, and the host has {inventory.ram_mb / 1000:.0f} GB",
+            "parked states would be swapped out, or killed; leave ram_gb out for 70 % of what there is",
+        )
+
+
+def _between(seen: Mapping[HostId, Seen], hosts: Sequence[HostTable]) -> Iterator[tuple[HostId, Finding]]:
+    """What is only wrong with several hosts together."""
+    configured = {host.id: {gpu_id(host.id, gpu) for node in host.nodes for gpu in node.gpus} for host in hosts}
+    first: dict[str, str] = {}
+    machines: dict[str, list[HostId]] = defaultdict(list)
+    for host, shown in seen.items():
+        machines[shown.sight.boot_id].append(host)
+        for gpu, name in shown.sight.uuids.items():
+            if gpu in configured[host] and first.setdefault(name, gpu) != gpu:
+                said = f"it is the same GPU as {first[name]} ({name})"
+                yield host, Finding(gpu, "bad", said, "name a GPU once: take one of the two out of its node")
+    for same in machines.values():
+        for host in same[1:]:
+            said = f"{host} and {same[0]} are the same machine"
+            remedy = "its RAM would be counted twice: make one [[hosts]] table of both, or set ram_gb of each"
+            yield host, Finding("machine", "warning", said, remedy)

@@ -1,0 +1,171 @@
+"""The first ``rollmux.toml``, from what there is: ``rollmuxd init``."""
+
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Final
+
+import anyio
+from msgspec import Struct
+
+from rollmuxd.core.model import HostId
+from rollmuxd.daemon.settings import node_id
+from rollmuxd.spi import Backend, GpuInfo, HostConfig, Inventory, PluginError, discovery
+
+LOOK_S: Final = 15.0
+_ID: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+
+
+class Found(Struct, frozen=True):
+    """A host, and what it has; or why that cannot be told."""
+
+    host: HostId
+    backend: str
+    inventory: Inventory | None
+    why: str = ""
+
+
+class Node(Struct, frozen=True):
+    """GPUs of a host that are alike, in their pools."""
+
+    gpus: tuple[GpuInfo, ...]
+    pools: tuple[str, ...]
+
+
+class CannotLook(Exception):
+    """It cannot be found out what there is; says why, and what to do."""
+
+
+async def look(ssh: Sequence[str]) -> tuple[Found, ...]:
+    """This machine, or the hosts that are named, which are reached by SSH.
+
+    Raises:
+        CannotLook: there is no backend for it, or a name cannot be a host's.
+    """
+    for host in ssh:
+        if not re.fullmatch(_ID, host):
+            raise CannotLook(f"{host!r} cannot be a host's id; name it, with its user and port, in ~/.ssh/config")
+    try:
+        kind = discovery.find_backend("ssh" if ssh else "local")
+    except PluginError as error:
+        raise CannotLook(str(error)) from error
+    if not ssh:
+        return (await _look(kind, "local", this_host()),)
+    found: dict[str, Found] = {}
+
+    async def ask(host: str) -> None:
+        found[host] = await _look(kind, "ssh", host)
+
+    async with anyio.create_task_group() as tasks:
+        for host in dict.fromkeys(ssh):
+            tasks.start_soon(ask, host)
+    return tuple(found[host] for host in dict.fromkeys(ssh))
+
+
+def this_host() -> HostId:
+    """The name of this machine, as far as it makes a host's id."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname().partition(".")[0]).strip("-._")
+    return name or "box"
+
+
+async def _look(kind: type[Backend], name: str, host: HostId) -> Found:
+    backend: Backend | None = None
+    try:
+        backend = await kind.open([HostConfig(id=host)], {})
+        with anyio.fail_after(LOOK_S):
+            return Found(host, name, await backend.inventory(host))
+    except TimeoutError:
+        return Found(host, name, None, f"no answer within {LOOK_S:g} s")
+    except (PluginError, ValueError) as error:
+        return Found(host, name, None, str(error).removeprefix(f"{host}: "))
+    finally:
+        if backend is not None:
+            await backend.close()
+
+
+def nodes(found: Sequence[Found], *, shared: bool) -> dict[HostId, tuple[Node, ...]]:
+    """GPUs into nodes, of one type each: all in both pools (``shared``), else half of them in each.
+
+    Of several hosts the first half is for rollouts, of several types of GPUs on one host the first; where there is one
+    GPU, it is in both.
+    """
+    usable = [one for one in found if one.inventory is not None and one.inventory.gpus]
+    made: dict[HostId, tuple[Node, ...]] = {}
+    for place, one in enumerate(usable):
+        assert one.inventory is not None
+        alike = _alike(one.inventory.gpus)
+        if shared or (len(usable) == 1 and len(one.inventory.gpus) == 1):
+            split = [Node(gpus, ("rollout", "train")) for gpus in alike]
+        elif len(usable) > 1:
+            pool = "rollout" if place < (len(usable) + 1) // 2 else "train"
+            split = [Node(gpus, (pool,)) for gpus in alike]
+        elif len(alike) > 1:
+            split = [Node(gpus, ("rollout" if number == 0 else "train",)) for number, gpus in enumerate(alike)]
+        else:
+            half = (len(alike[0]) + 1) // 2
+            split = [Node(alike[0][:half], ("rollout",)), Node(alike[0][half:], ("train",))]
+        made[one.host] = tuple(split)
+    return made
+
+
+def _alike(gpus: Sequence[GpuInfo]) -> list[tuple[GpuInfo, ...]]:
+    by_kind = sorted(gpus, key=lambda info: (info.type, info.memory_mb))
+    groups = [tuple(sorted(group, key=_number)) for _, group in groupby(by_kind, lambda one: (one.type, one.memory_mb))]
+    return sorted(groups, key=lambda group: _number(group[0]))
+
+
+def _number(info: GpuInfo) -> int:
+    return int(info.gpu.rpartition("/gpu")[2])
+
+
+def text(found: Sequence[Found], *, shared: bool) -> str:
+    """The file."""
+    return "\n".join([*_HEAD, *_hosts(found, shared=shared)]) + "\n"
+
+
+_HEAD: Final = (
+    "# The settings of the rollmuxd daemon, as `rollmuxd init` found this place. Everything that is not said here has",
+    "# its default; the sample rollmux.toml of the project says all there is.",
+)
+
+
+def _hosts(found: Sequence[Found], *, shared: bool) -> Iterator[str]:
+    made = nodes(found, shared=shared)
+    for one in found:
+        yield ""
+        if one.host not in made or one.inventory is None:
+            yield f"# {one.host}: no GPUs were seen here."
+            if one.why:
+                yield f"# {' '.join(one.why.split())}"
+            yield from (f"# {line}".rstrip() for line in _host(one, [("0-7", "", ("rollout", "train"))]))
+            continue
+        ram_gb = one.inventory.ram_mb / 1000
+        yield from _host(
+            one,
+            [
+                (
+                    node_id("", [_number(info) for info in node.gpus]).removeprefix("/gpu"),
+                    f"{len(node.gpus)} x {node.gpus[0].type}, {node.gpus[0].memory_mb / 1000:.1f} GB",
+                    node.pools,
+                )
+                for node in made[one.host]
+            ],
+            f"# Of its {ram_gb:.0f} GB of RAM parked states may take 70 %, unless this says otherwise.\n"
+            f"# ram_gb = {ram_gb * 0.7:.0f}",
+        )
+
+
+def _host(one: Found, its_nodes: Sequence[tuple[str, str, tuple[str, ...]]], ram: str = "") -> Iterator[str]:
+    yield "[[hosts]]"
+    yield f'id = "{one.host}"'
+    yield f'backend = "{one.backend}"'
+    yield from ram.splitlines()
+    for gpus, about, pools in its_nodes:
+        yield ""
+        yield "[[hosts.nodes]]"
+        if about:
+            yield f"# {about}"
+        yield f'gpus = "{gpus}"'
+        named = ", ".join(f'"{pool}"' for pool in pools)
+        yield f"pools = [{named}]"

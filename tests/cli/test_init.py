@@ -1,0 +1,136 @@
+"""``rollmuxd init``: what it writes, a daemon can be started with; and nothing that is there is written over."""
+
+import json
+import tomllib
+
+import pytest
+
+from rollmuxd.daemon import first_settings
+from rollmuxd.daemon.settings import load_settings
+from rollmuxd.spi import discovery
+from rollmuxd_backend_local import LocalBackend
+
+H20 = {"name": "NVIDIA H20", "total_mb": 97_871}
+H800 = {"name": "NVIDIA H800", "total_mb": 81_559}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A function that says which GPUs this machine has."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(first_settings, "this_host", lambda: "box")
+    path = tmp_path / "gpus.json"
+
+    class Made(LocalBackend):
+        @classmethod
+        async def open(cls, hosts, options):
+            return await super().open(hosts, {**options, "made_up_gpus": str(path)})
+
+    monkeypatch.setattr(discovery, "find_backend", lambda name: Made)
+
+    def has(*gpus, **more):
+        named = [{**gpu, "uuid": f"GPU-{number}"} for number, gpu in enumerate(gpus)]
+        path.write_text(json.dumps({"gpus": named, **more}))
+
+    return has
+
+
+def written(tmp_path):
+    """The nodes of the file, as the daemon's settings have them: GPUs and pools."""
+    settings = load_settings(tmp_path / "rollmux.toml")
+    return [(host.id, host.backend, [(node.gpus, node.pools) for node in host.nodes]) for host in settings.hosts]
+
+
+def test_half_of_the_gpus_are_for_each_pool(rollmuxd, here, tmp_path):
+    here(*[H20] * 8)
+    ran = rollmuxd("init")
+
+    assert (ran.code, ran.err) == (0, "")
+    assert "box: 8 GPUs (NVIDIA H20)" in ran.out
+    assert "rollmuxd doctor" in ran.out
+    assert written(tmp_path) == [("box", "local", [((0, 1, 2, 3), ("rollout",)), ((4, 5, 6, 7), ("train",))])]
+
+
+def test_shared_is_one_pool(rollmuxd, here, tmp_path):
+    here(*[H20] * 8)
+    assert rollmuxd("init --shared").code == 0
+    assert written(tmp_path) == [("box", "local", [((0, 1, 2, 3, 4, 5, 6, 7), ("rollout", "train"))])]
+
+
+def test_a_single_gpu_is_in_both_pools(rollmuxd, here, tmp_path):
+    here(H20)
+    assert rollmuxd("init").code == 0
+    assert written(tmp_path) == [("box", "local", [((0,), ("rollout", "train"))])]
+
+
+def test_gpus_of_different_types_are_in_nodes_of_their_own(rollmuxd, here, tmp_path):
+    here(H20, H800, H20, H800)
+    assert rollmuxd("init").code == 0
+    assert written(tmp_path) == [("box", "local", [((0, 2), ("rollout",)), ((1, 3), ("train",))])]
+
+
+def test_a_split_gpu_and_a_lost_one_are_left_out(rollmuxd, here, tmp_path):
+    here(H20, {**H20, "mig": True}, {**H20, "errors": {"nvmlDeviceGetUUID": 15}}, H20)
+    assert rollmuxd("init --shared").code == 0
+    assert written(tmp_path) == [("box", "local", [((0, 3), ("rollout", "train"))])]
+
+
+def test_what_is_there_is_not_written_over(rollmuxd, here, tmp_path):
+    here(H20)
+    (tmp_path / "rollmux.toml").write_text("# mine\n")
+    ran = rollmuxd("init")
+    assert ran.code == 1
+    assert "is there already, and is not written over" in ran.err
+    assert (tmp_path / "rollmux.toml").read_text() == "# mine\n"
+    assert rollmuxd("init --output other.toml").code == 0
+
+
+def test_without_a_gpu_it_says_so_and_writes_what_is_to_be_filled_in(rollmuxd, here, tmp_path):
+    here(errors={"nvmlInit": 12})
+    ran = rollmuxd("init")
+    assert ran.code == 0
+    assert "box: no GPU was seen: there is no NVIDIA driver here" in ran.err
+    assert "rollmuxd demo" in ran.out
+    assert written(tmp_path) == []
+    filled_in = [line.removeprefix("# ") for line in (tmp_path / "rollmux.toml").read_text().splitlines()]
+    table = "\n".join(filled_in[filled_in.index("[[hosts]]") :]).replace("\n#\n", "\n\n")
+    assert tomllib.loads(table)["hosts"][0]["nodes"] == [{"gpus": "0-7", "pools": ["rollout", "train"]}]
+
+
+def test_hosts_are_asked_by_ssh_and_those_that_are_away_are_named(rollmuxd, here, tmp_path, monkeypatch):
+    here(*[H20] * 4)
+    look = first_settings._look
+
+    async def asked(kind, name, host):
+        assert name == "ssh"
+        if host == "gone":
+            return first_settings.Found(host, name, None, "gone cannot be reached by ssh: no route to host")
+        return await look(kind, name, host)
+
+    monkeypatch.setattr(first_settings, "_look", asked)
+    ran = rollmuxd("init --ssh gpu1 --ssh gone --ssh gpu2")
+    assert ran.code == 0
+    assert "gone: no GPU was seen: gone cannot be reached by ssh: no route to host" in ran.err
+    assert written(tmp_path) == [
+        ("gpu1", "ssh", [((0, 1, 2, 3), ("rollout",))]),
+        ("gpu2", "ssh", [((0, 1, 2, 3), ("train",))]),
+    ]
+
+
+def test_a_host_that_needs_more_than_a_name_is_to_be_named_for_ssh(rollmuxd, here):
+    ran = rollmuxd("init --ssh ann@gpu1")
+    assert ran.code == 1
+    assert "'ann@gpu1' cannot be a host's id; name it, with its user and port, in ~/.ssh/config" in ran.err
+
+
+def test_as_json_it_says_what_it_saw(rollmuxd, here):
+    here(H20)
+    (host,) = rollmuxd("init --json").json["hosts"]
+    assert host["gpus"] == [{"gpu": "box/gpu0", "type": "NVIDIA H20", "memory_mb": 97_871, "uuid": "GPU-0"}]
+    assert host["ram_mb"] > 0
+
+
+def test_the_name_of_this_machine_makes_an_id(monkeypatch):
+    for name, id_ in (("gpu-7.lab.example", "gpu-7"), ("_böx_", "b-x"), ("", "box")):
+        monkeypatch.setattr("socket.gethostname", lambda name=name: name)
+        assert first_settings.this_host() == id_
