@@ -212,10 +212,23 @@ class FakeDaemon:
         with self._lock:
             self._troubles += [(status, "as the test wants it", retry_after_s)] * times
 
-    def order(self, kind: str, pool: str, *, rank: int = 0, id: str | None = None, warm: bool = False) -> str:
-        """Tell a rank to ``load``, ``park`` or ``discard``; returns the order's id. See :meth:`result_of`."""
+    def order(
+        self,
+        kind: str,
+        pool: str,
+        *,
+        rank: int = 0,
+        id: str | None = None,
+        warm: bool = False,
+        node: str = "fake/gpu0-1",
+        source: str = "",
+    ) -> str:
+        """Tell a rank to ``load``, ``park`` or ``discard``; returns the order's id. See :meth:`result_of`.
+
+        ``source``: after a move, the node where it had parked what it is to load.
+        """
         with self._lock:
-            order = ChannelOrder(id or self._new("o"), kind, pool, "fake/gpu0-1", self._gpu_names(), warm)
+            order = ChannelOrder(id or self._new("o"), kind, pool, node, self._gpu_names(), warm, source)
             self._orders.append((rank, order))
             return order.order
 

@@ -13,6 +13,7 @@ from rollmuxd.core.model import (
     Group,
     Job,
     JobId,
+    JobMove,
     JobStatus,
     Millis,
     Node,
@@ -91,6 +92,8 @@ class Explainer:
             sentences.append(f"It is started again in {max(0, known.relaunch_at - now) // 1000} s ({often}).")
         if known.group is not None:
             sentences += self._seat(known)
+        if known.move is not None:
+            sentences.append(_on_the_move(known, known.move))
         reasons: tuple[Reason, ...] = ()
         if known.queued is not None:
             reasons = self.why_slot_waits(known.queued, now)
@@ -307,6 +310,14 @@ class Explainer:
         left = [forecast.left_ms(state, state.slots[holder], now) for holder in sorted(holders)]
         known_left = [ms for ms in left if ms is not None]
         return total + max(known_left, default=0) if len(known_left) == len(left) else None
+
+
+def _on_the_move(job: Job, move: JobMove) -> str:
+    """From where to where, why, and what it waits for."""
+    seats = [dict.fromkeys(name for names in pins.values() for name in names) for pins in (job.pins, move.pins)]
+    here, there = map(", ".join, seats)
+    waits = "at the end of its iteration" if move.began_at is None else "as soon as what it has loaded is parked"
+    return f"It moves from {here} to {there} (group {move.group}), {waits}: {move.why}."
 
 
 def _overstays(slot: Slot, now: Millis) -> tuple[Reason, ...]:

@@ -233,8 +233,6 @@ def tidy(c: Cycle, job: Job) -> None:
     """Have what is parked on old nodes discarded once it is of no use; and say so when nothing is left on one."""
     for name in tuple(job.left):
         node = c.state.nodes[name]
-        if job.id in node.pinned:  # it is to come back
-            continue
         for key in states_on(c, job, [name]):
             kept = c.state.states[key]
             if kept.status in (StateStatus.PARKED, StateStatus.LOADED) and not is_of_use(c, job, kept.pool, kept.run):
@@ -373,6 +371,8 @@ def _no_place(c: Cycle, job: Job, placed: Placed) -> str:
                 return f"node {name} is {node.status}"
             if node.group not in (None, placed.group):
                 return f"node {name} is group {node.group}'s"
+            if name in job.left:  # what is parked there would pass for what it has by then
+                return f"the job has not left node {name} altogether"
     return ""
 
 

@@ -412,7 +412,6 @@ class State(Struct):
             group.wheel = _rewound(group, move.wheel)
         old.version += 1
         group.version += 1
-        before = {name for nodes in job.pins.values() for name in nodes}
         there = {name for nodes in move.pins.values() for name in nodes}
         gone = [name for nodes in job.pins.values() for name in nodes if name not in there]
         job.last_pins, job.pins, job.group, job.placed_at = job.pins, move.pins, group.id, fact.at
@@ -423,8 +422,6 @@ class State(Struct):
             for key in job.states:
                 self.states[key].run = fact.run
         del self.moving[job.id]
-        for name in [name for name in job.left if name in there - before]:
-            self._nothing_left_on(job, name)
         self._unpin(job, gone, self._owner(job, fact.use))
         self._forget_empty(old)
 

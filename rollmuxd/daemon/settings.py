@@ -23,7 +23,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-from rollmuxd.core.config import Config, DriverTraits, OwnerLimits
+from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits
 from rollmuxd.core.inputs import HostSpec, NodeSpec, Start
 from rollmuxd.core.model import GpuId, NodeId
 from rollmuxd.spi import HostConfig
@@ -193,6 +193,24 @@ class RelaunchTable(_Table):
     start_s: Seconds = 600.0
     """Seconds that a process that was started may take to open its session. Default: ten minutes, for what has to be
     imported and read first."""
+
+
+class MovesTable(_Table):
+    enabled: Literal["auto", "on", "off"] = "auto"
+    """Whether jobs that allow it (``movable``) are moved to other nodes while they live, where the policy finds them
+    better placed. Default: where there is more than one host."""
+
+    at_a_time: Annotated[int, Field(ge=1, le=1000)] = 4
+    """Moves at hand at the same time; in each group there is one."""
+
+    every_h: Annotated[float, Field(ge=0, le=8760)] = 1.0
+    """Hours after which a job may be moved again. Default: one."""
+
+    begins_s: Seconds = 7200.0
+    """Seconds within which a job that is to move has to come to the end of an iteration. Default: two hours."""
+
+    ends_s: Seconds = 600.0
+    """Seconds that parking what it had loaded may take then. Default: ten minutes."""
 
 
 class OverstayTable(_Table):
@@ -425,6 +443,7 @@ class Settings(BaseSettings):
     policy: PolicyTable = PolicyTable()
     lease: LeaseTable = LeaseTable()
     relaunch: RelaunchTable = RelaunchTable()
+    moves: MovesTable = MovesTable()
     overstay: OverstayTable = OverstayTable()
     limits: LimitsTable = LimitsTable()
     defaults: DefaultsTable = DefaultsTable()
@@ -518,6 +537,11 @@ class Settings(BaseSettings):
             relaunch_after_ms=_ms(self.relaunch.after_s),
             relaunch_limit=self.relaunch.limit,
             relaunch_window_ms=_ms(self.relaunch.within_s),
+            moves=Moves(self.moves.enabled),
+            moves_at_a_time=self.moves.at_a_time,
+            move_every_ms=_ms(self.moves.every_h * 3600),
+            move_begins_ms=_ms(self.moves.begins_s),
+            move_ends_ms=_ms(self.moves.ends_s),
             use_half_life_ms=_ms(self.limits.use_half_life_h * 3600),
             owners={name: OwnerLimits(**table.model_dump()) for name, table in self.owners.items()},
             drivers=dict(drivers or {}),

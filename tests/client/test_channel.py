@@ -93,6 +93,39 @@ def test_a_hook_that_raises_is_a_failed_order_with_its_text_and_the_thread_goes_
     assert "CUDA out of memory" in capfd.readouterr().err
 
 
+def moved(daemon, *orders):
+    """What the hooks of a job are called for, of orders (kind, node, source)."""
+    job, seen = rollmuxd.job("a"), []
+    for kind in ("load", "park", "discard"):
+
+        def hook(order, kind=kind):
+            seen.append((kind, order.node))
+            if order.node == "full":
+                raise RuntimeError("out of memory")
+
+        getattr(job, f"on_{kind}")(hook)
+    with job:
+        for kind, node, source in orders:
+            daemon.result_of(daemon.order(kind, "train", node=node, source=source))
+    return seen
+
+
+def test_a_state_that_was_loaded_on_another_node_is_not_dropped_where_it_came_from(daemon):
+    """It is one state of one process: the discard is about what is left there, and there is nothing."""
+    seen = moved(daemon, ("load", "n1", ""), ("park", "n1", ""), ("load", "n2", "n1"), ("discard", "n1", ""))
+
+    assert seen == [("load", "n1"), ("park", "n1"), ("load", "n2")]
+    back = moved(daemon, ("load", "n2", "n1"), ("park", "n2", ""), ("load", "n1", "n2"), ("discard", "n1", ""))
+    assert back[-1] == ("discard", "n1")
+
+
+def test_what_could_not_be_loaded_after_a_move_goes_back_to_ram_and_not_away(daemon, capfd):
+    seen = moved(daemon, ("park", "n1", ""), ("load", "full", "n1"), ("discard", "full", ""), ("load", "n1", ""))
+
+    assert seen == [("park", "n1"), ("load", "full"), ("park", "full"), ("load", "n1")]
+    assert "out of memory" in capfd.readouterr().err
+
+
 def test_an_order_that_comes_again_is_answered_and_not_done_again(daemon, until):
     job, seen = rollmuxd.job("a"), []
     job.on_park(lambda order: seen.append(order.order))

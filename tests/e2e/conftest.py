@@ -38,6 +38,7 @@ CONFIG = """
 listen = "127.0.0.1:0"
 state_dir = {state}
 shutdown_s = {shutdown_s}
+policy = "{policy}"
 
 [lease]
 lease_s = {lease_s}
@@ -105,7 +106,7 @@ class LiveDaemon:
     """One daemon process after the other, on one state directory."""
 
     def __init__(
-        self, folder: Path, *, nodes: tuple[tuple[str, str], ...], settings: dict[str, float], tables: str = ""
+        self, folder: Path, *, nodes: tuple[tuple[str, str], ...], settings: dict[str, float | str], tables: str = ""
     ) -> None:
         self.folder = folder
         self.state = folder / "state"
@@ -122,6 +123,7 @@ class LiveDaemon:
             "order_s": 10.0,
             "clear_s": 30.0,
             "observe_s": 0.5,
+            "policy": "rollmux",
             **settings,
         }
         paths = {"state": self.state, "memory": self._memory, "record": self._record, "faults": self._faults}
@@ -154,7 +156,7 @@ class LiveDaemon:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=clean_environment(self.folder),
+                env=clean_environment(self.folder, PYTHONPATH=str(self.folder / "plugins")),
                 cwd=self.folder,
             )
         until("the daemon is ready", self._ready, within=20, every=0.05)
@@ -467,7 +469,7 @@ class Live:
         self._spares = spares
 
     def daemon(
-        self, nodes: tuple[tuple[str, str], ...] = one_and_one, *, tables: str = "", **settings: float
+        self, nodes: tuple[tuple[str, str], ...] = one_and_one, *, tables: str = "", **settings: float | str
     ) -> LiveDaemon:
         """A daemon that runs. ``nodes``: GPUs and pool of each. ``tables``: what else its file says."""
         made = LiveDaemon(self.folder, nodes=nodes, settings=settings, tables=tables)

@@ -22,7 +22,7 @@ class MockResidency:
     told again: loading what is loaded, parking what is parked and discarding what is not there are done at once.
     """
 
-    traits = DriverTraits(idempotent=True, probes=True)
+    traits = DriverTraits(idempotent=True, probes=True, copies=True)
 
     @classmethod
     async def open(cls, channel: Channel, options: Mapping[str, Any]) -> Self:
@@ -83,7 +83,7 @@ class MockResidency:
         # A park that was cut short has freed nothing yet.
         there = before is not None and before.place in ("loaded", "parking") and set(order.gpus) <= set(before.gpus)
         state = mock.machine.begin_load(order, backend.strangers(mock))
-        if not there and state.copied:
+        if not there and (state.copied or order.source is not None):
             await _copy(mock, order.state.gpu_mb * len(order.gpus))
         elif not there:
             await _take(mock.machine.options.cold_s)

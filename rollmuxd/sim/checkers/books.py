@@ -91,6 +91,8 @@ class Kept(Struct):
     moved_at: Millis | None = None
     #: it waits for another place with what it has parked
     falls_back: bool = False
+    #: of each pool, the states that are as its last slot left them: there, or fetched from there
+    latest: dict[PoolName, dict[str, None]] = field(default_factory=dict)
 
 
 class Member(Struct):
@@ -204,6 +206,8 @@ class Books:
         self.kept: dict[str, str] = {}
         self.loaded_on: dict[str, tuple[GpuId, ...]] = {}
         self.order_of: dict[str, OrderId] = {}
+        #: loads that fetch what a pool's last slot has left elsewhere
+        self.fetched: dict[OrderId, PoolName] = {}
         self.fence = Fence(0, 0)
         #: when each host was last out of reach, or seen with bytes that should be gone
         self.trouble: dict[HostId, Millis] = {}

@@ -109,8 +109,6 @@ class Moving(Placements):
             new.wheel = self._rewound(new.jobs, new.wheel, going.wheel)
         old.on = new.on = None
         old.disturbed_at = new.disturbed_at = fact.at
-        for node in [node for node in member.kept.left if node in going.nodes]:
-            del member.kept.left[node]
         self._leave(fact.job, member, gone)
         if not old.jobs and not old.coming:
             del self.groups[member.group]

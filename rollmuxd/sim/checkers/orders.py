@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Final
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.effects import Effect, Kill, Perform, Probe
-from rollmuxd.core.model import OrderKind, StateStatus
+from rollmuxd.core.model import OrderKind, PoolName, StateStatus
 from rollmuxd.core.state import state_key
 from rollmuxd.sim.checkers.books import Heeded, Member, Told
 from rollmuxd.sim.checkers.placements import Placements
@@ -67,6 +67,13 @@ class Orders(Placements):
             if any(self.held.get(gpu) == member.holding for gpu in self.places[fact.node].gpus):
                 self._broken("nobody_moves_a_state_in_use", f"{key} is to {fact.kind} under slot {member.holding}")
 
+    def what_a_job_still_needs_is_not_dropped(self, key: str, pool: PoolName, member: Member) -> None:
+        """While a job has its place, what its last slot left of a state is somewhere: it may be moved, not dropped."""
+        latest = member.kept.latest.get(pool, {})
+        others = [it for it in latest if it != key and self.kept.get(it, "gone") not in ("gone", "discarding")]
+        if member.status in ("placed", "moving") and key in latest and not others:
+            self._broken("what_a_job_still_needs_is_not_dropped", f"{key} is to be dropped, and is nowhere else")
+
     def a_state_is_fetched_from_where_it_is_parked(self, fact: f.OrderIssued) -> None:
         """A load that says from where finds it there."""
         where = self.kept.get(state_key(fact.job, fact.pool, fact.source or ""), "gone")
@@ -87,6 +94,10 @@ class Orders(Placements):
         self.nobody_moves_a_state_in_use(fact, key, member)
         if fact.source is not None:
             self.a_state_is_fetched_from_where_it_is_parked(fact)
+            if f"{job}|{fact.pool}|{fact.source}" in member.kept.latest.get(fact.pool, {}):
+                self.fetched[fact.order] = fact.pool
+        if kind is OrderKind.DISCARD:
+            self.what_a_job_still_needs_is_not_dropped(key, fact.pool, member)
         self.orders[fact.order] = Told(kind, key, job, fact.run, node, fact.at, fact.slot)
         self.order_of[key] = fact.order
         self.untold[fact.order] = None
@@ -109,6 +120,9 @@ class Orders(Placements):
             return  # a late word: StateSeen says what it means
         if told.kind is OrderKind.LOAD:
             self.kept[key] = "loaded"
+            pool = self.fetched.pop(fact.order, None)
+            if pool is not None and member is not None:
+                member.kept.latest.setdefault(pool, {})[key] = None
         elif told.kind is OrderKind.PARK:
             self.kept[key] = "parked"
         else:

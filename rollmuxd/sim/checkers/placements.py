@@ -175,7 +175,7 @@ class Placements(Gpus):
         if known.status not in ("lost", "ended"):
             self._broken("who_has_ended_gets_nothing_more", f"{fact.job} is {known.status}, and registered anew")
         known.spec, known.run, known.session = fact.spec, fact.run, None
-        known.kept.falls_back, known.kept.moved_at = False, None
+        known.kept.falls_back, known.kept.moved_at, known.kept.latest = False, None, {}
         self._set(known, "waiting")
 
     def _set(self, member: Member, status: str) -> None:

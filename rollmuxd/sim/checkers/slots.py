@@ -222,6 +222,9 @@ class Slots(Placements, Turns):
         stay = member.stays.get(asked.phase)
         if stay is not None:
             stay.longest_ms = max(stay.longest_ms, fact.at - asked.granted_at)
+            for pool in stay.pools:
+                keys = [key for key, _ in stay.keys if key.split("|")[1] == pool]
+                member.kept.latest[pool] = dict.fromkeys(keys)
         asked.status, asked.since = "released", fact.at
 
     def _taken(self, fact: f.SlotFaulted | f.SlotLost | f.SlotRevoked) -> None:
