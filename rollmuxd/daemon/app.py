@@ -23,10 +23,12 @@ import stat
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import anyio
+import anyio.to_thread
 import msgspec
 import structlog
 import uvicorn
@@ -35,7 +37,7 @@ from anyio.abc import TaskStatus
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.daemon import logs
+from rollmuxd.daemon import logs, spans
 from rollmuxd.daemon.actuator import Actuator
 from rollmuxd.daemon.channel import ChannelHub
 from rollmuxd.daemon.clock import SystemClock
@@ -94,10 +96,15 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
         )
         clock = SystemClock()
         metrics = Metrics()
+        tracing = spans.from_environment()
+        if tracing is not None:
+            stack.push_async_callback(_shielded, partial(anyio.to_thread.run_sync, tracing.close))
 
         def begun(state: State) -> None:
             metrics.begin(state)
             hub.begin(state)
+            if tracing is not None:
+                tracing.spans.begin(state)
 
         # The driver hands effects to the actuator, the actuator reports to the driver.
         actuator = Actuator(
@@ -116,7 +123,12 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
             clock,
             actuator.perform,
             await fill_in(settings.to_start(), backends),
-            sinks=(logs.fact_logger(lambda: driver.scheduler.state), metrics.sink, observer.on_facts),
+            sinks=(
+                logs.fact_logger(lambda: driver.scheduler.state),
+                metrics.sink,
+                observer.on_facts,
+                *(() if tracing is None else (tracing.spans.sink,)),
+            ),
             prompt=(hub.on_facts, actuator.on_facts),
             begun=begun,
             lease_ms=config.lease_ms,
