@@ -27,7 +27,7 @@ def list_(call: Call) -> None:
             [
                 [
                     view["group"],
-                    view["jobs"],
+                    list(names(view).values()),
                     view["nodes"],
                     view["period_s"],
                     view["cost_per_hour"],
@@ -41,19 +41,24 @@ def list_(call: Call) -> None:
     call.answer_list(groups, show)
 
 
+def names(view: dict[str, Any]) -> dict[str, str]:
+    """A group's jobs by their names; those of other owners are known by their ids alone."""
+    told = {visit["job"]: visit["name"] for visit in view["wheel"] if visit["name"]}
+    return {job: told.get(job, job) for job in view["jobs"]}
+
+
 @group.command()
 @click.argument("group", shell_complete=names_of("/v1/groups", "group"))
 @talks
 def show(call: Call, group: str) -> None:
-    """One group and its wheel: the cyclic order of visits."""
-    call.answer(call.get(f"/v1/groups/{part(group)}"), _show)
+    """One group: its members against their bounds, and its wheel, the cyclic order of visits."""
+    call.answer(call.get(f"/v1/groups/{part(group)}"), lambda view: _show(call, view))
 
 
-def _show(view: dict[str, Any]) -> None:
+def _show(call: Call, view: dict[str, Any]) -> None:
     fields(
         {
             "group": view["group"],
-            "jobs": view["jobs"],
             "nodes": view["nodes"],
             "period": None if view["period_s"] is None else f"{cell(view['period_s'])} s",
             "cost per hour": view["cost_per_hour"],
@@ -62,7 +67,36 @@ def _show(view: dict[str, Any]) -> None:
     )
     click.echo()
     table(
+        ["JOB", "OWNER", "STATUS", "NODES", "#ITERATIONS", "#SLOWDOWN", "#PLANNED", "#SLO", "PROMISED", "#CREDIT s"],
+        [_member(call, job, name) for job, name in names(view).items()],
+        "no jobs",
+    )
+    click.echo()
+    table(
         ["VISIT OF", "PHASE", "#TURN"],
-        [[visit["name"], visit["phase"], visit["turn"]] for visit in view["wheel"]],
+        [[visit["name"] or visit["job"], visit["phase"], visit["turn"]] for visit in view["wheel"]],
         "an empty wheel",
     )
+
+
+def _member(call: Call, job: str, name: str) -> list[Any]:
+    """A row of one member; of another owner's job there is no more to see than that it is there."""
+    from rollmuxd.client.errors import NotFound
+
+    try:
+        view = call.get(f"/v1/jobs/{part(job)}")
+    except NotFound:
+        return [name, *[None] * 9]
+    nodes = dict.fromkeys(node for nodes in view.get("pins", {}).values() for node in nodes)
+    return [
+        view["name"],
+        view["owner"],
+        view["status"],
+        list(nodes),
+        view.get("iterations"),
+        view.get("slowdown"),
+        view.get("planned_slowdown"),
+        view.get("slo"),
+        None if view.get("slo") is None else bool(view.get("promised")),
+        view.get("credit_s"),
+    ]

@@ -30,7 +30,8 @@ LOOKS: Final = 60
 def top(call: Call, once: bool, interval: float, owner: str | None) -> None:
     """Pools and nodes, who holds them, how jobs keep their bounds, and what waits.
 
-    q ends it, s sorts by something else, the arrow keys scroll the jobs.
+    q ends it, s sorts by something else, the arrow keys scroll the jobs. With --json, one object: when (at), and the
+    lists pools, nodes, hosts, groups, jobs (that are not over) and slots (that hold GPUs) of the HTTP interface.
     """
     watch = Watch(call, owner)
     if call.as_json:

@@ -258,13 +258,23 @@ def test_a_host_is_drained_with_one_call(rollmuxd, daemon):
     assert rollmuxd("host drain box").out == "box: draining box/gpu0, box/gpu1\n"
 
 
-def test_a_group_is_shown_with_its_wheel(rollmuxd, daemon):
+def test_a_group_is_shown_with_its_members_against_their_bounds_and_its_wheel(rollmuxd, daemon, a_job):
     daemon["GET /v1/groups/g1"] = GROUP
+    pins = {"rollout": ["box/gpu0"], "train": ["box/gpu0"]}
+    daemon["GET /v1/jobs/j1"] = a_job(pins=pins, iterations=9, slowdown=1.2, slo=2.0, promised=True, credit_s=12.0)
 
     ran = rollmuxd("group show g1")
 
     assert ["period", "12.5 s"] in stripped(ran)
+    assert ["math-7b", "vision", "admitted", "box/gpu0", "9", "1.2", "-", "2", "yes", "12"] in stripped(ran)
+    assert ["j2", *["-"] * 9] in stripped(ran)  # another owner's
     assert stripped(ran)[-1] == ["math-7b", "rollout", "7"]
+
+
+def test_groups_are_listed_by_the_names_of_their_jobs(rollmuxd, daemon):
+    daemon["GET /v1/groups"] = {"items": [GROUP], "next": None}
+
+    assert stripped(rollmuxd("group list"))[1] == ["g1", "math-7b, j2", "box/gpu0", "12.5", "5", "-"]
 
 
 def test_slots_that_have_ended_are_listed_only_if_asked_for(rollmuxd, daemon):
