@@ -27,7 +27,10 @@ def write_down(c: Cycle, kept: JobState, seen: Sequence[i.GpuSight]) -> None:
         return
     if any(gpu.stain == kept.job for gpu in node.gpus.values()):
         return
-    used = [sight.used_mb for sight in seen if node.gpus[sight.gpu].holder is None]
+    limit = c.state.left_over_mb(node) + c.config.clear_tolerance_mb
+    # what others have not given back yet, and what is a stranger's, is none of its
+    free = [sight for sight in seen if (it := node.gpus[sight.gpu]).holder is None and it.stain is None]
+    used = [sight.used_mb for sight in free if sight.used_mb <= limit]
     left = max(used, default=0) - c.state.left_over_mb(node, but_of=kept.job)
     if left > 0:
         c.fact(f.LeftOverSeen(c.now, kept.job, kept.pool, kept.node, left, leaves_mb(kept)))

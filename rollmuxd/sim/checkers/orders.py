@@ -11,7 +11,7 @@ from rollmuxd.sim.checkers.books import Heeded, Member, Told
 from rollmuxd.sim.checkers.placements import Placements
 
 #: of a job of which the process may be ended
-_PROCESS_GOES: Final = ("lost", "ended", "moving")
+_PROCESS_GOES: Final = ("lost", "ended", "moving", "quarantined")
 #: the input of which each end of an order may come
 _REPORTS: Final[dict[type, tuple[type, ...]]] = {
     f.OrderEnded: (i.OrderDone,),
