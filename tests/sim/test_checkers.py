@@ -15,12 +15,14 @@ from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core import rotation, turns
+from rollmuxd.core.config import Config
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import Fence, JobSpec, OrderKind, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.sim import world
 from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.checkers import OF_NO_CONSEQUENCE, Asked, Witness
+from rollmuxd.sim.checkers.books import Place
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 
 LEASE = world.LEASE_MS
@@ -313,6 +315,21 @@ def test_gpus_called_clear_by_a_look_that_began_before_they_were_touched_are_cau
     look = i.HostSeen("rollout1", sight(0), "boot-1", since=now - 4_000)  # it was released 3 s ago
     forged = [*pair[: index + 1], (now, look, Decision((cleared,), (), Answer())), *pair[index + 1 :]]
     caught("clear_is_what_was_seen_clear", forged)
+
+
+def test_left_overs_that_nobody_saw_or_of_a_state_that_is_not_parked_are_caught():
+    witness = Witness(Config())
+    witness.places["n"] = Place("box", ("g0",))
+    witness.given = i.HostSeen("box", (i.GpuSight("g0", 900),), "boot")
+    told = f.LeftOverSeen(0, "j1", "rollout", "n", 900, 500)
+    with pytest.raises(BrokenInvariant, match="its state is gone"):
+        witness._facts[f.LeftOverSeen](witness, told)
+    witness.kept["j1|rollout|n"] = "parked"
+    with pytest.raises(BrokenInvariant, match="where 900 MB were seen"):
+        witness._facts[f.LeftOverSeen](witness, replace(told, mb=901))
+
+    witness._facts[f.LeftOverSeen](witness, told)
+    assert witness.places["n"].left == {"j1|rollout|n": 900}
 
 
 def test_what_was_taken_away_and_given_on_at_once_is_caught(cut_short):

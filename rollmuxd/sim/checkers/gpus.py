@@ -76,6 +76,18 @@ class Gpus(Books):
             if job is not None:
                 self._nothing_is_on_its_way(fact.node, job)
 
+    def what_may_be_left_was_seen_of_a_parked_state(self, fact: f.LeftOverSeen) -> None:
+        """No more than the input at hand shows on a GPU of the node, and of a state that is parked there."""
+        given: Any = self.given
+        sights: Sequence[i.GpuSight] = given.gpus if isinstance(given, i.HostSeen) else getattr(given, "seen", ())
+        most = max((sight.used_mb for sight in sights if sight.gpu in self.places[fact.node].gpus), default=0)
+        where = self.kept.get(state_key(fact.job, fact.pool, fact.node), "gone")
+        if where != "parked" or fact.mb > most:
+            self._broken(
+                "what_may_be_left_was_seen_of_a_parked_state",
+                f"{fact.job} may leave {fact.mb} MB on {fact.node}, where {most} MB were seen and its state is {where}",
+            )
+
     def _sights(self, node: NodeId) -> dict[GpuId, int]:
         given = self.given
         sights: Sequence[i.GpuSight] = ()
@@ -192,6 +204,11 @@ class Gpus(Books):
             place.unclear = not stain.keys().isdisjoint(place.gpus)
             self._disturbed(fact.node)
 
+    def _left_over_seen(self, fact: f.LeftOverSeen) -> None:
+        self.what_may_be_left_was_seen_of_a_parked_state(fact)
+        left, key = self.places[fact.node].left, state_key(fact.job, fact.pool, fact.node)
+        left[key] = max(fact.mb, left.get(key, 0))
+
     def _unclear(self, fact: f.GpusUnclear) -> None:
         self.places[fact.node].unclear = True
         self._disturbed(fact.node)
@@ -218,4 +235,5 @@ class Gpus(Books):
         f.NodeUndrained: _node_out,
         f.GpusCleared: _cleared,
         f.GpusUnclear: _unclear,
+        f.LeftOverSeen: _left_over_seen,
     }
