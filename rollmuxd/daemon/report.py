@@ -411,6 +411,7 @@ class Ledger:
                 | f.SlotFaulted()
                 | f.SlotLost()
                 | f.SlotRevoked()
+                | f.SlotRequeued()
                 | f.SlotOver()
             ):
                 slot = state.slots.get(fact.slot)

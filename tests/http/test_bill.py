@@ -5,15 +5,16 @@ there, reckoned here from the two facts by which nodes come and go, and from not
 """
 
 from functools import cache
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.state import State
 from rollmuxd.daemon.report import Books, Ledger
 from rollmuxd.sim import swarm
-from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.world import World
 
 SEEDS = 12
@@ -22,9 +23,14 @@ SEEDS = 12
 @cache
 def history(seed):
     """All facts of one random history."""
-    drawn, heard = swarm.draw(seed), []
-    faults = drawn.faults if drawn.faults.any else None
-    World(drawn.workload, CONTENDERS[drawn.policy], drawn.seed, "work", hear=heard.append, faults=faults).run()
+    heard = []
+
+    class Heard(World):
+        def __init__(self, *given, **more):
+            super().__init__(*given, hear=heard.append, **more)
+
+    with patch.object(swarm, "World", Heard):
+        swarm.run(swarm.draw(seed))
     return tuple(heard)
 
 
@@ -125,3 +131,21 @@ def test_the_histories_are_worth_it():
     shared = [fact for seed in range(SEEDS) for fact in history(seed) if isinstance(fact, f.JobPlaced)]
     assert sum(held) > SEEDS / 2
     assert any(fact.admission == "packing" for fact in shared)
+
+
+def test_what_is_held_is_what_the_state_says_is_held():
+    """Second by second, as it were: the books against a look at every GPU's holder between any two facts."""
+    for seed in range(SEEDS):
+        facts = history(seed)
+        state, held, before = State(), {}, facts[0].at
+        for fact in facts:
+            for node in state.nodes.values():
+                for gpu in node.gpus.values():
+                    if gpu.holder is not None:
+                        job = state.slots[gpu.holder].job
+                        held[job] = held.get(job, 0) + fact.at - before
+            before = fact.at
+            state.apply(fact)
+        rows = {row.job: row.gpu_hours_held for row in reported(seed, 0, facts[-1].at + 1).work}
+        for job, ms in held.items():
+            assert rows[job] == pytest.approx(ms / 3_600_000, abs=1e-5), (seed, job)
