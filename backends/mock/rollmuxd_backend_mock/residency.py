@@ -6,7 +6,9 @@ from typing import Any, Final, Self
 import anyio
 
 from rollmuxd.spi import Backend, Channel, ContactLost, DriverTraits, NotDone, Probed, StateOrder
+from rollmuxd.spi.options import Options
 from rollmuxd_backend_mock.backend import MockBackend, MockHost
+from rollmuxd_backend_mock.elsewhere import Elsewhere
 from rollmuxd_backend_mock.faults import Fault
 from rollmuxd_backend_mock.machine import StateBytes
 
@@ -20,16 +22,31 @@ class MockResidency:
     A copy takes (MB on each GPU x GPUs) / bandwidth, and copies on one host take turns. A cold start (nothing is
     parked on the host) takes ``cold_s`` and no turn. A call that is cancelled leaves the bytes on the GPUs, and can be
     told again: loading what is loaded, parking what is parked and discarding what is not there are done at once.
+
+    On hosts of other backends it moves the bytes of made-up GPUs, if it is told their file (``made_up_gpus``, as for
+    these backends; ``copy_gbps``, ``record`` and ``python`` go with it): see :mod:`rollmuxd_backend_mock.elsewhere`.
     """
 
     traits = DriverTraits(idempotent=True, probes=True, copies=True)
 
+    def __init__(self, elsewhere: Elsewhere | None = None) -> None:
+        self._elsewhere = elsewhere
+
     @classmethod
     async def open(cls, channel: Channel, options: Mapping[str, Any]) -> Self:
-        """It needs no channel and has no options. Raises ValueError for any."""
-        if options:
-            raise ValueError(f"{', '.join(options)} is not an option of residency driver mock; it has none")
-        return cls()
+        """It needs no channel. Raises ValueError for an option that it does not know."""
+        given = Options("residency driver mock", options, ("made_up_gpus", "copy_gbps", "record", "python"))
+        file = given.text("made_up_gpus", "")
+        if not file:
+            return cls()
+        return cls(
+            Elsewhere(
+                file,
+                copy_gbps=given.seconds("copy_gbps", 20.0) or 20.0,
+                record=given.text("record", ""),
+                python=given.text("python", "python3"),
+            )
+        )
 
     async def load(self, order: StateOrder) -> None:
         """Bytes from host RAM, or a cold start. Raises NotDone (DoubleHold), ContactLost as injected."""
@@ -45,6 +62,8 @@ class MockResidency:
 
     async def probe(self, order: StateOrder) -> Probed:
         """The mock always knows, but for an order that is being carried out at the moment."""
+        if self._elsewhere is not None and _mock_of(order) is None:
+            return await self._elsewhere.probe(order)
         backend, mock = _reach(order)
         fault = await _before(backend.choose("probe", mock, order), "probe", order)
         if fault is not None and fault.do == "lie":
@@ -64,6 +83,9 @@ class MockResidency:
     async def _perform(
         self, method: str, order: StateOrder, do: Callable[[StateOrder, MockBackend, MockHost], Awaitable[None]]
     ) -> None:
+        if self._elsewhere is not None and _mock_of(order) is None:
+            await self._elsewhere.perform(method, order)
+            return
         backend, mock = _reach(order)
         fault = await _before(backend.choose(method, mock, order), method, order)
         mock.no_older.check(order)
@@ -136,11 +158,16 @@ def _leaving_mb(mock: MockHost, state: StateBytes) -> int:
     return sum(max(0, mb - stays) for mb in state.gpus.values())
 
 
-def _reach(order: StateOrder) -> tuple[MockBackend, MockHost]:
-    """The mock behind the order's backend, which a test may have wrapped (``inner``)."""
+def _mock_of(order: StateOrder) -> MockBackend | None:
+    """The mock behind the order's backend, which a test may have wrapped (``inner``); None: it is another backend."""
     backend: Backend | None = order.backend
     while backend is not None and not isinstance(backend, MockBackend):
         backend = getattr(backend, "inner", None)
+    return backend
+
+
+def _reach(order: StateOrder) -> tuple[MockBackend, MockHost]:
+    backend = _mock_of(order)
     if backend is None:
         raise NotDone(
             f"residency driver mock moves states on hosts of backend mock only, and {order.host} is reached by "

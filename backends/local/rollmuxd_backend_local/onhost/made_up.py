@@ -7,7 +7,8 @@
      "errors": {"nvmlInit": 9}}
 
 ``errors`` are NVML's numbers, by function. ``mb: null`` is memory that NVML does not tell; ``more_mb`` is used by
-nobody that is listed. The file is read anew at each look. MB are 10^6 bytes.
+nobody that is listed. A process with ``started`` (its start time, as the kernel gives it) counts while it lives. The
+file is read anew at each look. MB are 10^6 bytes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from .machine import read
 from .nvml import NVMLError, Process, nvmlMemory_v2
 
 _WORDS = {
@@ -28,6 +30,15 @@ _WORDS = {
     18: "Driver/library version mismatch",
     999: "Unknown Error",
 }
+
+
+def _lives(process: dict[str, Any]) -> bool:
+    """Whether it counts: a process whose ``started`` is given has its memory for as long as it lives."""
+    started = str(process.get("started", ""))
+    if not process["pid"] or not started.isdecimal():
+        return True
+    fields = read(f"/proc/{process['pid']}/stat").rpartition(")")[2].split()
+    return len(fields) > 19 and fields[0] not in "ZX" and fields[19] == started
 
 
 class MadeUpError(NVMLError):
@@ -117,6 +128,8 @@ class MadeUp:
     def _read(self) -> None:
         with open(self._path, encoding="utf-8") as file:
             self._box = json.load(file)
+        for gpu in self._box["gpus"]:
+            gpu["processes"] = [one for one in gpu.get("processes", ()) if _lives(one)]
 
     @staticmethod
     def _meet(about: dict[str, Any], function: str) -> None:

@@ -1,0 +1,54 @@
+"""The mock's driver on hosts of another backend: made-up bytes follow its orders there, and the contract holds."""
+
+import json
+
+import msgspec
+import pytest
+
+from rollmuxd.spi import HostConfig, NotDone, OrderKind, StateSpec, contract
+from rollmuxd.spi.contract import ResidencyContract, Rig
+from rollmuxd.spi.fakes import FakeChannel
+from rollmuxd_backend_local import LocalBackend
+from rollmuxd_backend_mock import MockResidency
+
+GPUS = ("box/gpu0", "box/gpu1")
+STATE = StateSpec(pool="rollout", gpu_mb=4_000, leftover_mb=500, ram_mb=8_000, driver="mock")
+
+
+class TestOnAHostOfTheLocalBackend(ResidencyContract):
+    tolerance_mb = 0
+
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(contract, "_TURNS", (0,))  # each order is a program that is started
+        monkeypatch.setattr(contract, "_SECONDS", (0.02, 0.08))
+        self.file, self.record = tmp_path / "gpus.json", tmp_path / "witness.jsonl"
+        self.file.write_text(json.dumps({"gpus": [{"uuid": gpu, "total_mb": 80_000} for gpu in GPUS]}))
+
+    async def make(self):
+        backend = await LocalBackend.open([HostConfig(id="box", gpus=GPUS)], {"made_up_gpus": str(self.file)})
+        options = {"made_up_gpus": str(self.file), "record": str(self.record), "copy_gbps": 1_000.0}
+        residency = await MockResidency.open(FakeChannel(), options)
+        return Rig(residency=residency, backend=backend, host="box", gpus=GPUS, state=STATE)
+
+    async def open_with(self, options):
+        return await MockResidency.open(FakeChannel(), options)
+
+    @pytest.mark.asyncio
+    async def test_two_jobs_on_one_gpu_are_refused_and_told_to_the_witness(self):
+        rig = await self.make()
+        await rig.residency.load(self.order(rig, OrderKind.LOAD, job="a"))
+        with pytest.raises(NotDone, match="THE SCHEDULER IS BROKEN: double hold of box/gpu0"):
+            await rig.residency.load(self.order(rig, OrderKind.LOAD, job="b"))
+        told = [json.loads(line) for line in self.record.read_text().splitlines()]
+        assert [line["event"] for line in told] == ["load", "load", "loaded", "loaded", "violation"]
+        assert {line["mb"] for line in told[:4]} == {4_000}
+        await self._end(rig)
+
+    @pytest.mark.asyncio
+    async def test_the_bytes_of_a_process_that_died_are_gone(self):
+        rig = await self.make()
+        order = self.order(rig, OrderKind.LOAD)
+        await rig.residency.load(msgspec.structs.replace(order, pid=2**22 - 1, started="1"))
+        assert (await rig.backend.observe("box")).gpus[0].used_mb == 0
+        await self._end(rig)
