@@ -37,35 +37,47 @@ class Leg(Struct, frozen=True):
 Step: TypeAlias = tuple[int, tuple[int, ...], Millis, Millis]
 
 
-def settles(steps: Sequence[Step], clocks: int, period_ms: Millis) -> bool:
+def settles(steps: Sequence[Step], clocks: int, period_ms: Millis, turns: int | None = None) -> bool:
     """Whether a wheel's period is at most this: the fixpoint is found. Exact.
 
     The recurrence is max-plus linear: it stays within the period iff no cycle of its event graph has a greater mean,
-    and then a fixpoint is met in as many turns as there are clocks (one for each job and each node).
+    and then a fixpoint is met in as many turns as there are clocks (one for each job and each node). A planner need
+    not wait so long: after fewer ``turns`` True is still a proof, and False means that none was found yet.
     """
     z = [0] * clocks
-    for _ in range(clocks + 1):
+    turns = clocks + 1 if turns is None else turns
+    narrow = [(job, nodes[0], busy, gap) for job, nodes, busy, gap in steps if len(nodes) == 1]
+    for _ in range(turns):
         was = z.copy()
-        for job, nodes, busy, gap in steps:
-            at = z[job] + gap
-            for node in nodes:
-                if z[node] > at:  # noqa: PLR1730 - this is the planner's innermost loop, and max() takes as long again
-                    at = z[node]
-            at += busy
-            z[job] = at
-            for node in nodes:
-                z[node] = at
-        grew = False
-        for clock in range(clocks):
-            ahead = z[clock] - period_ms
-            if ahead > was[clock]:
-                z[clock] = ahead
-                grew = True
-            else:
-                z[clock] = was[clock]
-        if not grew:
+        if len(narrow) == len(steps):
+            _turn_narrow(z, narrow)
+        else:
+            _turn(z, steps)
+        z = [at - period_ms for at in z]
+        z = [at if at > before else before for at, before in zip(z, was, strict=True)]  # noqa: FURB136 - see _turn
+        if z == was:
             return True
     return False
+
+
+def _turn(z: list[Millis], steps: Sequence[Step]) -> None:
+    """Let the wheel turn once, moving the clocks on. The planner's innermost loop: max() would take as long again."""
+    for job, nodes, busy, gap in steps:
+        at = z[job] + gap
+        for node in nodes:
+            if z[node] > at:  # noqa: PLR1730
+                at = z[node]
+        at += busy
+        z[job] = at
+        for node in nodes:
+            z[node] = at
+
+
+def _turn_narrow(z: list[Millis], steps: Sequence[tuple[int, int, Millis, Millis]]) -> None:
+    """The same where every leg has one node."""
+    for job, node, busy, gap in steps:
+        at, free = z[job] + gap, z[node]
+        z[job] = z[node] = (at if at > free else free) + busy  # noqa: FURB136
 
 
 def steps_of(wheel: Sequence[Leg]) -> tuple[list[Step], int]:

@@ -1,0 +1,566 @@
+"""Loom, past the paper: wheels in which short jobs go round more often, and jobs that move where that pays.
+
+On arrival a job joins the group that grows dearer by least, on any of its nodes and on new ones, whoever is there
+staying where he sits; the group's wheel is planned anew and certified (:mod:`~rollmuxd.core.loom_plan`). Where nobody
+can take it, it has nodes of its own. Between arrivals and departures pairs and triples of groups are looked at for a
+better partition of their jobs (:mod:`~rollmuxd.core.loom_regroup`): of jobs that may be moved, whose credit affords
+the whole of what moving takes, and only where it pays for itself. On a departure the old wheel goes on without the
+job's visits, which is certified whatever else there is.
+
+What is dear is said by the **objective**:
+
+- ``cost``: dollars per hour, whoever is slowed within his bound.
+- ``work``: dollars for the work that there is: a slowed job stays, and pays, longer, so progress has a price too.
+- ``throughput`` (the default): for nodes that one owns. A pool's nodes cost nothing while enough of them idle, and
+  their full price when they are scarce; what is left to be won is progress.
+
+What a plan cannot say (times not known yet, nodes by name or by GPUs, pools that share nodes) goes by the paper's
+rule, of which this is a kind.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Final, Literal, TypeAlias, get_args
+
+from msgspec import Struct, field
+
+from rollmuxd.core.estimates import credit_ms
+from rollmuxd.core.facts import PlannedVisit
+from rollmuxd.core.loom_plan import MOST_ROUNDS, Need, Plan, Planner, Room
+from rollmuxd.core.loom_regroup import Crew, Scheme, Search, Step, horizon_hours
+from rollmuxd.core.model import (
+    Dispatch,
+    Group,
+    GroupId,
+    Job,
+    JobId,
+    JobStatus,
+    Millis,
+    Movable,
+    Node,
+    NodeId,
+    NodeStatus,
+    PoolName,
+)
+from rollmuxd.core.placement import Candidate, RollMux, Shape
+from rollmuxd.core.policy import Move, Placed
+from rollmuxd.core.state import State
+
+Objective: TypeAlias = Literal["cost", "work", "throughput"]
+
+#: groups that are planned with a newcomer, at most
+GROUPS_TRIED: Final = 24
+#: objective: what progress is worth, in units of what the job costs alone
+MU: Final[Mapping[str, float]] = {"cost": 0.0, "work": 0.7, "throughput": 0.7}
+#: by the share of a pool that is free (at least so much): what of its price counts, where nodes are owned
+SCARCITY: Final = ((0.25, 0.05), (0.1, 0.5), (0.0, 1.0))
+#: up to so many jobs in all groups together triples are looked at as well as pairs
+TRIPLES_UP_TO: Final = 40
+#: unions that are looked at in one search, at most; those with most to win first
+UNIONS: Final = 400
+#: an unsuccessful look at a union is repeated when the time over which it would have to pay has grown so much
+AGAIN: Final = 1.25
+HOUR_MS: Final = 3_600_000
+
+
+class Sitting(Struct, frozen=True):
+    """A group as planning looks at it, derived once per version."""
+
+    version: int
+    jobs: tuple[JobId, ...]
+    needs: tuple[Need, ...]
+    #: by job: its nodes by pool
+    pins: tuple[dict[PoolName, tuple[NodeId, ...]], ...]
+    #: the group's nodes by pool, and each job's by number
+    names: dict[PoolName, tuple[NodeId, ...]]
+    seats: tuple[dict[PoolName, tuple[int, ...]], ...]
+    #: iterations in a turn, and the period
+    rates: tuple[int, ...]
+    period_ms: Millis
+
+
+class Ahead(Struct):
+    """What is left of a regrouping that is under way."""
+
+    scheme: Scheme
+    #: the jobs that were there when it was found
+    present: tuple[JobId, ...]
+    steps: list[tuple[JobId, Step]]
+    #: groups that its steps have opened: by the name that they have in the steps, a job that went there
+    opened: dict[GroupId, JobId] = field(default_factory=dict)
+
+
+class Loom(RollMux):
+    """The policy.
+
+    Args:
+        objective: what is dear; see the module's head.
+        rounds: iterations of one job in a turn, at most; 1: strict round robin.
+        regroup: how many groups are looked at together: 3, 2, or 1: nobody is moved.
+        warm_s: what moving a job takes that loads its state elsewhere.
+        relaunch_s: what moving a job takes that is started anew.
+        max_group: jobs in a group at most.
+    """
+
+    name = "loom"
+
+    def __init__(
+        self,
+        *,
+        objective: Objective = "throughput",
+        rounds: int = MOST_ROUNDS,
+        regroup: int = 3,
+        warm_s: float = 30,
+        relaunch_s: float = 300,
+        max_group: int = 5,
+    ) -> None:
+        super().__init__(prune=False, max_group=max_group, whole_pools=())
+        if objective not in get_args(Objective):
+            raise ValueError(f"objective is {objective!r}, and it is one of {', '.join(get_args(Objective))}")
+        if not 1 <= rounds <= MOST_ROUNDS:
+            raise ValueError(f"rounds is {rounds}, and it is 1 to {MOST_ROUNDS}")
+        if regroup not in (1, 2, 3):
+            raise ValueError(f"regroup is {regroup}, and it is 1 (nobody is moved), 2 (pairs) or 3 (triples as well)")
+        if min(warm_s, relaunch_s) < 0:
+            raise ValueError(f"moving takes {warm_s} s and {relaunch_s} s, and neither can be below 0")
+        self.objective, self.rounds, self.together = objective, rounds, regroup
+        self._takes_ms = {Movable.WARM: round(warm_s * 1000), Movable.RELAUNCH: round(relaunch_s * 1000)}
+        self._planners: dict[tuple[tuple[PoolName, float], ...], Planner] = {}
+        self._sittings: dict[GroupId, Sitting | None] = {}
+        #: (version, why not) of unions at which nothing was found, and the hours over which it did not pay
+        self._settled: dict[tuple[object, ...], float] = {}
+        self._ahead: Ahead | None = None
+
+    # ---- arrivals ----------------------------------------------------------------------------------------------------
+
+    def place(self, state: State, job: Job) -> Placed | None:
+        """Where the group's value grows by least; a tie keeps an existing group, the fullest."""
+        need = self._need(job, promised=job.spec.slo is not None)
+        if need is None:
+            return super().place(state, job)
+        planner, free = self._planner(state), _free_by_pool(state)
+        alone = self._isolated(state, job)
+        if alone is not None and job.spec.slo is None:
+            return self._placed(state, Shape(job, ()), alone)
+        joined = self._join(state, planner, free, job, need)
+        if alone is not None and (joined is None or planner.alone(need).value < joined[0]):
+            return self._placed(state, Shape(job, ()), alone)
+        return super().place(state, job) if joined is None else joined[1]
+
+    def _join(
+        self, state: State, planner: Planner, free: Mapping[PoolName, Sequence[NodeId]], job: Job, need: Need
+    ) -> tuple[float, Placed] | None:
+        """The group that grows dearer by least."""
+        best: tuple[float, Placed] | None = None
+        for group, sitting in self._likely(state, planner, need)[:GROUPS_TRIED]:
+            found = self._plan_with(state, planner, free, job, need, group, sitting)
+            if found is not None and (best is None or found[0] < best[0] - 1e-9):
+                best = found
+                if best[0] <= 1e-3 and planner.mu < 0.01:
+                    break  # nothing is cheaper than nothing
+        return best
+
+    def _likely(self, state: State, planner: Planner, need: Need) -> list[tuple[Group, Sitting]]:
+        """Groups that could take the job, the fullest first: what they have left is wasted soonest."""
+        found: list[tuple[float, float, int, Group, Sitting]] = []
+        shares = planner.shares(need)
+        for group in state.groups.values():
+            if len(group.jobs) + len(group.coming) >= self.max_group or group.dispatch is not Dispatch.WHEEL:
+                continue
+            sitting = self._sitting(state, group)
+            if sitting is None:
+                continue
+            used = [sum(part) for part in zip(shares, *map(planner.shares, sitting.needs), strict=True)]
+            most = [len(sitting.names.get(pool, ())) for pool in planner.rooms]
+            widest = list(planner.rooms).index(planner.dearest)
+            if used[widest] > max(most[widest], dict(need.widths).get(planner.dearest, 0)) + 1e-9:
+                continue
+            left = sum(
+                max(0.0, has - uses) * room.worth
+                for has, uses, room in zip(most, used, planner.rooms.values(), strict=True)
+            )
+            over = sum(
+                max(0.0, uses - has) * room.worth
+                for has, uses, room in zip(most, used, planner.rooms.values(), strict=True)
+            )
+            found.append((over, left, len(found), group, sitting))
+        found.sort(key=lambda it: it[:3])
+        return [(group, sitting) for _, _, _, group, sitting in found]
+
+    def _plan_with(
+        self,
+        state: State,
+        planner: Planner,
+        free: Mapping[PoolName, Sequence[NodeId]],
+        job: Job,
+        need: Need,
+        group: Group,
+        sitting: Sitting,
+    ) -> tuple[float, Placed] | None:
+        """The group with the job: by how much its value grows, and where the job would go."""
+        closed = {
+            pool: frozenset(n for n, name in enumerate(names) if not self._takes(state, job, pool, name))
+            for pool, names in sitting.names.items()
+        }
+        rooms = {
+            pool: Room(room.price, room.worth, room.ram_mb, room.gpu_mb, len(free.get(pool, ())))
+            for pool, room in planner.rooms.items()
+        }
+        plan = planner.fit((*sitting.needs, need), dict(enumerate(sitting.seats)), rooms, closed)
+        if plan is None:
+            return None
+        pins = _named(plan.seats[-1], sitting.names, free)
+        if pins is None:
+            return None
+        bought = [name for pool, names in pins.items() for name in names if name not in sitting.names.get(pool, ())]
+        candidate = Candidate(group, pins, "scaling" if bought else "packing", 0.0)
+        if self._miss_ram(state, job, candidate) or self._miss_memory(state, job, candidate):
+            return None
+        grows = plan.value - _value(planner, sitting)
+        return grows, self._answer(state, job, group, (*sitting.jobs, job.id), plan, pins, bought)
+
+    def _takes(self, state: State, job: Job, pool: PoolName, name: NodeId) -> bool:
+        """Whether the job can be put on a node."""
+        node = state.nodes[name]
+        if node.status is not NodeStatus.UP or node.drain or pool not in node.pools:
+            return False
+        candidate = Candidate(None, {pool: (name,)}, "", 0.0)
+        return self._miss_ram(state, job, candidate) is None and self._miss_memory(state, job, candidate) is None
+
+    def _answer(
+        self,
+        state: State,
+        job: Job,
+        group: Group | None,
+        members: Sequence[JobId],
+        plan: Plan,
+        pins: dict[PoolName, tuple[NodeId, ...]],
+        bought: Sequence[NodeId],
+    ) -> Placed:
+        """A plan's last job, as a placement; ``members`` are the plan's jobs."""
+        once = () if group is None else tuple(PlannedVisit(v.job, v.phase, True) for v in group.wheel if v.once)
+        phases = {name: [phase.name for phase in state.jobs[name].spec.phases] for name in members if name != job.id}
+        phases[job.id] = [phase.name for phase in job.spec.phases]
+        visits = (PlannedVisit(members[at], phase) for at in plan.order for phase in phases[members[at]])
+        place = members.index(job.id)
+        return Placed(
+            group=None if group is None else group.id,
+            pins={want.pool: pins[want.pool] for want in job.spec.wants},
+            wheel=(*once, *visits),
+            admission="isolated" if group is None else "scaling" if bought else "packing",
+            status=JobStatus.ADMITTED,
+            promised=job.spec.slo is not None,
+            period_ms=-(-plan.period_ms // plan.rate(place)),
+            cost_per_hour=sum(_price(state.nodes[name]) for name in dict.fromkeys(bought)),
+            dispatch=self.dispatch,
+        )
+
+    # ---- what planning looks at --------------------------------------------------------------------------------------
+
+    def _need(self, job: Job, *, promised: bool) -> Need | None:
+        """The job for planning; None: a plan cannot say it."""
+        spec = job.spec
+        if spec.colocate or any(want.gpus or want.named for want in spec.wants):
+            return None
+        shape = Shape(job, ())
+        if shape.solo_ms is None:
+            return None
+        kept: dict[PoolName, tuple[int, int, int]] = {}
+        for one in spec.states:
+            ram, left, top = kept.get(one.pool, (0, 0, 0))
+            more = max(top, one.gpu_mb - one.leftover_mb)
+            kept[one.pool] = (ram + one.ram_mb, left + one.leftover_mb, more)
+        return Need(
+            job=job.id,
+            phases=tuple((phase.pools, took + moves, phase.gap_ms) for phase, (took, moves) in shape.busy),
+            widths=tuple((want.pool, want.nodes) for want in spec.wants),
+            solo_ms=shape.solo_ms,
+            round_ms=shape.shared_ms,
+            limit_ms=shape.limit_ms if promised else None,
+            kept=tuple((pool, *sizes) for pool, sizes in kept.items()),
+        )
+
+    def _sitting(self, state: State, group: Group) -> Sitting | None:
+        """The group for planning; None: a plan cannot say it."""
+        if group.id in self._sittings:
+            known = self._sittings[group.id]
+            if known is not None and known.version == group.version:
+                return known
+        made = self._sittings[group.id] = self._look(state, group)
+        if len(self._sittings) > 2 * len(state.groups) + 16:  # groups that are gone
+            self._sittings = {name: kept for name, kept in self._sittings.items() if name in state.groups}
+        return made
+
+    def _look(self, state: State, group: Group) -> Sitting | None:
+        jobs = tuple(dict.fromkeys(visit.job for visit in group.wheel if not visit.once))
+        needs, pins = [], []
+        for name in jobs:
+            job = state.jobs[name]
+            need = self._need(job, promised=job.promised)
+            if need is None:
+                return None
+            needs.append(need)
+            pins.append(state.pins_in(job, group.id))
+        names: dict[PoolName, list[NodeId]] = {}
+        for each in pins:
+            for pool, nodes in each.items():
+                known = names.setdefault(pool, [])
+                known += [node for node in nodes if node not in known]
+        if not jobs or len({n for some in names.values() for n in some}) < sum(len(some) for some in names.values()):
+            return None  # a node that serves two pools is two nodes to a plan
+        summary = self._summary(state, group)
+        return Sitting(
+            version=group.version,
+            jobs=jobs,
+            needs=tuple(needs),
+            pins=tuple(pins),
+            names={pool: tuple(some) for pool, some in names.items()},
+            seats=tuple(
+                {pool: tuple(names[pool].index(node) for node in nodes) for pool, nodes in each.items()}
+                for each in pins
+            ),
+            rates=tuple(summary.rates[name] for name in jobs),
+            period_ms=needs[0].solo_ms if len(jobs) == 1 else self._period_ms(summary.legs),
+        )
+
+    def _planner(self, state: State) -> Planner:
+        """A planner for the pools as they are."""
+        prices: dict[PoolName, list[float]] = {}
+        free: dict[PoolName, int] = {}
+        ram: dict[PoolName, float] = {}
+        gpu: dict[PoolName, float] = {}
+        for node in state.nodes.values():
+            for pool in node.pools:
+                prices.setdefault(pool, []).append(_price(node))
+                free[pool] = free.get(pool, 0) + (node.group is None and _usable(node))
+                ram[pool] = max(ram.get(pool, 0), state.hosts[node.host].ram_mb)
+                gpu[pool] = max(gpu.get(pool, 0), node.gpu_mb or float("inf"))
+        rooms = {}
+        for pool, some in sorted(prices.items()):
+            worth = sum(some) / len(some)
+            counts = 1.0
+            if self.objective == "throughput":
+                counts = next(counts for share, counts in SCARCITY if free[pool] >= share * len(some))
+            rooms[pool] = Room(worth * counts, worth, ram[pool], gpu[pool])
+        key = tuple((pool, room.price) for pool, room in rooms.items())
+        known = self._planners.get(key)
+        if known is None or known.rooms != rooms:
+            known = self._planners[key] = Planner(rooms, mu=MU[self.objective], rounds=self.rounds)
+        return known
+
+    # ---- regrouping --------------------------------------------------------------------------------------------------
+
+    def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
+        """The next move of a regrouping that is under way, else of the best one that is found."""
+        if self.together == 1:
+            return
+        move = self._go_on(state)
+        if move is not None:
+            yield move
+            return
+        planner = self._planner(state)
+        costs = self._costs(state, planner)
+        if not costs:
+            return
+        crews = self._crews(state, planner)
+        search = Search(planner, costs, _free_by_pool(state), max_group=self.max_group)
+        ages = {
+            planner.number(need): (now - state.jobs[name].registered_at) / HOUR_MS
+            for crew, sitting in crews
+            for name, need in zip(sitting.jobs, sitting.needs, strict=True)
+        }
+        best = yield from self._best(search, [crew for crew, _ in crews], ages)
+        if best is None:
+            return
+        numbers = {planner.number(need): name for _, it in crews for name, need in zip(it.jobs, it.needs, strict=True)}
+        self._ahead = Ahead(best, _present(state), [(numbers[step.job], step) for step in best.steps])
+        move = self._go_on(state)
+        if move is not None:
+            yield move
+
+    def _best(
+        self, search: Search, crews: Sequence[Crew], ages: Mapping[int, float]
+    ) -> Generator[None, None, Scheme | None]:
+        """The regrouping of a pair that pays most; where none does, of a triple."""
+        for size in range(2, self.together + 1):
+            if size == 3 and sum(len(crew.seats) for crew in crews) > TRIPLES_UP_TO:
+                break
+            best: Scheme | None = None
+            for hours, union, key in self._unions(search, crews, ages, size):
+                found = yield from search.regroup(union, hours)
+                yield
+                if found is None:
+                    self._settled[key] = hours
+                elif best is None or found.net > best.net:
+                    best = found
+            if best is not None:
+                return best
+        return None
+
+    def _unions(
+        self, search: Search, crews: Sequence[Crew], ages: Mapping[int, float], size: int
+    ) -> list[tuple[float, list[Crew], tuple[object, ...]]]:
+        """Groups to be looked at together, those with most to win first."""
+        found: list[tuple[float, int, float, list[Crew], tuple[object, ...]]] = []
+        for union in combinations(crews, size):
+            hours = horizon_hours([ages[job] for crew in union for job in crew.seats])
+            least = search.planner.least([job for crew in union for job in crew.seats])
+            win = (sum(crew.value for crew in union) - least) * hours
+            cheapest = min(
+                (search.costs[job] for crew in union for job in crew.seats if job in search.costs), default=None
+            )
+            if cheapest is None or win <= cheapest:
+                continue
+            key = (
+                *(crew.group for crew in union),
+                *(crew.version for crew in union),
+                *(job for crew in union for job in crew.seats if job in search.costs),
+            )
+            if hours < self._settled.get(key, 0.0) * AGAIN:
+                continue
+            found.append((win, len(found), hours, list(union), key))
+        found.sort(key=lambda it: (-it[0], it[1]))
+        if len(self._settled) > 50_000:
+            self._settled.clear()
+        return [(hours, union, key) for _, _, hours, union, key in found[:UNIONS]]
+
+    def _crews(self, state: State, planner: Planner) -> list[tuple[Crew, Sitting]]:
+        crews = []
+        for group in state.groups.values():
+            if group.dispatch is not Dispatch.WHEEL or group.coming:
+                continue
+            sitting = self._sitting(state, group)
+            if sitting is None or len(sitting.jobs) < len(group.jobs):
+                continue
+            seats = {planner.number(need): dict(pins) for need, pins in zip(sitting.needs, sitting.pins, strict=True)}
+            crews.append((Crew(group.id, seats, _value(planner, sitting), group.version), sitting))
+        return crews
+
+    def _costs(self, state: State, planner: Planner) -> dict[int, float]:
+        """By job that may be moved and can afford it: what moving it costs, dollars."""
+        costs = {}
+        for job in state.jobs.values():
+            takes = self._takes_ms.get(job.spec.movable)
+            if takes is None or job.group is None or job.status is not JobStatus.ADMITTED or job.move is not None:
+                continue
+            if job.promised and job.spec.slo is not None and (credit_ms(job) or 0) < job.spec.slo * takes:
+                continue
+            need = self._need(job, promised=job.promised)
+            if need is not None:
+                costs[planner.number(need)] = planner.worth(need) * takes / HOUR_MS
+        return costs
+
+    def _go_on(self, state: State) -> Move | None:
+        """The next step of the regrouping that is under way; None: there is none, or something came in between."""
+        ahead = self._ahead
+        if ahead is None:
+            return None
+        while ahead.steps and _sits(state, *ahead.steps[0]):
+            name, step = ahead.steps.pop(0)
+            ahead.opened.setdefault(step.to, name)
+        move = self._as_move(state, ahead) if ahead.steps and ahead.present == _present(state) else None
+        if move is None:
+            self._ahead = None
+        return move
+
+    def _as_move(self, state: State, ahead: Ahead) -> Move | None:
+        """The first step, certified in the state as it is."""
+        name, step = ahead.steps[0]
+        job, scheme = state.jobs[name], ahead.scheme
+        need = self._need(job, promised=job.promised)
+        if need is None or job.move is not None or job.status is not JobStatus.ADMITTED:
+            return None
+        opened = state.jobs.get(ahead.opened.get(step.to, ""))
+        group = state.groups.get((opened and opened.group) or step.to)
+        planner = self._planner(state)
+        bought = [n for nodes in step.pins.values() for n in nodes if state.nodes[n].group is None]
+        if group is None:
+            members: tuple[JobId, ...] = (name,)
+            plan = planner.alone(need)
+            if any(state.nodes[n].group is not None for nodes in step.pins.values() for n in nodes):
+                return None
+        else:
+            sitting = self._sitting(state, group)
+            if sitting is None:
+                return None
+            there = {
+                planner.number(other): dict(pins)
+                for member, other, pins in zip(sitting.jobs, sitting.needs, sitting.pins, strict=True)
+                if member != name
+            }
+            members = (*(member for member in sitting.jobs if member != name), name)
+            found = planner.fit_named({**there, planner.number(need): step.pins})
+            if found is None:
+                return None
+            plan = found
+        candidate = Candidate(group, dict(step.pins), "", 0.0)
+        if self._miss_ram(state, job, candidate) or self._miss_memory(state, job, candidate):
+            return None
+        if any(not _usable(state.nodes[n]) for nodes in step.pins.values() for n in nodes):
+            return None
+        return Move(
+            job=name,
+            placed=self._answer(state, job, group, members, plan, dict(step.pins), bought),
+            why=f"saves {scheme.saves:.2f} per hour with {len(scheme.steps)} move(s), which cost {scheme.costs:.2f}",
+            saves_per_hour=scheme.saves,
+            costs=scheme.costs,
+        )
+
+
+def _value(planner: Planner, sitting: Sitting) -> float:
+    """What a group as it stands is worth, by the plan's measure."""
+    price = sum(planner.rooms[pool].price * len(names) for pool, names in sitting.names.items())
+    done = sum(
+        planner.worth(need) * need.solo_ms * rate for need, rate in zip(sitting.needs, sitting.rates, strict=True)
+    )
+    return price - planner.mu * done / (sitting.period_ms or 1)
+
+
+def _named(
+    seats: Mapping[PoolName, tuple[int, ...]],
+    names: Mapping[PoolName, Sequence[NodeId]],
+    free: Mapping[PoolName, Sequence[NodeId]],
+) -> dict[PoolName, tuple[NodeId, ...]] | None:
+    """Nodes by name: those that the group has, and free ones, each once; None: there are not so many."""
+    pins: dict[PoolName, tuple[NodeId, ...]] = {}
+    taken: dict[NodeId, None] = {}
+    for pool, numbers in seats.items():
+        had = names.get(pool, ())
+        fresh = [node for node in free.get(pool, ()) if node not in taken][: sum(n >= len(had) for n in numbers)]
+        mine = [had[n] for n in numbers if n < len(had)] + fresh
+        if len(mine) < len(numbers):
+            return None
+        taken.update(dict.fromkeys(fresh))
+        pins[pool] = tuple(mine)
+    return pins
+
+
+def _sits(state: State, name: JobId, step: Step) -> bool:
+    """Whether the job is where the step brings it, or on its way there."""
+    job = state.jobs.get(name)
+    if job is None:
+        return False
+    pins = job.pins if job.move is None else job.move.pins
+    return pins == dict(step.pins)
+
+
+def _present(state: State) -> tuple[JobId, ...]:
+    """The jobs that have a place."""
+    return tuple(sorted(name for group in state.groups.values() for name in group.jobs))
+
+
+def _usable(node: Node) -> bool:
+    return node.status is NodeStatus.UP and not node.drain
+
+
+def _free_by_pool(state: State) -> dict[PoolName, list[NodeId]]:
+    """Nodes in no group, the cheapest first."""
+    free: dict[PoolName, list[NodeId]] = {}
+    for node in sorted((node for node in state.nodes.values() if node.group is None and _usable(node)), key=_price):
+        for pool in node.pools:
+            free.setdefault(pool, []).append(node.id)
+    return free
+
+
+def _price(node: Node) -> float:
+    return node.price_per_gpu_hour * len(node.gpus)

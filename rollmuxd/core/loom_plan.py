@@ -1,0 +1,515 @@
+"""How a set of jobs shares nodes: the wheel of least value, certified.
+
+A **plan** says how often each job goes round in a turn (its rate), which nodes of each pool it has, and in which order
+the iterations follow each other. Round robin is among the candidates, being the one in which every rate is 1. The
+search (research/policy.md section 5): some job goes round 1 to 8 times in a turn, the others as often as their bounds
+then ask for; each pool's nodes are filled to that turn, as few as will do; then a few orders in which every job's
+iterations are spread evenly are tried, until one is certified (:mod:`~rollmuxd.core.wheel`). Counts matter, orders
+hardly ever do.
+
+Nodes are numbers here, counted per pool: those that a group has (``seats``), then those that it would take. Whoever is
+seated stays where he sits. The same search serves an arrival (all but one are seated), a set of jobs as such (nobody
+is), and a regrouping (some stay, some come).
+
+The **value** of a plan is what its nodes cost per hour, less ``mu`` times what its members' progress is worth: a job
+at its solo pace is worth what it would cost alone. With ``mu`` 0 only dollars per hour count.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, permutations
+from math import ceil, gcd, inf
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+from rollmuxd.core.model import JobId, Millis, NodeId, PoolName
+from rollmuxd.core.wheel import Step, settles
+
+#: iterations of one job in a turn, and of all of them, at most (more is hardly ever of use: research 2.2)
+MOST_ROUNDS, MOST_TOKENS = 8, 24
+#: nodes beyond the fewest that are tried for a pool
+EXTRA_NODES: Final = 1
+#: ways to fill the fewest nodes of a pool that are tried
+FILLINGS: Final = 2
+#: candidates that are tried for one set of jobs, at most
+CANDIDATES: Final = 40
+#: turns after which a fixpoint that was not met is given up: those that exist are met in three
+TURNS: Final = 4
+#: what progress counts for where dollars are equal
+TIE: Final = 1e-3
+#: plans that are remembered
+REMEMBERED: Final = 100_000
+
+#: numbers of a job's nodes, by pool
+Seats: TypeAlias = Mapping[PoolName, tuple[int, ...]]
+#: names of them
+Pins: TypeAlias = Mapping[PoolName, tuple[NodeId, ...]]
+
+
+class Need(Struct, frozen=True):
+    """A job, as planning looks at it."""
+
+    job: JobId
+    #: its cycle: the pools that a phase claims, how long it keeps them in a shared group, its own gap before
+    phases: tuple[tuple[tuple[PoolName, ...], Millis, Millis], ...]
+    #: nodes of each pool
+    widths: tuple[tuple[PoolName, int], ...]
+    #: an iteration alone; and with the moves of its states, as in a group
+    solo_ms: Millis
+    round_ms: Millis
+    #: what an iteration may take; None: it is promised nothing
+    limit_ms: Millis | None
+    #: per pool: parked RAM, and of each GPU what stays there while parked, and what loading takes beyond that
+    kept: tuple[tuple[PoolName, int, int, int], ...] = ()
+
+    def busy_ms(self, pool: PoolName) -> Millis:
+        """How long an iteration keeps the job's nodes of a pool."""
+        return sum(took for pools, took, _ in self.phases if pool in pools)
+
+
+class Room(Struct, frozen=True):
+    """A pool, as planning looks at it: what a node of it costs, has, and how many may be taken."""
+
+    #: per hour, as scarce as it is now; and as it would be if it were bought: by this progress is measured
+    price: float
+    worth: float
+    ram_mb: float = inf
+    gpu_mb: float = inf
+    #: nodes beyond those of the seated that may be taken
+    spare: float = inf
+
+
+class Plan(Struct, frozen=True):
+    """How a set of jobs runs as one group."""
+
+    needs: tuple[Need, ...]
+    #: by job and pool: numbers of nodes
+    seats: tuple[dict[PoolName, tuple[int, ...]], ...]
+    #: nodes per pool
+    nodes: dict[PoolName, int]
+    #: iterations of one turn, as places among ``needs``
+    order: tuple[int, ...]
+    period_ms: Millis
+    #: dollars per hour
+    price: float
+    #: what is minimised
+    value: float
+
+    def rate(self, place: int) -> int:
+        """Iterations of a member in one turn."""
+        return self.order.count(place)
+
+
+class Planner:
+    """Plans sets of jobs.
+
+    Args:
+        rooms: the pools.
+        mu: what a job's progress is worth, in units of what it costs alone.
+        rounds: iterations of one job in a turn, at most; 1: strict round robin.
+    """
+
+    def __init__(self, rooms: Mapping[PoolName, Room], *, mu: float = 0.0, rounds: int = MOST_ROUNDS) -> None:
+        self.rooms, self.mu, self.rounds = rooms, max(mu, TIE), rounds
+        #: how exactly periods are known in the search: to so many parts; where only dollars count it hardly matters
+        self.grain = 8 if mu <= TIE else 256
+        self.dearest = max(rooms, key=lambda pool: rooms[pool].worth, default="")
+        #: jobs by number; one whose times or bound have changed gets another
+        self.needs: list[Need] = []
+        self._numbers: dict[Need, int] = {}
+        self._known: dict[tuple[int, ...], Plan | None] = {}
+        self._least: list[tuple[float, tuple[float, ...], float]] = []
+
+    def number(self, need: Need) -> int:
+        """The job's number, by which sets are remembered."""
+        known = self._numbers.get(need)
+        if known is None:
+            known = self._numbers[need] = len(self.needs)
+            self.needs.append(need)
+            self._least.append(self._least_of(need))
+        return known
+
+    # ---- what is known without planning ------------------------------------------------------------------------------
+
+    def worth(self, need: Need) -> float:
+        """What the job would cost per hour alone, on nodes that are bought."""
+        return sum(width * self.rooms[pool].worth for pool, width in need.widths)
+
+    def shares(self, need: Need) -> tuple[float, ...]:
+        """What share of nodes of each pool the job needs at least, to be within its bound."""
+        return self._least[self.number(need)][1]
+
+    def alone(self, need: Need) -> Plan:
+        """The job on nodes of its own: nothing is moved, and nobody is waited for."""
+        price = sum(width * self.rooms[pool].price for pool, width in need.widths)
+        return Plan(
+            needs=(need,),
+            seats=({pool: tuple(range(width)) for pool, width in need.widths},),
+            nodes=dict(need.widths),
+            order=(0,),
+            period_ms=need.solo_ms,
+            price=price,
+            value=price - self.mu * self.worth(need),
+        )
+
+    def least(self, jobs: Sequence[int]) -> float:
+        """No partition of these jobs into groups has less value than this."""
+        value = worth = 0.0
+        work = [0.0] * len(self.rooms)
+        for job in jobs:
+            mine, shares, solo = self._least[job]
+            value += mine
+            worth += solo
+            for place, share in enumerate(shares):
+                work[place] += share
+        price = sum(ceil(share - 1e-6) * room.price for share, room in zip(work, self.rooms.values(), strict=True))
+        return max(value, price - self.mu * worth)
+
+    def _least_of(self, need: Need) -> tuple[float, tuple[float, ...], float]:
+        """The job's least part of any group's value; its share of nodes per pool at its bound; its price alone."""
+        widths = dict(need.widths)
+        work = [widths.get(pool, 0) * need.busy_ms(pool) for pool in self.rooms]
+        worth = self.worth(need)
+        used = sum(share * room.price for share, room in zip(work, self.rooms.values(), strict=True))
+        slow = inf if need.limit_ms is None else need.limit_ms
+        each = [used / period - self.mu * worth * need.solo_ms / period for period in (need.solo_ms or 1, slow)]
+        return min(each), tuple(share / slow for share in work), worth
+
+    # ---- one group ---------------------------------------------------------------------------------------------------
+
+    def plan(self, jobs: tuple[int, ...]) -> Plan | None:
+        """The plan of least value that was found for some jobs, by ascending number; None: they cannot share."""
+        if jobs in self._known:
+            return self._known[jobs]
+        if len(self._known) >= REMEMBERED:
+            self._known.clear()
+        needs = [self.needs[job] for job in jobs]
+        made = self._known[jobs] = self.alone(needs[0]) if len(needs) == 1 else self.fit(needs)
+        return made
+
+    def knows(self, jobs: tuple[int, ...]) -> bool:
+        """Whether the plan of some jobs is remembered."""
+        return jobs in self._known
+
+    def fit(
+        self,
+        needs: Sequence[Need],
+        seated: Mapping[int, Seats] | None = None,
+        rooms: Mapping[PoolName, Room] | None = None,
+        closed: Mapping[PoolName, frozenset[int]] | None = None,
+    ) -> Plan | None:
+        """A certified plan in which the seated stay where they sit.
+
+        Args:
+            needs: the group's jobs.
+            seated: by place among ``needs``: numbers of their nodes, which are counted from 0 in each pool.
+            rooms: the pools, where they differ from the planner's.
+            closed: nodes that nobody else is to be put on.
+        """
+        here = rooms or self.rooms
+        tries = _Tries(self, needs, seated or {}, here, closed or {})
+        return tries.best()
+
+    def fit_named(self, pins: Mapping[int, Pins]) -> Plan | None:
+        """A certified plan of jobs, by number, each of whom sits on given nodes."""
+        _, seats = numbered(pins)
+        return self.fit([self.needs[job] for job in pins], dict(enumerate(seats.values())))
+
+    def rates(self, needs: Sequence[Need]) -> list[tuple[int, ...]]:
+        """How often each job goes round in a turn: candidates, each once, the shortest turns first."""
+        limits = [need.limit_ms for need in needs]
+        found: dict[tuple[int, ...], None] = {(1,) * len(needs): None}
+        for rounds in range(1, self.rounds + 1):
+            for one in limits:
+                if one is None:
+                    continue
+                turn = rounds * one
+                counts = tuple(1 if limit is None else -(-turn // limit) for limit in limits)
+                if max(counts) > self.rounds or sum(counts) > MOST_TOKENS:
+                    continue
+                common = gcd(*counts)
+                found[counts if common == 1 else tuple(count // common for count in counts)] = None
+        return list(found)
+
+
+class _Tries:
+    """The search for one plan."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        needs: Sequence[Need],
+        seated: Mapping[int, Seats],
+        rooms: Mapping[PoolName, Room],
+        closed: Mapping[PoolName, frozenset[int]],
+    ) -> None:
+        self.planner, self.needs, self.seated, self.rooms, self.closed = planner, needs, seated, rooms, closed
+        self.pools = [pool for pool in rooms if any(dict(need.widths).get(pool) for need in needs)]
+        self.widths = [dict(need.widths) for need in needs]
+        self.busy = {pool: [need.busy_ms(pool) for need in needs] for pool in self.pools}
+        self.kept = {pool: [_kept(need, pool) for need in needs] for pool in self.pools}
+        self.had = {
+            pool: 1 + max((node for seats in seated.values() for node in seats.get(pool, ())), default=-1)
+            for pool in self.pools
+        }
+        self.worth = [planner.worth(need) for need in needs]
+
+    def best(self) -> Plan | None:
+        """Candidates by what they could at best be worth, until one is certified that no later one can beat."""
+        if not self._could():
+            return None
+        best: Plan | None = None
+        candidates = sorted(self._candidates(), key=lambda it: it[:3])
+        for bound, _, counts, turn, low, fillings in candidates[:CANDIDATES]:
+            if best is not None and bound >= best.value - TIE:
+                break
+            made = self._certify(counts, turn, low, fillings)
+            if made is not None and (best is None or made.value < best.value):
+                best = made
+        return best
+
+    def _could(self) -> bool:
+        """Whether the work fits as many nodes as there may be."""
+        limits = [need.limit_ms or inf for need in self.needs]
+        for pool in self.pools:
+            work = sum(
+                widths.get(pool, 0) * took / limit
+                for widths, took, limit in zip(self.widths, self.busy[pool], limits, strict=True)
+            )
+            if work > self._most(pool) + 1e-9:
+                return False
+        return all(need.round_ms <= limit for need, limit in zip(self.needs, limits, strict=True))
+
+    def _most(self, pool: PoolName) -> int:
+        """Nodes that a group may have of a pool. Of the dearest as its widest member has: two such are two groups."""
+        widths = [each.get(pool, 0) for each in self.widths]
+        least = max(self.had[pool], *widths)
+        if pool == self.planner.dearest:
+            return int(min(least, self.had[pool] + self.rooms[pool].spare))
+        return int(min(sum(widths), self.had[pool] + self.rooms[pool].spare))
+
+    def _candidates(
+        self,
+    ) -> Iterator[tuple[float, int, tuple[int, ...], float, Millis, dict[PoolName, tuple[tuple[int, ...], ...]]]]:
+        """The value that it could have, tokens, rates, the turn that bounds allow, the least turn, pools' fillings."""
+        rounds = [need.round_ms for need in self.needs]
+        for counts in self.planner.rates(self.needs):
+            turn = min(
+                (count * need.limit_ms for count, need in zip(counts, self.needs, strict=True) if need.limit_ms),
+                default=inf,
+            )
+            longest = max(count * took for count, took in zip(counts, rounds, strict=True))
+            if longest > turn:
+                continue
+            filled = [list(self._fillings(pool, counts, turn)) for pool in self.pools]
+            if not all(filled):
+                continue
+            for chosen in _products(filled):
+                low = max(longest, *(load for _, load, _ in chosen))
+                price = sum(
+                    count * self.rooms[pool].price for pool, (count, _, _) in zip(self.pools, chosen, strict=True)
+                )
+                value = price - self._progress(counts, low)
+                fillings = {pool: seats for pool, (_, _, seats) in zip(self.pools, chosen, strict=True)}
+                yield value, sum(counts), counts, turn, low, fillings
+
+    def _progress(self, counts: Sequence[int], period: Millis) -> float:
+        done = sum(
+            worth * need.solo_ms * count for worth, need, count in zip(self.worth, self.needs, counts, strict=True)
+        )
+        return self.planner.mu * done / (period or 1)
+
+    def _fillings(
+        self, pool: PoolName, counts: Sequence[int], turn: float
+    ) -> Iterator[tuple[int, Millis, tuple[tuple[int, ...], ...]]]:
+        """Ways to fill a pool's nodes: how many, the load of the busiest, and each job's. The fewest nodes first."""
+        loads = [count * took for count, took in zip(counts, self.busy[pool], strict=True)]
+        if max(loads) > turn:
+            return
+        widths = [each.get(pool, 0) for each in self.widths]
+        least = max(self.had[pool], *widths)
+        if turn < inf:
+            least = max(least, ceil(sum(w * load for w, load in zip(widths, loads, strict=True)) / turn - 1e-9))
+        more = 0
+        for nodes in range(least, self._most(pool) + 1):
+            found = 0
+            for filling in _Filling(self, pool, widths, loads, nodes, turn).all():
+                yield filling
+                found += 1
+                if found == FILLINGS:
+                    break
+            more += found > 0
+            if more > EXTRA_NODES or (more and pool == self.planner.dearest):
+                return
+
+    def _certify(
+        self, counts: tuple[int, ...], turn: float, low: Millis, fillings: dict[PoolName, tuple[tuple[int, ...], ...]]
+    ) -> Plan | None:
+        """The first order that is certified."""
+        clocks = len(self.needs)
+        first: dict[PoolName, int] = {}
+        nodes: dict[PoolName, int] = {}
+        for pool in self.pools:
+            first[pool] = clocks
+            nodes[pool] = max(self.had[pool], 1 + max((n for seats in fillings[pool] for n in seats), default=-1))
+            clocks += nodes[pool]
+        mine: list[list[Step]] = [
+            [
+                (place, tuple(first[pool] + n for pool in pools for n in fillings[pool][place]), took, gap)
+                for pools, took, gap in need.phases
+            ]
+            for place, need in enumerate(self.needs)
+        ]
+        narrow = all(len(seats) <= 1 for pool in self.pools for seats in fillings[pool])
+        for order in orders(counts, narrow=narrow):
+            steps = [step for place in order for step in mine[place]]
+            period = self._period(steps, clocks, low, turn)
+            if period is not None:
+                price = sum(nodes[pool] * self.rooms[pool].price for pool in self.pools)
+                return Plan(
+                    needs=tuple(self.needs),
+                    seats=tuple(
+                        {pool: fillings[pool][place] for pool in self.pools if fillings[pool][place]}
+                        for place in range(len(self.needs))
+                    ),
+                    nodes=nodes,
+                    order=order,
+                    period_ms=period,
+                    price=price,
+                    value=price - self._progress(counts, period),
+                )
+        return None
+
+    def _period(self, steps: list[Step], clocks: int, low: Millis, turn: float) -> Millis | None:
+        """The period, to a few parts in a thousand; None: it was not found to be within what the bounds allow."""
+        high = sum(took + gap for _, _, took, gap in steps) if turn == inf else int(turn)
+        if not settles(steps, clocks, high, TURNS):
+            return None
+        if settles(steps, clocks, low, TURNS):
+            return low
+        while high - low > 1 + high // self.planner.grain:
+            middle = (low + high) // 2
+            if settles(steps, clocks, middle, TURNS):
+                high = middle
+            else:
+                low = middle
+        return high
+
+
+class _Filling:
+    """Ways to put jobs on so many nodes of one pool."""
+
+    def __init__(
+        self, tries: _Tries, pool: PoolName, widths: list[int], loads: list[Millis], nodes: int, turn: float
+    ) -> None:
+        self.room, self.kept, self.widths, self.loads = tries.rooms[pool], tries.kept[pool], widths, loads
+        self.turn, self.nodes = turn, nodes
+        self.closed = tries.closed.get(pool, frozenset())
+        self.load = [0] * nodes
+        self.ram = [0] * nodes
+        #: of each GPU: what the states there leave, and what the largest takes beyond
+        self.left = [0] * nodes
+        self.top = [0] * nodes
+        self.seats: list[tuple[int, ...]] = [()] * len(widths)
+        #: nodes from here on are all alike: nobody is on them yet
+        self.opened = tries.had[pool]
+        loose = []
+        self.fits = True
+        for place, width in enumerate(widths):
+            if place in tries.seated:
+                self.seats[place] = tries.seated[place].get(pool, ())
+                for node in self.seats[place]:
+                    self._put(place, node)
+                    self.fits = self.fits and self.load[node] <= turn
+            elif width:
+                loose.append(place)
+        self.loose = sorted(loose, key=lambda place: (-widths[place] * loads[place], place))
+
+    def all(self) -> Iterator[tuple[int, Millis, tuple[tuple[int, ...], ...]]]:
+        """Each way once."""
+        if self.fits and self.opened <= self.nodes:
+            yield from self._from(0, self.opened)
+
+    def _from(self, at: int, opened: int) -> Iterator[tuple[int, Millis, tuple[tuple[int, ...], ...]]]:
+        if at == len(self.loose):
+            if opened == self.nodes:
+                yield self.nodes, max(self.load, default=0), tuple(self.seats)
+            return
+        place = self.loose[at]
+        width, load = self.widths[place], self.loads[place]
+        known = [n for n in range(opened) if n not in self.closed and self.load[n] + load <= self.turn]
+        # the fullest first: what is left over is in one piece
+        known.sort(key=lambda node: (-self.load[node], node))
+        for fresh in range(max(0, width - len(known)), min(width, self.nodes - opened) + 1):
+            for old in combinations(known, width - fresh):
+                nodes = (*old, *range(opened, opened + fresh))
+                before = [(self.load[n], self.ram[n], self.left[n], self.top[n]) for n in nodes]
+                if all([self._put(place, node) for node in nodes]):  # noqa: C419 - all are put, and taken off again
+                    self.seats[place] = nodes
+                    yield from self._from(at + 1, opened + fresh)
+                for node, was in zip(nodes, before, strict=True):
+                    self.load[node], self.ram[node], self.left[node], self.top[node] = was
+
+    def _put(self, place: int, node: int) -> bool:
+        """Put a job on a node; whether its states fit there."""
+        ram, left, top = self.kept[place]
+        self.load[node] += self.loads[place]
+        self.ram[node] += ram
+        self.left[node] += left
+        self.top[node] = max(self.top[node], top)
+        return self.ram[node] <= self.room.ram_mb and self.left[node] + self.top[node] <= self.room.gpu_mb
+
+
+def orders(counts: Sequence[int], *, narrow: bool = True) -> Iterator[tuple[int, ...]]:
+    """Orders of a turn in which each job's iterations are spread evenly, as places; each once.
+
+    In round robin with everybody on one node per pool the order plays no part.
+    """
+    if max(counts) == 1:
+        some = permutations(range(1, len(counts)))
+        for number, rest in enumerate(some):
+            yield (0, *rest)
+            if narrow or number == 23:
+                return
+        return
+    seen: dict[tuple[int, ...], None] = {}
+    count = len(counts)
+    for kind in range(5):
+        places = []
+        for place, rounds in enumerate(counts):
+            shift = (0.5, 0.0, place / count, 1 - (place + 1) / count, (place * 0.618) % 1)[kind]
+            places += [((number + shift) / rounds, -rounds, place) for number in range(rounds)]
+        order = tuple(place for _, _, place in sorted(places))
+        if order not in seen:
+            seen[order] = None
+            yield order
+
+
+def numbered(
+    pins: Mapping[int, Pins],
+) -> tuple[dict[PoolName, list[NodeId]], dict[int, dict[PoolName, tuple[int, ...]]]]:
+    """The nodes of some jobs by pool, in order, and each job's by number."""
+    names: dict[PoolName, list[NodeId]] = {}
+    seats: dict[int, dict[PoolName, tuple[int, ...]]] = {}
+    for job, mine in pins.items():
+        seats[job] = {}
+        for pool, nodes in mine.items():
+            known = names.setdefault(pool, [])
+            known += [node for node in nodes if node not in known]
+            seats[job][pool] = tuple(known.index(node) for node in nodes)
+    return names, seats
+
+
+def _products(
+    filled: list[list[tuple[int, Millis, tuple[tuple[int, ...], ...]]]],
+) -> Iterator[tuple[tuple[int, Millis, tuple[tuple[int, ...], ...]], ...]]:
+    if not filled:
+        yield ()
+        return
+    for first in filled[0]:
+        for rest in _products(filled[1:]):
+            yield (first, *rest)
+
+
+def _kept(need: Need, pool: PoolName) -> tuple[int, int, int]:
+    return next(((ram, left, top) for name, ram, left, top in need.kept if name == pool), (0, 0, 0))
