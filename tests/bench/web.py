@@ -107,6 +107,7 @@ def _picture(folder: Path, chromium: Any, groups: int, slots: int) -> Json:
     with daemon(folder, hosts) as made, opened(chromium, made) as page:
         first = page.evaluate("rollmux.figures.firstPaintMs")
         say(f"web: the first picture after {first:.0f} ms")
+        page.wait_for_timeout(1_000)
         lately = _redrawn(page)
         began = time.monotonic()
         page.evaluate("rollmux.gantt.show(rollmux.now() - 6 * 3600e3, rollmux.now())")

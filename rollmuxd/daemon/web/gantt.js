@@ -221,7 +221,7 @@ export class Gantt {
     let painted = -1;
     eachBar(lane, this.from, this.to, (bar) => {
       const [left, end] = [x(bar.t0), x(Math.min(bar.t1, Math.max(this.now, bar.t0)))];
-      if (end - left < 0.75) {
+      if (end - left < 1) {
         // Less than a pixel: one of all those that share it.
         if (Math.floor(left) === painted) return;
         painted = Math.floor(left);
@@ -232,6 +232,16 @@ export class Gantt {
       }
       this._bar(bar, left, top, end, height);
     });
+    for (const back of lane.backs) {
+      // Beside what runs there, too.
+      if (back.t1 <= this.from || back.t0 >= this.to || row.kind !== "node") continue;
+      const [left, end] = [x(back.t0), x(Math.min(back.t1, this.now))];
+      const strip = Math.min(5, height / 3);
+      to.fillStyle = marks.get("--panel");
+      to.fillRect(left, top, end - left, strip);
+      to.fillStyle = marks.status(to, back.status);
+      to.fillRect(left, top, end - left, strip);
+    }
     if (this.chosen?.row.id === row.id && this.chosen.bar !== undefined) this._outline(lane, top, height);
   }
 
@@ -241,19 +251,25 @@ export class Gantt {
     this._bars += 1;
     const colour = look.colourOf(bar);
     const [top, height] = [laneTop + bar.top * laneHeight, Math.max(2, bar.share * laneHeight)];
-    const width = end - left > 3 ? end - left - 0.6 : end - left;
+    const { slot } = bar;
+    const bad = slot?.how !== undefined && slot.how !== "released" && slot.how !== "withdrawn";
+    if (end - left < 4 && !bad) {
+      to.fillStyle = marks.narrow(bar.kind, colour);
+      to.fillRect(left, top, end - left, height);
+      return;
+    }
+    const width = end - left - 0.6;
     to.fillStyle = marks.bar(to, bar.kind, colour);
     to.fillRect(left, top, width, height);
-    if (width > 3 && (bar.kind === "loading" || bar.kind === "waiting" || bar.kind === "parking")) {
+    if ((bar.kind === "loading" || bar.kind === "waiting" || bar.kind === "parking") && height > 6) {
       to.strokeStyle = colour;
       to.lineWidth = 1;
       to.globalAlpha = 0.7;
       to.strokeRect(left + 0.5, top + 0.5, width - 1, height - 1);
       to.globalAlpha = 1;
     }
-    const { slot } = bar;
     if (slot === undefined) return;
-    if (bar.t1 === slot.ended && bar.kind !== "waiting" && slot.how !== "released" && slot.how !== undefined) {
+    if (bad && bar.t1 === slot.ended && bar.kind !== "waiting") {
       this._cap(end, top, height, slot.how === "revoked" ? "--warn" : "--bad");
     }
     if (slot.overstays !== undefined && slot.overstays >= bar.t0 && slot.overstays <= bar.t1) {

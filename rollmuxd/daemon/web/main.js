@@ -201,9 +201,8 @@ class App {
     this.arrange();
     this.drawAll();
     if (this.figures.firstPaintMs === null) {
-      requestAnimationFrame(() => {
-        this.figures.firstPaintMs = performance.now();
-      });
+      // The frame after this one has the size that it will have.
+      requestAnimationFrame(() => requestAnimationFrame(() => (this.figures.firstPaintMs = performance.now())));
     }
   }
 
@@ -470,7 +469,7 @@ class App {
         const gpus = nodes.reduce((sum, node) => sum + node.gpus.length, 0);
         if (!head(`pool ${pool}`, pool, `${number(nodes.length)} nodes, ${number(gpus)} GPUs`)) {
           // Members of a group side by side.
-          nodes.sort((a, b) => natural(a.group ?? "~", b.group ?? "~") || natural(a.node, b.node));
+          nodes.sort((a, b) => natural(a.group ?? "zz", b.group ?? "zz") || natural(a.node, b.node));
           rows.push(...nodes.map((node) => this.nodeRow(node.node)));
         }
       }

@@ -82,7 +82,7 @@ export class Marks {
       if (!digits) for (const letter of what) number = (number * 31 + letter.codePointAt(0)) % 9973;
       // Reds are left to what is wrong.
       const hue = 55 + ((number * 0.61803398875) % 1) * 285;
-      found = `oklch(${this.light} ${this.chroma} ${hue.toFixed(1)})`;
+      found = plain(`oklch(${this.light} ${this.chroma} ${hue.toFixed(1)})`);
       this._hues.set(what, found);
     }
     return found;
@@ -92,6 +92,12 @@ export class Marks {
   bar(context, kind, colour) {
     const { pattern, bad } = STYLES[kind];
     return pattern === undefined ? colour : this.pattern(context, pattern, bad ? this.get("--bad") : colour);
+  }
+
+  /** The same for a bar that is too narrow for a pattern: lighter, where it is not in use. */
+  narrow(kind, colour) {
+    const { pattern, bad } = STYLES[kind];
+    return pattern === undefined || kind === "tail" ? colour : `${bad ? this.get("--bad") : colour}${kind === "waiting" ? "2a" : "80"}`;
   }
 
   status(context, status) {
@@ -114,6 +120,16 @@ export class Marks {
     }
     return found;
   }
+}
+
+const scratch = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+
+/** The same colour in the form that a canvas reads fastest. */
+function plain(colour) {
+  scratch.fillStyle = colour;
+  scratch.fillRect(0, 0, 1, 1);
+  const [red, green, blue] = scratch.getImageData(0, 0, 1, 1).data;
+  return `#${((1 << 24) | (red << 16) | (green << 8) | blue).toString(16).slice(1)}`;
 }
 
 function paint(to, kind, colour) {
