@@ -39,7 +39,7 @@ from rollmuxd.core.placement import Candidate, RollMux, Shape, Summary
 from rollmuxd.core.policy import Placed, Policy
 from rollmuxd.core.state import State
 from rollmuxd.core.wheel import Leg, work_conserving_ms
-from rollmuxd.sim.contender import Contender, InWheelOrder, RollMuxPaper, RollMuxUnpruned
+from rollmuxd.sim.contender import LOOMS, Contender, InWheelOrder, RollMuxPaper, RollMuxUnpruned
 from rollmuxd.sim.workload import Durations, Impossible, SimJob, Starts
 from rollmuxd.spi import discovery
 
@@ -97,6 +97,10 @@ class Artifact:
     def adapt(self, job: SimJob) -> SimJob:
         """As it is."""
         return job
+
+    def move_ms(self) -> Millis:
+        """Nobody is moved."""
+        return 0
 
     def paces(self, policy: Policy, state: State, group: GroupId) -> dict[JobId, Millis]:
         """Each member's own mean period, as nobody waits for the others; alone, it is the solo iteration."""
@@ -604,6 +608,7 @@ class Plugged(InWheelOrder):
 _OURS: Final[tuple[Contender, ...]] = (
     RollMuxPaper(),
     RollMuxUnpruned(),
+    *LOOMS,
     Artifact(),
     Solo(),
     Colocated(),

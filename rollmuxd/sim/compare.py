@@ -63,6 +63,10 @@ class Capped:
         """The same."""
         return self._of.paces(policy, state, group)
 
+    def move_ms(self) -> Millis:
+        """The same."""
+        return self._of.move_ms()
+
 
 def policies() -> list[tuple[str, str]]:
     """Every policy that can be compared, with its line."""

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.config import Config
-from rollmuxd.core.inputs import EndJob, Input, RegisterJob
+from rollmuxd.core.config import Config, DriverTraits, Moves
+from rollmuxd.core.inputs import EndJob, Input, RegisterJob, Tick
 from rollmuxd.core.model import GroupId, JobId, Millis, PoolName
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.sim.contender import Contender
@@ -23,6 +23,8 @@ from rollmuxd.sim.outcome import JobOutcome, Outcome
 from rollmuxd.sim.workload import SimJob, Workload, by_arrival
 
 PAPER, WORK = "paper", "work"
+#: nobody has a session here, and none is waited for
+NEVER: Millis = 1 << 50
 
 
 def run(
@@ -51,6 +53,8 @@ class Course(Struct):
     pace_ms: Millis = 0
     #: iterations and busy time are counted up to here
     since: Millis = 0
+    #: it is moved: until then it does nothing
+    resumes: Millis = 0
     #: grows with every change of pace; a planned end of an older one is void
     version: int = 0
 
@@ -72,7 +76,15 @@ class _Fluid:
         self.by_work = accounting == WORK
         self.inventory = Inventory(workload, self.jobs, stretch=stretch)
         self.policy = contender.policy(seed)
-        self.core = Scheduler(Config(max_jobs=len(self.jobs) + 1), self.policy)
+        config = Config(
+            max_jobs=len(self.jobs) + 1,
+            lease_ms=NEVER,
+            drivers={kept.driver: DriverTraits(copies=True) for job in self.jobs for kept in job.spec.states},
+            moves=Moves.ON,
+            moves_at_a_time=len(self.jobs),
+            move_every_ms=0,
+        )
+        self.core = Scheduler(config, self.policy)
         self.kernel = Kernel()
         self.meter = Meter(workload, self.inventory.pool_of)
         self.digest = hashlib.sha256()
@@ -82,6 +94,8 @@ class _Fluid:
         self.outcome = Outcome(contender.name, workload.name, seed, "cost", accounting)
         self.fines = Fines()
         self.ended = 0
+        #: when the scheduler is to be called next
+        self.ticks_at: Millis | None = None
 
     def run(self) -> Outcome:
         self.tell(self.inventory.start)
@@ -125,6 +139,20 @@ class _Fluid:
         if self.progress is not None:
             self.progress(self.ended)
 
+    def tick(self, at: Millis) -> None:
+        """Have the scheduler go on looking for moves; jobs' credit is what it would have counted from their slots."""
+        if at != self.ticks_at:
+            return
+        self.ticks_at = None
+        for name, course in self.courses.items():
+            self.flow(course)
+            progress = self.core.state.jobs[name].progress
+            progress.solo_ms = int(course.outcome.solo_ms)
+            progress.elapsed_ms = int(course.outcome.elapsed_ms) + max(0, course.resumes - at)
+        began = time.perf_counter()
+        self.tell(Tick())
+        self.outcome.regroup_us.append((time.perf_counter() - began) * 1e6)
+
     def tell(self, given: Input, job: SimJob | None = None) -> JobId:
         """Have the scheduler decide; then everybody's pace is what the new plan says."""
         decision = self.core.handle(given, self.kernel.now)
@@ -149,12 +177,31 @@ class _Fluid:
                 self.flow(self.courses[fact.job])
                 self.courses[fact.job].pace_ms = 0
                 touched[self.group_of.pop(fact.job)] = None
+            elif isinstance(fact, f.MovePlanned):
+                touched[fact.group] = None
+            elif isinstance(fact, f.MoveEnded):
+                touched[self.group_of[fact.job]] = None
+                self.moved(fact.job, self.courses[fact.job])
+                touched[self.group_of[fact.job]] = None
         for group in touched:
             if group in self.core.state.groups:
                 self.repace(group)
             else:
                 self.fines.change(group, self.kernel.now, 0.0)
+        due = self.core.deadline()
+        if due is not None and due < NEVER and (self.ticks_at is None or due < self.ticks_at):
+            self.ticks_at = max(due, self.kernel.now)
+            self.kernel.at(self.ticks_at, self.tick, self.ticks_at)
         return decision.answer.job or ""
+
+    def moved(self, name: JobId, course: Course) -> None:
+        """The job sits elsewhere, and for a while it does nothing."""
+        takes = self.contender.move_ms()
+        self.flow(course)
+        course.pace_ms, course.resumes = 0, max(self.kernel.now, course.resumes) + takes
+        course.outcome.moves += 1
+        self.group_of[name] = self.core.state.jobs[name].group or ""
+        self.meter.charge_move(course.job.footprint, takes)
 
     def repace(self, group: GroupId) -> None:
         state, worst = self.core.state, 1.0
@@ -170,7 +217,8 @@ class _Fluid:
             course.version += 1
             if self.by_work:
                 left = max(0.0, course.job.work - course.outcome.iterations)
-                self.kernel.after(-int(-left * pace // 1), self.end_of_work, name, course.version)
+                rest = max(0, course.resumes - self.kernel.now)
+                self.kernel.after(rest - int(-left * pace // 1), self.end_of_work, name, course.version)
 
         nodes = [state.nodes[node] for node in state.groups[group].nodes]
         price = sum(node.price_per_gpu_hour * len(node.gpus) for node in nodes)
@@ -182,7 +230,8 @@ class _Fluid:
         course.since = self.kernel.now
         if not course.pace_ms or not passed:
             return
-        share = passed / course.pace_ms
+        moving = max(0, min(passed, course.resumes - course.since + passed))
+        share = (passed - moving) / course.pace_ms
         outcome = course.outcome
         outcome.iterations += share
         outcome.elapsed_ms += passed

@@ -19,17 +19,31 @@ class Meter:
         self._pool_of = pool_of
         self._since: Millis = 0
         self._placed: dict[JobId, tuple[NodeId, ...]] = {}
+        self._coming: dict[JobId, tuple[NodeId, ...]] = {}
         self._users: dict[NodeId, int] = {}
         self._bought = dict.fromkeys(self.pools, 0)
         self._price_per_hour = 0.0
 
     def hear(self, fact: f.Fact) -> None:
-        """One more fact, in the order in which they happened."""
+        """One more fact, in the order in which they happened. A job on the move counts in both places."""
         if isinstance(fact, f.JobPlaced):
-            self._placed[fact.job] = tuple(dict.fromkeys(node for nodes in fact.pins.values() for node in nodes))
+            self._placed[fact.job] = _nodes(fact.pins)
             self._change(fact.at, self._placed[fact.job], 1)
+        elif isinstance(fact, f.MovePlanned):
+            self._coming[fact.job] = _nodes(fact.pins)
+            self._change(fact.at, self._coming[fact.job], 1)
+        elif isinstance(fact, f.MoveEnded):
+            self._change(fact.at, self._placed[fact.job], -1)
+            self._placed[fact.job] = self._coming.pop(fact.job)
+        elif isinstance(fact, f.MoveAbandoned):
+            self._change(fact.at, self._coming.pop(fact.job), -1)
         elif isinstance(fact, f.PlacementEnded):
             self._change(fact.at, self._placed.pop(fact.job, ()), -1)
+
+    def charge_move(self, nodes: dict[PoolName, int], took: Millis) -> None:
+        """A move takes its job's own nodes for a while, beside those that it sits on."""
+        for pool, count in nodes.items():
+            self.pools[pool].moving_node_ms += count * took
 
     def until(self, now: Millis) -> None:
         """Charge what is bought up to a time."""
@@ -58,3 +72,7 @@ class Meter:
         if self.curve and self.curve[-1][0] == at:
             self.curve.pop()
         self.curve.append((at, price))
+
+
+def _nodes(pins: dict[PoolName, tuple[NodeId, ...]]) -> tuple[NodeId, ...]:
+    return tuple(dict.fromkeys(node for nodes in pins.values() for node in nodes))

@@ -28,6 +28,8 @@ class JobOutcome(Struct):
     warm: int = 0
     cold: int = 0
     parks: int = 0
+    #: to other nodes
+    moves: int = 0
 
     @property
     def slowdown(self) -> float | None:
@@ -56,6 +58,8 @@ class PoolOutcome(Struct):
     bought_node_ms: float = 0.0
     #: nodes on which a phase was running, times time (loading and parking is not running)
     busy_node_ms: float = 0.0
+    #: cost fidelity: nodes that moves are charged for beside those in groups, times time
+    moving_node_ms: float = 0.0
 
     @property
     def utilisation(self) -> float:
@@ -65,7 +69,7 @@ class PoolOutcome(Struct):
     @property
     def cost(self) -> float:
         """Dollars."""
-        return self.bought_node_ms / 3_600_000 * self.gpus_per_node * self.price_per_gpu_hour
+        return (self.bought_node_ms + self.moving_node_ms) / 3_600_000 * self.gpus_per_node * self.price_per_gpu_hour
 
 
 class Outcome(Struct):
@@ -95,6 +99,8 @@ class Outcome(Struct):
     wall_s: float = 0.0
     #: microseconds of each arrival's decision
     decision_us: list[float] = field(default_factory=list)
+    #: cost fidelity: microseconds of each step of looking for moves
+    regroup_us: list[float] = field(default_factory=list)
 
     @property
     def cost(self) -> float:
