@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import Final
 
 from rollmuxd.spi import ContactLost, NoOlder, NotDone, Probed, Ran, StateOrder, runs_commands
+from rollmuxd.spi.options import filled
 from rollmuxd_backend_mock import on_host
 
 _SCRIPT: Final = (files("rollmuxd_backend_mock") / "on_host.py").read_bytes()
@@ -18,7 +19,7 @@ _PROBE_S: Final = 10.0
 
 
 class Elsewhere:
-    """Moves made-up bytes by commands on the order's host."""
+    """Moves made-up bytes by commands on the order's host; ``{host}`` in the file's name is filled in."""
 
     def __init__(self, made_up_gpus: str, *, copy_gbps: float, record: str, python: str) -> None:
         self._file = made_up_gpus
@@ -57,7 +58,7 @@ class Elsewhere:
         key = f"{order.job} run {order.run} {order.pool} {order.node}"
         told = {
             "do": do,
-            "file": self._file,
+            "file": filled(self._file, order),
             "record": self._record,
             "key": key,
             "order_key": f"{order.order} {order.kind.value} {key}",

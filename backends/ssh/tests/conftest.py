@@ -4,57 +4,14 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
-import socket
-import subprocess
-import time
-from pathlib import Path
 
 import asyncssh
 import pytest
 
-SSHD = shutil.which("sshd") or next((path for path in ("/usr/sbin/sshd",) if Path(path).exists()), None)
+from rollmuxd_backend_ssh.testing import SSHD, Keys, OpenSshd, free_port
+
 GPUS = [{"uuid": f"GPU-{number}", "name": "NVIDIA H20", "total_mb": 80_000} for number in range(2)]
-
-
-def free_port(address="127.0.0.1"):
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return probe.getsockname()[1]
-
-
-class Keys:
-    """A client's key, a server's key, and the ssh configuration that brings both together."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        for name in ("client", "host", "stranger"):
-            key = asyncssh.generate_private_key("ssh-ed25519")
-            key.write_private_key(folder / name)
-            key.write_public_key(folder / f"{name}.pub")
-            (folder / name).chmod(0o600)
-        self.known_hosts = folder / "known_hosts"
-        self.known_hosts.touch()
-        self.config = folder / "config"
-        self.config.touch()
-
-    def add(self, host, address, port, *more):
-        """A host, as a user writes it down."""
-        place = f"[{address}]:{port}" if port != 22 else address
-        with self.known_hosts.open("a") as file:
-            file.write(f"{place} {(self.folder / 'host.pub').read_text()}")
-        with self.config.open("a") as file:
-            lines = (
-                f"Hostname {address}",
-                f"Port {port}",
-                f"User {os.environ.get('USER') or 'root'}",
-                f"IdentityFile {self.folder / 'client'}",
-                f"UserKnownHostsFile {self.known_hosts}",
-                "IdentitiesOnly yes",
-                *more,
-            )
-            file.write(f"Host {host}\n" + "".join(f"  {line}\n" for line in lines))
 
 
 @pytest.fixture
@@ -75,67 +32,6 @@ def made_up(tmp_path):
 
     write()
     return write
-
-
-class OpenSshd:
-    """A real sshd, of this user, that can be stopped with all its connections, and started again."""
-
-    def __init__(self, keys, address="127.0.0.1", port=None, netns="", options=()):
-        self.keys, self.address, self.netns = keys, address, netns
-        self.port = port or free_port()
-        self.config = keys.folder / f"sshd-{address}-{self.port}"
-        authorized = keys.folder / "authorized_keys"
-        authorized.write_text((keys.folder / "client.pub").read_text())
-        lines = (
-            f"ListenAddress {address}",
-            f"Port {self.port}",
-            f"HostKey {keys.folder / 'host'}",
-            f"AuthorizedKeysFile {authorized}",
-            "StrictModes no",
-            "UsePAM no",
-            "SetEnv SHLVL=1",  # or bash would read ~/.bashrc each time, whatever may be in it
-            "PidFile none",
-            "PermitRootLogin yes",
-            "PasswordAuthentication no",
-            *options,
-        )
-        self.config.write_text("".join(f"{line}\n" for line in lines))
-        self.process = None
-
-    def start(self):
-        Path("/run/sshd").mkdir(parents=True, exist_ok=True)
-        inside = ["ip", "netns", "exec", self.netns] if self.netns else []
-        argv = [*inside, SSHD, "-D", "-e", "-f", str(self.config)]
-        with (self.keys.folder / "sshd.log").open("ab") as log:
-            self.process = subprocess.Popen(argv, stderr=log, start_new_session=True)
-        for _ in range(500):
-            assert self.process.poll() is None, (self.keys.folder / "sshd.log").read_text()
-            with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), 0.2):
-                return
-            time.sleep(0.01)
-        raise AssertionError("sshd does not listen")
-
-    def stop(self):
-        """With every process of every connection: as a machine that is switched off."""
-        if self.process is None:
-            return
-        for pid in _descendants(self.process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
-        self.process = None
-
-
-def _descendants(top):
-    parents = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            with contextlib.suppress(OSError):
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    found = [top]
-    for one in found:
-        found.extend(pid for pid, parent in parents.items() if parent == one)
-    return found
 
 
 @pytest.fixture

@@ -15,11 +15,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from conftest import GPUS, SSHD, Keys, OpenSshd, OwnServer
+from conftest import GPUS, OwnServer
 
 from rollmuxd.spi import HostConfig
 from rollmuxd_backend_local import parcel
 from rollmuxd_backend_ssh import SshBackend
+from rollmuxd_backend_ssh.testing import SSHD, Keys, OpenSshd
 
 ROUNDS = 60
 
