@@ -18,6 +18,7 @@ from rollmuxd.core.model import (
     Order,
     OrderKind,
     OrderStatus,
+    Session,
     SessionStatus,
     Slot,
     SlotStatus,
@@ -307,15 +308,21 @@ def stained_by(node: Node, job: JobId) -> bool:
 def may_be_parked(c: Cycle, kept: JobState) -> bool:
     """Whether the process that had the state loaded last is there, and its job has to have it discarded."""
     job = c.state.jobs[kept.job]
-    session = c.state.sessions.get(job.session or "")
+    session = process_of(c, kept)
     return (
-        not has_place(job)
-        and kept.run == job.run
+        session is not None
+        and not has_place(job)
         and kept.loaded_at is not None
-        and session is not None
-        and session.status is SessionStatus.ALIVE
         and session.opened_at <= kept.loaded_at
     )
+
+
+def process_of(c: Cycle, kept: JobState) -> Session | None:
+    """The session of the run whose state it is; None if its process is not there to be told anything."""
+    job = c.state.jobs[kept.job]
+    session = c.state.sessions.get(job.session or "")
+    there = session is not None and session.status is SessionStatus.ALIVE and kept.run == job.run
+    return session if there else None
 
 
 def discard_again(c: Cycle, host: HostId) -> None:
@@ -324,19 +331,26 @@ def discard_again(c: Cycle, host: HostId) -> None:
         node = c.state.nodes[name]
         for key in list(node.states):
             kept = c.state.states[key]
-            job = c.state.jobs[kept.job]
-            if kept.status is not StateStatus.UNKNOWN or has_place(job) or job.status is JobStatus.LOST:
-                continue
-            stained = stained_by(node, kept.job)
-            order = c.state.orders.get(kept.order or "")
-            if stained and order is not None:
-                continue  # no word of it: it may yet be done
-            if not stained and (not may_be_parked(c, kept) or (order is not None and c.traits(order.driver).probes)):
+            if kept.status is not StateStatus.UNKNOWN or not has_to_go(c, node, kept):
                 continue
             if c.soft.may_tell(key, c.now, c.config):
-                status = StateStatus.LOADED if stained else StateStatus.PARKED
+                status = StateStatus.LOADED if stained_by(node, kept.job) else StateStatus.PARKED
                 c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, status))
                 issue(c, OrderKind.DISCARD, kept, None)
+
+
+def has_to_go(c: Cycle, node: Node, kept: JobState) -> bool:
+    """Whether a state of which nobody knows is to be discarded: its job leaves, or its process has come back to it."""
+    job = c.state.jobs[kept.job]
+    order = c.state.orders.get(kept.order or "")
+    if not stained_by(node, kept.job):
+        return may_be_parked(c, kept) and (order is None or not c.traits(order.driver).probes)
+    if order is not None:
+        return False  # no word of it: it may yet be done
+    if has_place(job):
+        theirs = [gpu for gpu in node.gpus.values() if gpu.stain == job.id]
+        return process_of(c, kept) is not None and all(given_back(c, gpu) for gpu in theirs)
+    return job.status is not JobStatus.LOST
 
 
 def look(c: Cycle, job: Job) -> None:
