@@ -16,6 +16,7 @@ from rollmuxd.sim import fluid, optimal, world
 from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.contender import Contender
 from rollmuxd.sim.faults import PRESETS
+from rollmuxd.sim.optimal_wheels import WheelPlanner
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.workload import Options, SimJob, Workload
 from rollmuxd.sim.workloads import read
@@ -24,6 +25,10 @@ FIDELITIES: Final = ("cost", "phase")
 ACCOUNTINGS: Final = (fluid.PAPER, fluid.WORK)
 #: the best regrouping at every event, which is no policy of the scheduler's
 OPTIMAL: Final = "optimal"
+#: the same where jobs may go round at rates of their own
+OPTIMAL_WHEELS: Final = "optimal-wheels"
+#: no policies of the scheduler's, and how each plans a group
+BOUNDS: Final = {OPTIMAL: optimal.Planner, OPTIMAL_WHEELS: WheelPlanner}
 
 
 class Task(Struct, frozen=True):
@@ -72,7 +77,7 @@ def policies() -> list[tuple[str, str]]:
     """Every policy that can be compared, with its line."""
     told = [(name, contender.summary) for name, contender in CONTENDERS.items()]
     best = "the cheapest grouping at every event, with free moves: exact for few jobs at once, else the best found"
-    return [*told, (OPTIMAL, best)]
+    return [*told, (OPTIMAL, best), (OPTIMAL_WHEELS, "the same for wheels, in which jobs go round at their own rates")]
 
 
 def contender(name: str) -> Contender:
@@ -107,9 +112,9 @@ def tasks(
     if faults != "none" and fidelity != "phase":
         raise ValueError("only what is played phase by phase can fail; use fidelity phase")
     for name in names:
-        if name == OPTIMAL and fidelity == "phase":
-            raise ValueError("optimal moves jobs at every event, for nothing: it has no phases to run; use cost")
-        if name != OPTIMAL:
+        if name in BOUNDS and fidelity == "phase":
+            raise ValueError(f"{name} moves jobs at every event, for nothing: it has no phases to run; use cost")
+        if name not in BOUNDS:
             contender(name)
     return [
         Task(workload, options, name, fidelity, accounting, seed, max_group, faults)
@@ -127,7 +132,7 @@ def check(some: Sequence[Task]) -> None:
         drawn = draw(next(iter(mine.values())))
         drawn.check()
         for policy in mine:
-            if policy != OPTIMAL:
+            if policy not in BOUNDS:
                 adapted = tuple(contender(policy).adapt(job) for job in drawn.jobs)
                 replace(drawn, jobs=adapted).check()
 
@@ -146,8 +151,15 @@ def perform(
 ) -> Outcome:
     """One run. ``hear`` is told every fact (*optimal* has none), ``progress`` how many jobs have ended."""
     drawn = drawn or draw(task)
-    if task.policy == OPTIMAL:
-        return optimal.run(drawn, seed=task.seed, accounting=task.accounting, max_group=task.max_group)
+    if task.policy in BOUNDS:
+        return optimal.run(
+            drawn,
+            seed=task.seed,
+            accounting=task.accounting,
+            max_group=task.max_group,
+            planner=BOUNDS[task.policy],
+            name=task.policy,
+        )
     found = contender(task.policy)
     if task.max_group != optimal.MAX_GROUP:
         found = Capped(found, task.max_group)

@@ -63,6 +63,8 @@ class Plan(Struct, frozen=True):
     period_ms: Millis
     #: price, then slowdown: what is minimised
     value: int
+    #: iterations of each member in a turn; empty: one each
+    rates: tuple[int, ...] = ()
 
 
 class Need(Struct, frozen=True):
@@ -92,7 +94,15 @@ class Need(Struct, frozen=True):
         return [phase[:2] for phase in self.phases] == [(True, False), (False, True)]
 
 
-def run(workload: Workload, *, seed: int, accounting: str, max_group: int = MAX_GROUP) -> Outcome:
+def run(
+    workload: Workload,
+    *,
+    seed: int,
+    accounting: str,
+    max_group: int = MAX_GROUP,
+    planner: "type[Planner] | None" = None,
+    name: str = "optimal",
+) -> Outcome:
     """The bound for one workload.
 
     Args:
@@ -100,6 +110,8 @@ def run(workload: Workload, *, seed: int, accounting: str, max_group: int = MAX_
         seed: of the workload, for the record; nothing is drawn here.
         accounting: ``paper`` (a job ends when its trace says) or ``work`` (when it has done its iterations).
         max_group: jobs in a group at most.
+        planner: of groups; round robin's without it.
+        name: whose outcome it is.
 
     Raises:
         Impossible: the workload has an inventory, or jobs that this does not know how to group.
@@ -107,12 +119,19 @@ def run(workload: Workload, *, seed: int, accounting: str, max_group: int = MAX_
     workload.check()
     if not workload.on_demand:
         raise Impossible("optimal buys what it needs; with a fixed number of nodes there is no such bound")
-    return _Course(workload, seed, accounting, max_group).run()
+    search = Search(by_arrival(workload.jobs), workload.pools, max_group, planner)
+    return _Course(workload, seed, accounting, search, name).run()
 
 
-def cheapest(jobs: Sequence[SimJob], pools: Sequence[Pool], *, max_group: int = MAX_GROUP) -> "Partition":
+def cheapest(
+    jobs: Sequence[SimJob],
+    pools: Sequence[Pool],
+    *,
+    max_group: int = MAX_GROUP,
+    planner: "type[Planner] | None" = None,
+) -> "Partition":
     """The cheapest partition of jobs that are all there at once."""
-    search = Search(jobs, pools, max_group)
+    search = Search(jobs, pools, max_group, planner)
     for job in range(len(jobs)):
         search.arrive(job)
     search.regroup()
@@ -388,8 +407,14 @@ def _orders(
 class Search:
     """The jobs that are present, and how they are grouped."""
 
-    def __init__(self, jobs: Sequence[SimJob], pools: Sequence[Pool], max_group: int = MAX_GROUP) -> None:
-        self.planner = Planner(jobs, pools)
+    def __init__(
+        self,
+        jobs: Sequence[SimJob],
+        pools: Sequence[Pool],
+        max_group: int = MAX_GROUP,
+        planner: type[Planner] | None = None,
+    ) -> None:
+        self.planner = (planner or Planner)(jobs, pools)
         self.max_group = max_group
         #: of each job that is present, the group that it is in
         self.groups: dict[int, Members] = {}
@@ -626,12 +651,12 @@ class _Job(Struct):
 class _Course:
     """Arrivals and departures; between them everybody's iteration takes its group's period."""
 
-    def __init__(self, workload: Workload, seed: int, accounting: str, max_group: int) -> None:
+    def __init__(self, workload: Workload, seed: int, accounting: str, search: Search, name: str) -> None:
         self.began = time.perf_counter()
         self.jobs = by_arrival(workload.jobs)
         self.by_work = accounting == "work"
-        self.search = Search(self.jobs, workload.pools, max_group)
-        self.outcome = Outcome("optimal", workload.name, seed, "cost", accounting, exact=True)
+        self.search = search
+        self.outcome = Outcome(name, workload.name, seed, "cost", accounting, exact=True)
         self.pools = {
             pool.name: PoolOutcome(pool.name, pool.gpu_type, pool.gpus_per_node, pool.price_per_gpu_hour)
             for pool in workload.pools
@@ -699,8 +724,8 @@ class _Course:
             for pool, nodes in ((planner.part_pool, plan.part), (WHOLE, plan.whole)):
                 if nodes:
                     self.bought[pool] = self.bought.get(pool, 0) + nodes
-            for name in members:
-                self.pace(name, plan.period_ms)
+            for name, rate in zip(members, plan.rates or [1] * len(members), strict=True):
+                self.pace(name, -(-plan.period_ms // rate))
         for pool, nodes in self.bought.items():
             known = self.pools[pool]
             known.peak_gpus = max(known.peak_gpus, nodes * known.gpus_per_node)
