@@ -37,6 +37,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "daemon": ("daemon", "The daemon: run, start, stop, status."),
     "demo": ("demo.command", "See it work: real RL loops share two pools."),
     "doctor": ("doctor", "Look at each configured host as an operator would, and say what to do."),
+    "estimate": ("estimate", "Is sharing worth it, from a training log?"),
     "facts": ("facts", "What happened, in order."),
     "group": ("group", "Co-execution groups: list, show."),
     "host": ("host", "Hosts: list, show, drain, undrain, declare-clear."),

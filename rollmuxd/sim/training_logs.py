@@ -1,0 +1,193 @@
+"""What the steps of a training run took, from the log that its framework writes.
+
+Known are verl and EasyR1 (``timing_s/gen:12.3 - ...`` on the console, or one JSON object a step), NeMo-RL (``Total step
+time: 44.7s`` and the lines below it, or JSON), OpenRLHF (a dict a step with ``timing/...``), TRL (``step_time`` in a
+dict, with ``profiling/Time taken: ...`` where it reports to wandb, trackio or mlflow and these are exported as JSON
+lines), and a CSV with ``gen_s`` and ``train_s``. What a line says of anything else is passed over.
+"""
+
+import ast
+import csv
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+
+
+class NoSteps(ValueError):
+    """The log has no step whose rollout and training times it tells: says what it has, and what is needed."""
+
+
+class Step(Struct, frozen=True):
+    """One iteration, in seconds."""
+
+    rollout_s: float
+    train_s: float
+    #: handing the weights to the inference engine
+    sync_s: float = 0.0
+    #: what needs no GPU of the pools: scoring, data
+    gap_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """All of it, one after the other."""
+        return self.rollout_s + self.train_s + self.sync_s + self.gap_s
+
+
+#: the last word of a key, and what it is part of
+ROLLOUT: Final = frozenset(("gen", "gen_s", "generation", "vLLM.generate", "transformers.generate"))
+ROLLOUT_TOO: Final = frozenset(("transformers.generate_batch",))
+TRAIN: Final = frozenset(
+    ("update_actor", "update_critic", "old_log_prob", "old", "ref", "ref_log_prob", "values", "adv", "train_s")
+    + ("old_logprob_s", "ref_s", "values_s", "critic_update_s", "adv_s", "policy_training", "training_prep")
+    + ("policy_and_reference_logprobs", "logprob_inference_prep", "make_experience", "ppo_train")
+)
+SYNC: Final = frozenset(
+    ("update_weights", "sync_weights", "broadcast", "weight_sync", "reshard", "sync_s")
+    + ("prepare_for_generation", "prepare_for_generation/total")
+)
+GAP: Final = frozenset(("reward", "reward_s", "reward_calculation", "data_processing", "_calculate_rewards"))
+#: the whole step; what is not told of it is training (TRL tells only the rest)
+WHOLE: Final = frozenset(("step", "step_s", "step_time", "step_total", "total_step_time"))
+
+#: columns of a CSV, and what TRL calls a step
+_BARE: Final = frozenset(
+    ("gen_s", "train_s", "sync_s", "reward_s", "old_logprob_s", "ref_s", "values_s", "critic_update_s", "adv_s")
+    + ("step_s", "step_time")
+)
+_PREFIX: Final = re.compile(
+    r"^(?:timing_s/|timing/train/|timing/|train/timing/|profiling/Time taken: (?:\w+Trainer\.)?)"
+)
+_PAIR: Final = re.compile(r"(timing_s/[\w/]+|timing/[\w/]+):(?:np\.float\d+\()?([0-9.]+(?:e[+-]?\d+)?)")
+_BLOCK: Final = re.compile(r"Total step time: ([0-9.]+) ?s")
+_LINE: Final = re.compile(r"^[^\w]*([\w/]+): ([0-9.]+) ?s \([0-9.]+ ?%\)")
+#: the first steps build engines and compile kernels
+WARM_UP: Final = 1
+
+
+def read(path: Path) -> list[Step]:
+    """The steps of a log, its first left out if there are others.
+
+    Raises:
+        NoSteps: there are none in it.
+        OSError: it cannot be read.
+    """
+    found = [step for record in _records(path) if (step := _step(record)) is not None]
+    if not found:
+        raise NoSteps(
+            f"{path}: no step in it tells what rollout and training took. Known are the logs of verl, EasyR1, NeMo-RL "
+            "and OpenRLHF, TRL's where it reports profiling (wandb, trackio or mlflow, exported as JSON lines), and a "
+            "CSV with the columns gen_s and train_s"
+        )
+    return found[WARM_UP:] or found
+
+
+def _records(path: Path) -> Iterator[dict[str, float]]:
+    """What is told of each step, by the last words of the keys."""
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        if path.suffix == ".csv":
+            yield from (_times(row) for row in csv.DictReader(file))
+            return
+        text = file.read()
+    whole = _whole(text)
+    if whole is not None:
+        yield from _gathered(_times(row) for row in whole)
+    else:
+        yield from _gathered(_from_lines(text.splitlines()))
+
+
+def _whole(text: str) -> list[Mapping[str, Any]] | None:
+    """The rows of a file that is one JSON value: a list, or TRL's ``trainer_state.json``."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    rows = value.get("log_history") if isinstance(value, dict) else value
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else None
+
+
+def _from_lines(lines: Iterable[str]) -> Iterator[dict[str, float]]:
+    block: dict[str, float] | None = None
+    for line in lines:
+        began = _BLOCK.search(line)
+        if began is not None:
+            if block:
+                yield block
+            block = {"total_step_time": float(began[1])}
+            continue
+        told = _LINE.match(line) if block is not None else None
+        if told is not None and block is not None:
+            block[told[1]] = float(told[2])
+            continue
+        if pairs := _PAIR.findall(line):
+            yield _times({key: float(value) for key, value in pairs})
+        elif (row := _row(line)) is not None:
+            yield _times(row)
+    if block:
+        yield block
+
+
+def _row(line: str) -> Mapping[str, Any] | None:
+    """The JSON object, or Python's dict, that a line has."""
+    start, end = line.find("{"), line.rfind("}")
+    if start < 0 or end < start:
+        return None
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            value = parse(line[start : end + 1])
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            continue
+        return value if isinstance(value, dict) else None
+    return None
+
+
+def _times(row: Mapping[str, Any]) -> dict[str, float]:
+    """The row's times by the last words of their keys; nested rows (``{"timing_s": {"gen": 1.2}}``) as well."""
+    found: dict[str, float] = {}
+    for key, value in _flat(row):
+        prefix = _PREFIX.match(key)
+        if prefix is not None or key in _BARE:
+            found[key[prefix.end() if prefix else 0 :]] = value
+    return found
+
+
+def _flat(row: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float]]:
+    for key, value in row.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, "" if key == "data" else f"{name}/")
+            continue
+        try:
+            yield name, float(value)
+        except (TypeError, ValueError):
+            continue
+
+
+def _gathered(records: Iterable[dict[str, float]]) -> Iterator[dict[str, float]]:
+    """One record a step: TRL reports each time by itself, and the step's own last."""
+    waiting: dict[str, float] = {}
+    for record in records:
+        if not record:
+            continue
+        for key, value in record.items():
+            waiting[key] = waiting.get(key, 0.0) + value
+        if WHOLE & record.keys() or (ROLLOUT & record.keys() and TRAIN & record.keys()):
+            yield waiting
+            waiting = {}
+
+
+def _step(times: Mapping[str, float]) -> Step | None:
+    """A step, if its rollout and its training are told, or follow from what is."""
+    rollout = _sum(times, ROLLOUT) or _sum(times, ROLLOUT_TOO)
+    sync, gap, train = _sum(times, SYNC), _sum(times, GAP), _sum(times, TRAIN)
+    whole = max((times[key] for key in WHOLE & times.keys()), default=0.0)
+    if not train and whole > rollout + sync + gap:
+        train = whole - rollout - sync - gap
+    return Step(rollout, train, sync, gap) if rollout > 0 and train > 0 else None
+
+
+def _sum(times: Mapping[str, float], keys: frozenset[str]) -> float:
+    return sum(value for key, value in times.items() if key in keys)
