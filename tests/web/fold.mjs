@@ -34,5 +34,7 @@ const found = given.at.map((at) => {
   for (const { job } of given.jobs) jobs[job] = covering(lanes.job(job).backs, at).map(({ status }) => status);
   return { nodes, jobs };
 });
-const shares = given.usage && usage(lanes, given.usage.pools, given.usage.from, given.usage.to, 1, given.usage.to);
-process.stdout.write(JSON.stringify({ found, shares: shares && Object.fromEntries(shares), events: history.events.length }));
+const shares = given.usage && usage(lanes, given.usage.pools, given.usage.from, given.usage.to, given.usage.count, given.usage.to);
+const lists = [history.nodes, history.jobs, history.states, history.placements].flatMap((map) => [...map.values()]);
+const marks = [...lists, ...[...history.slots.values()].map((slot) => slot.parts), history.starts].flat().length;
+process.stdout.write(JSON.stringify({ found, shares: shares && Object.fromEntries(shares), events: history.events.length, marks }));

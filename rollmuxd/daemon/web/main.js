@@ -27,6 +27,8 @@ const FEED_MS = 500;
 const LISTS_MS = 4000;
 const LISTS_TIMES = 40;
 const POINTS = 180;
+/** the report is asked for by itself where there are no more facts than these */
+const REPORT_UNASKED = 100000;
 const OPEN = ["queued", "loading", "running", "tail", "reclaiming"];
 
 class App {
@@ -171,7 +173,8 @@ class App {
     }
     this._follow(life.signal);
     this._relist(life.signal);
-    this.askReport(this.reportSpan);
+    // To close the books the daemon reads all facts of the day: of very many it is asked to when somebody wants it.
+    if (this.me.last - this.me.first < REPORT_UNASKED) this.askReport(this.reportSpan);
   }
 
   async _know(signal) {
@@ -320,6 +323,8 @@ class App {
   }
 
   async askReport(span) {
+    if (this.reckoning) return;
+    this.reckoning = true;
     this.reportSpan = span;
     this.reportError = "";
     try {
@@ -329,6 +334,8 @@ class App {
       if (error.name === "AbortError") return;
       this.report = null;
       this.reportError = error.message;
+    } finally {
+      this.reckoning = false;
     }
     this.drawCards();
     if (this.tab === "report") this.drawList();
@@ -622,6 +629,7 @@ class App {
       list.button.tabIndex = other === id ? 0 : -1;
     }
     $("list").setAttribute("aria-labelledby", `tab-${id}`);
+    if (id === "report" && this.me !== null && !this.report && !this.reportError) this.askReport(this.reportSpan);
     this.drawList();
   }
 

@@ -93,7 +93,10 @@ export function savingCard(app) {
   const keeps = promised.filter((job) => !broken(job)).length;
   const head = h("header", {}, h("h2", {}, "sharing"), h("span", { class: "dim small" }, report ? app.spanText() : ""));
   const slo = h("span", {}, "SLO kept by ", h("b", {}, promised.length ? `${number(keeps)} of ${number(promised.length)}` : "– (nobody has one that is judged yet)"));
-  if (!report) return h("article", { class: "card", data: { card: "saving" } }, head, h("div", { class: "big dim" }, "–"), h("div", { class: "parts" }, slo));
+  if (!report) {
+    const ask = app.reckoning || app.reportError ? (app.reportError ? "–" : "…") : h("button", { onclick: () => app.openTab("report") }, "Reckon");
+    return h("article", { class: "card", data: { card: "saving" } }, head, h("div", { class: "big dim" }, ask), h("div", { class: "parts" }, slo));
+  }
   const { saving } = report;
   // Of a first minute, in which states are loaded and no iteration is finished, a share says nothing.
   const share = saving.gpu_hours_alone > 0.05 ? saving.gpu_hours_saved / saving.gpu_hours_alone : null;
