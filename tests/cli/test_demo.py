@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollmuxd.cli.calls import Failed
-from rollmuxd.cli.demo import command, live, run, show
+from rollmuxd.cli.demo import command, live, reached, run, show
 from rollmuxd.cli.demo.measure import JobRecord, Phase, RunRecord, result
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "rl"
@@ -75,7 +75,8 @@ def test_the_demos_configuration_is_one_that_the_daemon_takes(tmp_path):
     from rollmuxd.daemon.settings import load_settings
 
     file = tmp_path / "rollmux.toml"
-    file.write_text(run.configuration(tmp_path / 'with "quotes"', tmp_path / "d.sock"))
+    quoted = tmp_path / 'with "quotes"'
+    file.write_text(run.configuration(quoted, tmp_path / "d.sock", reached.Mock().tables(quoted)))
 
     settings = load_settings(file)
 

@@ -50,6 +50,20 @@ def test_sharing_changes_no_weights_and_breaks_no_rule(tmp_path):
     assert processes_of(tmp_path) == []
 
 
+def test_over_ssh_it_is_the_same():
+    testing = pytest.importorskip("rollmuxd_backend_ssh.testing")
+    if testing.SSHD is None:
+        pytest.skip("there is no sshd here; install openssh-server")
+    ran = demo("--backend", "ssh", "--no-sequential")
+
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert (found["backend"], found["violations"]) == ("ssh", [])
+    assert [job["iterations"] for job in found["jobs"]] == [3, 3, 3]
+    assert found["switches"]["loads"] > 0
+    assert "the host is reached by ssh, at" in ran.stderr
+
+
 def test_a_daemon_that_is_killed_in_the_middle_costs_a_pause_and_nothing_else():
     ran = demo("--kill-daemon-at", "0.4")
 

@@ -3,8 +3,8 @@
     python -m rollmuxd_backend_ssh.testing FOLDER HOST...
 
 starts one for each host, says ``{"config": ..., "where": {...}}`` in one line when all of them listen, and serves
-until its standard input is closed. Namespaces need root and ``ip`` (iproute2); without, hosts listen on ports of this
-machine.
+until it is ended, or who has started it is gone. Namespaces need root and ``ip`` (iproute2); without, hosts listen on
+ports of this machine.
 Needs ``sshd``; not its host keys, nor its configuration.
 """
 
@@ -27,6 +27,7 @@ import asyncssh
 #: where it is, which is not on everybody's path
 SSHD: Final = shutil.which("sshd") or next((path for path in ("/usr/sbin/sshd",) if Path(path).exists()), None)
 _LISTENS_S: Final = 10.0
+_LOOK_S: Final = 0.5
 
 
 class Keys:
@@ -223,13 +224,15 @@ def serving(folder: Path, hosts: Sequence[str]) -> Iterator[dict[str, str]]:
 
 
 def main(folder: str, *hosts: str) -> None:
-    """Serve until standard input is closed, or SIGTERM."""
+    """Serve until SIGTERM, or the end of who has started this."""
+    parent = os.getppid()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     try:
         with serving(Path(folder), hosts) as where:
             sys.stdout.write(json.dumps({"config": str(Path(folder) / "config"), "where": where}) + "\n")
             sys.stdout.flush()
-            sys.stdin.read()
+            while os.getppid() == parent:
+                time.sleep(_LOOK_S)
     except RuntimeError as error:
         sys.exit(str(error))
 

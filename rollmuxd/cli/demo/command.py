@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rollmuxd.cli.calls import Failed, print_json
+from rollmuxd.cli.demo.reached import BACKENDS
 
 if TYPE_CHECKING:
     from rollmuxd.cli.demo.run import Plan
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     "--keep", type=click.Path(path_type=Path, file_okay=False), help="Leave everything here: logs, weights, journals."
 )
 @click.option("--no-sequential", is_flag=True, help="Leave out the run of one job after the other.")
+@click.option(
+    "--backend", type=click.Choice(BACKENDS), default="mock", show_default=True, help="What reaches the demo's host."
+)
 @click.option("--kill-daemon-at", type=click.FloatRange(0, 1), hidden=True, help="Fraction of all iterations.")
 def demo(
     as_json: bool,
@@ -38,14 +42,15 @@ def demo(
     scale: float | None,
     keep: Path | None,
     no_sequential: bool,
+    backend: str,
     kill_daemon_at: float | None,
 ) -> None:
     """Real RL loops share two pools, then run one after the other; what did sharing save?
 
-    Starts a daemon of its own, with a mock host whose two GPUs stand for two CPU cores, and numpy jobs that learn by
+    Starts a daemon of its own, with a host whose two made-up GPUs stand for two CPU cores, and numpy jobs that learn by
     GRPO. Takes under two minutes on two cores, needs no GPU, and leaves nothing behind.
     """
-    from rollmuxd.cli.demo import measure, run, show
+    from rollmuxd.cli.demo import measure, reached, run, show
 
     examples = run.find_examples()
     planned = run.plan_jobs(examples, jobs)
@@ -55,6 +60,9 @@ def demo(
 
     with _folder(keep) as folder, _ended_in_good_order(), run.Children() as children:
         try:
+            host = reached.reach(backend, folder, children)
+            if host.where:
+                say(host.where)
             gain = run.measure_core_gain(children)
             if scale is None:
                 say("measuring how fast this machine is ...")
@@ -62,11 +70,11 @@ def demo(
                 scale = measure.choose_scale([shapes[job.shape] for job in planned], iterations=iterations)
             plan = run.Plan(planned, iterations, scale)
             with _watcher(plan, f"{jobs} jobs at once", as_json=as_json) as watcher:
-                shared = run.Run(plan, folder / "at-once", children, watcher).at_once(kill_daemon_at)
+                shared = run.Run(plan, folder / "at-once", children, watcher, host).at_once(kill_daemon_at)
             in_turn = None
             if not no_sequential:
                 with _watcher(plan, "the same jobs, one after the other", as_json=as_json) as watcher:
-                    in_turn = run.Run(plan, folder / "in-turn", children, watcher).in_turn()
+                    in_turn = run.Run(plan, folder / "in-turn", children, watcher, host).in_turn()
         except run.JobFailed as failed:
             if failed.stderr:
                 click.echo(f"---- the end of what {failed.name} said on stderr:\n{failed.stderr}\n----", err=True)
@@ -76,6 +84,7 @@ def demo(
         result["violations"] = [
             seen for name in ("at-once", "in-turn") for seen in run.violations(folder / name / "witness.jsonl")
         ]
+        result["backend"] = backend
         result["daemon_killed"] = kill_daemon_at is not None
         if keep:
             (folder / "result.json").write_text(_pretty(result))

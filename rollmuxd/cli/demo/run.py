@@ -1,8 +1,8 @@
 """The demo's processes: a daemon, jobs, and what is measured before them. Everything started here is ended here.
 
 Two runs, each with a daemon and a state of its own: all jobs at once, and one after the other. The pools are the same
-in both: one mock host with two GPUs, of which gpu0 is the rollout pool and gpu1 the train pool, each standing for one
-CPU core that the jobs compute on. Every daemon is a process of its own, as are the jobs, as they would be elsewhere.
+in both: one host with two made-up GPUs, of which gpu0 is the rollout pool and gpu1 the train pool, each standing for
+one CPU core that the jobs compute on. Every daemon and every job is a process of its own, as it would be elsewhere.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import IO, Any, Protocol, Self, TypeAlias
 
 from rollmuxd.cli.calls import Failed, connect
 from rollmuxd.cli.demo.measure import JobRecord, RunRecord, core_gain
+from rollmuxd.cli.demo.reached import Reached
 
 #: The three shapes: trains longer than it samples, samples longer than it trains, and balanced.
 SHAPES = {"modular-sum": "modular_sum.py", "close-brackets": "close_brackets.py", "sort-digits": "sort_digits.py"}
@@ -246,42 +247,24 @@ def measure_core_gain(children: Children, rounds: int = 3, seconds: float = 0.12
 # ---- the daemon ------------------------------------------------------------------------------------------------------
 
 
-def configuration(folder: Path, socket: Path, listen: str = "127.0.0.1:0") -> str:
-    """The ``rollmux.toml`` of one run."""
+def configuration(folder: Path, socket: Path, hosts: str, listen: str = "127.0.0.1:0") -> str:
+    """The ``rollmux.toml`` of one run, with the tables of its hosts."""
     return f"""\
-# Written by `rollmuxd demo`: a mock host with two GPUs, one in each pool.
+# Written by `rollmuxd demo`: a host with two GPUs, one in each pool.
 
 [daemon]
 state_dir = {json.dumps(str(folder / "state"))}
 socket = {json.dumps(str(socket))}
 listen = {json.dumps(listen)}  # for the dashboard; jobs use the socket
 
-[[hosts]]
-id = "mock"
-backend = "mock"
-ram_gb = 16
-
-[hosts.options]
-gpu_gb = 1
-copy_gbps = 20
-record = {json.dumps(str(folder / "witness.jsonl"))}
-memory = {json.dumps(str(folder / "memory.json"))}
-
-[[hosts.nodes]]
-gpus = [0]
-pools = ["rollout"]
-
-[[hosts.nodes]]
-gpus = [1]
-pools = ["train"]
-"""
+{hosts}"""
 
 
 class DaemonProcess:
     """A daemon of the demo's own, that can be killed and started again on the same state."""
 
-    def __init__(self, folder: Path, socket: Path, children: Children) -> None:
-        self.folder, self.socket, self.children = folder, socket, children
+    def __init__(self, folder: Path, socket: Path, children: Children, reached: Reached) -> None:
+        self.folder, self.socket, self.children, self.reached = folder, socket, children, reached
         self.url = f"unix://{socket}"
         self.log = folder / "daemon.log"
         self._listen = "127.0.0.1:0"
@@ -292,7 +275,7 @@ class DaemonProcess:
         from rollmuxd.cli.daemon import ready
 
         config = self.folder / "rollmux.toml"
-        config.write_text(configuration(self.folder, self.socket, self._listen))
+        config.write_text(configuration(self.folder, self.socket, self.reached.tables(self.folder), self._listen))
         with self.log.open("a") as log:
             self._process = self.children.start(
                 [sys.executable, "-m", "rollmuxd", "daemon", "run", "--config", config],
@@ -397,8 +380,9 @@ class Watcher(Protocol):
 class Run:
     """All jobs under one daemon, at once or in turn."""
 
-    def __init__(self, plan: Plan, folder: Path, children: Children, watcher: Watcher) -> None:
+    def __init__(self, plan: Plan, folder: Path, children: Children, watcher: Watcher, reached: Reached) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.reached = reached
         self.plan, self.folder, self.children, self.watcher = plan, folder, children, watcher
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._finished = 0
@@ -416,7 +400,7 @@ class Run:
 
     def _run(self, batches: Sequence[Sequence[JobPlan]], *, look: bool = False) -> RunRecord:
         with _short_folder() as short:
-            daemon = DaemonProcess(self.folder, short / "d.sock", self.children)
+            daemon = DaemonProcess(self.folder, short / "d.sock", self.children, self.reached)
             daemon.start()
             if look:
                 page, key = daemon.dashboard()
