@@ -58,6 +58,10 @@ SCARCITY: Final = ((0.25, 0.05), (0.1, 0.5), (0.0, 1.0))
 TRIPLES_UP_TO: Final = 40
 #: unions that are looked at in one search, at most; those with most to win first
 UNIONS: Final = 400
+#: up to so many groups all pairs are looked at; beyond, so many that have changed, each beside all others
+GROUPS_MATCHED, GROUPS_CHANGED = 40, 4
+#: groups that are looked at between two yields, and unions that are remembered
+GROUPS_A_STEP, REMEMBERED = 50, 50_000
 #: an unsuccessful look at a union is repeated when the time over which it would have to pay has grown so much
 AGAIN: Final = 1.25
 HOUR_MS: Final = 3_600_000
@@ -77,6 +81,8 @@ class Sitting(Struct, frozen=True):
     #: iterations in a turn, and the period
     rates: tuple[int, ...]
     period_ms: Millis
+    #: what share of nodes its jobs need at least, by pool
+    used: dict[PoolName, float]
 
 
 class Ahead(Struct):
@@ -127,8 +133,10 @@ class Loom(RollMux):
         self._takes_ms = {Movable.WARM: round(warm_s * 1000), Movable.RELAUNCH: round(relaunch_s * 1000)}
         self._planners: dict[tuple[tuple[PoolName, float], ...], Planner] = {}
         self._sittings: dict[GroupId, Sitting | None] = {}
-        #: (version, why not) of unions at which nothing was found, and the hours over which it did not pay
+        #: unions, as they were when nothing was found there, and the hours over which it did not pay
         self._settled: dict[tuple[object, ...], float] = {}
+        #: by group: the version that was looked at last
+        self._seen: dict[GroupId, int] = {}
         self._ahead: Ahead | None = None
 
     # ---- arrivals ----------------------------------------------------------------------------------------------------
@@ -163,27 +171,24 @@ class Loom(RollMux):
     def _likely(self, state: State, planner: Planner, need: Need) -> list[tuple[Group, Sitting]]:
         """Groups that could take the job, the fullest first: what they have left is wasted soonest."""
         found: list[tuple[float, float, int, Group, Sitting]] = []
-        shares = planner.shares(need)
+        mine, widest = _used([need]), dict(need.widths).get(planner.dearest, 0)
+        worth = {pool: room.worth for pool, room in planner.rooms.items()}
         for group in state.groups.values():
             if len(group.jobs) + len(group.coming) >= self.max_group or group.dispatch is not Dispatch.WHEEL:
                 continue
             sitting = self._sitting(state, group)
             if sitting is None:
                 continue
-            used = [sum(part) for part in zip(shares, *map(planner.shares, sitting.needs), strict=True)]
-            most = [len(sitting.names.get(pool, ())) for pool in planner.rooms]
-            widest = list(planner.rooms).index(planner.dearest)
-            if used[widest] > max(most[widest], dict(need.widths).get(planner.dearest, 0)) + 1e-9:
-                continue
-            left = sum(
-                max(0.0, has - uses) * room.worth
-                for has, uses, room in zip(most, used, planner.rooms.values(), strict=True)
-            )
-            over = sum(
-                max(0.0, uses - has) * room.worth
-                for has, uses, room in zip(most, used, planner.rooms.values(), strict=True)
-            )
-            found.append((over, left, len(found), group, sitting))
+            over = left = 0.0
+            for pool, price in worth.items():
+                has = len(sitting.names.get(pool, ()))
+                uses = sitting.used.get(pool, 0.0) + mine.get(pool, 0.0)
+                if pool == planner.dearest and uses > max(has, widest) + 1e-9:
+                    break
+                over += max(0.0, uses - has) * price
+                left += max(0.0, has - uses) * price
+            else:
+                found.append((over, left, len(found), group, sitting))
         found.sort(key=lambda it: it[:3])
         return [(group, sitting) for _, _, _, group, sitting in found]
 
@@ -321,6 +326,7 @@ class Loom(RollMux):
             ),
             rates=tuple(summary.rates[name] for name in jobs),
             period_ms=needs[0].solo_ms if len(jobs) == 1 else self._period_ms(summary.legs),
+            used=_used(needs),
         )
 
     def _planner(self, state: State) -> Planner:
@@ -359,10 +365,9 @@ class Loom(RollMux):
             yield move
             return
         planner = self._planner(state)
-        costs = self._costs(state, planner)
+        crews, costs = yield from self._crews(state, planner)
         if not costs:
             return
-        crews = self._crews(state, planner)
         search = Search(planner, costs, _free_by_pool(state), max_group=self.max_group)
         ages = {
             planner.number(need): (now - state.jobs[name].registered_at) / HOUR_MS
@@ -402,53 +407,77 @@ class Loom(RollMux):
     ) -> list[tuple[float, list[Crew], tuple[object, ...]]]:
         """Groups to be looked at together, those with most to win first."""
         found: list[tuple[float, int, float, list[Crew], tuple[object, ...]]] = []
-        for union in combinations(crews, size):
+        cheapest = {
+            crew.group: min((search.costs[job] for job in crew.seats if job in search.costs), default=None)
+            for crew in crews
+        }
+        for union in self._near(crews, size):
+            costs = [cost for crew in union if (cost := cheapest[crew.group]) is not None]
             hours = horizon_hours([ages[job] for crew in union for job in crew.seats])
             least = search.planner.least([job for crew in union for job in crew.seats])
             win = (sum(crew.value for crew in union) - least) * hours
-            cheapest = min(
-                (search.costs[job] for crew in union for job in crew.seats if job in search.costs), default=None
-            )
-            if cheapest is None or win <= cheapest:
+            if not costs or win <= min(costs):
                 continue
             key = (
                 *(crew.group for crew in union),
                 *(crew.version for crew in union),
                 *(job for crew in union for job in crew.seats if job in search.costs),
             )
-            if hours < self._settled.get(key, 0.0) * AGAIN:
-                continue
-            found.append((win, len(found), hours, list(union), key))
+            if hours >= self._settled.get(key, 0.0) * AGAIN:
+                found.append((win, len(found), hours, list(union), key))
         found.sort(key=lambda it: (-it[0], it[1]))
-        if len(self._settled) > 50_000:
+        if len(self._settled) > REMEMBERED:
             self._settled.clear()
         return [(hours, union, key) for _, _, hours, union, key in found[:UNIONS]]
 
-    def _crews(self, state: State, planner: Planner) -> list[tuple[Crew, Sitting]]:
-        crews = []
-        for group in state.groups.values():
+    def _near(self, crews: Sequence[Crew], size: int) -> Iterator[tuple[Crew, ...]]:
+        """Groups to be looked at together: all, where there are few; else what has changed, beside every other."""
+        if len(crews) <= GROUPS_MATCHED:
+            yield from combinations(crews, size)
+            return
+        changed = [crew for crew in crews if self._seen.get(crew.group) != crew.version][:GROUPS_CHANGED]
+        for number, crew in enumerate(changed):
+            self._seen[crew.group] = crew.version
+            before = {other.group for other in changed[: number + 1]}
+            for other in crews:
+                if other.group not in before:
+                    yield crew, other
+        if len(self._seen) > 2 * len(crews) + 16:
+            there = {crew.group for crew in crews}
+            self._seen = {group: version for group, version in self._seen.items() if group in there}
+
+    def _crews(
+        self, state: State, planner: Planner
+    ) -> Generator[None, None, tuple[list[tuple[Crew, Sitting]], dict[int, float]]]:
+        """Groups as they stand; and of each job that may be moved and can afford it, what moving it costs, dollars."""
+        crews: list[tuple[Crew, Sitting]] = []
+        costs: dict[int, float] = {}
+        for looked, group in enumerate(tuple(state.groups.values())):
+            if looked % GROUPS_A_STEP == GROUPS_A_STEP - 1:
+                yield
             if group.dispatch is not Dispatch.WHEEL or group.coming:
                 continue
             sitting = self._sitting(state, group)
             if sitting is None or len(sitting.jobs) < len(group.jobs):
                 continue
-            seats = {planner.number(need): dict(pins) for need, pins in zip(sitting.needs, sitting.pins, strict=True)}
+            seats = {}
+            for name, need, pins in zip(sitting.jobs, sitting.needs, sitting.pins, strict=True):
+                number = planner.number(need)
+                seats[number] = pins
+                takes = self._affords(state.jobs[name])
+                if takes is not None:
+                    costs[number] = planner.worth(need) * takes / HOUR_MS
             crews.append((Crew(group.id, seats, _value(planner, sitting), group.version), sitting))
-        return crews
+        return crews, costs
 
-    def _costs(self, state: State, planner: Planner) -> dict[int, float]:
-        """By job that may be moved and can afford it: what moving it costs, dollars."""
-        costs = {}
-        for job in state.jobs.values():
-            takes = self._takes_ms.get(job.spec.movable)
-            if takes is None or job.group is None or job.status is not JobStatus.ADMITTED or job.move is not None:
-                continue
-            if job.promised and job.spec.slo is not None and (credit_ms(job) or 0) < job.spec.slo * takes:
-                continue
-            need = self._need(job, promised=job.promised)
-            if need is not None:
-                costs[planner.number(need)] = planner.worth(need) * takes / HOUR_MS
-        return costs
+    def _affords(self, job: Job) -> Millis | None:
+        """What moving the job takes; None: it may not be moved, or its credit is short of all that it may cost it."""
+        takes = self._takes_ms.get(job.spec.movable)
+        if takes is None or job.status is not JobStatus.ADMITTED or job.move is not None:
+            return None
+        if job.promised and job.spec.slo is not None and (credit_ms(job) or 0) < job.spec.slo * takes:
+            return None
+        return takes
 
     def _go_on(self, state: State) -> Move | None:
         """The next step of the regrouping that is under way; None: there is none, or something came in between."""
@@ -505,6 +534,16 @@ class Loom(RollMux):
             saves_per_hour=scheme.saves,
             costs=scheme.costs,
         )
+
+
+def _used(needs: Sequence[Need]) -> dict[PoolName, float]:
+    """What share of nodes some jobs need at least, to be within their bounds, by pool."""
+    used: dict[PoolName, float] = {}
+    for need in needs:
+        for pool, width in need.widths:
+            if need.limit_ms:
+                used[pool] = used.get(pool, 0.0) + width * need.busy_ms(pool) / need.limit_ms
+    return used
 
 
 def _value(planner: Planner, sitting: Sitting) -> float:

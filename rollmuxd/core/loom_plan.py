@@ -15,26 +15,29 @@ The **value** of a plan is what its nodes cost per hour, less ``mu`` times what 
 at its solo pace is worth what it would cost alone. With ``mu`` 0 only dollars per hour count.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, permutations
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import combinations, islice, permutations
 from math import ceil, gcd, inf
 from typing import Final, TypeAlias
 
 from msgspec import Struct
 
 from rollmuxd.core.model import JobId, Millis, NodeId, PoolName
-from rollmuxd.core.wheel import Step, settles
+from rollmuxd.core.wheel import Step, settles, settles_narrow
 
 #: iterations of one job in a turn, and of all of them, at most (more is hardly ever of use: research 2.2)
 MOST_ROUNDS, MOST_TOKENS = 8, 24
 #: nodes beyond the fewest that are tried for a pool
-EXTRA_NODES: Final = 1
-#: ways to fill the fewest nodes of a pool that are tried
-FILLINGS: Final = 2
+EXTRA_NODES: Final = 2
+#: ways to fill so many nodes of a pool that are tried: of a set of jobs, and where some are seated
+FILLINGS, FILLINGS_SEATED = 1, 2
+#: orders of a turn that are tried: where jobs go round several times, and in round robin on several nodes
+SPREADS, PERMUTATIONS = 3, 24
 #: candidates that are tried for one set of jobs, at most
-CANDIDATES: Final = 40
+CANDIDATES: Final = 100
 #: turns after which a fixpoint that was not met is given up: those that exist are met in three
-TURNS: Final = 4
+TURNS: Final = 3
 #: what progress counts for where dollars are equal
 TIE: Final = 1e-3
 #: plans that are remembered
@@ -336,7 +339,7 @@ class _Tries:
             for filling in _Filling(self, pool, widths, loads, nodes, turn).all():
                 yield filling
                 found += 1
-                if found == FILLINGS:
+                if found == (FILLINGS_SEATED if self.seated else FILLINGS):
                     break
             more += found > 0
             if more > EXTRA_NODES or (more and pool == self.planner.dearest):
@@ -360,10 +363,14 @@ class _Tries:
             ]
             for place, need in enumerate(self.needs)
         ]
-        narrow = all(len(seats) <= 1 for pool in self.pools for seats in fillings[pool])
+        narrow = all(len(nodes) == 1 for steps in mine for _, nodes, _, _ in steps)
+        slim = [[(place, nodes[0], took, gap) for place, nodes, took, gap in steps] for steps in mine if narrow]
         for order in orders(counts, narrow=narrow):
-            steps = [step for place in order for step in mine[place]]
-            period = self._period(steps, clocks, low, turn)
+            if narrow:
+                settled = partial(settles_narrow, [step for place in order for step in slim[place]], clocks)
+            else:
+                settled = partial(settles, [step for place in order for step in mine[place]], clocks)
+            period = self._period(settled, counts, low, turn)
             if period is not None:
                 price = sum(nodes[pool] * self.rooms[pool].price for pool in self.pools)
                 return Plan(
@@ -380,16 +387,20 @@ class _Tries:
                 )
         return None
 
-    def _period(self, steps: list[Step], clocks: int, low: Millis, turn: float) -> Millis | None:
+    def _period(
+        self, settled: Callable[[Millis, int], bool], counts: Sequence[int], low: Millis, turn: float
+    ) -> Millis | None:
         """The period, to a few parts in a thousand; None: it was not found to be within what the bounds allow."""
-        high = sum(took + gap for _, _, took, gap in steps) if turn == inf else int(turn)
-        if not settles(steps, clocks, high, TURNS):
+        if turn == inf:
+            turn = sum(count * need.round_ms for count, need in zip(counts, self.needs, strict=True))
+        high = int(turn)
+        if not settled(high, TURNS):
             return None
-        if settles(steps, clocks, low, TURNS):
+        if settled(low, TURNS):
             return low
         while high - low > 1 + high // self.planner.grain:
             middle = (low + high) // 2
-            if settles(steps, clocks, middle, TURNS):
+            if settled(middle, TURNS):
                 high = middle
             else:
                 low = middle
@@ -460,29 +471,23 @@ class _Filling:
         return self.ram[node] <= self.room.ram_mb and self.left[node] + self.top[node] <= self.room.gpu_mb
 
 
-def orders(counts: Sequence[int], *, narrow: bool = True) -> Iterator[tuple[int, ...]]:
+@lru_cache(maxsize=4096)
+def orders(counts: tuple[int, ...], *, narrow: bool = True) -> tuple[tuple[int, ...], ...]:
     """Orders of a turn in which each job's iterations are spread evenly, as places; each once.
 
     In round robin with everybody on one node per pool the order plays no part.
     """
     if max(counts) == 1:
         some = permutations(range(1, len(counts)))
-        for number, rest in enumerate(some):
-            yield (0, *rest)
-            if narrow or number == 23:
-                return
-        return
-    seen: dict[tuple[int, ...], None] = {}
-    count = len(counts)
-    for kind in range(5):
+        return tuple((0, *rest) for rest in islice(some, 1 if narrow else PERMUTATIONS))
+    found: dict[tuple[int, ...], None] = {}
+    for kind in range(SPREADS):
         places = []
         for place, rounds in enumerate(counts):
-            shift = (0.5, 0.0, place / count, 1 - (place + 1) / count, (place * 0.618) % 1)[kind]
+            shift = (0.5, 0.0, place / len(counts))[kind]
             places += [((number + shift) / rounds, -rounds, place) for number in range(rounds)]
-        order = tuple(place for _, _, place in sorted(places))
-        if order not in seen:
-            seen[order] = None
-            yield order
+        found[tuple(place for _, _, place in sorted(places))] = None
+    return tuple(found)
 
 
 def numbered(

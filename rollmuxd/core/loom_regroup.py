@@ -209,8 +209,7 @@ class Search:
             for part, crew in zip(parts, assigned, strict=True):
                 key = (part, "" if crew is None else crew.group)
                 if key not in seated:
-                    seated[key] = self._seat(part, crew, hours)
-                    yield
+                    seated[key] = yield from self._seat(part, crew, hours)
                 found = seated[key]
                 if found is None:
                     break
@@ -231,7 +230,7 @@ class Search:
 
     def _seat(
         self, part: tuple[int, ...], crew: Crew | None, hours: float
-    ) -> tuple[float, Plan, dict[int, Pins]] | None:
+    ) -> Generator[None, None, tuple[float, Plan, dict[int, Pins]] | None]:
         """The best way to run a part where a group is: value over the hours with moves, the plan, who stays where."""
         here = [] if crew is None else [job for job in part if job in crew.seats]
         fixed = [job for job in part if job not in self.costs]
@@ -248,6 +247,7 @@ class Search:
                     continue
                 seats = {job: crew.seats[job] for job in part if job in stay} if crew is not None else {}
                 plan = self._fit(part, seats)
+                yield
                 if plan is not None and (best is None or costs + plan.value * hours < best[0]):
                     best = (costs + plan.value * hours, plan, seats)
         return best

@@ -45,14 +45,26 @@ def settles(steps: Sequence[Step], clocks: int, period_ms: Millis, turns: int | 
     not wait so long: after fewer ``turns`` True is still a proof, and False means that none was found yet.
     """
     z = [0] * clocks
-    turns = clocks + 1 if turns is None else turns
-    narrow = [(job, nodes[0], busy, gap) for job, nodes, busy, gap in steps if len(nodes) == 1]
+    for _ in range(clocks + 1 if turns is None else turns):
+        was = z.copy()
+        _turn(z, steps)
+        z = [at - period_ms for at in z]
+        z = [at if at > before else before for at, before in zip(z, was, strict=True)]  # noqa: FURB136 - see _turn
+        if z == was:
+            return True
+    return False
+
+
+def settles_narrow(
+    steps: Sequence[tuple[int, int, Millis, Millis]], clocks: int, period_ms: Millis, turns: int
+) -> bool:
+    """:func:`settles` where every leg has one node, which is most of what a planner asks."""
+    z = [0] * clocks
     for _ in range(turns):
         was = z.copy()
-        if len(narrow) == len(steps):
-            _turn_narrow(z, narrow)
-        else:
-            _turn(z, steps)
+        for job, node, busy, gap in steps:
+            at, free = z[job] + gap, z[node]
+            z[job] = z[node] = (at if at > free else free) + busy  # noqa: FURB136 - see _turn
         z = [at - period_ms for at in z]
         z = [at if at > before else before for at, before in zip(z, was, strict=True)]  # noqa: FURB136 - see _turn
         if z == was:
@@ -71,13 +83,6 @@ def _turn(z: list[Millis], steps: Sequence[Step]) -> None:
         z[job] = at
         for node in nodes:
             z[node] = at
-
-
-def _turn_narrow(z: list[Millis], steps: Sequence[tuple[int, int, Millis, Millis]]) -> None:
-    """The same where every leg has one node."""
-    for job, node, busy, gap in steps:
-        at, free = z[job] + gap, z[node]
-        z[job] = z[node] = (at if at > free else free) + busy  # noqa: FURB136
 
 
 def steps_of(wheel: Sequence[Leg]) -> tuple[list[Step], int]:
