@@ -9,8 +9,10 @@ import contextlib
 import functools
 import json
 import random
+import re
 import shutil
 import subprocess
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -209,28 +211,16 @@ def test_who_begins_with_the_newest_facts_sees_the_present_as_it_is(node: str, s
         compare(wanted, drawn, story.facts, index)
 
 
-@pytest.mark.parametrize(
-    ("ends", "then"),
-    [("move_ended", {"old": 0, "both": 1, "new": 1}), ("move_abandoned", {"old": 1, "both": 1, "new": 0})],
-)
-def test_who_moves_has_both_places_until_it_has_moved_or_has_not(node: str, ends: str, then: dict[str, int]) -> None:
+ENDS = {"move_ended": {"old": 0, "both": 1, "new": 1}, "move_abandoned": {"old": 1, "both": 1, "new": 0}}
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_who_moves_has_both_places_until_it_has_moved_or_has_not(node: str, ends: str) -> None:
+    then = ENDS[ends]
+    here, there = {"p": ["old", "both"]}, {"p": ["both", "new"]}
     facts = [
-        {
-            "fact": "job_placed",
-            "at": 0,
-            "job": "j1",
-            "group": "g1",
-            "pins": {"p": ["old", "both"]},
-            "status": "admitted",
-        },
-        {
-            "fact": "move_planned",
-            "at": 10,
-            "job": "j1",
-            "group": "g2",
-            "pins": {"p": ["both", "new"]},
-            "why": "it saves",
-        },
+        {"fact": "job_placed", "at": 0, "job": "j1", "group": "g1", "pins": here, "status": "admitted"},
+        {"fact": "move_planned", "at": 10, "job": "j1", "group": "g2", "pins": there, "why": "it saves"},
         {"fact": "move_began", "at": 20, "job": "j1"},
         {"fact": ends, "at": 30, "job": "j1"},
         {"fact": "placement_ended", "at": 40, "job": "j1"},
@@ -243,6 +233,19 @@ def test_who_moves_has_both_places_until_it_has_moved_or_has_not(node: str, ends
     first, both, none = {"old": 1, "both": 1, "new": 0}, dict.fromkeys(then, 1), dict.fromkeys(then, 0)
     assert placed == [first, both, both, then, none]
     assert [moment["jobs"]["j1"] for moment in found] == [[], [], ["moving"], [], []]
+
+
+def test_every_fact_is_known_to_the_dashboard_or_is_known_to_say_nothing_to_it() -> None:
+    """A new fact that moves a slot, a node or a job has to be drawn: this test asks whoever adds one."""
+    text = (WEB / "history.js").read_text()
+    silent = {
+        "host_added", "host_removed", "node_removed", "process_launched", "process_started", "process_over",
+        "session_opened", "session_fenced", "session_lost", "session_closed", "visit_added", "visit_skipped",
+        "next_answered", "slot_reclaiming",
+    }  # fmt: skip
+    tags = {str(kind.__struct_config__.tag) for kind in typing.get_args(f.AnyFact)}
+    known = {tag for tag in tags if re.search(rf"\b{tag}\b", text)}
+    assert tags - known == silent & tags
 
 
 def test_the_shares_of_a_pool_are_those_of_its_gpus_and_add_up(node: str) -> None:

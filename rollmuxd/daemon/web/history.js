@@ -134,7 +134,9 @@ export class History {
     for (const [id, slot] of this.slots) {
       if ((slot.over ?? Infinity) < before) {
         this.slots.delete(id);
-        for (const node of slot.nodes.keys()) this.slotsOfNode.get(node)?.delete(slot);
+        for (const { gpus } of [...slot.tries, slot]) {
+          for (const gpu of gpus ?? []) this.slotsOfNode.get(this.nodeOf.get(gpu))?.delete(slot);
+        }
         this.slotsOfJob.get(slot.job)?.delete(slot);
         this._touch(slot);
       }
@@ -157,7 +159,7 @@ export class History {
   _slot(id) {
     let slot = this.slots.get(id);
     if (slot === undefined) {
-      slot = { id, parts: [], nodes: new Map() };
+      slot = { id, tries: [], parts: [], nodes: new Map() };
       this.slots.set(id, slot);
     }
     return slot;
@@ -186,7 +188,16 @@ export class History {
     this._touch(slot);
   }
 
+  /** A slot was on the nodes of these GPUs, too. */
+  _onNodes(slot, gpus) {
+    for (const node of this.count(gpus).keys()) {
+      of(this.slotsOfNode, node).add(slot);
+      this.touchedNodes.add(node);
+    }
+  }
+
   _touch(slot) {
+    for (const { gpus } of slot.tries) if (gpus !== undefined) for (const gpu of gpus) this.touchedNodes.add(this.nodeOf.get(gpu));
     for (const node of slot.nodes.keys()) this.touchedNodes.add(node);
     if (slot.job !== undefined) this.touchedJobs.add(slot.job);
   }
@@ -243,12 +254,8 @@ const HANDLERS = {
     slot.request = fact.request_id;
     history._placeSlot(slot);
   },
-  slot_claimed: (history, fact) => {
-    const slot = history._slot(fact.slot);
-    slot.claimed = fact.at;
-    slot.gpus = fact.gpus;
-    history._placeSlot(slot);
-  },
+  slot_claimed: tried,
+  slot_requeued: tried,
   slot_granted: (history, fact) => {
     const slot = history._slot(fact.slot);
     slot.granted = fact.at;
@@ -300,6 +307,17 @@ for (const [kind, how] of Object.entries({ order_ended: "done", order_faulted: "
     Object.assign(order, { ended: fact.at, how, endSeq: fact.seq, error: fact.error });
     if (order.node !== undefined) orderEnded(history, order);
   };
+}
+
+/** A slot holds GPUs, or has let go of them again, its state not being loaded there: then it waits for others. */
+function tried(history, fact) {
+  const slot = history._slot(fact.slot);
+  insert(slot.tries, { seq: fact.seq, at: fact.at, gpus: fact.gpus, reason: fact.reason });
+  const last = slot.tries[slot.tries.length - 1];
+  slot.claimed = last.gpus === undefined ? undefined : last.at;
+  slot.gpus = slot.tries.findLast((one) => one.gpus !== undefined)?.gpus;
+  if (last.gpus !== undefined || slot.gpus !== undefined) history._placeSlot(slot);
+  for (const { gpus } of slot.tries) if (gpus !== undefined) history._onNodes(slot, gpus);
 }
 
 /** A fact about which nodes are a job's. */
@@ -429,6 +447,14 @@ function describe(history, fact) {
       return ["bad", `${slotOf()} is lost${why}`, about()];
     case "slot_revoked":
       return ["warn", `${slotOf()} was revoked${by}${why}`, about()];
+    case "slot_requeued":
+      return ["warn", `${slotOf()} goes back to those who wait${why}`, about()];
+    case "job_guarded":
+      return ["warn", `${job} is short of credit: it goes first, or to nodes of its own`];
+    case "left_over_seen":
+      return ["warn", `${job}'s ${fact.pool} state leaves more on GPUs than was agreed`];
+    case "guard_ended":
+      return ["ok", `${job} has earned its credit`];
     case "slot_overstays":
       return ["warn", `${slotOf()} runs for ${Math.round(fact.ran_ms / 1000)} s, longer than the ${Math.round(fact.bound_ms / 1000)} s expected`, about()];
     case "slot_shrunk":

@@ -14,11 +14,15 @@ const HELD_AFTER = { released: "closing", faulted: "reclaiming", lost: "reclaimi
 
 /** The bars of one slot, from when it held its GPUs. ``part``: of GPUs, their share of the lane, and what comes before. */
 function barsOfSlot(slot, part, into) {
-  if (slot.claimed === undefined || slot.gpus === undefined) return;
   const bar = (t0, t1, kind, gpus) => {
     const { share, top } = part(gpus);
     if (share > 0 && t1 > t0) into.push({ t0, t1, kind, share, top, job: slot.job, slot });
   };
+  for (const [index, { at, gpus }] of slot.tries.entries()) {
+    const next = slot.tries[index + 1];
+    if (gpus !== undefined && next !== undefined) bar(at, next.at, "loading", gpus); // in vain
+  }
+  if (slot.claimed === undefined || slot.gpus === undefined) return;
   const until = slot.ended ?? slot.over ?? Infinity;
   const granted = slot.granted ?? Infinity;
   bar(slot.claimed, Math.min(granted, until), "loading", slot.gpus);
@@ -63,11 +67,14 @@ function marksOf(history, node) {
 export function jobLane(history, job, present) {
   const bars = [];
   for (const slot of history.slotsOfJob.get(job) ?? []) {
-    const until = slot.claimed ?? slot.over ?? slot.ended ?? Infinity;
-    if (slot.queued !== undefined && until > slot.queued) {
-      bars.push({ t0: slot.queued, t1: until, kind: "waiting", share: 1, top: 0, job, slot });
-    }
-    barsOfSlot(slot, (names) => ({ share: names.length / slot.gpus.length, top: 0 }), bars);
+    const waits = (t0, t1) => {
+      if (t1 > t0) bars.push({ t0, t1, kind: "waiting", share: 1, top: 0, job, slot });
+    };
+    const claims = [...slot.tries.filter((one) => one.gpus !== undefined).map((one) => one.at), slot.claimed];
+    const after = (at) => claims.find((one) => one >= at) ?? slot.over ?? slot.ended ?? Infinity;
+    if (slot.queued !== undefined) waits(slot.queued, after(slot.queued));
+    for (const { at, gpus } of slot.tries) if (gpus === undefined) waits(at, after(at));
+    barsOfSlot(slot, (names) => ({ share: names.length / (slot.gpus ?? names).length, top: 0 }), bars);
   }
   bars.sort(inOrder);
   return { bars, backs: stretches(history.jobs.get(job), present, "admitted"), kept: [], widest: widest(bars) };
