@@ -70,7 +70,7 @@ async def calls(host, options):
         took[name].append((time.perf_counter() - began) * 1000)
 
     packed = parcel.pack({"ask": "look", "made_up": options["made_up_gpus"]}, "mark:")
-    look = (options["python"], "-I", "-c", parcel.OPEN)
+    look = (options["python"], "-I", "-S", "-c", parcel.OPEN)
     line = " ".join(f"'{word}'" for word in look)
     port = int(options_port(options, host))
     for _ in range(ROUNDS):

@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import shutil
+import subprocess
 import sys
 
 import anyio
 import asyncssh
 import pytest
 
-from rollmuxd.spi import ContactLost, HostConfig, NotDone
+from rollmuxd.spi import ContactLost, HostConfig, NotDone, ProcessOrder
+from rollmuxd_backend_local import asking
 from rollmuxd_backend_ssh import SshBackend
 from rollmuxd_backend_ssh.line import Line
 from rollmuxd_backend_ssh.options import SshOptions
@@ -220,6 +223,75 @@ async def test_twenty_hosts_are_asked_at_the_same_time(own_servers, keys, made_u
     await backend.close()
     for server in servers:
         await server.stop()
+
+
+@pytest.mark.asyncio
+async def test_a_host_that_hangs_costs_a_look_its_time_and_at_last_its_connection(
+    own_server, keys, made_up, monkeypatch
+):
+    """What hangs in a driver there keeps its place on the connection; on another there are places again."""
+    monkeypatch.setattr(asking, "LOOK_S", 0.3)
+    async with reached(own_server, keys, made_up) as backend:
+        own_server.before = asyncio.Event().wait
+        for _ in range(3):
+            with pytest.raises(ContactLost, match=r"box did not answer within 0\.3 s"):
+                await backend.observe("box")
+        own_server.before = None
+        monkeypatch.setattr(asking, "LOOK_S", 20.0)
+        assert len((await backend.observe("box")).gpus) == 2
+        assert len(own_server.connections) == 2
+
+
+@pytest.mark.asyncio
+async def test_each_owners_processes_are_started_as_the_user_that_is_named_for_it(own_server, keys, made_up):
+    options = {"starts_processes": True, "users": {"team-a": "ann", "team-b": "bob"}, "logs": ""}
+    async with reached(own_server, keys, made_up, **options) as backend:
+        orders = [process_of("team-a", 1), process_of("team-b", 2)]
+        for order in orders:
+            await backend.start("box", order)
+        names = [connection.get_extra_info("username") for connection in own_server.connections]
+        assert names == ["ann", "bob"]
+        with pytest.raises(NotDone, match=r"nobody is named in options.users for owner 'team-c'"):
+            await backend.start("box", process_of("team-c", 3))
+        for order in orders:
+            assert await backend.alive("box", order.launch)
+            assert await backend.stop("box", order.launch)
+            assert not await backend.alive("box", order.launch)
+
+
+def process_of(owner, number):
+    return ProcessOrder(
+        launch=f"l{number}",
+        number=number,
+        job=f"j{number}",
+        run=1,
+        owner=owner,
+        user="u",
+        name="a",
+        argv=("sleep", "600"),
+        cwd="",
+        env={},
+    )
+
+
+@pytest.mark.asyncio
+async def test_an_agent_is_asked_for_keys(own_server, keys, made_up, tmp_path, monkeypatch):
+    agent, add = shutil.which("ssh-agent"), shutil.which("ssh-add")
+    if agent is None or add is None:
+        pytest.skip("there is no ssh-agent here; install openssh-client")
+    running = subprocess.Popen([agent, "-D", "-a", str(tmp_path / "agent")], stdout=subprocess.DEVNULL)
+    try:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+        while not (tmp_path / "agent").exists():
+            await asyncio.sleep(0.01)
+        subprocess.run([add, str(keys.folder / "client")], check=True, capture_output=True)
+        async with reached(own_server, keys, made_up) as backend:
+            lines = keys.config.read_text().splitlines()
+            keys.config.write_text("\n".join(line for line in lines if "Identit" not in line) + "\n")
+            assert len((await backend.observe("box")).gpus) == 2
+    finally:
+        running.terminate()
+        running.wait()
 
 
 # ---- again, and not too often ----------------------------------------------------------------------------------------
