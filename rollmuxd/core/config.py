@@ -96,6 +96,9 @@ class Config(Struct, frozen=True):
     moves_at_a_time: int = 4
     #: a job is moved again after this time at the earliest
     move_every_ms: Millis = 3_600_000
+    #: what a move takes from its job, as this cluster measures it: warm, and by starting it again
+    move_takes_ms: Millis = 30_000
+    relaunch_takes_ms: Millis = 300_000
     #: a planned move is abandoned when its job has not ended an iteration by then ...
     move_begins_ms: Millis = 2 * 3_600_000
     #: ... and one that has begun, when what the job had loaded is not parked by then

@@ -57,6 +57,14 @@ def slowdown(job: Job) -> float | None:
 
 def credit_ms(job: Job) -> Millis | None:
     """By how much the job is ahead of its bound: slo x realised solo time less elapsed time; None without an SLO."""
-    if job.spec.slo is None:
-        return None
-    return int(job.spec.slo * job.progress.solo_ms) - job.progress.elapsed_ms
+    return None if job.spec.slo is None else ahead_ms(job, job.spec.slo)
+
+
+def ahead_ms(job: Job, slo: float, now: Millis | None = None) -> Millis:
+    """By how much the job is ahead of a bound, in its finished iterations; with ``now``, in the one at hand too."""
+    progress = job.progress
+    solo, elapsed = progress.solo_ms, progress.elapsed_ms
+    if now is not None and progress.iteration_from is not None:
+        solo += progress.iteration_solo_ms
+        elapsed += now - progress.iteration_from - progress.iteration_excused_ms
+    return int(slo * solo) - elapsed

@@ -229,7 +229,7 @@ class Explainer:
     def _before(self, group: Group, slot: Slot) -> list[Visit | Slot]:
         """What comes before a queued request on its nodes: visits of the wheel, or requests that came earlier."""
         state, rotation = self._c.state, self._c.rotation
-        if group.dispatch is Dispatch.READY:
+        if group.dispatch is not Dispatch.WHEEL:
             ahead: dict[SlotId, Slot] = {}
             for node in rotation.nodes_of(state, group, slot.job, slot.phase):
                 for other in rotation.line(state, group, node, self._c.soft.awaited):

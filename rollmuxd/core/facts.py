@@ -276,6 +276,22 @@ class NodeLeft(Fact, frozen=True, tag="node_left"):
     node: NodeId
 
 
+class JobGuarded(Fact, frozen=True, tag="job_guarded"):
+    """The job is short of credit: it goes first, or to nodes of its own, until it has earned some."""
+
+    job: JobId
+    #: by how much it is ahead of its bound, and what it should be at least
+    credit_ms: Millis
+    least_ms: Millis
+
+
+class GuardEnded(Fact, frozen=True, tag="guard_ended"):
+    """The job has earned its credit, and is one among others again."""
+
+    job: JobId
+    credit_ms: Millis
+
+
 class JobPaused(Fact, frozen=True, tag="job_paused"):
     """It gets no new slot until it is resumed."""
 
@@ -650,6 +666,8 @@ AnyFact: TypeAlias = (
     | MoveEnded
     | MoveAbandoned
     | NodeLeft
+    | JobGuarded
+    | GuardEnded
     | JobPaused
     | JobResumed
     | JobQuarantined

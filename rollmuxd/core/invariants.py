@@ -44,7 +44,8 @@ def a_running_slot_has_its_states_loaded(state: State) -> Iterator[str]:
         phase = next((p for p in (*job.spec.phases, *job.spec.side) if p.name == slot.phase), None)
         for key in job.states if phase is not None else ():
             kept = state.states[key]
-            there = not state.nodes[kept.node].gpus.keys().isdisjoint(slot.gpus)
+            seat = kept.node in job.pins.get(kept.pool, ())  # and not where it is only to move to
+            there = seat and not state.nodes[kept.node].gpus.keys().isdisjoint(slot.gpus)
             if there and phase is not None and kept.pool in phase.pools and kept.status != StateStatus.LOADED:
                 yield f"slot {slot.id} runs, and {key} is {kept.status}"
 

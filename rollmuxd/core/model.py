@@ -153,6 +153,8 @@ class Dispatch(StrEnum):
     WHEEL = "wheel"
     #: whoever asked first: no node idles while somebody could use it, and nothing bounds a wait but the line itself
     READY = "ready"
+    #: whoever asks and is least ahead of its bound: its credit says so, and the guard acts on it
+    CREDIT = "credit"
 
 
 class JobStatus(StrEnum):
@@ -520,6 +522,8 @@ class Job(Struct):
     closing: list[SlotId] = field(default_factory=list)
     #: whether it was admitted with a promise (its SLO is certified)
     promised: bool = False
+    #: it is short of credit, and goes before all others or has nodes of its own until it has earned some
+    guarded: bool = False
     #: the planned period of its group when it was placed
     planned_period_ms: Millis | None = None
     admission: str = ""

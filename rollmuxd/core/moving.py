@@ -53,6 +53,8 @@ CHANGES: Final = frozenset(
     {
         f.JobPlaced,
         f.JobPromised,
+        f.JobGuarded,
+        f.GuardEnded,
         f.PlacementEnded,
         f.JobUnplaced,
         f.JobPaused,
@@ -325,8 +327,8 @@ def plan(c: Cycle, move: Move) -> None:
     advance(c, job)
 
 
-def refused(c: Cycle, move: Move) -> str:
-    """Why a proposed move is not planned now; empty: it is."""
+def refused(c: Cycle, move: Move, *, guarded: bool = False) -> str:
+    """Why a proposed move is not planned now; empty: it is. What the guard does is not limited in how often."""
     job = c.state.jobs.get(move.job)
     if job is None or job.status is not JobStatus.ADMITTED or job.move is not None or job.spec.movable is Movable.NO:
         return "its job is not there to be moved"
@@ -334,7 +336,7 @@ def refused(c: Cycle, move: Move) -> str:
     if placed.group == job.group and placed.pins == job.pins:
         return "the job sits there"
     again = None if job.moved_at is None else job.moved_at + c.config.move_every_ms
-    if again is not None and c.now < again:
+    if again is not None and c.now < again and not guarded:
         c.soft.at(again, "regroup", job.id)
         return f"the job was moved {(c.now - (job.moved_at or 0)) // 1000} s ago"
     return (

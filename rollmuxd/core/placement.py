@@ -46,6 +46,8 @@ from rollmuxd.core.wheel import Leg, certified, closed_form_is_exact, period_ms
 
 #: subsets of a group's rollout nodes that are tried for one job, at most
 SUBSETS_TRIED = 64
+#: where durations are uncertain, a job with a tighter bound than this shares nothing
+TIGHT_SLO = 1.1
 #: groups whose refusals are told, at most
 GROUPS_TOLD = 8
 
@@ -226,7 +228,7 @@ class RollMux:
 
     def _worth_trying(self, state: State, shape: "Shape", group: Group) -> bool:
         """What can be said of a group at once, before any placement in it is looked at."""
-        if len(group.jobs) >= self.max_group:
+        if len(group.jobs) + len(group.coming) >= self.max_group or not may_share(state, shape.job, group):
             return False
         summary = self._summary(state, group)
         if shape.solo_ms is None:
@@ -501,6 +503,16 @@ def rate_of(group: Group, job: Job) -> int:
     """How many iterations the job goes round in one turn of its group's wheel."""
     first = job.spec.phases[0].name
     return sum(visit.job == job.id and visit.phase == first for visit in group.wheel)
+
+
+def may_share(state: State, job: Job, group: Group) -> bool:
+    """Whether a job may join others at all: nobody joins who is guarded, nor, by credit, who has hardly any to earn."""
+    members = [state.jobs[name] for name in (*group.jobs, *group.coming)]
+    if any(member.guarded for member in members):
+        return False
+    if group.dispatch is not Dispatch.CREDIT:
+        return True
+    return all(one.spec.slo is None or one.spec.slo >= TIGHT_SLO for one in (job, *members))
 
 
 def _moves_ms(job: Job, phase: PhaseSpec) -> Millis:

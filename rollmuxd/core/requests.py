@@ -7,6 +7,7 @@ from rollmuxd.core.cycle import HOLDS, NOTHING, Cycle
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict, Impossible, Rejected, StaleFence, TooMany
 from rollmuxd.core.estimates import solo_ms
+from rollmuxd.core.guard import watch as watch_credit
 from rollmuxd.core.letting_go import (
     after_departure,
     drained_if_empty,
@@ -98,6 +99,8 @@ def queue(c: Cycle, job: Job, session: SessionId, phase: str, request_id: str) -
     take_place(c, job, phase, side=side)  # before it is judged: that may let others in, and have this one granted
     if begins and job.status is JobStatus.PROBING and job.progress.finished >= c.config.probe_iterations:
         judge(c, job)
+    if begins:
+        watch_credit(c, job)
     dispatch(c, job.group)
     return slot
 

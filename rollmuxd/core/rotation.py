@@ -8,16 +8,36 @@ every node that it claims. It is asked for (its nodes drain toward it), or its j
 passed its own earlier ones; a request that nobody attends, or whose node is out, is awaited no longer than a grace;
 and who cannot go himself skips nobody.
 
-In a group that is dispatched as *ready* there is a line instead: the requests that wait, by when they came. A node's
+In a group that is dispatched as *ready* there is a line instead: the requests that wait, by when they came, or by
+*credit*: by how much their jobs are ahead of their bounds. A node's
 next is the first in the line that claims it, so the first of all is next on all its nodes.
 """
 
 from collections.abc import Container, Iterator
+from typing import Final
 
 from msgspec import Struct
 
-from rollmuxd.core.model import Group, GroupId, JobId, JobStatus, NodeId, NodeStatus, PhaseSpec, Slot, SlotId, Visit
+from rollmuxd.core.estimates import ahead_ms
+from rollmuxd.core.model import (
+    Dispatch,
+    Group,
+    GroupId,
+    Job,
+    JobId,
+    JobStatus,
+    Millis,
+    NodeId,
+    NodeStatus,
+    PhaseSpec,
+    Slot,
+    SlotId,
+    Visit,
+)
 from rollmuxd.core.state import State
+
+#: where jobs go by credit, who is promised nothing counts as if it were promised this: it yields, and starves not
+PROMISED_NOTHING: Final = 10.0
 
 
 class Projection(Struct):
@@ -73,7 +93,7 @@ class Rotation:
         return head
 
     def line(self, state: State, group: Group, node: NodeId, absent: Container[SlotId]) -> list[Slot]:
-        """The requests that wait for a node, the first comer first.
+        """The requests that wait for a node, the first comer first; by credit, who has least of it.
 
         Without those of ``absent``, of paused jobs, and for nodes that are out: nobody waits for them.
         """
@@ -87,7 +107,10 @@ class Rotation:
             claims = nodes.get((name, slot.phase), ())
             if node in claims and all(state.nodes[other].status is NodeStatus.UP for other in claims):
                 waiting.append(slot)
-        return sorted(waiting, key=lambda slot: (slot.queued_at, len(slot.id), slot.id))
+        waiting.sort(key=lambda slot: (slot.queued_at, len(slot.id), slot.id))
+        if group.dispatch is Dispatch.CREDIT:
+            waiting.sort(key=lambda slot: _standing(state.jobs[slot.job], state.at))
+        return waiting
 
     def before(self, state: State, group: Group, index: int) -> Iterator[Visit]:
         """Visits that come before this one on any of its nodes, once each per turn that is due."""
@@ -102,6 +125,15 @@ class Rotation:
                 if other not in seen and (group.wheel[other].turn, other) < mine:
                     seen.add(other)
                     yield group.wheel[other]
+
+
+def _standing(job: Job, now: Millis) -> tuple[bool, Millis]:
+    """Where a job stands among those that wait: guarded first, then by credit, the iteration at hand included.
+
+    While two wait, both lose alike, so their order stays.
+    """
+    slo = job.spec.slo if job.spec.slo is not None and job.promised else PROMISED_NOTHING
+    return not job.guarded, ahead_ms(job, slo, now)
 
 
 def find_phase(state: State, job: JobId, name: str) -> PhaseSpec | None:

@@ -266,7 +266,7 @@ class State(Struct):
             job.user, job.spec, job.run, job.registered_at = fact.user, fact.spec, fact.run, fact.at
             job.progress, job.reason, job.session = Progress(), "", None
             job.promised, job.admission, job.planned_period_ms, job.ended_at = False, "", None, None
-            job.relaunch_at, job.moved_at, job.fell_back = None, None, False
+            job.relaunch_at, job.moved_at, job.fell_back, job.guarded = None, None, False, False
             if not fact.relaunch:
                 job.losses = []
             if job.id in self.ended:
@@ -489,6 +489,12 @@ class State(Struct):
         self._set_job(job, fact)
         job.promised, job.planned_period_ms = fact.promised, fact.period_ms
         if job.group is not None:  # what was derived from the group without this job's times is out of date
+            self.groups[job.group].version += 1
+
+    def _guard_changed(self, fact: f.JobGuarded | f.GuardEnded) -> None:
+        job = self.jobs[fact.job]
+        job.guarded = isinstance(fact, f.JobGuarded)
+        if job.group is not None:  # nobody joins a guarded job, so what was derived from the group is out of date
             self.groups[job.group].version += 1
 
     def _job_paused(self, fact: f.JobPaused) -> None:
@@ -960,6 +966,8 @@ _APPLY: dict[type[f.Fact], Callable[[State, Any], None]] = {
     f.MoveEnded: State._move_ended,
     f.MoveAbandoned: State._move_abandoned,
     f.NodeLeft: State._node_left,
+    f.JobGuarded: State._guard_changed,
+    f.GuardEnded: State._guard_changed,
     f.JobPaused: State._job_paused,
     f.JobResumed: State._job_resumed,
     f.JobQuarantined: State._job_quarantined,

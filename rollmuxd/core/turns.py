@@ -75,7 +75,7 @@ def advance(c: Cycle, group: Group, job: Job, slot: Slot) -> bool:
         head = next_on(c, group, node)
         if head != visit and head is not None:
             first_everywhere = False
-            if group.dispatch is Dispatch.READY:
+            if group.dispatch is not Dispatch.WHEEL:
                 continue
             absent = group.wheel[head]
             # its own earlier visit is past: it asks for a later one
@@ -245,7 +245,8 @@ def needed(c: Cycle, job: Job, slot: Slot) -> list[JobState]:
     if phase is None:
         return []
     states = [c.state.states[key] for key in job.states]
-    return [kept for kept in states if kept.pool in phase.pools and holds_on(c, slot, kept.node)]
+    here = [kept for kept in states if kept.pool in phase.pools and kept.node in job.pins.get(kept.pool, ())]
+    return [kept for kept in here if holds_on(c, slot, kept.node)]
 
 
 def holds_on(c: Cycle, slot: Slot, node: NodeId) -> bool:

@@ -228,7 +228,7 @@ class Trouble:
 
     def traits(self) -> DriverTraits:
         """A driver that may be told twice, or asked, or both, or neither."""
-        return DriverTraits(idempotent=self.chance.so(0.5), probes=self.chance.so(0.5))
+        return DriverTraits(idempotent=self.chance.so(0.5), probes=self.chance.so(0.5), copies=True)
 
     def begin(self) -> None:
         """Plan what is not of a process."""

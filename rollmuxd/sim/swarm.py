@@ -20,10 +20,14 @@ from rollmuxd.core.model import JobSpec, JobStatus, Millis, OnLoss, Park, PhaseS
 from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.faults import DaemonDied, Faults
 from rollmuxd.sim.fluid import WORK
+from rollmuxd.sim.restless import Restless
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 from rollmuxd.sim.world import World
 
 POLICIES: Final = ("rollmux", "rollmux-unpruned", "rollmux-artifact", "random", "most-idle")
+#: moves jobs about; the share of histories that it has
+RESTLESS: Final = "restless"
+MOVED: Final = 0.3
 DRIVER: Final = "sim"
 #: attempts at making a failing history smaller
 ATTEMPTS: Final = 400
@@ -60,6 +64,8 @@ def draw(seed: int) -> History:
         for _ in range(rng.choice((0, 0, 1, 2, 4, 8)))
     )
     policy, faults = rng.choice(POLICIES), _faults(rng, span)
+    if Random(f"swarm moves {seed}").random() < MOVED:
+        policy = RESTLESS
     return History(seed, Workload(f"swarm {seed}", jobs, pools), policy, faults, acts)
 
 
@@ -185,7 +191,8 @@ def run(history: History, hear: Callable[[bytes], None] | None = None) -> World:
     if history.acts:
         longest = max(act.for_ms for act in history.acts) + faults.operator_ms
         faults = replace(faults, operator_ms=max(faults.operator_ms, len(history.acts) * longest))
-    world = World(history.workload, CONTENDERS[history.policy], history.seed, WORK, faults=faults)
+    contender = Restless() if history.policy == RESTLESS else CONTENDERS[history.policy]
+    world = World(history.workload, contender, history.seed, WORK, faults=faults)
     for act in history.acts:
         world.kernel.at(act.at_ms, _act, world, act)
     world.run()

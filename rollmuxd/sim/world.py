@@ -15,11 +15,12 @@ from contextlib import suppress
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
-from rollmuxd.core.config import Config, DriverTraits
+from rollmuxd.core.config import Config, DriverTraits, Moves
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect, Kill, Observe, Perform, Probe
 from rollmuxd.core.errors import BrokenInvariant, Rejected
@@ -63,6 +64,10 @@ TAIL_MOVED_MS = 3_000
 CHECK_EVERY = 2_000
 #: time after the last job's end in which everything is to be cleared away
 SETTLE_MS = 3_600_000
+
+
+#: the facts that the bill is made of
+METERED = (f.JobPlaced, f.PlacementEnded, f.MovePlanned, f.MoveEnded, f.MoveAbandoned)
 
 
 class Listener(Protocol):
@@ -185,10 +190,17 @@ class World:
 
     def _config(self) -> Config:
         names = {kept.driver: None for job in self.jobs for kept in job.spec.states}
+        config = Config(
+            max_jobs=len(self.jobs) + 1,
+            moves=Moves.ON,
+            moves_at_a_time=len(self.jobs) + 1,
+            move_every_ms=getattr(self.contender, "move_every_ms", 0),
+            move_takes_ms=self.contender.move_ms(),
+        )
         if self.trouble is not None:
-            return Config(max_jobs=len(self.jobs) + 1, drivers={name: self.trouble.traits() for name in names})
-        drivers = dict.fromkeys(names, DriverTraits(idempotent=True))
-        return Config(max_jobs=len(self.jobs) + 1, lease_ms=LEASE_MS, drivers=drivers)
+            return replace(config, drivers={name: self.trouble.traits() for name in names})
+        drivers = dict.fromkeys(names, DriverTraits(idempotent=True, copies=True))
+        return replace(config, lease_ms=LEASE_MS, drivers=drivers)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
@@ -294,7 +306,7 @@ class World:
         if self.trouble is not None:
             self.trouble.journal(bodies)
         for fact in facts:
-            if type(fact) is f.JobPlaced or type(fact) is f.PlacementEnded:
+            if type(fact) in METERED:
                 self.meter.hear(fact)
         if self.hear is not None:
             for fact in facts:
@@ -636,7 +648,9 @@ class World:
         )
         self.moves[order.id] = move
         if order.kind is OrderKind.LOAD:
-            took = self._load_ms(order.job, kept.spec, warm=kept.warm)
+            took = self._load_ms(order.job, kept.spec, warm=kept.warm or order.source is not None)
+            if order.source is not None:
+                took += self.contender.move_ms() // max(1, len(state.jobs[order.job].spec.states))
         else:
             took = kept.spec.park_ms if order.kind is OrderKind.PARK else 0
         if self.trouble is not None:
@@ -689,6 +703,11 @@ class World:
 
     # ---- what facts mean to others than the scheduler ----------------------------------------------------------------
 
+    def _moved(self, fact: f.MoveEnded) -> None:
+        process = self.processes.get(fact.job)
+        if process is not None:
+            process.outcome.moves += 1
+
     def _taken(self, fact: f.SlotRevoked | f.SlotLost | f.SlotFaulted) -> None:
         if self.trouble is not None:
             self.trouble.slot_taken(fact)
@@ -700,6 +719,7 @@ class World:
     _heeded: ClassVar[dict[type, Callable[["World", Any], None]]] = {
         f.SlotGranted: _granted,
         f.JobPlaced: _placed,
+        f.MoveEnded: _moved,
         f.SlotRevoked: _taken,
         f.SlotLost: _taken,
         f.SlotFaulted: _taken,

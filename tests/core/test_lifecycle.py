@@ -176,7 +176,7 @@ NOT_IN_A_TABLE = {
     f.DaemonStarted, f.LoopStalled, f.HostAdded, f.HostRemoved, f.HostBooted, f.NodeAdded, f.NodeRemoved, f.GpusCleared,
     f.GpusUnclear, f.PlacementEnded, f.SessionOpened, f.SessionFenced, f.SessionLost, f.SessionClosed, f.SlotQueued,
     f.VisitAdded, f.VisitSkipped, f.NextAnswered, f.Audited, f.RelaunchPlanned, f.ProcessLaunched, f.ProcessStarted,
-    f.ProcessOver, f.NodeLeft, f.LeftOverSeen,
+    f.ProcessOver, f.NodeLeft, f.JobGuarded, f.GuardEnded, f.LeftOverSeen,
 }  # fmt: skip
 FACTS_OF_ORDERS = {f.OrderIssued, f.OrderEnded, f.OrderFaulted, f.OrderContactLost, f.StateUnknown, f.StateSeen}
 
@@ -301,6 +301,7 @@ def test_every_fact_survives_the_journal(kind: type[f.Fact]) -> None:
         f.ProcessStarted: f.ProcessStarted(1, "j1", "l1", 7, "t"), f.ProcessOver: f.ProcessOver(1, "j1", "l1", "x"),
         f.SessionLost: f.SessionLost(1, "e1"), f.SessionClosed: f.SessionClosed(1, "e1"),
         f.NodeLeft: f.NodeLeft(1, "j1", "n"),
+        f.JobGuarded: f.JobGuarded(1, "j1", -5, 7), f.GuardEnded: f.GuardEnded(1, "j1", 9),
         f.SlotQueued: f.SlotQueued(1, "s1", "j1", 1, "e1", "p", "r", True, True),
         f.VisitAdded: f.VisitAdded(1, "g1", "j1", "p"),
         f.VisitSkipped: f.VisitSkipped(1, "g1", 1, "j1", "p"), f.NextAnswered: f.NextAnswered(1, "s1", "s2", "x"),

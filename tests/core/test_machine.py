@@ -349,7 +349,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
 
     @initialize(
         kinds=st.lists(st.sampled_from(KINDS), min_size=2, max_size=4),
-        dispatch=st.sampled_from([Dispatch.WHEEL, Dispatch.WHEEL, Dispatch.READY]),
+        dispatch=st.sampled_from([Dispatch.WHEEL, Dispatch.WHEEL, Dispatch.READY, Dispatch.CREDIT]),
     )
     def some_jobs_are_there(self, kinds: list[str], dispatch: Dispatch) -> None:
         self.policy.dispatch = dispatch

@@ -31,6 +31,8 @@ OF_NO_CONSEQUENCE: Final = frozenset(
     {
         "Audited",
         "HostRemoved",
+        "GuardEnded",
+        "JobGuarded",
         "JobPromised",
         "LoopStalled",
         "NextAnswered",

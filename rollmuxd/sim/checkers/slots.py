@@ -147,7 +147,7 @@ class Slots(Placements, Turns):
             self._broken("visits_come_in_the_order_of_the_wheel", f"slot {name} takes {visit.job}'s {visit.phase}")
         if party.dispatch is Dispatch.WHEEL:
             self.visits_come_in_the_order_of_the_wheel(name, party, fact.visit, stay)
-        else:
+        elif party.dispatch is Dispatch.READY:
             self.first_come_first_served(name, asked, party, stay)
         if visit.once:
             del party.wheel[fact.visit]

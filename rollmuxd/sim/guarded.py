@@ -1,0 +1,37 @@
+"""What keeps promises when nobody knows how long phases take: least credit first, and the guard.
+
+Plans are made on means, and a plan's period is no promise then: what counts is each job's credit, as it is measured.
+"""
+
+from msgspec.structs import replace
+
+from rollmuxd.core.model import Dispatch, Millis, Movable
+from rollmuxd.core.placement import RollMux
+from rollmuxd.core.policy import Policy
+from rollmuxd.sim.contender import InWheelOrder
+from rollmuxd.sim.workload import SimJob
+
+
+class Guarded(InWheelOrder):
+    """RollMux's groups, dispatched by credit, with the guard."""
+
+    def __init__(self, name: str, move_ms: Millis) -> None:
+        self.name, self._move_ms = name, move_ms
+        self.summary = f"unpruned groups, planned on means, least credit first; the guard moves, in {move_ms // 1000} s"
+
+    def policy(self, seed: int) -> Policy:
+        """A new one: it draws nothing."""
+        made = RollMux()
+        made.dispatch = Dispatch.CREDIT
+        return made
+
+    def adapt(self, job: SimJob) -> SimJob:
+        """One that may be moved."""
+        return replace(job, spec=replace(job.spec, movable=Movable.WARM))
+
+    def move_ms(self) -> Millis:
+        """What the guard has to reckon with."""
+        return self._move_ms
+
+
+GUARDED = (Guarded("guarded", 300_000), Guarded("guarded-warm", 30_000))

@@ -1,0 +1,63 @@
+"""A policy that moves jobs about for no good reason: nothing is scored with it, and every promise has to hold.
+
+It places as RollMux does, so every place to which it has a job moved keeps its own and the other members' promises.
+"""
+
+from collections.abc import Iterator
+from random import Random
+
+from msgspec.structs import replace
+
+from rollmuxd.core.model import Job, JobStatus, Millis, Movable
+from rollmuxd.core.placement import RollMux
+from rollmuxd.core.policy import Move, Policy
+from rollmuxd.core.state import State
+from rollmuxd.sim.contender import InWheelOrder
+from rollmuxd.sim.workload import SimJob
+
+
+class Wanderer(RollMux):
+    """RollMux's placements, and now and then another one of a placed job's."""
+
+    name = "restless"
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._random = Random(f"restless {seed}")
+
+    def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
+        """Any placed job, where it would be placed if it came now."""
+        del now
+        jobs = [job for job in state.jobs.values() if job.status is JobStatus.ADMITTED and job.move is None]
+        self._random.shuffle(jobs)
+        for job in jobs:
+            if job.spec.movable is not Movable.NO:
+                yield self._elsewhere(state, job)
+
+    def _elsewhere(self, state: State, job: Job) -> Move | None:
+        others = {name: group for name, group in state.groups.items() if name != job.group}
+        placed = self.place(replace(state, groups=others), job)
+        return None if placed is None else Move(job.id, placed, "for no good reason")
+
+
+class Restless(InWheelOrder):
+    """Every job may be moved, and is."""
+
+    name = "restless"
+    summary = "RollMux, and placed jobs are moved about for no good reason"
+
+    def __init__(self, move_every_ms: Millis = 20_000) -> None:
+        #: a job is moved again after this
+        self.move_every_ms = move_every_ms
+
+    def policy(self, seed: int) -> Policy:
+        """A new one."""
+        return Wanderer(seed)
+
+    def adapt(self, job: SimJob) -> SimJob:
+        """One that may be moved."""
+        return replace(job, spec=replace(job.spec, movable=Movable.WARM))
+
+    def move_ms(self) -> Millis:
+        """Fetching what is parked on another host."""
+        return 5_000
