@@ -1,0 +1,154 @@
+"""The core, sabotaged in one place at a time: random histories find it, and say by name which promise is broken.
+
+A checker that finds nothing may be blind. Each sabotage here is what a plausible mistake would do. That a whole core
+passes the same histories is ``test_swarm.py``; what each checker catches in forged facts is ``tests/sim``.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from rollmuxd.core import effects as e
+from rollmuxd.core import facts as f
+from rollmuxd.core import inputs as i
+from rollmuxd.core import inventory, letting_go, lives, orders, requests, scheduler, turns
+from rollmuxd.core.cycle import Cycle
+from rollmuxd.core.errors import Rejected
+from rollmuxd.core.model import Fence, Job, OrderKind, Slot, SlotStatus
+from rollmuxd.core.soft import Soft
+from rollmuxd.sim import swarm
+from rollmuxd.sim.faults import DaemonDied
+from rollmuxd.sim.world import Process, Then, World
+
+#: one of so many histories finds it
+HISTORIES = 20
+
+
+def everywhere(patch: pytest.MonkeyPatch, name: str, instead: Callable[..., Any]) -> None:
+    """Replace a function of the core in every room that calls it."""
+    for room in (inventory, letting_go, lives, orders, requests, turns):
+        if hasattr(room, name):
+            patch.setattr(room, name, instead)
+
+
+def frees_gpus_that_were_not_seen_clear(patch: pytest.MonkeyPatch) -> None:
+    everywhere(patch, "clear_limit_mb", lambda *_: 10**9)
+
+
+def frees_gpus_onto_which_a_state_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
+    everywhere(patch, "may_still_fill", lambda *_: False)
+
+
+def believes_a_look_that_is_older_than_the_grant(patch: pytest.MonkeyPatch) -> None:
+    seen = inventory.host_seen
+    patch.setitem(scheduler._HANDLERS, i.HostSeen, lambda c, told: seen(c, replace(told, since=None)))
+
+
+def forgets_to_write_a_fact_down(patch: pytest.MonkeyPatch) -> None:
+    def fact(c: Cycle, it: f.Fact) -> None:
+        c.state.apply(it)
+        if not isinstance(it, f.GpusUnclear):
+            c.facts.append(it)
+
+    patch.setattr(Cycle, "fact", fact)
+
+
+def takes_a_release_under_any_fence(patch: pytest.MonkeyPatch) -> None:
+    """Before each release, a process that was replaced gives the slot back under a fence that was not for it."""
+    call = World.call
+
+    def called(world: World, process: Process, given: i.Input, then: Then | None = None) -> None:
+        if isinstance(given, i.ReleaseSlot) and world.up:
+            stale = Fence(given.fence.incarnation, given.fence.number - 1)
+            with suppress(Rejected, DaemonDied):
+                world.tell(replace(given, fence=stale, next=None))
+        call(world, process, given, then)
+
+    patch.setattr(World, "call", called)
+    everywhere(patch, "check_holder", lambda *_: None)
+
+
+def mints_a_fence_twice(patch: pytest.MonkeyPatch) -> None:
+    everywhere(patch, "next_fence", lambda c: Fence(c.state.incarnation, max(1, c.state.fence_number)))
+
+
+def grants_before_the_state_is_loaded(patch: pytest.MonkeyPatch) -> None:
+    def grant(c: Cycle, job: Job, slot: Slot) -> None:
+        if slot.status is SlotStatus.LOADING and slot.id not in c.soft.detached:
+            c.fact(f.SlotGranted(c.now, slot.id, turns.next_fence(c)))
+
+    everywhere(patch, "grant_if_loaded", grant)
+
+
+def grants_to_who_does_not_attend(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Soft, "detach", lambda *_, **__: None)
+
+
+def keeps_a_dead_process_as_living(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(lives, "lose", lambda *_: None)
+
+
+def passes_over_who_could_go(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(turns, "may_skip", lambda *_: True)
+
+
+def ends_a_placement_while_something_is_there(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(letting_go, "nothing_left", lambda *_: True)
+
+
+def parks_under_a_running_slot(patch: pytest.MonkeyPatch) -> None:
+    everywhere(patch, "unheld_by", lambda *_: True)
+
+
+def looks_only_once(patch: pytest.MonkeyPatch) -> None:
+    everywhere(patch, "watch", lambda *_: None)
+
+
+def forgets_who_waits_behind_a_fault(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(orders, "dispatch", lambda *_: None)
+
+
+def issues_an_order_and_tells_nobody(patch: pytest.MonkeyPatch) -> None:
+    def do(c: Cycle, effect: e.Effect) -> None:
+        if not isinstance(effect, e.Perform) or c.state.orders[effect.order].kind is not OrderKind.PARK:
+            c.effects.append(effect)
+
+    patch.setattr(Cycle, "do", do)
+
+
+CAUGHT: dict[Callable[[pytest.MonkeyPatch], None], str] = {
+    frees_gpus_that_were_not_seen_clear: "clear_is_what_was_seen_clear",
+    frees_gpus_onto_which_a_state_is_on_its_way: "clear_is_what_was_seen_clear",
+    believes_a_look_that_is_older_than_the_grant: "clear_is_what_was_seen_clear",
+    forgets_to_write_a_fact_down: "replay_gives_the_very_state",
+    takes_a_release_under_any_fence: "only_its_holder_releases_a_slot",
+    mints_a_fence_twice: "fences_only_grow",
+    grants_before_the_state_is_loaded: "who_is_granted_finds_its_state_loaded",
+    grants_to_who_does_not_attend: "a_request_that_nobody_attends_does_not_go_ahead",
+    keeps_a_dead_process_as_living: "the_death_of_a_job_is_recorded_within_its_lease",
+    passes_over_who_could_go: "nobody_is_passed_over_who_could_go",
+    ends_a_placement_while_something_is_there: "a_placement_ends_when_nothing_is_left",
+    parks_under_a_running_slot: "nobody_moves_a_state_in_use",
+    looks_only_once: "every_job_ends",
+    forgets_who_waits_behind_a_fault: "who_waits_has_his_turn",
+    issues_an_order_and_tells_nobody: "every_order_is_told_once",
+}
+
+
+@pytest.mark.parametrize(("sabotage", "promise"), CAUGHT.items(), ids=lambda it: getattr(it, "__name__", ""))
+def test_a_core_that_breaks_it_is_found_by_name(
+    sabotage: Callable[[pytest.MonkeyPatch], None], promise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sabotage(monkeypatch)
+    assert any(swarm.broken(swarm.draw(seed)) == promise for seed in range(HISTORIES))
+
+
+def test_who_releases_under_a_stale_fence_harms_nobody_where_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = requests.check_holder
+    takes_a_release_under_any_fence(monkeypatch)
+    everywhere(monkeypatch, "check_holder", checked)
+    for seed in range(3):
+        assert not swarm.broken(swarm.draw(seed))
