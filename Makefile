@@ -21,7 +21,7 @@ EDITABLE  = -e ".[$(EXTRAS)]" $(foreach project,$(PROJECTS),-e ./$(project))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check bench results chaos swarm fuzz newcomer fmt constraints clean
+.PHONY: help setup demo test check bench results gpu chaos swarm fuzz newcomer fmt constraints clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ results: $(STAMP) ## make the tables of docs/results.md anew (RESULTS=production
 
 bench: $(STAMP) ## measure; progress on stderr, one JSON object on stdout (BENCH=core,handover picks)
 	@$(BIN)/python tests/bench/run.py $(if $(BENCH),--only "$(BENCH)") $(ARGS)
+
+gpu: ## on a machine with a GPU, a bare CUDA image with torch too: what only a GPU can show; one JSON object on stdout
+	@$(or $(PYTHON),python3) tests/gpu/run.py $(ARGS)
 
 swarm: $(STAMP) ## random simulated histories with faults for BUDGET_S seconds; one JSON object on stdout
 	@$(BIN)/python tests/swarm/run.py --budget $(or $(BUDGET_S),60) $(ARGS)

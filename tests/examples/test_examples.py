@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         (["hello.py"], "step 9: centre (3.00, -1.00)"),
         (["async_hello.py"], "hello-b step 9"),
         (["tail.py", "--step-s", "0"], "step 2: 6885 tokens"),
+        pytest.param(
+            ["torch_states.py", "--iterations", "5", "--width", "16"],
+            "step 4: reward",
+            marks=pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed"),
+        ),
         (["rl/sort_digits.py", "--iterations", "2", "--scale", "0.01", "--name", "mine"], "mine   1  reward"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

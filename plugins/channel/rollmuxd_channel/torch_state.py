@@ -160,6 +160,7 @@ class TorchState:
         if self.place == "loaded":
             self._drop_gradients()
             self._kept = self._survey()
+            storages.collect(storages.devices(self._kept))
             storages.free(self._kept)
         # Sizes are remembered: `rebuild` finds its tensors with memory.
         self._kept = [replace(one, keep=False, host=[]) for one in self._kept]

@@ -1,0 +1,57 @@
+"""``make gpu``: on a machine with a GPU its checks must hold; on all others the program itself is tried, in small."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+RUN = Path(__file__).with_name("run.py")
+
+
+def run(*arguments, code=0):
+    done = subprocess.run([sys.executable, RUN, *arguments], capture_output=True, text=True, timeout=280)
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_what_needs_torch_only_runs_on_a_cpu_too():
+    report, said = run("--cpu", "--gb", "0.01", "--rounds", "1", "--only", "memory,bandwidth,cuda_checkpoint")
+    checks = report["checks"]
+    assert (checks["memory"]["bit_exact"], checks["memory"]["still_shared"]) == (True, True)
+    assert checks["memory"]["bytes"] > 10_000_000
+    assert checks["bandwidth"]["ok"] is None, "a CPU's figures are no verdict"
+    assert checks["cuda_checkpoint"] == {"ok": None, "why": "needs a GPU", "took_s": 0.0}
+    assert "gpu: memory: ok" in said
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+def test_two_torch_jobs_that_share_a_device_under_a_real_daemon_end_with_the_weights_of_each_alone():
+    report, said = run("--cpu", "--only", "two_jobs")
+    found = report["checks"]["two_jobs"]
+    assert found["same_weights"], said
+    assert found["orders"]["park"] > 2, "they had to make room for each other"
+    assert found["quarantined"] == []
+    assert len(set(found["weights"].values())) == 2, "two seeds, two results"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here there is a GPU")
+def test_without_a_gpu_it_says_so_and_measures_nothing():
+    report, said = run("--only", "memory", code=2)
+    assert report == {"ok": None, "why": "no torch that sees a GPU"}
+    assert "needs a GPU" in said
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here: make gpu says what it would measure")
+def test_on_a_gpu_all_that_can_be_had_holds():
+    report, said = run("--rounds", "3")
+    assert report["ok"], said
