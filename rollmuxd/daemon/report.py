@@ -120,6 +120,7 @@ class _Pool:
     used: float = 0
     pinned: float = 0
     cost: float = 0
+    cost_pinned: float = 0
 
 
 @dataclass(slots=True)
@@ -142,7 +143,7 @@ class Books:
         for name, of_pool in later.pools.items():
             total = self.pools.setdefault(name, _Pool())
             total.gpus = of_pool.gpus
-            for figure in ("capacity", "held", "used", "pinned", "cost"):
+            for figure in ("capacity", "held", "used", "pinned", "cost", "cost_pinned"):
                 setattr(total, figure, getattr(total, figure) + getattr(of_pool, figure))
         for group, shared in (later.groups or later.ungrouped()).items():
             self.groups.setdefault(group, _Shared()).add(shared)
@@ -192,16 +193,16 @@ class Books:
         """All of the inventory's hours: those charged to these books' jobs, to others, and to nobody."""
         mine = _sum(charges[book.job] for book in books)
         everybody = _sum(charges.values())
-        capacity = sum(pool.capacity for pool in self.pools.values())
-        cost = sum(pool.cost for pool in self.pools.values())
+        pools = self.pools.values()
+        capacity, cost = sum(pool.capacity for pool in pools), sum(pool.cost for pool in pools)
         return Bill(
             gpu_hours_charged=_hours(mine.gpu_ms),
             gpu_hours_others=_hours(everybody.gpu_ms - mine.gpu_ms),
-            gpu_hours_unallocated=_hours(capacity - everybody.gpu_ms),
+            gpu_hours_unallocated=_hours(capacity - sum(pool.pinned for pool in pools)),
             gpu_hours_capacity=_hours(capacity),
             cost_charged=_hours(mine.cost),
             cost_others=_hours(everybody.cost - mine.cost),
-            cost_unallocated=_hours(cost - everybody.cost),
+            cost_unallocated=_hours(cost - sum(pool.cost_pinned for pool in pools)),
             cost_capacity=_hours(cost),
         )
 
@@ -365,7 +366,9 @@ class Ledger:
         held = sum(use.held.values())
         pool.held += span * held
         pool.used += span * sum(use.used.values())
-        pool.pinned += span * (use.gpus if use.pinned else held)
+        pinned = use.gpus if use.pinned else held
+        pool.pinned += span * pinned
+        pool.cost_pinned += span * pinned * use.price
         for job, gpus in use.held.items():
             self._work[job].held += span * gpus
             self._work[job].cost_held += span * gpus * use.price

@@ -10,8 +10,11 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.inputs import HostSpec, NodeSpec
+from rollmuxd.core.model import JobSpec, JobStatus, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.report import Books, Ledger
 from rollmuxd.sim import swarm
@@ -149,3 +152,44 @@ def test_what_is_held_is_what_the_state_says_is_held():
         rows = {row.job: row.gpu_hours_held for row in reported(seed, 0, facts[-1].at + 1).work}
         for job, ms in held.items():
             assert rows[job] == pytest.approx(ms / 3_600_000, abs=1e-5), (seed, job)
+
+
+def test_a_slot_that_waits_again_because_it_could_not_be_loaded_holds_nothing_meanwhile():
+    hour, gpus = 3_600_000, ("h/gpu0", "h/gpu1")
+    spec = JobSpec("a", (PhaseSpec("rollout", ("rollout",)),), (Want("rollout"),), states=(StateSpec("rollout"),))
+    placed = f.JobPlaced(
+        0, "j1", "g1", {"rollout": ("h/n",)}, (f.PlannedVisit("j1", "rollout"),), JobStatus.ADMITTED, "isolated"
+    )
+    ledger = Ledger()
+    for fact in (
+        f.HostAdded(0, HostSpec("h", "mock", 1000)),
+        f.NodeAdded(0, NodeSpec("h/n", "h", gpus, ("rollout",), price_per_gpu_hour=3.0)),
+        f.NodeUp(0, "h/n"),
+        f.JobRegistered(0, "j1", "team", "ann", 1, spec),
+        placed,
+        f.SlotQueued(0, "s1", "j1", 1, "e1", "rollout", "r"),
+        f.SlotClaimed(0, "s1", gpus, 0),
+        f.SlotRequeued(hour, "s1", "out of memory"),
+    ):
+        assert ledger.see(fact)
+    (row,) = ledger.report(now=3 * hour).work
+    assert (row.gpu_hours_held, row.gpu_hours_charged, row.cost_charged) == (2.0, 6.0, 18.0)
+
+
+def test_a_group_of_which_nobody_held_anything_is_charged_to_those_who_sat_there():
+    spec = JobSpec("a", (PhaseSpec("rollout", ("rollout",)),), (Want("rollout"),))
+    ledger = Ledger()
+    wheel = tuple(f.PlannedVisit(job, "rollout") for job in ("j1", "j2"))
+    for fact in (
+        f.HostAdded(0, HostSpec("h", "mock", 1000)),
+        f.NodeAdded(0, NodeSpec("h/n", "h", ("h/gpu0",), ("rollout",), price_per_gpu_hour=3.0)),
+        f.NodeUp(0, "h/n"),
+        f.JobRegistered(0, "j1", "team", "ann", 1, spec),
+        f.JobRegistered(0, "j2", "team", "ann", 1, replace(spec, name="b")),
+        f.JobPlaced(0, "j1", "g1", {"rollout": ("h/n",)}, wheel[:1], JobStatus.ADMITTED, "isolated"),
+        f.JobPlaced(3_600_000, "j2", "g1", {"rollout": ("h/n",)}, wheel, JobStatus.ADMITTED, "packing"),
+    ):
+        ledger.see(fact)
+    report = ledger.report(now=2 * 3_600_000)
+    assert [row.gpu_hours_charged for row in report.work] == [1.5, 0.5]
+    assert report.bill.gpu_hours_unallocated == 0
