@@ -25,6 +25,7 @@ from rollmuxd.core.letting_go import (
     expect_clear,
     look,
     settle,
+    take_away,
     waits_with_its_state,
 )
 from rollmuxd.core.model import (
@@ -274,7 +275,9 @@ def fall_back(c: Cycle, job: Job, order: Order, reason: str) -> bool:
         return False
     abandon(c, job, reason)
     slot = c.state.slots.get(order.slot or "")
-    if slot is not None and slot.status is SlotStatus.LOADING:
+    if slot is not None and slot.status is SlotStatus.LOADING and job.queued is not None:
+        take_away(c, slot, f.SlotFaulted(c.now, slot.id, reason))  # its job has asked for another meanwhile
+    elif slot is not None and slot.status is SlotStatus.LOADING:
         c.fact(f.SlotRequeued(c.now, slot.id, reason))
         c.soft.waits(job.owner, 1)
         if slot.id in c.soft.detached:
