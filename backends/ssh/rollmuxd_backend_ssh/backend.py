@@ -81,7 +81,8 @@ class SshBackend(Asking[SshOptions]):
         connection = await self._line(host).connection()
         try:
             with anyio.fail_after(self._of(host).connect_s):
-                reader, writer = await commands.whole(connection.open_connection(address, port, encoding=None))
+                opened = connection.open_connection(address, port, encoding=None)
+                reader, writer = await commands.whole(opened, _hang_up)
         except TimeoutError as error:
             raise ContactLost(f"{where}: no answer within {self._of(host).connect_s:g} s") from error
         except asyncssh.ChannelOpenError as error:
@@ -182,6 +183,10 @@ class SshBackend(Asking[SshOptions]):
         if ran.exit_code == 127:
             return f"there is no {python} there; install Python 3.8 or newer, or name one in options.python ({said[0]})"
         return f"{python} ended with exit code {ran.exit_code} and said: {said[0]}"
+
+
+async def _hang_up(opened: tuple[Any, Any]) -> None:
+    opened[1].close()
 
 
 class _As(Asking[SshOptions]):

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -49,8 +49,8 @@ async def ask(connection: SSHClientConnection, argv: Sequence[str], stdin: bytes
     return await _Running("").run(connection, words.plain(argv), stdin)
 
 
-async def whole(opening: Awaitable[Opened]) -> Opened:
-    """Open something on a connection. Where that is cancelled it is closed as soon as it is open.
+async def whole(opening: Awaitable[Opened], close: Callable[[Opened], Awaitable[None]]) -> Opened:
+    """Open something on a connection. Where that is cancelled it is closed, once it is open.
 
     Cancelled in the middle, asyncssh would leave it open, until the server has no place for another.
     """
@@ -58,20 +58,11 @@ async def whole(opening: Awaitable[Opened]) -> Opened:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        task.add_done_callback(_close)
+        with anyio.move_on_after(_END_S, shield=True), contextlib.suppress(*_LOST):
+            await close(await asyncio.shield(task))
+        if not task.done():  # the line is dead, or as good as dead
+            task.cancel()
         raise
-
-
-def _close(opened: "asyncio.Future[Any]") -> None:
-    if opened.cancelled() or opened.exception() is not None:
-        return
-    found = opened.result()
-    if isinstance(found, SSHClientProcess):
-        with contextlib.suppress(*_LOST):
-            found.send_signal("KILL")
-        found.close()
-    else:
-        found[1].close()
 
 
 class _Running:
@@ -89,7 +80,8 @@ class _Running:
         """To its end. Raises ContactLost where the line breaks first."""
         try:
             process: SSHClientProcess[bytes] = await whole(
-                connection.create_process(line, encoding=None, request_pty=False)
+                connection.create_process(line, encoding=None, request_pty=False),
+                lambda late: self._end(connection, late),
             )
         except asyncssh.ChannelOpenError as error:
             if connection.is_closed():
@@ -104,10 +96,7 @@ class _Running:
                 tasks.start_soon(_drain, process.stderr, self._err)
             await process.wait_closed()
         finally:
-            if process.exit_status is None and process.exit_signal is None:
-                with anyio.move_on_after(_END_S, shield=True):
-                    await self._end(connection, process)
-            process.close()
+            await self._end(connection, process)
         code = _exit_code(process)
         if code is None:
             raise ContactLost("the connection broke before it had ended")
@@ -115,31 +104,38 @@ class _Running:
 
     async def _read(self, stream: Any) -> None:
         """Standard output; what comes before our own first line is the login shell's."""
-        if self._mark:
-            head = b""
-            while self._mark not in head or b"\n" not in head.partition(self._mark)[2]:
-                part = await _read(stream)
-                head = (head + part)[-_NOISE:]
-                if not part:
-                    self._out += head[:OUTPUT_KEPT]
-                    return
-            said, _, rest = head.partition(self._mark)[2].partition(b"\n")
-            self.absent = said.strip() == b"no"
-            self.pid = None if self.absent else int(said)
-            self._out += rest
+        await self._begin(stream)
         await _drain(stream, self._out)
 
+    async def _begin(self, stream: Any) -> None:
+        """Read up to our own first line, which says which process it is. Called again, it goes on."""
+        while self._mark and self.pid is None and not self.absent:
+            part = await _read(stream)
+            self._out += part
+            said, found, rest = bytes(self._out).partition(self._mark)[2].partition(b"\n")
+            if found:
+                self.absent = said.strip() == b"no"
+                self.pid = None if self.absent else int(said)
+                self._out[:] = rest
+            elif not part:
+                return
+            else:
+                del self._out[:-_NOISE]
+
     async def _end(self, connection: SSHClientConnection, process: SSHClientProcess[bytes]) -> None:
-        """End it and its process group. It is the leader of one, being the first process of its session on the host."""
-        if connection.is_closed():
-            return
-        try:
-            process.send_signal("KILL")
-            if self.pid is not None:
+        """End it and its process group, if it has not ended. Never raises, and takes seconds at most.
+
+        It is the leader of a group, being the first process of its session on the host.
+        """
+        ended = process.exit_status is not None or process.exit_signal is not None
+        if not ended and not connection.is_closed():
+            with anyio.move_on_after(_END_S, shield=True), contextlib.suppress(*_LOST):
+                process.send_signal("KILL")
                 # Servers need not carry out signals: OpenSSH's does not for root.
-                await connection.run(words.plain(("sh", "-c", f"kill -KILL -{self.pid}")), check=False)
-        except _LOST:
-            pass
+                await self._begin(process.stdout)
+                if self.pid is not None:
+                    await connection.run(words.plain(("sh", "-c", f"kill -KILL -{self.pid}")), check=False)
+        process.close()
 
 
 def _exit_code(process: SSHClientProcess[bytes]) -> int | None:

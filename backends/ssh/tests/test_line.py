@@ -5,6 +5,7 @@ import contextlib
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import anyio
 import asyncssh
@@ -292,6 +293,24 @@ async def test_an_agent_is_asked_for_keys(own_server, keys, made_up, tmp_path, m
     finally:
         running.terminate()
         running.wait()
+
+
+@pytest.mark.asyncio
+async def test_a_command_cancelled_at_any_moment_leaves_nothing_running(sshd, keys, tmp_path):
+    """Also where it had not yet said which process it is, and the server carries out no signals (as for root)."""
+    keys.add("box", "127.0.0.1", sshd().port)
+    backend = await SshBackend.open([HostConfig(id="box")], {"config": str(keys.config)})
+    await backend.run("box", ("true",))
+    for moment in (0.0, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08):
+        with anyio.move_on_after(moment):
+            await backend.run("box", ("sh", "-c", "sleep 600; true", str(tmp_path)))
+    left = ["?"]
+    with anyio.fail_after(10):
+        while left:
+            await asyncio.sleep(0.02)
+            lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+            left = [line for line in lines if b"sleep 600; true" in line and bytes(tmp_path) in line]
+    await backend.close()
 
 
 # ---- again, and not too often ----------------------------------------------------------------------------------------
