@@ -7,16 +7,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rollmuxd.cli.calls import Failed, print_json, table
+from rollmuxd.cli.calls import Call, Failed, print_json, table, talks
 
 if TYPE_CHECKING:
     from rollmuxd.sim.estimate import Estimate, Range
+    from rollmuxd.sim.training_logs import Step
 
 
 @click.command(short_help="Is sharing worth it, from a training log?")
 @click.option(
-    "--log", "logs", multiple=True, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+    "--log",
+    "logs",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A training log; several for jobs that differ.",
 )
+@click.option("--observed", is_flag=True, help="Of the daemon's jobs, as it has seen them; in mode observe, say.")
+@click.option("--job", "names", multiple=True, help="With --observed: of these jobs (default: the last five).")
 @click.option("--jobs", type=click.IntRange(2, 5), help="So many jobs, in turn like each log (default: two or all).")
 @click.option("--rollout-gpus", default=8, show_default=True, type=click.IntRange(1), help="GPUs of the rollout pool.")
 @click.option("--train-gpus", default=8, show_default=True, type=click.IntRange(1), help="GPUs of the train pool.")
@@ -24,10 +31,13 @@ if TYPE_CHECKING:
 @click.option("--switch-s", default=5.0, show_default=True, type=click.FloatRange(0), help="To load or park a state.")
 @click.option("--ram-gb", default=0.0, type=click.FloatRange(0), help="RAM that a parked job needs on each host.")
 @click.option("--host-ram-gb", default=2000.0, show_default=True, type=click.FloatRange(0), help="RAM of a host.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@talks
 def estimate(
+    call: Call,
     logs: tuple[Path, ...],
     *,
+    observed: bool,
+    names: tuple[str, ...],
     jobs: int | None,
     rollout_gpus: int,
     train_gpus: int,
@@ -35,15 +45,15 @@ def estimate(
     switch_s: float,
     ram_gb: float,
     host_ram_gb: float,
-    as_json: bool,
 ) -> None:
-    """Wall time of jobs that share two pools, against the same jobs one after the other. No daemon is needed.
+    """Wall time of jobs that share two pools, against the same jobs one after the other.
 
     \b
     rollmuxd estimate --log train.log --ran-on 8 --rollout-gpus 4 --train-gpus 4
+    rollmuxd estimate --observed
 
     The log is verl's, EasyR1's, NeMo-RL's, OpenRLHF's or TRL's, or a CSV with gen_s and train_s. The simulator plays
-    its steps with the daemon's own scheduler.
+    its steps with the daemon's own scheduler. Only --observed needs a daemon.
     """  # noqa: D301  # click's sign for lines that are not to be filled
     import msgspec
 
@@ -51,23 +61,47 @@ def estimate(
     from rollmuxd.sim.estimate import estimate as estimated
     from rollmuxd.sim.training_logs import NoSteps, read
 
+    if observed == bool(logs):
+        raise Failed("give either --log FILE (a training log), or --observed (what a daemon has seen)")
     try:
-        steps = [read(path) for path in logs]
-        count = jobs or max(2, len(logs))
+        steps = _observed(call, names) if observed else {str(path): read(path) for path in logs}
+        mine = list(steps.values())
+        count = jobs or max(2, len(mine))
         found = estimated(
-            [steps[number % len(steps)] for number in range(count)],
+            [mine[number % len(mine)] for number in range(count)],
             Gpus(rollout_gpus, train_gpus, ran_on),
             Costs(switch_s, ram_gb, host_ram_gb),
         )
     except (NoSteps, ValueError, OSError) as error:
         raise Failed(str(error)) from error
-    if as_json:
+    if call.as_json:
         print_json(msgspec.to_builtins(found))
         return
-    for path, mine in zip(logs, steps, strict=True):
-        rollout, train = (sum(times) / len(mine) for times in ([s.rollout_s for s in mine], [s.train_s for s in mine]))
-        click.echo(f"{path}: {len(mine)} steps, rollout {rollout:.1f} s, train {train:.1f} s on average")
+    for name, its in steps.items():
+        rollout, train = sum(s.rollout_s for s in its) / len(its), sum(s.train_s for s in its) / len(its)
+        click.echo(f"{name}: {len(its)} steps, rollout {rollout:.1f} s, train {train:.1f} s on average")
     _show(found)
+
+
+def _observed(call: Call, names: tuple[str, ...]) -> dict[str, list[Step]]:
+    """The iterations of a daemon's jobs, by job; of the last five that finished some, unless jobs are named."""
+    from rollmuxd.sim.history import fact_of
+    from rollmuxd.sim.observed import LEAST, observed
+
+    facts, after = [], 0
+    while True:
+        page = call.get("/v1/facts", after=after, limit=5_000)
+        facts += [fact_of(fact) for fact in page["facts"]]
+        if page["last"] == after:
+            break
+        after = page["last"]
+    found = observed(facts)
+    if missing := [name for name in names if name not in found]:
+        there = ", ".join(found) or "none"
+        raise Failed(f"job {missing[0]} has not finished {LEAST} iterations; jobs that have: {there}")
+    if not found:
+        raise Failed(f"no job has finished {LEAST} iterations yet; come again when one has")
+    return {name: found[name] for name in names or list(found)[-5:]}
 
 
 def _show(found: Estimate) -> None:

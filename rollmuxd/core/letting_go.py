@@ -42,6 +42,8 @@ def take_away(c: Cycle, slot: Slot, fact: f.SlotLost | f.SlotRevoked | f.SlotFau
     c.fact(fact)
     c.fact(f.SlotReclaiming(c.now, slot.id))
     c.soft.forget_slot(slot.id)
+    if not slot.gpus:  # of a job that is only watched
+        c.fact(f.SlotOver(c.now, slot.id))
     look(c, c.state.jobs[slot.job])
 
 

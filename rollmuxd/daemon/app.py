@@ -34,7 +34,9 @@ import structlog
 import uvicorn
 from anyio.abc import TaskStatus
 
+from rollmuxd.core.effects import Effect, Kill, Launch
 from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.observe import Watch
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon import logs, spans
@@ -121,7 +123,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
             lambda state: Scheduler(config, policy, state),
             journal,
             clock,
-            actuator.perform,
+            actuator.perform if settings.daemon.mode == "share" else partial(touching_no_process, actuator.perform),
             await fill_in(settings.to_start(), backends),
             sinks=(
                 logs.fact_logger(lambda: driver.scheduler.state),
@@ -281,6 +283,8 @@ def _folder_of_backend(settings: Settings, name: str) -> Path:
 
 def make_policy(settings: Settings) -> Any:
     """The policy that the settings name, with its options. Raises CannotStart."""
+    if settings.daemon.mode == "observe":
+        return Watch()
     name = settings.daemon.policy
     try:
         return discovery.find_policy(name)(**settings.policy_options())
@@ -288,6 +292,14 @@ def make_policy(settings: Settings) -> Any:
         raise CannotStart(f"{settings.source}: daemon.policy: {_said(error, 'policy', name)}") from error
     except (TypeError, ValueError) as error:
         raise CannotStart(f"{settings.source}: policy.{name}: {error}") from error
+
+
+def touching_no_process(perform: Callable[[Sequence[Effect]], None], effects: Sequence[Effect]) -> None:
+    """Perform all but what starts or ends processes: a daemon that only watches does neither."""
+    for effect in effects:
+        if isinstance(effect, Kill | Launch):
+            log.info("not_done", job=effect.job, effect=type(effect).__name__, reason="mode observe")
+    perform([effect for effect in effects if not isinstance(effect, Kill | Launch)])
 
 
 def _said(error: PluginError, kind: Literal["backend", "policy"], name: str) -> str:

@@ -92,20 +92,14 @@ class DaemonTable(_Table):
     root, else ``~/.local/state/rollmux``."""
 
     mode: Literal["share", "observe"] = "share"
-    """``share``: jobs share nodes. (``observe``, which only watches, comes later.)"""
+    """``share``: jobs share nodes. ``observe``: jobs only tell when their phases begin and end; nobody is made to wait,
+    nothing is held, moved or ended, and ``rollmuxd estimate --observed`` says what sharing would have gained."""
 
     policy: Name = "rollmux"
     """Which policy decides what shares which nodes, by the name of its entry point (``rollmuxd.policies``)."""
 
     shutdown_s: Seconds = 10.0
     """Seconds that calls may take to come to an end when the daemon stops; then they are cut off."""
-
-    @field_validator("mode")
-    @classmethod
-    def _mode_is_there(cls, mode: str) -> str:
-        if mode == "observe":
-            raise ValueError('mode "observe" comes later; this version knows "share"')
-        return mode
 
     @field_validator("listen")
     @classmethod

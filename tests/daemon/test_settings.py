@@ -147,7 +147,7 @@ def test_a_typo_is_answered_with_the_key_that_was_meant():
         ("[lease]\nlease_s = -1", "rollmux.toml: lease.lease_s: input should be greater than 0 (it is -1)"),
         ("[lease]\nlease_s = 20", "rollmux.toml: lease: lease_s (20) must be at least twice heartbeat_s (15)"),
         ("[lease]\nlease_s = nan", "lease.lease_s: input should be a finite number"),
-        ('[daemon]\nmode = "observe"', 'rollmux.toml: daemon.mode: mode "observe" comes later'),
+        ('[daemon]\nmode = "watch"', "rollmux.toml: daemon.mode: input should be 'share' or 'observe'"),
         ('[daemon]\nlisten = "here"', "rollmux.toml: daemon.listen: 'here' is no address"),
         (f'[daemon]\nsocket = "/{"x" * 120}"', "longer than the 107 bytes"),
         ("[daemon", "rollmux.toml: this is not TOML: "),

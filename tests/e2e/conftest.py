@@ -38,6 +38,7 @@ CONFIG = """
 listen = "127.0.0.1:0"
 state_dir = {state}
 shutdown_s = {shutdown_s}
+mode = "{mode}"
 policy = "{policy}"
 
 [lease]
@@ -120,6 +121,7 @@ class LiveDaemon:
             "reattach_s": 20.0,
             "grace_s": 1.0,
             "shutdown_s": 10.0,
+            "mode": "share",
             "order_s": 10.0,
             "clear_s": 30.0,
             "observe_s": 0.5,

@@ -1,0 +1,69 @@
+"""A daemon that only watches (mode observe): trainers are never made to wait, and what it saw can be worked out."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+def test_jobs_on_the_same_gpus_run_at_the_same_time_and_nothing_is_moved_or_ended(live):
+    daemon = live.daemon(mode="observe")
+
+    a, b = live.trainer("a"), live.trainer("b")
+    for job in (a, b):
+        job.do("start")
+
+    # Sharing, the second would wait for the first: there is one rollout node.
+    first, second = a.do("enter", phase="rollout"), b.do("enter", phase="rollout")
+    assert (first["gpus"], second["gpus"]) == ([], [])
+    for job in (a, b):
+        job.do("leave")
+        job.do("enter", phase="train")
+        job.do("leave")
+
+    assert daemon.facts("order_issued") == []
+    assert [line for line in daemon.witness() if line["event"] in ("load", "park", "discard")] == []
+    jobs = daemon.jobs()
+    assert {job["status"] for job in jobs.values()} == {"admitted"}
+    assert {job["admission"] for job in jobs.values()} == {"observed"}
+    assert [node["status"] for node in daemon.get("/v1/nodes")["items"]] == ["up", "up"]
+    for job in (a, b):
+        job.do("end")
+
+
+def test_a_lost_job_is_noted_and_not_killed(live):
+    daemon = live.daemon(mode="observe", tables="[backends.mock]\nowns_sessions = true\n")
+    a = live.holder("a", on_loss="kill")
+    heartbeat = a.heartbeat
+    a.freeze()
+    os.kill(heartbeat, signal.SIGSTOP)
+    live.until("it is lost", lambda: daemon.facts("job_lost"))
+    live.until("it has ended for the daemon", lambda: daemon.job("a")["status"] == "ended")
+    assert live.lives(a.pid)
+    os.kill(heartbeat, signal.SIGCONT)
+    os.kill(a.pid, signal.SIGCONT)
+
+
+def test_what_sharing_would_have_gained_is_worked_out_from_what_was_seen(live):
+    daemon = live.daemon(mode="observe")
+    jobs = [live.trainer(name) for name in ("a", "b")]
+    for job in jobs:
+        job.do("start")
+        for _ in range(4):
+            for phase in ("rollout", "train"):
+                job.do("enter", phase=phase)
+                job.do("leave")
+
+    told = subprocess.run(
+        [sys.executable, "-m", "rollmuxd", "estimate", "--observed", "--url", daemon.url, "--switch-s", "0", "--json"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    found = json.loads(told.stdout)
+    assert found["jobs"] == 2
+    assert found["shared_s"]["middle"] > 0
+    assert [one["baseline"].startswith("one after the other") for one in found["against"]] == [True, True]
