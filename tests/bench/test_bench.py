@@ -1,6 +1,7 @@
 """The benchmarks run, and print what they say they print. How fast it was is not asked here."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,19 @@ def test_the_simulator_says_how_fast_it_is_beside_a_bare_heap() -> None:
 @pytest.mark.parametrize("name", ["handover", "restart", "waiting", "soak"])
 def test_a_live_benchmark_runs_to_its_end(name: str) -> None:
     measured(name)
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_the_dashboard_is_measured_in_a_browser() -> None:
+    pytest.importorskip("playwright", reason="playwright is not there: pip install 'rollmuxd[web]'")
+    if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        pytest.skip("no Chromium is there: apt-get install chromium")
+    found = measured("web")
+
+    assert found["slots"] > 400
+    assert found["redraw_bars"] > 100
+    assert found["facts_per_s"] > 0
 
 
 def test_a_benchmark_that_is_not_there_is_named() -> None:

@@ -43,7 +43,7 @@ REDRAW: Final = """(times) => {
 def run(budget_s: float, *, small: bool = False) -> Json:
     """The picture, then the price."""
     many_files()
-    groups, slots, span_s = (4, 400, 2.0) if small else (250, 50_000, 20.0)
+    groups, slots, span_s = (4, 400, 1.0) if small else (250, 50_000, 20.0)
     with tempfile.TemporaryDirectory(prefix="rollmuxd-bench-") as folder, browser() as chromium:
         found = _picture(Path(folder) / "picture", chromium, groups, slots)
         found |= _price(Path(folder) / "price", chromium, groups, span_s)

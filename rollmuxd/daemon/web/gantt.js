@@ -30,6 +30,7 @@ export class Gantt {
     this.cursor = null;
     this.focused = -1;
     this.drawn = { bars: 0, ms: 0 };
+    this._widths = new Map();
     this._queued = false;
     this._listen();
     new ResizeObserver(() => this._resize()).observe(canvas.parentElement);
@@ -49,7 +50,7 @@ export class Gantt {
     let top = 0;
     for (const row of rows) {
       row.top = top;
-      row.height = row.kind === "head" ? HEAD : this.rowHeight;
+      row.height = row.kind === "head" ? Math.min(HEAD, this.rowHeight + 9) : this.rowHeight;
       top += row.height;
     }
     this.total = top;
@@ -382,9 +383,9 @@ export class Gantt {
       to.fillText(row.folded ? "▶" : "▼", left, middle);
       left += 14;
       to.fillStyle = marks.get("--text");
-      to.font = `600 12px ${marks.font}`;
+      to.font = `600 ${row.height < 18 ? 11 : 12}px ${marks.font}`;
       to.fillText(row.label, left, middle);
-      left += to.measureText(row.label).width + 10;
+      left += this._width(row.label) + 10;
       to.fillStyle = marks.get("--dim");
       to.font = `11px ${marks.font}`;
       to.fillText(row.note ?? "", left, middle);
@@ -402,14 +403,32 @@ export class Gantt {
     left += 14;
     const note = gutter > 150 ? (row.note ?? "") : "";
     to.font = `10px ${marks.font}`;
-    const noted = note ? to.measureText(note).width + 8 : 0;
+    const noted = note ? this._width(note) + 8 : 0;
     to.fillStyle = marks.get("--dim");
     to.textAlign = "right";
     if (note) to.fillText(note, gutter - 8, middle);
     to.textAlign = "left";
     to.font = `${size}px ${marks.font}`;
     to.fillStyle = marks.get("--text");
-    to.fillText(shorten(to, row.label, gutter - left - noted - 8), left, middle);
+    to.fillText(this._shortened(row.label, gutter - left - noted - 8), left, middle);
+  }
+
+  /** How wide a text is in the font at hand: measured once. */
+  _width(text) {
+    const key = `${this.context.font} ${text}`;
+    let width = this._widths.get(key);
+    if (width === undefined) {
+      if (this._widths.size > 5000) this._widths.clear();
+      this._widths.set(key, (width = this.context.measureText(text).width));
+    }
+    return width;
+  }
+
+  _shortened(text, room) {
+    if (this._width(text) <= room) return text;
+    let length = Math.floor((text.length * room) / this._width(text));
+    while (length > 1 && this._width(`${text.slice(0, length)}…`) > room) length -= 1;
+    return `${text.slice(0, Math.max(1, length))}…`;
   }
 
   _axis() {
@@ -651,11 +670,4 @@ function gaps(stretches, from, to) {
   }
   if (at < to) found.push([at, to]);
   return found;
-}
-
-function shorten(to, text, width) {
-  if (to.measureText(text).width <= width) return text;
-  let length = Math.floor((text.length * width) / to.measureText(text).width);
-  while (length > 1 && to.measureText(`${text.slice(0, length)}…`).width > width) length -= 1;
-  return `${text.slice(0, Math.max(1, length))}…`;
 }

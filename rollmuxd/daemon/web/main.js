@@ -203,6 +203,7 @@ class App {
     this.online();
     this.arrange();
     this.drawAll();
+    this.wantBack(this.gantt.from);
     if (this.figures.firstPaintMs === null) {
       // The frame after this one has the size that it will have.
       requestAnimationFrame(() => requestAnimationFrame(() => (this.figures.firstPaintMs = performance.now())));

@@ -94,8 +94,8 @@ export function savingCard(app) {
   const head = h("header", {}, h("h2", {}, "sharing"), h("span", { class: "dim small" }, report ? app.spanText() : ""));
   const slo = h("span", {}, "SLO kept by ", h("b", {}, promised.length ? `${number(keeps)} of ${number(promised.length)}` : "– (nobody has one that is judged yet)"));
   if (!report) {
-    const ask = app.reckoning || app.reportError ? (app.reportError ? "–" : "…") : h("button", { onclick: () => app.openTab("report") }, "Reckon");
-    return h("article", { class: "card", data: { card: "saving" } }, head, h("div", { class: "big dim" }, ask), h("div", { class: "parts" }, slo));
+    const ask = app.reckoning || app.reportError ? (app.reportError ? "–" : "…") : h("button", { onclick: () => app.openTab("report") }, "Reckon what it saves");
+    return h("article", { class: "card", data: { card: "saving" } }, head, h("div", { class: "dim ask" }, ask), h("div", { class: "parts" }, slo));
   }
   const { saving } = report;
   // Of a first minute, in which states are loaded and no iteration is finished, a share says nothing.
