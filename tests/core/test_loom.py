@@ -1,0 +1,299 @@
+"""Loom in the core: who shares with whom, who moves, and that no promise breaks on the way.
+
+What members' iterations take is found by playing each group's wheel, as the state has it, with everything as long as
+planned; it shares no code with the planner.
+"""
+
+import random
+
+import pytest
+
+from rollmuxd.core import facts as f
+from rollmuxd.core import inputs as i
+from rollmuxd.core import invariants
+from rollmuxd.core.config import Config, DriverTraits, Moves
+from rollmuxd.core.loom import Loom
+from rollmuxd.core.model import JobSpec, Movable, PhaseSpec, StateSpec, Want
+from rollmuxd.core.placement import RollMux
+from rollmuxd.core.policy import Policy
+from rollmuxd.core.scheduler import Scheduler
+
+HOUR_MS = 3_600_000
+TURNS = 30
+
+
+class Cluster:
+    """A scheduler over some nodes of 8 GPUs, each a host of its own. A train node costs three times a rollout node."""
+
+    def __init__(self, rollout: int, train: int, policy: Policy, *, ram_gb: int = 2000, gpu_gb: int = 0) -> None:
+        config = Config(
+            lease_ms=1 << 50, drivers={"channel": DriverTraits(copies=True)}, moves=Moves.ON, move_every_ms=0
+        )
+        self.core, self.now = Scheduler(config, policy), 0
+        hosts, nodes = [], []
+        for pool, count, price in (("rollout", rollout, 1.0), ("train", train, 3.0)):
+            for number in range(count):
+                host = f"{pool[0]}{number}"
+                hosts.append(i.HostSpec(host, "mock", ram_gb * 1000))
+                gpus = tuple(f"{host}/gpu{gpu}" for gpu in range(8))
+                nodes.append(i.NodeSpec(host, host, gpus, (pool,), gpu_mb=gpu_gb * 1000, price_per_gpu_hour=price))
+        self.hand(i.Start(tuple(hosts), tuple(nodes)))
+        for node in nodes:
+            self.hand(i.HostSeen(node.host, tuple(i.GpuSight(gpu, 0) for gpu in node.gpus)))
+
+    def hand(self, given: i.Input) -> list[f.Fact]:
+        decision = self.core.handle(given, self.now)
+        invariants.check(self.core.state)
+        return list(decision.facts)
+
+    def arrives(self, spec: JobSpec) -> f.JobPlaced | None:
+        name = spec.name
+        facts = self.hand(i.RegisterJob("team", "ann", spec))
+        made = self.core.state.names[f"team/{name}"]
+        return next((fact for fact in facts if isinstance(fact, f.JobPlaced) and fact.job == made), None)
+
+    def ends(self, name: str) -> None:
+        self.hand(i.EndJob(self.core.state.names[f"team/{name}"], "ann"))
+
+    def looks_for_moves(self) -> list[f.MoveEnded]:
+        """Until nothing is looked for any more; every group is played after every step."""
+        moved = []
+        for _ in range(20_000):
+            due = self.core.deadline()
+            if due is None or due > self.now + HOUR_MS:
+                return moved
+            self.now = max(self.now, due)
+            facts = self.hand(i.Tick())
+            if any(isinstance(fact, f.MovePlanned | f.MoveEnded) for fact in facts):
+                self.keeps_every_promise()
+            moved += [fact for fact in facts if isinstance(fact, f.MoveEnded)]
+        raise AssertionError("the search does not end")
+
+    def has_earned(self, seconds: float) -> None:
+        """Every job has run so long at its solo pace: it has credit."""
+        for job in self.core.state.jobs.values():
+            job.progress.solo_ms += round(seconds * 1000)
+            job.progress.elapsed_ms += round(seconds * 1000)
+
+    def keeps_every_promise(self) -> None:
+        state = self.core.state
+        for group in state.groups.values():
+            for name, pace in paces(self.core, group.id).items():
+                job = state.jobs[name]
+                solo = sum(phase.planned_ms or 0 for phase in job.spec.phases)
+                if job.promised and job.spec.slo is not None:
+                    assert pace <= job.spec.slo * solo + 1, (group, job)
+
+    def mates(self) -> list[set[str]]:
+        """Who shares with whom."""
+        state = self.core.state
+        return [{state.jobs[name].spec.name for name in group.jobs} for group in state.groups.values()]
+
+
+def paces(core: Scheduler, group_id: str) -> dict[str, float]:
+    """Mean iteration of each member when the group's wheel is played, from its second turn on."""
+    state = core.state
+    group = state.groups[group_id]
+    job_free: dict[str, int] = {}
+    node_free: dict[str, int] = {}
+    ends: dict[str, list[int]] = {}
+    for _ in range(TURNS):
+        for visit in group.wheel:
+            job = state.jobs[visit.job]
+            phase = next(phase for phase in job.spec.phases if phase.name == visit.phase)
+            nodes = state.phase_nodes(job, phase, group_id)
+            begin = max([job_free.get(visit.job, 0), *(node_free.get(node, 0) for node in nodes)])
+            end = begin + (phase.planned_ms or 0)
+            job_free[visit.job] = end
+            node_free.update(dict.fromkeys(nodes, end))
+        for name, at in job_free.items():
+            ends.setdefault(name, []).append(at)
+    rates = {
+        name: sum(v.job == name and v.phase == state.jobs[name].spec.phases[0].name for v in group.wheel)
+        for name in ends
+    }
+    return {name: (at[-1] - at[0]) / (rates[name] * (TURNS - 1)) for name, at in ends.items()}
+
+
+def job(
+    name: str, rollout_s: float, train_s: float, slo: float | None, *, nodes: tuple[int, int] = (1, 1),
+    ram_gb: int = 0, gpu_gb: int = 0, left_gb: int = 0, movable: Movable = Movable.WARM,
+) -> JobSpec:  # fmt: skip
+    return JobSpec(
+        name,
+        phases=(
+            PhaseSpec("rollout", ("rollout",), round(rollout_s * 1000)),
+            PhaseSpec("train", ("train",), round(train_s * 1000)),
+        ),
+        wants=(Want("rollout", nodes[0]), Want("train", nodes[1])),
+        states=(StateSpec("rollout", ram_mb=ram_gb * 1000, gpu_mb=gpu_gb * 1000, leftover_mb=left_gb * 1000),),
+        slo=slo,
+        movable=movable,
+    )
+
+
+LONG, SHORT = job("long", 900, 100, 1.3), job("short", 150, 150, 1.4)
+
+
+def test_a_short_job_joins_a_long_one_and_goes_round_more_often() -> None:
+    paper = Cluster(4, 4, RollMux())
+    assert [placed and placed.admission for placed in map(paper.arrives, (LONG, SHORT))] == ["isolated", "isolated"]
+    loom = Cluster(4, 4, Loom(objective="cost"))
+    loom.arrives(LONG)
+    placed = loom.arrives(SHORT)
+    assert placed is not None
+    assert placed.admission == "scaling"  # its rollouts are too long for the long one's node
+    visits = [loom.core.state.jobs[visit.job].spec.name for visit in placed.wheel]
+    assert visits.count("short") >= 3 * visits.count("long")
+    assert placed.promised
+    assert (placed.period_ms or 0) <= 1.4 * 300_000
+    loom.keeps_every_promise()
+
+
+def test_jobs_of_different_train_widths_share() -> None:
+    cluster = Cluster(6, 2, Loom(objective="cost"))
+    wide = cluster.arrives(job("wide", 100, 100, 2.0, nodes=(2, 2)))
+    narrow = cluster.arrives(job("narrow", 100, 100, 2.0))
+    other = cluster.arrives(job("other", 100, 20, 2.0))
+    assert wide is not None
+    assert narrow is not None
+    assert other is not None
+    assert set(narrow.pins["train"]) < set(wide.pins["train"])
+    assert narrow.cost_per_hour == 0
+    assert cluster.mates() == [{"wide", "narrow", "other"}]
+    cluster.keeps_every_promise()
+
+
+def test_a_wide_job_may_sit_on_old_and_new_nodes_at_once() -> None:
+    cluster = Cluster(4, 2, Loom(objective="cost"))
+    cluster.arrives(job("first", 100, 60, 2.0))
+    placed = cluster.arrives(job("second", 100, 60, 2.0, nodes=(2, 1)))
+    assert placed is not None
+    assert len({"r0"} & set(placed.pins["rollout"])) == 1
+    assert len(placed.pins["rollout"]) == 2
+    assert placed.cost_per_hour == 8
+
+
+def test_ram_and_left_over_memory_are_counted_in_every_plan() -> None:
+    cluster = Cluster(2, 2, Loom(objective="cost"), ram_gb=1000)
+    cluster.arrives(job("a", 100, 60, 2.0, ram_gb=600))
+    placed = cluster.arrives(job("b", 100, 60, 2.0, ram_gb=600))
+    assert placed is not None
+    assert placed.pins["rollout"] == ("r1",)  # on a's node it would save a node
+    assert cluster.mates() == [{"a", "b"}]
+    tight = Cluster(2, 2, Loom(objective="cost"), gpu_gb=80)
+    tight.arrives(job("a", 100, 60, 2.0, gpu_gb=70, left_gb=8))
+    again = tight.arrives(job("b", 100, 60, 2.0, gpu_gb=75, left_gb=4))
+    assert again is not None
+    assert again.pins["rollout"] == ("r1",)
+
+
+def test_who_is_promised_nothing_takes_free_nodes_and_slows_nobody() -> None:
+    cluster = Cluster(2, 2, Loom(objective="cost"))
+    cluster.arrives(job("a", 100, 100, 1.5))
+    free = cluster.arrives(job("easy", 50, 50, None))
+    assert free is not None
+    assert free.admission == "isolated"
+    packed = cluster.arrives(job("easier", 20, 20, None))
+    assert packed is not None
+    cluster.keeps_every_promise()
+
+
+def slowdowns(cluster: Cluster) -> list[float]:
+    state = cluster.core.state
+    solo = {job.id: sum(phase.planned_ms or 0 for phase in job.spec.phases) for job in state.jobs.values()}
+    return [pace / solo[name] for group in state.groups for name, pace in paces(cluster.core, group).items()]
+
+
+def test_nodes_that_one_owns_slow_nobody_while_some_are_idle() -> None:
+    cluster, thrifty = Cluster(12, 12, Loom()), Cluster(12, 12, Loom(objective="cost"))
+    for number in range(9):
+        for each in (cluster, thrifty):
+            assert each.arrives(job(f"j{number}", 100, 70, 1.9)) is not None
+    assert max(slowdowns(cluster)) == 1
+    assert max(slowdowns(thrifty)) > 1.2
+    assert len(cluster.mates()) > len(thrifty.mates())
+    for number in range(9, 24):  # and are shared when they run short
+        assert cluster.arrives(job(f"j{number}", 100, 70, 1.9)) is not None
+    cluster.keeps_every_promise()
+
+
+def test_a_job_without_a_place_is_told_why() -> None:
+    cluster = Cluster(1, 1, Loom(objective="cost"))
+    cluster.arrives(job("a", 100, 100, 1.05))
+    cluster.arrives(job("b", 100, 100, 1.05))  # one rolls out while the other trains
+    assert cluster.arrives(job("c", 100, 100, 1.05)) is None
+    waiting = cluster.core.state.names["team/c"]
+    codes = [reason.code for reason in cluster.core.why_job_waits(waiting, 0)]
+    assert "no_free_nodes" in codes
+    assert any(code in codes for code in ("own_slo", "member_slo"))
+
+
+def two_halves(policy: Policy, *, movable: Movable = Movable.WARM) -> Cluster:
+    """Two groups, of each of which half has left: what is there fits in one."""
+    cluster = Cluster(6, 4, policy)
+    for name in ("a", "b"):
+        cluster.arrives(job(name, 100, 150, 1.5, movable=movable))
+    for name in ("c", "d"):
+        cluster.arrives(job(name, 101, 150, 1.5, movable=movable))
+    assert cluster.mates() == [{"a", "b"}, {"c", "d"}]
+    cluster.now = 10 * HOUR_MS
+    return cluster
+
+
+def test_what_is_left_of_two_groups_moves_together() -> None:
+    cluster = two_halves(Loom(objective="cost"))
+    cluster.has_earned(10_000)
+    cluster.ends("b")
+    cluster.ends("d")
+    moves = cluster.looks_for_moves()
+    assert len(moves) == 1
+    assert cluster.mates() == [{"a", "c"}]
+    used = [node.id for node in cluster.core.state.nodes.values() if node.group is not None]
+    assert len(used) == 2
+    cluster.keeps_every_promise()
+
+
+@pytest.mark.parametrize(
+    ("policy", "movable", "earned_s"),
+    [
+        (Loom(objective="cost"), Movable.NO, 10_000),  # it may not be moved
+        (Loom(objective="cost"), Movable.WARM, 10),  # it has not the credit that a move takes
+        (Loom(objective="cost", regroup=1), Movable.WARM, 10_000),  # nobody is
+        (Loom(objective="cost", warm_s=100 * 3600), Movable.WARM, 10**9),  # it would never pay
+    ],
+)
+def test_who_may_not_cannot_afford_it_or_would_lose_by_it_stays(
+    policy: Policy, movable: Movable, earned_s: float
+) -> None:
+    cluster = two_halves(policy, movable=movable)
+    cluster.has_earned(earned_s)
+    cluster.ends("b")
+    cluster.ends("d")
+    assert cluster.looks_for_moves() == []
+    assert cluster.mates() == [{"a"}, {"c"}]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_comes_and_goes_every_promise_holds(seed: int) -> None:
+    """Arrivals, departures and the moves between them: each group is played after each of them."""
+    chance = random.Random(seed)
+    cluster = Cluster(8, 6, Loom(objective="cost", warm_s=30, regroup=2))
+    there: list[str] = []
+    moves = 0
+    for number in range(24):
+        cluster.now += round(chance.expovariate(1 / 2000) * 1000)
+        cluster.has_earned(1000)
+        if there and chance.random() < 0.45:
+            cluster.ends(there.pop(chance.randrange(len(there))))
+        else:
+            rollout, train = (round(10 ** chance.uniform(1.5, 2.8)) for _ in range(2))
+            wide = (chance.choice([1, 1, 1, 2]), chance.choice([1, 1, 1, 2]))
+            placed = cluster.arrives(
+                job(f"j{number}", rollout, train, round(chance.uniform(1, 2), 2), nodes=wide, ram_gb=300)
+            )
+            there.append(f"j{number}")
+            assert placed is None or placed.promised
+        cluster.keeps_every_promise()
+        moves += len(cluster.looks_for_moves())
+    assert moves > 1
