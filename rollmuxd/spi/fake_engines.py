@@ -44,6 +44,7 @@ class FakeEngine:
         self.missing_reply: Any = {"detail": "Not Found"}
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
+        self._ended = asyncio.Event()
 
     # ---- what a subclass says ---------------------------------------------------------------------------------------
 
@@ -77,6 +78,7 @@ class FakeEngine:
         """Start the process, on the port that it had before."""
         if self._server is None:
             self.born()
+            self._ended = asyncio.Event()
             with anyio.CancelScope(shield=True):  # a process is there or it is not
                 self._server = server = await asyncio.start_server(self._serve, self.address, self.port)
             self.port = server.sockets[0].getsockname()[1]
@@ -86,6 +88,7 @@ class FakeEngine:
         server, self._server = self._server, None
         if server is not None:
             server.close()
+            self._ended.set()
             for writer in list(self._open):
                 writer.transport.abort()
             await asyncio.sleep(0)
@@ -118,13 +121,13 @@ class FakeEngine:
         self.calls.append(f"{call}?{where.query}" if where.query else call)
         fault = self.faults.pop(call, None) or self.always.get(call, "")
         if fault in {"drop", "hang"}:
-            await (asyncio.Event().wait() if fault == "hang" else self._cut(writer))
+            await (self._ended.wait() if fault == "hang" else self._cut(writer))
             return
         status, said = self._answer(call, fault, parse_qs(where.query), json.loads(raw) if raw else None)
         if fault == "die" or status == 0:
             await self.stop()
         elif fault in {"drop_after", "hang_after"}:
-            await (asyncio.Event().wait() if fault == "hang_after" else self._cut(writer))
+            await (self._ended.wait() if fault == "hang_after" else self._cut(writer))
         else:
             await _reply(writer, status, b"<html>" if fault == "garbage" else _encoded(said))
 
@@ -165,8 +168,9 @@ async def _reply(writer: asyncio.StreamWriter, status: int, body: bytes) -> None
 class EngineHost:
     """A backend for one host whose GPUs have on them what the engines there say. Keeps the backends' contract."""
 
-    def __init__(self, host: HostId, engines: Mapping[GpuId, FakeEngine], *, gpu_mb: int = 80_000) -> None:
+    def __init__(self, host: HostId, engines: Mapping[GpuId, Sequence[FakeEngine]], *, gpu_mb: int = 80_000) -> None:
         self.host = host
+        #: those on each GPU
         self.engines = dict(engines)
         self.gpu_mb = gpu_mb
         self.away = False
@@ -177,7 +181,7 @@ class EngineHost:
     @classmethod
     async def open(cls, hosts: Sequence[HostConfig], options: Mapping[str, Any]) -> Self:
         """An empty host."""
-        return cls(hosts[0].id, {gpu: _Nothing() for gpu in hosts[0].gpus})
+        return cls(hosts[0].id, dict.fromkeys(hosts[0].gpus, ()))
 
     async def inventory(self, host: HostId) -> Inventory:
         """Its GPUs."""
@@ -187,13 +191,7 @@ class EngineHost:
     async def observe(self, host: HostId) -> Sight:
         """What the engines say that they use."""
         self._reach(host)
-        return Sight(
-            tuple(
-                GpuSight(gpu, engine.used_mb() if engine.running else 0, ("pid 1 engine",) if engine.running else ())
-                for gpu, engine in self.engines.items()
-            ),
-            "fake-boot",
-        )
+        return Sight(tuple(self._see(gpu) for gpu in self.engines), "fake-boot")
 
     async def kill(self, host: HostId, pid: int, started: str) -> bool:
         """Nothing is its own to end."""
@@ -227,11 +225,12 @@ class EngineHost:
     async def close(self) -> None:
         """Nothing is kept open."""
 
+    def _see(self, gpu: GpuId) -> GpuSight:
+        there = [engine for engine in self.engines[gpu] if engine.running]
+        return GpuSight(
+            gpu, sum(engine.used_mb() for engine in there), tuple(f"engine {engine.url}" for engine in there)
+        )
+
     def _reach(self, host: HostId) -> None:
         if self.away or host != self.host:
             raise ContactLost(f"host {host} is away")
-
-
-class _Nothing(FakeEngine):
-    def used_mb(self) -> int:
-        return 0

@@ -24,7 +24,7 @@ class Bench:
 
     def __init__(self, **engine):
         self.engine = FakeSglang(**engine)
-        self.host = EngineHost("host1", {GPU: self.engine})
+        self.host = EngineHost("host1", {GPU: [self.engine]})
         self.host.commands["engine"] = self._command
         self.driver = SglangResidency()
 

@@ -23,7 +23,7 @@ class Bench:
 
     def __init__(self, **engine):
         self.engine = FakeVllm(**engine)
-        self.host = EngineHost("host1", {GPU: self.engine})
+        self.host = EngineHost("host1", {GPU: [self.engine]})
         self.host.commands["engine"] = self._command
         self.driver = VllmResidency()
 
@@ -286,7 +286,7 @@ async def test_a_line_that_breaks_is_contact_lost_and_the_probe_tells_what_is_ce
         assert (probed.known, probed.done) == expected
         if fault == "die":
             assert "nobody listens" in probed.error
-            assert bench.host.engines[GPU].running is False
+            assert not bench.engine.running
 
 
 @pytest.mark.asyncio
@@ -389,7 +389,7 @@ async def test_a_host_that_is_away_is_contact_lost():
 @pytest.mark.asyncio
 async def test_all_engines_of_a_job_act_together_and_one_that_fails_is_the_verdict():
     async with Bench() as bench, FakeVllm() as other:
-        bench.host.engines["host1/gpu1"] = other
+        bench.host.engines["host1/gpu1"] = [other]
         both = {"url": (bench.engine.url, other.url)}
         await bench.park(**both)
         assert bench.engine.used_mb() == other.used_mb() == 1_500
