@@ -3,7 +3,7 @@
 - A GPU is never held by two slots, a shrunk tail holds its own subset, and no GPU is given on before it was seen clear:
   who is told "granted" finds no bytes of another job, or of an earlier run, on its GPUs.
 - A request that was withdrawn, whose session is lost, or that stayed detached beyond the re-attach time, is never
-  granted; nor are GPUs claimed for one while nobody attends it.
+  granted; nor are GPUs claimed for one, nor is one granted, while nobody attends it.
 - A rejected input changes nothing.
 - Replaying the facts gives the very state that the live scheduler has, and a scheduler that goes on from there
   (a restart) keeps every other sentence.
@@ -15,8 +15,9 @@ The machine keeps a world of its own: whose bytes are on which GPU, which proces
 done. The sentences are checked against that world and against what was *told*, not against the scheduler's state.
 
 What the world may do: a driver acts late, reports late, twice, wrongly ("done" and it is not, "failed" and it is), or
-never; a process hangs, and dies later; bytes linger after a park. What it may not: begin a load after its session was
-lost (no scheduler could prevent that; ``on_loss = kill`` does).
+never; a process hangs, and dies later; bytes linger after a park; a parked state leaves what was agreed. A backend
+starts a job's process late, or says that it did not and did; its stop may come to nothing. What it may not: begin a
+load after its session was lost (no scheduler could prevent that; ``on_loss = kill`` does).
 """
 
 import os
@@ -48,6 +49,7 @@ from rollmuxd.core.model import (
     Job,
     JobSpec,
     JobStatus,
+    LaunchSpec,
     Movable,
     OnLoss,
     OrderKind,
@@ -59,7 +61,7 @@ from rollmuxd.core.model import (
 from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.core.state import State
+from rollmuxd.core.state import State, state_key
 
 PROFILES = {
     # the same examples each time: a change is judged by what it changes; `thorough` looks for new ones
@@ -75,6 +77,7 @@ LEASE, REATTACH = 60_000, 120_000
 CONFIG = {
     "overstay_ms": 40_000, "overstay_revoke": True, "overstay_grace_ms": 20_000,
     "move_every_ms": 0, "move_begins_ms": 300_000, "move_ends_ms": 60_000,
+    "launch_hosts": ("h1", "h2"), "launch_ms": 100_000, "relaunch_after_ms": 20_000, "relaunch_limit": 3,
 }  # fmt: skip
 HOSTS = (i.HostSpec("h1", "mock", 100_000), i.HostSpec("h2", "mock", 100_000))
 NODES = (
@@ -83,6 +86,9 @@ NODES = (
     i.NodeSpec("n1", "h2", ("h2/gpu2", "h2/gpu3"), ("rollout", "train")),
     i.NodeSpec("n2", "h1", ("h1/gpu2", "h1/gpu3"), ("rollout", "train")),
 )
+#: what a state that leaves something on its GPUs leaves on each when it is parked
+LEFT = "left"
+LEFT_MB = 500
 GPUS = {node.id: node.gpus for node in NODES}
 HOST_GPUS = {host.id: tuple(gpu for node in NODES if node.host == host.id for gpu in node.gpus) for host in HOSTS}
 DRIVERS = {
@@ -121,6 +127,10 @@ def _spec(name: str, kind: str) -> JobSpec:
             return change(base, phases=(change(rollout, min_gpus=1), train))
         case "stateless":
             return change(base, states=())
+        case "leaves":
+            return change(base, states=tuple(change(kept, leftover_mb=LEFT_MB) for kept in states))
+        case "launched":
+            return change(base, launch=LaunchSpec(("train",)), on_loss=OnLoss.RELAUNCH, movable=Movable.NO)
         case "syncs":
             return change(base, phases=(rollout, PhaseSpec("sync", ("rollout", "train"), 1_000), train))
         case "promised":
@@ -134,7 +144,9 @@ def _spec(name: str, kind: str) -> JobSpec:
     return base
 
 
-KINDS = ["known", "parks", "shrinks", "stateless", "syncs", "promised", "unknown", "colocated"]
+KINDS = [
+    "known", "parks", "shrinks", "stateless", "syncs", "promised", "unknown", "colocated", "leaves", "launched",
+]  # fmt: skip
 if "init_is_granted" not in BROKEN_TODAY:
     KINDS.append("inits")
 NAMES = st.sampled_from(["A", "B", "C", "D"])
@@ -163,6 +175,21 @@ class Process:
 
 
 @dataclass
+class Started:
+    """A process that a backend was told to start."""
+
+    name: str
+    job: str
+    run: int
+    key: str
+    spec: JobSpec
+    #: it was started, once
+    pid: int = 0
+    #: and is not to be any more
+    stopped: bool = False
+
+
+@dataclass
 class Told:
     """An order, as its driver has it."""
 
@@ -170,6 +197,8 @@ class Told:
     who: tuple[str, int]
     pool: str
     gpus: tuple[str, ...]
+    #: what it parks leaves something there
+    leaves: bool = False
     acted: bool = False
     #: it will never be acted upon any more
     dropped: bool = False
@@ -196,8 +225,6 @@ class Request:
     request_id: str
     attended: bool = True
     detached_at: int | None = None
-    #: its GPUs are its own and its state is being loaded: from here on it is granted, whoever attends it
-    claimed: bool = False
     never: str = ""
 
 
@@ -211,6 +238,7 @@ class World:
     processes: dict[str, Process] = field(default_factory=dict)
     graves: list[Process] = field(default_factory=list)
     orders: dict[str, Told] = field(default_factory=dict)
+    launches: dict[str, Started] = field(default_factory=dict)
     probes: dict[str, None] = field(default_factory=dict)
 
     def process(self, who: tuple[str, int]) -> Process | None:
@@ -237,9 +265,21 @@ class World:
                 self.bytes[gpu] -= {b for b in self.bytes[gpu] if b == (*told.who, told.pool)}
                 if had and gpu == lingering:
                     self.bytes[gpu].add((*told.who, "lingering"))
+                if told.kind is OrderKind.DISCARD:
+                    self.bytes[gpu].discard((*told.who, LEFT))
+                elif had and told.leaves:
+                    self.bytes[gpu].add((*told.who, LEFT))
 
     def sights(self, gpus: tuple[str, ...]) -> tuple[i.GpuSight, ...]:
-        return tuple(i.GpuSight(gpu, 20_000 if self.bytes[gpu] else 0) for gpu in gpus)
+        return tuple(i.GpuSight(gpu, self.used_mb(gpu)) for gpu in gpus)
+
+    def used_mb(self, gpu: str) -> int:
+        there = self.bytes[gpu]
+        return LEFT_MB * sum(b[2] == LEFT for b in there) + (20_000 if any(b[2] != LEFT for b in there) else 0)
+
+    def others_on(self, gpu: str, who: tuple[str, int]) -> set[tuple[str, int, str]]:
+        """Bytes of others, beyond what they have agreed to leave there."""
+        return {b for b in self.bytes[gpu] if b[:2] != who and b[2] != LEFT}
 
 
 class ClientsOperatorsAndBackends(RuleBasedStateMachine):
@@ -287,7 +327,6 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                 request = self.requests[fact.slot]
                 assert request.attended, f"{fact.slot} goes ahead, and nobody attends it since {request.detached_at}"
                 assert not request.never, f"{fact.slot} was {request.never}, and goes ahead"
-                request.claimed = True
             case f.SlotTakenOver() if fact.slot in self.granted and fact.fence:
                 grant = self.granted[fact.slot]
                 assert fact.fence > grant.fence, "a fence went back"
@@ -296,8 +335,6 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                 self.requests[fact.slot].session = fact.session
             case f.SlotLost() | f.SlotRevoked() | f.SlotReleased() | f.SlotFaulted():
                 self.granted.pop(fact.slot, None)
-            case f.SlotRequeued() if fact.slot in self.requests:
-                self.requests[fact.slot].claimed = False
             case f.SlotWithdrawn():
                 self.requests[fact.slot].never = fact.reason
             case f.SessionLost() | f.SessionClosed() | f.SessionFenced():
@@ -309,7 +346,9 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                 gpus = GPUS[fact.node]
                 if fact.kind is OrderKind.LOAD:
                     gpus = tuple(gpu for gpu in slot.gpus if gpu in gpus)
-                self.world.orders[fact.order] = Told(fact.kind, (fact.job, fact.run), fact.pool, gpus)
+                kept = self.core.state.states[state_key(fact.job, fact.pool, fact.node)]
+                leaves = kept.spec.leftover_mb > 0
+                self.world.orders[fact.order] = Told(fact.kind, (fact.job, fact.run), fact.pool, gpus, leaves)
 
     def is_granted(self, fact: f.SlotGranted) -> None:
         slot = self.core.state.slots[fact.slot]
@@ -317,12 +356,11 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         held = {gpu: name for name, grant in self.granted.items() for gpu in grant.gpus}
         for gpu in slot.gpus:
             assert gpu not in held, f"{gpu} is granted to {fact.slot}, and {held[gpu]} holds it"
-            assert {b[:2] for b in self.world.bytes[gpu]} <= {who}, (
-                f"{gpu}: {self.world.bytes[gpu]} at the grant of {who}"
-            )
+            assert not self.world.others_on(gpu, who), f"{gpu}: {self.world.bytes[gpu]} at the grant of {who}"
         request, process = self.requests.get(fact.slot), self.world.process(who)
         if request is not None:  # else it is granted in the very answer to its request
             assert not request.never, f"{fact.slot} was {request.never}, and is granted"
+            assert request.attended, f"{fact.slot} is granted, and nobody attends it since {request.detached_at}"
         assert process is not None
         assert not process.over, f"{fact.slot} is granted to a session that is over"
         assert self.now < process.heard + LEASE, f"{fact.slot} is granted to a process silent since {process.heard}"
@@ -339,8 +377,14 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                 assert effect.order in self.world.orders
             case e.Probe():
                 self.world.probes[effect.order] = None
+            case e.Launch():
+                job = self.core.state.jobs[effect.job]
+                told = Started(job.spec.name, job.id, job.run, job.idempotency_key, job.spec)
+                self.world.launches.setdefault(effect.launch, told)
             case e.Kill():
                 process = self.world.process((effect.job, effect.run))
+                if effect.launch in self.world.launches:
+                    self.world.launches[effect.launch].stopped = True
                 if process is not None:
                     self.world.dies(process)
 
@@ -367,11 +411,41 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         if answer is None:
             return
         job = self.core.state.jobs[answer.job]
-        old = self.world.processes.get(name)
+        # of a job whose process a backend starts, there is none yet
+        self._begins(Process(name, job.id, job.run, key, job.spec, alive=job.spec.launch is None))
+        self.open_session(name)
+
+    def _begins(self, process: Process) -> None:
+        old = self.world.processes.get(process.name)
         if old is not None:
             self.world.graves.append(old)
-        self.world.processes[name] = Process(name, job.id, job.run, key, job.spec)
-        self.open_session(name)
+        self.world.processes[process.name] = process
+        process.heard = self.now
+
+    @rule(number=st.integers(0, 3), report=st.sampled_from(["done", "done", "done", "failed", "lost", "late"]))
+    def backend_starts(self, number: int, report: str) -> None:
+        """A backend starts a process, or says that it does not; or says so, and does. Told twice it starts one."""
+        told = list(self.world.launches)
+        if told:
+            self._start(told[-1 - number % len(told)], report)
+
+    def _start(self, launch: str, report: str) -> None:
+        told = self.world.launches[launch]
+        if not told.pid and not told.stopped and report != "failed":
+            self.keys += 1
+            told.pid = 1_000 + self.keys
+            if (told.job, told.run) == self._run_of(told.name):
+                self._begins(Process(told.name, told.job, told.run, told.key, told.spec, pid=told.pid))
+        if report in ("failed", "lost"):
+            self.give(i.LaunchFailed(launch, "no such program"))
+        elif told.pid:
+            self.give(i.Launched(launch, told.pid, "then"))
+        if report == "done":
+            self.open_session(told.name)
+
+    def _run_of(self, name: str) -> tuple[str, int]:
+        job = self.core.state.job_named("team", name)
+        return ("", 0) if job is None else (job.id, job.run)
 
     @rule(name=NAMES)
     def open_session(self, name: str) -> None:
@@ -389,6 +463,8 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         process = self.world.processes.get(name)
         if process is None or self.core.state.jobs[process.job].run != process.run:
             return
+        if process.spec.launch is not None:
+            return  # who starts it again is the backend's affair
         if self.core.state.jobs[process.job].status in ("lost", "ended"):
             return
         self.world.dies(process)
@@ -420,7 +496,6 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         who = (process.job, process.run)
         request = self.requests.setdefault(slot, Request(who, process.session, process.name, phase, request_id))
         assert request.request_id == request_id, "two requests have one slot"
-        request.claimed = request.claimed or self.core.state.slots[slot].status != "queued"
         request.attended, request.detached_at = True, None
 
     def _goes_on(self, name: str) -> None:
@@ -471,7 +546,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
     @rule(name=NAMES)
     def detach(self, name: str) -> None:
         for slot, request in self.requests.items():
-            if request.name == name and request.attended and not request.never and not request.claimed:
+            if request.name == name and request.attended and not request.never and slot not in self.granted:
                 self.give(i.DetachSlot(slot))
                 request.attended, request.detached_at = False, self.now
 
@@ -741,11 +816,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                 if process.alive and not process.silent and not process.over and self.now - process.heard >= 10_000:
                     self._beat(process)
             for request in self.requests.values():
-                if (
-                    request.detached_at is not None
-                    and not request.claimed
-                    and self.now >= request.detached_at + REATTACH
-                ):
+                if request.detached_at is not None and self.now >= request.detached_at + REATTACH:
                     request.never = request.never or "detached for too long"
             if due is not None and due <= self.now:
                 self.give(i.Tick())
@@ -782,9 +853,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             for gpu in grant.gpus:
                 assert gpu not in held, f"{gpu} is held by {held[gpu]} and {slot}"
                 held[gpu] = slot
-                assert {b[:2] for b in self.world.bytes[gpu]} <= {grant.who}, (
-                    f"{gpu} of {slot} has {self.world.bytes[gpu]}"
-                )
+                assert not self.world.others_on(gpu, grant.who), f"{gpu} of {slot} has {self.world.bytes[gpu]}"
 
     @invariant()
     def a_silent_process_is_lost_within_its_lease(self) -> None:
@@ -812,7 +881,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                 self.give(i.ResumeJob(process.job, "ops"))
         waiting: dict[str, Request] = {}
         for name, process in self.world.processes.items():
-            slot = self._queued(name)
+            slot = self._comes(name)
             if slot and process.alive and not process.over and slot in self.requests:
                 request = self.requests[slot]
                 self._asks(process, request.phase, request.request_id)
@@ -830,8 +899,19 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         reasons = {slot: self.core.why_slot_waits(slot, self.now) for slot in waiting}
         raise AssertionError(f"never granted: {reasons}")
 
+    def _comes(self, name: str) -> str:
+        """The slot that the job asked for and was not granted yet, whether or not it is being loaded."""
+        process = self.world.processes.get(name)
+        job = self.core.state.jobs[process.job] if process else None
+        loading = job is not None and job.slot is not None and self.core.state.slots[job.slot].status == "loading"
+        return (job.slot if loading else job.queued) or "" if job is not None else ""
+
     def _everybody_is_truthful(self) -> None:
         self.lingering_bytes_go()
+        for launch, told in self.world.launches.items():
+            job = self.core.state.jobs.get(told.job)
+            if job is not None and job.launch is not None and job.launch.id == launch and not job.launch.over:
+                self._start(launch, "done")
         for name in list(self.world.probes):
             self._answer_probe(name, knows=True)
         for name, told in list(self.world.orders.items()):
