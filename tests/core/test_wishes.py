@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
+from rollmuxd.core.loom import Loom
 from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Refusal
@@ -59,7 +60,7 @@ class Place:
     def again(self):
         """Another scheduler in the same state, with a policy that has derived nothing yet."""
         state = msgspec.json.decode(msgspec.json.encode(self.core.state), type=State)
-        other = Place(0, 0, ram_gb=self.ram_gb, state=state)
+        other = Place(0, 0, ram_gb=self.ram_gb, state=state, policy=type(self.core.policy)())
         other.hosts, other.nodes = list(self.hosts), list(self.nodes)
         return other
 
@@ -204,10 +205,11 @@ jobs = st.lists(
 )
 
 
+@pytest.mark.parametrize("policy", [RollMux, Loom])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(jobs)
-def test_every_wish_comes_true_and_telling_it_changes_nothing(given_):
-    place, untold = Place(2, 1, ram_gb=100), Place(2, 1, ram_gb=100)
+@given(given_=jobs)
+def test_every_wish_comes_true_and_telling_it_changes_nothing(policy, given_):
+    place, untold = Place(2, 1, ram_gb=100, policy=policy()), Place(2, 1, ram_gb=100, policy=policy())
     for number, (rollout, train, slo, ram, width) in enumerate(given_):
         one = spec(f"job-{number}", rollout, train, slo=slo, ram_gb=ram, width=width)
         job = place.arrives(one)
