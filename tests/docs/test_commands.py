@@ -45,8 +45,9 @@ def lines_with(word):
         for block in console.blocks(page):
             if block.lang not in ("", "console", "sh", "bash"):
                 continue
-            for line in block.body.replace("\\\n", " ").splitlines():
-                line = line.removeprefix("$ ").strip()
+            lines = [one.command for one in console.typed(block)] if block.lang == "console" else [block.body]
+            for line in "\n".join(lines).replace("\\\n", " ").splitlines():
+                line = line.strip()
                 for part in re.split(r"\s(?:&&|\|\|?|;|&)(?:\s|$)", line):
                     if match := re.match(rf"(?:\S*/)?{word}\s+(.*)", part):
                         yield name, match[1]
