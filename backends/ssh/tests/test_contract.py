@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmuxd.spi import HostConfig
+from rollmuxd.spi import HostConfig, contract
 from rollmuxd.spi.contract import BackendContract
 from rollmuxd_backend_ssh import SshBackend
 
@@ -18,7 +18,9 @@ class SshContract(BackendContract):
     starts_processes = True
 
     @pytest.fixture(autouse=True)
-    def place(self, tmp_path, made_up, keys):
+    def place(self, tmp_path, made_up, keys, monkeypatch):
+        monkeypatch.setattr(contract, "_TURNS", range(0, 12, 4))  # each call is a program that is started
+        monkeypatch.setattr(contract, "_SECONDS", (0.002, 0.02, 0.05))
         self.state, self.made_up, self.keys = tmp_path, made_up, keys
         self.ours = []
         yield

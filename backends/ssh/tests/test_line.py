@@ -129,6 +129,18 @@ async def test_hosts_are_jumped_over(own_server, keys, made_up, tmp_path):
         await backend.close()
 
 
+@pytest.mark.asyncio
+async def test_a_doctor_hears_of_the_connection_and_then_of_the_host(own_server, keys, made_up):
+    async with reached(own_server, keys, made_up) as backend:
+        findings = {finding.what: finding for finding in await backend.check("box")}
+        assert findings["connection"].level == "good"
+        assert {"driver", "box/gpu0", "RAM", "clock", "python"} <= set(findings)
+        keys.known_hosts.write_text("")
+        backend._lines["box", ""].drop()
+        (finding,) = await backend.check("box")
+        assert (finding.what, finding.level, "host key" in finding.said) == ("connection", "bad", True)
+
+
 # ---- what hosts do ---------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,49 @@
+"""On a machine with a GPU: what is seen of it is what is there. Skipped without one."""
+
+import os
+
+import pytest
+
+from rollmuxd.spi import HostConfig
+from rollmuxd_backend_local import LocalBackend
+from rollmuxd_backend_local.onhost import gpus, machine, nvml
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def there():
+    """What our own binding sees."""
+    try:
+        gpus.start(nvml)
+    except machine.Unknown as why:
+        pytest.skip(f"no GPU here: {why}")
+    return gpus.look(nvml)["gpus"]
+
+
+def test_our_own_binding_and_nvidia_ml_py_see_the_same(there):
+    pynvml = gpus.binding()
+    gpus.start(pynvml)
+    keys = ("index", "uuid", "type", "memory_mb", "mig", "trouble")
+    theirs = gpus.look(pynvml)["gpus"]
+    assert pynvml.__name__ == "pynvml"
+    assert [[one[key] for key in keys] for one in there] == [[one[key] for key in keys] for one in theirs]
+    assert all(abs(one["used_mb"] - other["used_mb"]) < 100 for one, other in zip(there, theirs, strict=True))
+
+
+@pytest.mark.asyncio
+async def test_memory_that_is_taken_is_seen_with_its_process_and_seen_gone(there):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("this torch has no CUDA")
+    backend = await LocalBackend.open([HostConfig(id="box", gpus=("box/gpu0",))], {})
+    torch.zeros(1, device="cuda:0")  # the context
+    before = (await backend.observe("box")).gpus[0].used_mb
+    taken = torch.zeros(2 * 10**9, dtype=torch.uint8, device="cuda:0")
+    seen = (await backend.observe("box")).gpus[0]
+    assert 2_000 <= seen.used_mb - before < 2_200
+    if not machine.in_a_pid_namespace():
+        assert any(f"pid {os.getpid()} " in process for process in seen.processes)
+    del taken
+    torch.cuda.empty_cache()
+    assert (await backend.observe("box")).gpus[0].used_mb - before < 100
