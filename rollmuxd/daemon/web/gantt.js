@@ -1,6 +1,7 @@
 // The picture: lanes of nodes and jobs over time, on a canvas. Draws what it is told of, and tells where one looks.
 
 import { clock, tickText, ticks } from "./format.js";
+import { listen } from "./hands.js";
 import { eachBar } from "./lanes.js";
 
 const AXIS = 24;
@@ -12,7 +13,7 @@ const AHEAD = 0.02;
 
 export class Gantt {
   /**
-   * ``look``: {lanes, marks, now(), colourOf(bar), labelOf(bar), known() -> the time since when facts were read}.
+   * ``look``: {marks, now(), colourOf(bar), labelOf(bar), known() -> the time since when facts were read}.
    * ``tell``: {moved(from, to), over(hit | null, x, y), chose(hit | null), opened(hit), fold(row)}.
    */
   constructor(canvas, look, tell) {
@@ -32,9 +33,14 @@ export class Gantt {
     this.drawn = { bars: 0, ms: 0 };
     this._widths = new Map();
     this._queued = false;
-    this._listen();
+    listen(this);
     new ResizeObserver(() => this._resize()).observe(canvas.parentElement);
     this._resize();
+  }
+
+  /** How high the axis of time is, and how wide the names of the rows are. */
+  get axis() {
+    return AXIS;
   }
 
   get gutter() {
@@ -54,7 +60,7 @@ export class Gantt {
       top += row.height;
     }
     this.total = top;
-    this._clampScroll();
+    this.clampScroll();
     this.request();
   }
 
@@ -74,14 +80,14 @@ export class Gantt {
     this.span = Math.min(SPAN_MOST, Math.max(SPAN_LEAST, to - from));
     this.to = to;
     this.follows = follow;
-    this._moved();
+    this.changed();
   }
 
   followNow(span = this.span) {
     this.span = span;
     this.follows = true;
     this.step();
-    this._moved();
+    this.changed();
   }
 
   /** Time goes on. */
@@ -93,7 +99,7 @@ export class Gantt {
     this.to += ms;
     this.follows = ms > 0 && this.to >= this.look.now();
     this.step();
-    this._moved();
+    this.changed();
   }
 
   /** Make the span so many times as long; ``at`` stays where it is. */
@@ -107,21 +113,22 @@ export class Gantt {
       this.span = span;
       this.to = at + share * span;
     }
-    this._moved();
+    this.changed();
   }
 
-  _moved() {
+  /** One looks elsewhere: tell of it. */
+  changed() {
     this.tell.moved(this.from, this.to);
     this.request();
   }
 
   scrollTo(y) {
     this.scrolled = y;
-    this._clampScroll();
+    this.clampScroll();
     this.request();
   }
 
-  _clampScroll() {
+  clampScroll() {
     const room = Math.max(0, (this.total ?? 0) - (this.height - AXIS));
     this.scrolled = Math.round(Math.min(room, Math.max(0, this.scrolled)));
   }
@@ -146,7 +153,7 @@ export class Gantt {
     this.canvas.style.width = `${this.width}px`;
     this.canvas.style.height = `${this.height}px`;
     this.scale = scale;
-    this._clampScroll();
+    this.clampScroll();
     this.request();
   }
 
@@ -472,7 +479,7 @@ export class Gantt {
     to.globalAlpha = 1;
   }
 
-  // ---- hands -------------------------------------------------------------------------------------------------------
+  // ---- pointing ----------------------------------------------------------------------------------------------------
 
   /** What is at a point: {row, bar | kept | back | nothing, at}. */
   hit(x, y) {
@@ -506,155 +513,6 @@ export class Gantt {
 
   choose(hit) {
     this.chosen = hit;
-    this.request();
-  }
-
-  _listen() {
-    const { canvas } = this;
-    let drag = null;
-    const place = (event) => {
-      const box = canvas.getBoundingClientRect();
-      return [event.clientX - box.left, event.clientY - box.top];
-    };
-    canvas.addEventListener("pointerdown", (event) => {
-      if (event.button !== 0) return;
-      const [x, y] = place(event);
-      drag = { x, y, to: this.to, scrolled: this.scrolled, moved: false };
-      canvas.setPointerCapture(event.pointerId);
-    });
-    canvas.addEventListener("pointermove", (event) => {
-      const [x, y] = place(event);
-      if (drag !== null) {
-        drag.moved ||= Math.abs(x - drag.x) + Math.abs(y - drag.y) > 4;
-        if (!drag.moved) return;
-        canvas.classList.add("dragged");
-        this.follows = false;
-        this.to = drag.to - ((x - drag.x) / (this.width - this.gutter)) * this.span;
-        this.scrolled = drag.scrolled - (y - drag.y);
-        this._clampScroll();
-        this.tell.over(null, x, y);
-        this._moved();
-        return;
-      }
-      this.cursor = x;
-      this.tell.over(this.hit(x, y), x, y);
-      this.request();
-    });
-    const up = (event) => {
-      canvas.classList.remove("dragged");
-      const dragged = drag?.moved ?? true;
-      drag = null;
-      if (dragged || event.type === "pointercancel") return;
-      const hit = this.hit(...place(event));
-      if (hit?.row.kind === "head") this.tell.fold(hit.row);
-      else {
-        this.focused = hit === null ? -1 : this.rows.indexOf(hit.row);
-        this.chosen = hit;
-        this.tell.chose(hit);
-      }
-      this.request();
-    };
-    canvas.addEventListener("pointerup", up);
-    canvas.addEventListener("pointercancel", up);
-    canvas.addEventListener("pointerleave", () => {
-      this.cursor = null;
-      this.tell.over(null);
-      this.request();
-    });
-    canvas.addEventListener("dblclick", (event) => {
-      const hit = this.hit(...place(event));
-      if (hit?.bar !== undefined) {
-        const end = Math.min(hit.bar.t1, this.now);
-        const room = Math.max(100, end - hit.bar.t0);
-        this.show(hit.bar.t0 - room / 2, end + room / 2);
-      } else if (hit?.row !== undefined && hit.at === undefined) this.tell.opened(hit);
-    });
-    canvas.addEventListener(
-      "wheel",
-      (event) => {
-        event.preventDefault();
-        const [x, y] = place(event);
-        const unit = event.deltaMode === 1 ? 16 : 1;
-        const sideways = event.shiftKey ? event.deltaY || event.deltaX : event.deltaX;
-        const fits = (this.total ?? 0) <= this.height - AXIS;
-        if (event.ctrlKey || event.metaKey || y < AXIS || (fits && !sideways)) {
-          this.zoom(Math.exp(event.deltaY * unit * 0.0022), this.timeAt(Math.max(this.gutter, x)));
-        } else if (sideways) {
-          this.pan((sideways * unit * this.span) / (this.width - this.gutter));
-        } else {
-          this.scrollTo(this.scrolled + event.deltaY * unit);
-        }
-      },
-      { passive: false },
-    );
-    canvas.addEventListener("keydown", (event) => {
-      if (event.ctrlKey || event.metaKey || event.altKey) return;
-      const middle = this.from + this.span / 2;
-      const keys = {
-        ArrowLeft: () => this.pan(-this.span / 6),
-        ArrowRight: () => this.pan(this.span / 6),
-        "+": () => this.zoom(1 / 1.6, middle),
-        "=": () => this.zoom(1 / 1.6, middle),
-        "-": () => this.zoom(1.6, middle),
-        ArrowUp: () => this._focus(-1),
-        ArrowDown: () => this._focus(1),
-        PageUp: () => this.scrollTo(this.scrolled - this.height + 60),
-        PageDown: () => this.scrollTo(this.scrolled + this.height - 60),
-        Home: () => this.show(this.look.known() ?? this.from, (this.look.known() ?? this.from) + this.span),
-        End: () => this.followNow(),
-        Enter: () => this._choose(),
-        "[": () => this._step(-1),
-        "]": () => this._step(1),
-        Escape: () => {
-          this.chosen = null;
-          this.tell.chose(null);
-          this.request();
-        },
-      };
-      if (keys[event.key] === undefined) return;
-      event.preventDefault();
-      event.stopPropagation();
-      keys[event.key]();
-    });
-  }
-
-  _focus(step) {
-    let index = this.focused;
-    do index += step;
-    while (this.rows[index]?.kind === "head");
-    if (this.rows[index] === undefined) return;
-    this.focused = index;
-    const row = this.rows[index];
-    if (row.top < this.scrolled) this.scrolled = row.top;
-    if (row.top + row.height > this.scrolled + this.height - AXIS) this.scrolled = row.top + row.height - this.height + AXIS;
-    this._clampScroll();
-    this._choose();
-  }
-
-  /** Choose the last bar of the focused row that is in the picture. */
-  _choose() {
-    const row = this.rows[this.focused];
-    if (row === undefined || row.kind === "head") return;
-    let last;
-    eachBar(row.lane(), this.from, Math.min(this.to, this.now), (bar) => {
-      if (last === undefined || bar.t0 > last.t0) last = bar;
-    });
-    this.chosen = { row, bar: last, at: last?.t0 };
-    this.tell.chose(this.chosen);
-    this.request();
-  }
-
-  /** Choose the bar before, or after, the one that is chosen. */
-  _step(by) {
-    if (this.chosen?.bar === undefined) return this._choose();
-    const { bars } = this.chosen.row.lane();
-    const { t0, kind } = this.chosen.bar;
-    const index = bars.findIndex((bar) => bar.t0 === t0 && bar.kind === kind);
-    const bar = bars[index + by];
-    if (bar === undefined) return;
-    this.chosen = { row: this.chosen.row, bar, at: bar.t0 };
-    if (bar.t0 < this.from || bar.t0 > this.to) this.show(bar.t0 - this.span / 2, bar.t0 + this.span / 2);
-    this.tell.chose(this.chosen);
     this.request();
   }
 }

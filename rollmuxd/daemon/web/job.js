@@ -6,7 +6,7 @@ import { Gantt } from "./gantt.js";
 import { statusOf } from "./history.js";
 import { buttons } from "./actions.js";
 import { Table } from "./table.js";
-import { eventRow, glyph, pairs, slowdownBar, tipOf } from "./panels.js";
+import { eventRow, glyph, pairs, slowdownBar } from "./panels.js";
 
 export class JobPage {
   constructor(app, id, host) {
@@ -96,7 +96,7 @@ export class JobPage {
     fill(
       this.because,
       h("ul", { class: "sentences" }, sentences.length ? sentences.map((text) => h("li", {}, text)) : h("li", { class: "dim" }, job.reason || "nothing to be said")),
-      why?.would_start_with?.length ? h("p", {}, h("span", { class: "dim" }, "It would start now with "), h("code", {}, why.would_start_with.join(" or "))) : null,
+      why?.wishes?.length ? [h("h3", {}, "It would start now with"), h("ul", { class: "sentences" }, why.wishes.map((wish) => h("li", {}, wish.text)))] : null,
       job.waiting ? h("p", { class: "dim" }, `position ${job.waiting.position} of those who wait for a place`) : null,
     );
   }
@@ -194,5 +194,3 @@ export class JobPage {
 }
 
 const panel = (title, body) => h("section", { class: "panel" }, h("h2", {}, title), body);
-
-export { tipOf };

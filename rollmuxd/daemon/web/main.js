@@ -1,123 +1,31 @@
-// The dashboard: reads lists and facts, keeps a history, and has it drawn.
+// The dashboard: has what is known of the daemon drawn, and its controls do what they say.
 
-import { Api } from "./api.js";
-import { duration, clock, dateAndTime, number, percent } from "./format.js";
+import { clock, duration, number, percent } from "./format.js";
 import { $, fill, h, say } from "./dom.js";
 import { Gantt } from "./gantt.js";
-import { History, statusOf } from "./history.js";
 import { JobPage } from "./job.js";
-import { Lanes } from "./lanes.js";
+import { Known, natural } from "./known.js";
 import { Lines } from "./lines.js";
 import { GLYPHS, legend, Marks } from "./marks.js";
 import { usage } from "./measure.js";
 import { toast } from "./actions.js";
 import { Table } from "./table.js";
 import { reportView, spanText } from "./report.js";
-import { chosen, countJobs, jobsCard, lists, poolCard, recentEvents, savingCard, tipOf, trouble, waitingJobs } from "./panels.js";
+import { lists } from "./lists.js";
+import { chosen, countJobs, jobsCard, poolCard, recentEvents, savingCard, tipOf, trouble, waitingJobs } from "./panels.js";
 
-/** facts that the page begins with, and that are read at a time when somebody looks further back */
-const BEGIN = 4000;
-const PAGE = 4000;
-/** slots that are remembered: older ones are forgotten, and not read again */
-const SLOTS_MOST = 120000;
-/** who comes back after so many facts begins anew */
-const GAP_MOST = 20000;
-/** the feed is asked at most so often; and lists are asked for again after so many times what they took */
-const FEED_MS = 500;
-const LISTS_MS = 4000;
-const LISTS_TIMES = 40;
+/** points of the lines over time */
 const POINTS = 180;
-/** the report is asked for by itself where there are no more facts than these */
-const REPORT_UNASKED = 100000;
-const OPEN = ["queued", "loading", "running", "tail", "reclaiming"];
 
-class App {
+class App extends Known {
   constructor() {
-    this.api = new Api();
+    super();
     this.marks = new Marks();
-    this.me = null;
-    this.clearAll();
-    this.offset = null;
     this.rowsBy = "pools";
     this.colourBy = "job";
     this.folded = new Set();
     this.page = null;
     this.tab = "jobs";
-    this.report = null;
-    this.reportSpan = 86400;
-    this.reportError = "";
-    this.back = { wanted: Infinity, reading: false };
-    /** what was drawn and how long it took: for those who measure */
-    this.figures = { firstPaintMs: null, facts: 0, lists: 0 };
-    this.life = null;
-  }
-
-  clearAll() {
-    this.history = new History();
-    this.lanes = new Lanes(this.history);
-    this.jobs = [];
-    this.jobById = new Map();
-    this.nodes = new Map();
-    this.groups = [];
-    this.hosts = [];
-    this.pools = [];
-  }
-
-  // ---- what the others ask -----------------------------------------------------------------------------------------
-
-  /** The daemon's clock. */
-  now() {
-    return performance.now() + (this.offset ?? performance.timeOrigin);
-  }
-
-  /** Until when all that has happened is known: while the daemon is asked and has nothing to say, that is now. */
-  knownUntil() {
-    return this.asking ? this.now() : (this.answered ?? this.now());
-  }
-
-  /** Whether all that there is can be seen: by admins, and where all that is placed is one's own owner's. */
-  get seesAll() {
-    return this.me?.role === "admin" || this.groups.every((group) => group.jobs.every((job) => this.jobById.has(job)));
-  }
-
-  jobOf(id) {
-    return this.jobById.get(id);
-  }
-
-  nameOf(id) {
-    return this.jobById.get(id)?.name ?? this.history.names.get(id)?.name ?? id ?? "";
-  }
-
-  nowOf(job) {
-    const slot = this.history.newestOfJob.get(job.job);
-    return slot === undefined || slot.ended !== undefined || slot.over !== undefined ? "" : statusOf(slot);
-  }
-
-  /** What a job does now, in words. */
-  doing(job) {
-    if (["ended", "lost", "quarantined", "paused"].includes(job.status) && !job.slot) return "";
-    const slot = this.history.newestOfJob.get(job.job);
-    const now = this.nowOf(job);
-    if (!now) return job.status === "waiting" ? "waits for a place" : "between phases";
-    const since = now === "queued" ? slot.queued : now === "loading" ? slot.claimed : slot.granted;
-    const words = { queued: `waits for ${slot.phase}`, loading: `loads for ${slot.phase}`, running: slot.phase, tail: `${slot.phase}, tail` }[now] ?? now;
-    return since === undefined ? words : `${words}, ${duration(this.now() - since)}`;
-  }
-
-  holderOf(node) {
-    const names = new Set();
-    for (const gpu of node.gpus) if (gpu.holder) names.add(this.nameOf(this.history.slots.get(gpu.holder)?.job ?? gpu.holder));
-    return [...names].join(", ");
-  }
-
-  recent(job) {
-    const marks = this.history.jobs.get(job.job);
-    return marks !== undefined && marks.length > 0;
-  }
-
-  /** The span of the report, in words. */
-  spanText() {
-    return spanText(this.reportSpan);
   }
 
   go(hash) {
@@ -126,7 +34,7 @@ class App {
 
   /** What a timeline needs. */
   look() {
-    return { lanes: this.lanes, marks: this.marks, now: () => this.now(), known: () => this.history.earliest };
+    return { marks: this.marks, now: () => this.now(), known: () => this.history.earliest };
   }
 
   nodeRow(id) {
@@ -154,47 +62,13 @@ class App {
     };
   }
 
-  // ---- asking the daemon -------------------------------------------------------------------------------------------
+  // ---- the connection, and who one is ------------------------------------------------------------------------------
 
-  async start() {
-    this.life?.abort();
-    const life = (this.life = new AbortController());
-    this.clearAll();
-    if (this.gantt) Object.assign(this.gantt.look, this.look());
-    try {
-      await this._know(life.signal);
-      await this._begin(life.signal);
-    } catch (error) {
-      if (life.signal.aborted) return;
-      if (error.status === 401) return this.askForKey(this.api.key ? error.message : "");
-      this.lost(error);
-      setTimeout(() => !life.signal.aborted && this.start(), Math.max(2000, error.retryAfterMs ?? 0));
-      return;
-    }
-    this._follow(life.signal);
-    this._relist(life.signal);
-    // To close the books the daemon reads all facts of the day: of very many it is asked to when somebody wants it.
-    if (this.me.last - this.me.first < REPORT_UNASKED) this.askReport(this.reportSpan);
-  }
-
-  async _know(signal) {
-    const asked = performance.now();
-    this.me = await this.api.get("/v1/me", {}, signal);
-    // Half of the way there and back is as near as one comes.
-    this.offset = Date.parse(this.me.now) - (asked + performance.now()) / 2;
-    say($("who"), "");
-    $("who").append(h("b", {}, this.me.owner === this.me.user ? this.me.user : `${this.me.owner}/${this.me.user}`), ` ${this.me.role}`);
+  /** All that a first picture needs is there. */
+  began() {
+    const { owner, user, role } = this.me;
+    fill($("who"), h("b", {}, owner === user ? user : `${owner}/${user}`), ` ${role}`);
     $("leave").hidden = !this.api.key;
-  }
-
-  /** The present from the lists, and of the past no more than a picture needs. */
-  async _begin(signal) {
-    await this._lists(signal);
-    const open = await Promise.all(OPEN.map((status) => this.api.list("/v1/slots", { status }, signal)));
-    const after = Math.max(this.me.first - 1, this.me.last - BEGIN);
-    const page = after < this.me.last ? await this.api.get("/v1/facts", { after: after || undefined, limit: BEGIN }, signal) : { facts: [], last: this.me.last };
-    this._take(page.facts, after, page.last);
-    for (const slot of open.flat()) this.history.knowSlot(slot);
     const { earliest } = this.history;
     if (earliest !== undefined && !this.gantt.looked) {
       this.gantt.span = Math.min(900000, Math.max(60000, (this.now() - earliest) * 1.02));
@@ -210,139 +84,21 @@ class App {
     }
   }
 
-  _take(facts, after, last) {
-    this.history.take(facts, after, last);
-    this.figures.facts += facts.length;
+  async listed() {
+    this.arrange();
+    this.drawAll();
+    await this.page?.load();
   }
 
-  async _lists(signal) {
-    const began = performance.now();
-    const [jobs, nodes, groups, hosts, pools] = await Promise.all(
-      ["jobs", "nodes", "groups", "hosts", "pools"].map((list) => this.api.list(`/v1/${list}`, {}, signal)),
-    );
-    this.listsTook = performance.now() - began;
-    Object.assign(this, { jobs, groups, hosts, pools: pools.sort((a, b) => natural(a.pool, b.pool)) });
-    this.jobById = new Map(jobs.map((job) => [job.job, job]));
-    this.nodes = new Map(nodes.map((node) => [node.node, node]));
-    for (const node of nodes) this.history.knowNode(node.node, node.gpus.map((gpu) => gpu.gpu));
-    this.lanes.know(
-      new Map(nodes.map((node) => [node.node, { gpus: node.gpus.length, status: node.status, jobs: node.jobs.map((one) => one.job) }])),
-      this.jobById,
-    );
-    this.figures.lists += 1;
-    $("partial").hidden = this.seesAll;
-    document.querySelector(".lines").hidden = !this.seesAll;
-    say($("partial"), `You see the jobs of ${this.me.owner}. Of others it is shown that their GPUs are held, not when and by whom.`);
-  }
-
-  /** Follow the feed until the end of this life. Asked no more often than the eye follows, and not for who looks away. */
-  async _follow(signal) {
-    while (!signal.aborted) {
-      try {
-        if (document.hidden) await new Promise((back) => document.addEventListener("visibilitychange", back, { once: true }));
-        const { last } = this.history;
-        this.asking = true;
-        const page = await this.api.get("/v1/facts", { after: last, wait_ms: 20000, limit: 2000 }, signal);
-        this.asking = false;
-        this.answered = this.now();
-        this.online();
-        this._take(page.facts, last, page.last);
-        if (page.facts.length) {
-          if (page.facts.some((fact) => /^(job|node|placement|host)_/.test(fact.fact))) this.stale = true;
-          this.news();
-          if (this.history.slots.size > SLOTS_MOST) this._forget();
-        }
-        if (page.facts.length < 2000) await pause(FEED_MS, signal);
-        else if ((await this.api.get("/v1/me", {}, signal)).last - page.last > GAP_MOST) return this.start();
-      } catch (error) {
-        this.asking = false;
-        if (signal.aborted) return;
-        if (error.status === 401) return this.askForKey(error.message);
-        if (error.status === 410) return this.start();
-        this.lost(error);
-        await pause(Math.max(1000, error.retryAfterMs ?? 0), signal);
-      }
-    }
-  }
-
-  _forget() {
-    const ends = [...this.history.slots.values()].map((slot) => slot.over).filter((over) => over !== undefined).sort((a, b) => a - b);
-    this.history.forget(ends[Math.floor(ends.length / 4)]);
-  }
-
-  /** Ask for the lists again: soon where something has changed, but never so often that the daemon would feel it. */
-  async _relist(signal) {
-    let asked = performance.now();
-    while (!signal.aborted) {
-      await pause(250, signal);
-      const age = performance.now() - asked;
-      const least = Math.max(LISTS_MS / 2, this.listsTook * LISTS_TIMES);
-      if (document.hidden || age < least || (!this.stale && age < 2 * Math.max(LISTS_MS, least))) continue;
-      asked = performance.now();
-      this.stale = false;
-      await this.refresh(signal);
-    }
-  }
-
-  async refresh(signal = this.life?.signal) {
-    try {
-      await this._lists(signal);
-      this.arrange();
-      this.drawAll();
-      if (this.page !== null) await this.page.load();
-    } catch (error) {
-      if (signal?.aborted) return;
-      if (error.status === 401) this.askForKey(error.message);
-      else this.lost(error);
-    }
-  }
-
-  /** Read facts from before those that are there, while somebody looks at a time before them. */
-  async wantBack(from) {
-    this.back.wanted = from;
-    if (this.back.reading) return;
-    this.back.reading = true;
-    const { signal } = this.life;
-    try {
-      while (!signal.aborted) {
-        const { history } = this;
-        const more = history.after !== undefined && history.after >= this.me.first && history.slots.size < SLOTS_MOST / 2;
-        if (!more || history.earliest === undefined || history.earliest <= this.back.wanted) break;
-        const until = history.after;
-        const after = Math.max(this.me.first - 1, until - PAGE);
-        const began = performance.now();
-        const page = await this.api.get("/v1/facts", { after: after || undefined, until, limit: PAGE }, signal);
-        this._take(page.facts, after, until);
-        this.news();
-        await pause(Math.max(20, performance.now() - began), signal);
-      }
-    } catch (error) {
-      if (!signal.aborted && error.status !== 410) toast(`older facts could not be read: ${error.message}`, true);
-    } finally {
-      this.back.reading = false;
-    }
-  }
-
-  async askReport(span) {
-    if (this.reckoning) return;
-    this.reckoning = true;
-    this.reportSpan = span;
-    this.reportError = "";
-    try {
-      const since = span === null ? undefined : new Date(this.now() - span * 1000).toISOString();
-      this.report = await this.api.get("/v1/report", { since }, this.life.signal);
-    } catch (error) {
-      if (error.name === "AbortError") return;
-      this.report = null;
-      this.reportError = error.message;
-    } finally {
-      this.reckoning = false;
-    }
+  reported() {
     this.drawCards();
     if (this.tab === "report") this.drawList();
   }
 
-  // ---- the connection, and who one is ------------------------------------------------------------------------------
+  /** The span of the report, in words. */
+  spanText() {
+    return spanText(this.reportSpan);
+  }
 
   online() {
     if ($("link").dataset.state !== "live") {
@@ -461,6 +217,9 @@ class App {
 
   /** The rows of the timeline, from what the lists say. */
   arrange() {
+    $("partial").hidden = this.seesAll;
+    document.querySelector(".lines").hidden = !this.seesAll;
+    say($("partial"), `You see the jobs of ${this.me.owner}. Of others it is shown that their GPUs are held, not when and by whom.`);
     const rows = [];
     const head = (id, label, note) => {
       const folded = this.folded.has(id);
@@ -769,14 +528,6 @@ class App {
   }
 }
 
-/** So long, or until all is over. */
-const pause = (ms, signal) =>
-  new Promise((done) => {
-    const timer = setTimeout(done, ms);
-    signal?.addEventListener("abort", () => (clearTimeout(timer), done()), { once: true });
-  });
-
-const natural = (a, b) => a.localeCompare(b, "en", { numeric: true });
 const byKey = ([a], [b]) => natural(a, b);
 
 const app = new App();
@@ -784,4 +535,3 @@ app.build();
 app.start().then(() => location.hash.startsWith("#/job/") && app.page === null && app.route());
 window.rollmux = app; // for whoever looks into it: a test, or a person with the console
 
-export { dateAndTime };

@@ -22,12 +22,30 @@ export function reportView(app) {
     { class: "report" },
     head,
     h("div", {}, h("span", { class: "figure" }, number(Math.abs(saving.gpu_hours_saved), 2)), ` ${sentence}${share === null ? "" : ` (${percent(Math.abs(share), 1)})`}${saving.cost_saved ? `, ${number(saving.cost_saved, 2)} in money` : ""}. `, h("span", { class: "dim" }, `Against: ${saving.baseline}. ${since(report)} to ${dateAndTime(Date.parse(report.until))}.`)),
+    billLine(report.bill),
     h("div", {}, report.pools.map((pool) => poolBar(pool))),
     workTable(app, report.work),
   );
 }
 
 const since = (report) => (Date.parse(report.since) ? dateAndTime(Date.parse(report.since)) : "From the beginning");
+
+/** All hours of the inventory, and who pays for them. */
+function billLine(bill) {
+  const money = bill.cost_capacity > 0;
+  const part = (name, hours, cost) => [`${name} `, h("b", {}, `${number(hours, 2)} h`), money ? ` (${number(cost, 2)})` : ""];
+  return h(
+    "p",
+    {},
+    h("span", { class: "dim" }, "The bill: "),
+    part("charged to jobs", bill.gpu_hours_charged, bill.cost_charged),
+    bill.gpu_hours_others ? [" + ", part("to others' jobs", bill.gpu_hours_others, bill.cost_others)] : null,
+    " + ",
+    part("unallocated", bill.gpu_hours_unallocated, bill.cost_unallocated),
+    " = ",
+    part("all GPUs", bill.gpu_hours_capacity, bill.cost_capacity),
+  );
+}
 
 function poolBar(pool) {
   const whole = pool.gpu_hours_capacity || 1;
@@ -46,7 +64,7 @@ function poolBar(pool) {
 function workTable(app, work) {
   const rows = [...work].sort((a, b) => b.gpu_hours_held - a.gpu_hours_held).slice(0, 200);
   if (!rows.length) return h("p", { class: "dim" }, "no job has used anything in this span");
-  const heads = ["job", "owner", "held", "used", "allocated", "alone", "slowdown", "iterations", "switching", "waited for its turn"];
+  const heads = ["job", "owner", "held", "used", "charged", "cost", "alone", "slowdown", "SLO", "iterations", "switching", "waited for its turn"];
   const cell = (value, digits = 3) => h("td", { class: "num" }, number(value, digits));
   return h(
     "table",
@@ -57,7 +75,7 @@ function workTable(app, work) {
       "tbody",
       {},
       rows.map((row) =>
-        h("tr", {}, h("td", {}, row.job ? h("a", { href: `#/job/${row.job}` }, row.name) : row.name), h("td", {}, row.owner), cell(row.gpu_hours_held), cell(row.gpu_hours_used), cell(row.gpu_hours_allocated), cell(row.gpu_hours_alone), cell(row.slowdown, 2), cell(row.iterations, 0), h("td", { class: "num" }, duration(row.switch_hours * 3600000)), h("td", { class: "num" }, duration(row.wait_turn_hours * 3600000))),
+        h("tr", {}, h("td", {}, row.job ? h("a", { href: `#/job/${row.job}` }, row.name) : row.name), h("td", {}, row.owner), cell(row.gpu_hours_held), cell(row.gpu_hours_used), cell(row.gpu_hours_charged), cell(row.cost_charged, 2), cell(row.gpu_hours_alone), cell(row.slowdown, 2), cell(row.slo, 2), cell(row.iterations, 0), h("td", { class: "num" }, duration(row.switch_hours * 3600000)), h("td", { class: "num" }, duration(row.wait_turn_hours * 3600000))),
       ),
     ),
   );
