@@ -82,7 +82,7 @@ def _print_once(watch: Watch) -> None:
     out = console()
     seen = watch.look()
     with out.capture() as capture:
-        out.print(top_view.picture(seen, watch.held, width=min(out.width, 200), rows=None))
+        out.print(top_view.picture(seen, watch.held, width=out.width, rows=None))
     for line in capture.get().splitlines():
         click.echo(line.rstrip())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -35,20 +35,36 @@ def picture(
     holders = {slot["slot"]: slot for slot in seen["slots"]}
     placed = [job for job in seen["jobs"] if job["status"] != "waiting"]
     waiting = [job for job in seen["jobs"] if job["status"] == "waiting"]
-    left = None if rows is None else max(6, rows - 4 - len(seen["pools"]) - 3)
-    nodes = seen["nodes"] if left is None else seen["nodes"][: max(3, left // 3)]
-    if left is not None:
-        left -= len(nodes) + 3
-    jobs = _sorted(placed, sort)[first:]
-    shown = jobs if left is None else jobs[: max(2, left - min(len(waiting), 4) - 3)]
+    room = _room(rows, len(seen["pools"]), len(seen["nodes"]), len(placed), len(waiting))
+    nodes, jobs, few = seen["nodes"][: room.nodes], _sorted(placed, sort)[first:][: room.jobs], waiting[: room.waiting]
     parts: list[RenderableType] = [_head(seen, sort, trouble), _pools(seen["pools"], held), Text()]
-    parts += [_nodes(nodes, holders, names), *_more("nodes", len(nodes), len(seen["nodes"])), Text()]
-    parts.append(_jobs(shown, holders, seen["at"]) if placed else Text("no job has a placement"))
-    parts += _more("jobs", first + len(shown), len(placed))
+    parts += [_nodes(nodes, holders, names, width), *_more("nodes", len(nodes), len(seen["nodes"])), Text()]
+    parts.append(_jobs(jobs, holders, seen["at"], width) if placed else Text("no job has a placement"))
+    parts += _more("jobs", first + len(jobs), len(placed))
     if waiting:
-        few = waiting if rows is None else waiting[:3]
-        parts += [Text(), _waiting(few, width), *_more("waiting", len(few), len(waiting))]
+        parts += [Text(), _waiting(few, width, whole=rows is None), *_more("waiting", len(few), len(waiting))]
     return Group(*parts)
+
+
+class Room(NamedTuple):
+    """How many lines there are for each; None: for all."""
+
+    nodes: int | None
+    jobs: int | None
+    waiting: int | None
+
+
+def _room(rows: int | None, pools: int, nodes: int, jobs: int, waiting: int) -> Room:
+    """Share a screen of so many rows out: each table has a head, a blank line before it, and a line of what is left."""
+    if rows is None:
+        return Room(None, None, None)
+    left = rows - 2 - pools - 1  # the first line, and the pools with their head
+    few = min(waiting, 3)
+    left -= few + 2 + (waiting > few) if waiting else 0
+    left -= 2  # the heads of nodes and jobs
+    of_nodes = min(nodes, max(2, left // 3))
+    left -= of_nodes + (nodes > of_nodes) + 2
+    return Room(of_nodes, max(1, left - 1) if jobs > left else max(1, left), few)
 
 
 def _head(seen: Mapping[str, Any], sort: str, trouble: str) -> Text:
@@ -58,19 +74,62 @@ def _head(seen: Mapping[str, Any], sort: str, trouble: str) -> Text:
     waiting = sum(job["status"] == "waiting" for job in seen["jobs"])
     said = f"{seen['at'][11:19]} UTC   {_of(len(seen['nodes']), 'node')}, {_of(len(seen['groups']), 'group')}, "
     said += f"{_of(count, 'job')}{f', {waiting} waiting' if waiting else ''}"
-    return Text.assemble(("rollmuxd top   ", "bold"), said, (f"   by {sort}", "dim"))
+    head = Text.assemble(("rollmuxd top   ", "bold"), said, (f"   by {sort}", "dim"))
+    head.no_wrap, head.overflow = True, "ellipsis"
+    return head
 
 
 def _of(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _table(*columns: str) -> Table:
+#: columns of which a part will do, where there is no room for all of it
+_ANY_PART: Final = frozenset(("JOB", "NODE", "NOW", "HELD BY", "STATES", "WHY", "OWNER", "WAITING"))
+#: the narrowest that these get
+_LEAST: Final = 7
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int | None = None) -> Table:
+    """A table no wider than that: what is cut ends in an ellipsis, and of the widest most is cut."""
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
         number = column.startswith("#")
         made.add_column(column.removeprefix("#"), justify="right" if number else "left", no_wrap=True)
+    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+    for place, most in enumerate(_widths(columns, cells, width)):
+        for row in cells:
+            row[place].truncate(most, overflow="ellipsis")
+    for row in cells:
+        made.add_row(*row)
     return made
+
+
+def _widths(columns: Sequence[str], cells: Sequence[Sequence[Text]], width: int | None) -> list[int]:
+    """How wide each column may be."""
+    heads = [len(column.removeprefix("#")) for column in columns]
+    wide = [max([head, *(row[place].cell_len for row in cells)]) for place, head in enumerate(heads)]
+    over = 0 if width is None else sum(wide) + 2 * (len(wide) - 1) - width
+    giving = [place for place, column in enumerate(columns) if column in _ANY_PART]
+    while over > 0 and giving:
+        widest = max(giving, key=lambda place: wide[place])
+        if wide[widest] <= max(_LEAST, heads[widest]):
+            break
+        wide[widest] -= 1
+        over -= 1
+    return wide
+
+
+#: columns that a screen narrower than this goes without
+_NARROW: Final = 110
+_DISPENSABLE: Final = frozenset(("POOLS", "GROUP", "#GPUS", "OWNER", "STATUS"))
+
+
+def _fitted(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> Table:
+    """The same, without what a narrow screen can go without."""
+    if width >= _NARROW:
+        return _table(columns, rows, width)
+    kept = [place for place, column in enumerate(columns) if column not in _DISPENSABLE]
+    return _table([columns[place] for place in kept], [[row[place] for place in kept] for row in rows], width)
 
 
 def bar(share: float, width: int) -> str:
@@ -80,37 +139,44 @@ def bar(share: float, width: int) -> str:
 
 
 def _pools(pools: Sequence[Mapping[str, Any]], held: Mapping[str, Sequence[float]]) -> RenderableType:
-    table = _table("POOL", "#GPUS", "HELD", "#", "#NODES", "#FREE", "OF LATE")
+    rows: list[list[str | Text]] = []
     for pool in pools:
         share = pool["gpus_held"] / pool["gpus"] if pool["gpus"] else 0.0
-        late = list(held.get(pool["pool"], ()))[-40:]
-        table.add_row(
-            printable(pool["pool"]),
-            str(pool["gpus"]),
-            Text(bar(share, 20), "green"),
-            f"{share:.0%}",
-            str(len(pool["nodes"])),
-            str(pool["nodes_free"]),
-            Text("".join(_SPARKS[round(v * (len(_SPARKS) - 1))] for v in late), "green"),
+        late = list(held.get(pool["pool"], ()))[-20:]
+        rows.append(
+            [
+                printable(pool["pool"]),
+                str(pool["gpus"]),
+                Text(bar(share, 20), "green"),
+                f"{share:.0%}",
+                str(len(pool["nodes"])),
+                str(pool["nodes_free"]),
+                Text("".join(_SPARKS[round(value * (len(_SPARKS) - 1))] for value in late), "green"),
+            ]
         )
-    return table
+    return _table(["POOL", "#GPUS", "HELD", "#", "#NODES", "#FREE", "OF LATE"], rows)
 
 
 def _nodes(
-    nodes: Sequence[Mapping[str, Any]], holders: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]
+    nodes: Sequence[Mapping[str, Any]],
+    holders: Mapping[str, Mapping[str, Any]],
+    names: Mapping[str, str],
+    width: int,
 ) -> RenderableType:
-    table = _table("NODE", "POOLS", "STATUS", "GROUP", "#GPUS", "HELD BY", "STATES")
-    for node in nodes:
-        table.add_row(
-            node["node"],
+    # A narrow screen has no column for it, so what is wrong is told by the node's colour, too.
+    rows: list[list[str | Text]] = [
+        [
+            Text(node["node"], "" if node["status"] == "up" else _COLOUR.get(node["status"], "")),
             ", ".join(node["pools"]),
             Text(node["status"], _COLOUR.get(node["status"], "")),
             node.get("group") or "-",
             str(len(node["gpus"])),
             printable(_held_by(node, holders, names)),
             printable(_states(node, names)),
-        )
-    return table
+        ]
+        for node in nodes
+    ]
+    return _fitted(["NODE", "POOLS", "STATUS", "GROUP", "#GPUS", "HELD BY", "STATES"], rows, width)
 
 
 def _held_by(node: Mapping[str, Any], holders: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> str:
@@ -151,25 +217,30 @@ def _sorted(jobs: Sequence[Mapping[str, Any]], sort: str) -> list[Mapping[str, A
     return sorted(jobs, key=lambda job: (len(job.get("group") or ""), job.get("group") or "", job["name"]))
 
 
-def _jobs(jobs: Sequence[Mapping[str, Any]], holders: Mapping[str, Mapping[str, Any]], at: str) -> RenderableType:
-    table = _table("JOB", "OWNER", "STATUS", "GROUP", "NOW", "#FOR", "#ITER", "#SLOWDOWN", "OF ITS BOUND", "#CREDIT")
+def _jobs(
+    jobs: Sequence[Mapping[str, Any]], holders: Mapping[str, Mapping[str, Any]], at: str, width: int
+) -> RenderableType:
+    rows: list[list[str | Text]] = []
     for job in jobs:
         now, since = _now(job, holders)
         credit = job.get("credit_s")
         broken = credit is not None and credit < 0
-        table.add_row(
-            printable(job["name"]),
-            printable(job["owner"]),
-            Text(job["status"], _COLOUR.get(job["status"], "")),
-            job.get("group") or "-",
-            now,
-            _span(_seconds(since, at)) if since else "-",
-            str(job.get("iterations", 0)),
-            "-" if job.get("slowdown") is None else f"{job['slowdown']:.2f}",
-            Text(_against(job), "red" if broken else "green"),
-            "-" if credit is None else f"{credit:+.0f} s",
+        rows.append(
+            [
+                printable(job["name"]),
+                printable(job["owner"]),
+                Text(job["status"], _COLOUR.get(job["status"], "")),
+                job.get("group") or "-",
+                now,
+                _span(_seconds(since, at)) if since else "-",
+                str(job.get("iterations", 0)),
+                "-" if job.get("slowdown") is None else f"{job['slowdown']:.2f}",
+                Text(_against(job), "red" if broken else "green"),
+                "-" if credit is None else f"{credit:+.0f} s",
+            ]
         )
-    return table
+    heads = ["JOB", "OWNER", "STATUS", "GROUP", "NOW", "#FOR", "#ITER", "#SLOWDOWN", "OF ITS BOUND", "#CREDIT"]
+    return _fitted(heads, rows, width)
 
 
 def _now(job: Mapping[str, Any], holders: Mapping[str, Mapping[str, Any]]) -> tuple[str, str | None]:
@@ -192,14 +263,18 @@ def _against(job: Mapping[str, Any]) -> str:
     return f"{bar(share, 8)} {slo:g}{'' if job.get('promised') else ' (not promised)'}"
 
 
-def _waiting(jobs: Sequence[Mapping[str, Any]], width: int) -> RenderableType:
-    table = _table("WAITING", "OWNER", "#SLO", "WHY")
-    table.columns[-1].no_wrap = False
-    for job in jobs:
-        why = job.get("reason") or f"rollmuxd job explain {job['job']}"
-        slo = "-" if job.get("slo") is None else f"{job['slo']:g}"
-        table.add_row(printable(job["name"]), printable(job["owner"]), slo, printable(why))
-    return table
+def _waiting(jobs: Sequence[Mapping[str, Any]], width: int, *, whole: bool) -> RenderableType:
+    """Who waits and why, on a line each; ``whole``: all of the reason, on however long a line."""
+    rows: list[list[str | Text]] = [
+        [
+            printable(job["name"]),
+            printable(job["owner"]),
+            "-" if job.get("slo") is None else f"{job['slo']:g}",
+            printable(job.get("reason") or f"rollmuxd job explain {job['job']}"),
+        ]
+        for job in jobs
+    ]
+    return _table(["WAITING", "OWNER", "#SLO", "WHY"], rows, None if whole else width)
 
 
 def _more(what: str, shown: int, there: int) -> list[RenderableType]:

@@ -1,5 +1,6 @@
 """``rollmuxd top``: the whole cluster in one picture, live on a terminal, and once for a script."""
 
+import io
 import json
 import os
 import pty
@@ -13,8 +14,11 @@ import time
 from http.server import BaseHTTPRequestHandler
 
 import pytest
+from rich.cells import cell_len
+from rich.console import Console
 
 from rollmuxd.cli import top as top_command
+from rollmuxd.cli import top_view
 
 GPUS = [{"gpu": f"box/gpu{n}", "holder": "s4" if n < 2 else None, "stain": None} for n in range(4)]
 NODES = [
@@ -135,6 +139,37 @@ def test_a_name_moves_no_cursor(rollmuxd, there, table):
     table["/v1/jobs"][1]["name"] = "a\x1b[2Jb"
 
     assert "\x1b" not in rollmuxd("top --once").out
+
+
+def looked_at(a_job, *, jobs, waiting, nodes):
+    held = [a_job(job=f"j{n}", name=f"a-job-with-a-long-name-{n}", group=f"g{n // 3}", slo=2.0) for n in range(jobs)]
+    queue = [
+        a_job(job=f"w{n}", name=f"w{n}", status="waiting", reason="because of this, " * 20) for n in range(waiting)
+    ]
+    return {
+        "at": "2025-06-01T12:00:34.000Z",
+        "pools": POOLS,
+        "nodes": (NODES * nodes)[:nodes],
+        "hosts": [],
+        "groups": [],
+        "jobs": held + queue,
+        "slots": [SLOT],
+    }
+
+
+@pytest.mark.parametrize(("width", "rows"), [(80, 24), (100, 30), (120, 40), (200, 60)])
+@pytest.mark.parametrize(("jobs", "waiting", "nodes"), [(0, 0, 0), (2, 1, 2), (40, 0, 12), (40, 30, 300), (3, 9, 40)])
+def test_a_screen_is_enough_however_much_there_is(a_job, width, rows, jobs, waiting, nodes):
+    seen = looked_at(a_job, jobs=jobs, waiting=waiting, nodes=nodes)
+    out = Console(width=width, height=rows, file=io.StringIO(), highlight=False)
+    out.print(top_view.picture(seen, {"rollout": [0.5] * 60}, width=width, rows=rows))
+    lines = out.file.getvalue().splitlines()
+    assert len(lines) < rows  # or it would scroll
+    assert max(cell_len(line.rstrip()) for line in lines) <= width
+    told = "\n".join(lines)
+    assert ("more jobs" in told) == (jobs > sum(line.startswith("a-job") for line in lines))
+    if jobs:
+        assert "OF ITS BOUND" in told  # what matters is not cut
 
 
 # ---- live, on a terminal ---------------------------------------------------------------------------------------------
