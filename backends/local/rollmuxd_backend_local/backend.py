@@ -1,12 +1,14 @@
 """``LocalBackend``: the machine that the daemon runs on."""
 
+import asyncio
+import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 
 from rollmuxd.spi import ContactLost, HostConfig, HostId, Ran, here
 from rollmuxd_backend_local import parcel
@@ -24,7 +26,7 @@ class LocalBackend(Asking[HostOptions]):
 
     def __init__(self, hosts: Mapping[HostId, HostConfig], options: Mapping[HostId, HostOptions], owner: str) -> None:
         super().__init__(hosts, options, owner)
-        self._threads = anyio.CapacityLimiter(_THREADS)
+        self._threads = 0
         #: what NVML is asked through, once it was started
         self._nvml: Any = None
 
@@ -54,9 +56,7 @@ class LocalBackend(Asking[HostOptions]):
                 if question["ask"] in ("start", "stop"):
                     return await _apart(question, limit_s)
                 call = self._ask_nvml if question["ask"] in ("look", "about") else ask.answer
-                return await anyio.to_thread.run_sync(
-                    call, dict(question), abandon_on_cancel=True, limiter=self._threads
-                )
+                return await self._in_a_thread(host, call, dict(question))
         except TimeoutError as error:
             raise ContactLost(
                 f"{host} did not answer within {limit_s:g} s; see dmesg for whether its GPU driver hangs"
@@ -83,14 +83,37 @@ class LocalBackend(Asking[HostOptions]):
     async def close(self) -> None:
         """NVML is left open: the process ends soon, and a look may still be under way."""
 
+    async def _in_a_thread(
+        self, host: HostId, call: Callable[[dict[str, Any]], dict[str, Any]], question: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Call it in a thread that nobody waits for: not this call when it is cancelled, and not the process's end."""
+        if self._threads >= _THREADS:
+            raise ContactLost(f"{host}: {_THREADS} looks hang in its GPU driver; see dmesg, and restart the machine")
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[dict[str, Any]] = loop.create_future()
+
+        def done(answer: dict[str, Any]) -> None:
+            self._threads -= 1
+            if not answered.done():
+                answered.set_result(answer)
+
+        def work() -> None:
+            answer = call(question)
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(done, answer)
+
+        self._threads += 1
+        threading.Thread(target=work, name="rollmuxd-nvml", daemon=True).start()
+        return await answered
+
     def _ask_nvml(self, question: dict[str, Any]) -> dict[str, Any]:
         """NVML is started once and kept, which also keeps the driver loaded; and anew where that will not do."""
         if self._nvml is not None:
             answer = ask.answer({**question, "nvml": self._nvml})
             if "said" in answer and "no_gpus" not in answer["said"]:
                 return answer
-        nvml = gpus.binding(question["made_up"])
         try:
+            nvml = gpus.binding(question["made_up"])
             gpus.start(nvml)
         except Exception:
             return ask.answer(question)  # which says what is wrong

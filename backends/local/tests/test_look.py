@@ -179,6 +179,39 @@ async def test_this_machine_without_a_driver_says_so():
         await backend.inventory("box")
 
 
+_HANGS = """
+import sys, time
+import anyio
+from rollmuxd.spi import ContactLost, HostConfig
+from rollmuxd_backend_local import LocalBackend, asking
+from rollmuxd_backend_local.onhost.made_up import MadeUp
+asking.LOOK_S = 0.05
+MadeUp.nvmlDeviceGetCount = lambda self: time.sleep(600)
+
+async def main():
+    backend = await LocalBackend.open([HostConfig(id="box")], {"made_up_gpus": sys.argv[1]})
+    for _ in range(10):
+        try:
+            await backend.observe("box")
+        except ContactLost as error:
+            print(error)
+    await backend.close()
+
+anyio.run(main)
+"""
+
+
+def test_a_driver_that_hangs_hangs_neither_the_daemon_nor_its_end(tmp_path):
+    (tmp_path / "gpus.json").write_text(json.dumps({"gpus": []}))
+    ran = subprocess.run(
+        [sys.executable, "-c", _HANGS, tmp_path / "gpus.json"], capture_output=True, text=True, timeout=30
+    )
+    first, *_, last = ran.stdout.splitlines()
+    assert ran.returncode == 0, ran.stderr
+    assert "box did not answer within 0.05 s; see dmesg" in first
+    assert "8 looks hang in its GPU driver" in last
+
+
 @pytest.mark.asyncio
 async def test_two_hosts_would_be_one_machine():
     with pytest.raises(ValueError, match="b: it is reached by backend local, and so is a: both are this machine"):
