@@ -131,6 +131,8 @@ class Journal:
         self._reserve = state_dir / "reserve"
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._failed: JournalFailed | None = None
+        #: commits that have failed
+        self._failures = 0
         self._writer = self._connect()
         #: the last durable fact, which the next one is chained to; the writer thread's
         self._tip = journal_file.tip_of(self._writer)
@@ -216,8 +218,22 @@ class Journal:
         return self._put(_Write(rows, None, then))
 
     def snapshot(self, seq: int, body: bytes) -> "asyncio.Future[None]":
-        """Keep the state as it is after fact ``seq``, so that a restart needs to replay only what comes after."""
+        """Keep the state as it is after fact ``seq``, so that a restart needs to replay only what comes after.
 
+        A large one (10,000 jobs: tens of megabytes) is compressed first, beside the writer's thread: every commit that
+        comes after it would else wait the better part of a second.
+        """
+        if len(body) < journal_file.PACKED_FROM:
+            return self._put(self._keep(seq, body))
+        return asyncio.ensure_future(self._pack(seq, body, self._failures))
+
+    async def _pack(self, seq: int, body: bytes, failures: int) -> None:
+        packed = await asyncio.get_running_loop().run_in_executor(None, journal_file.packed, body)
+        if self._failures == failures:  # else its facts may not have been written
+            await self._put(self._keep(seq, packed))
+
+    @staticmethod
+    def _keep(seq: int, body: bytes) -> _Write:
         def write(connection: sqlite3.Connection) -> None:
             insert = "INSERT OR REPLACE INTO snapshots (seq, body, sum, shape) VALUES (?, ?, ?, ?)"
             connection.execute(insert, (seq, body, crc32(body), journal_file.shape()))
@@ -226,7 +242,7 @@ class Journal:
                 (SNAPSHOTS_KEPT,),
             )
 
-        return self._put(_Write((), write))
+        return _Write((), write)
 
     async def add_key(self, key: ApiKey) -> None:
         """Keep an API key. Raises ValueError when there is one of that id."""
@@ -436,6 +452,7 @@ class Journal:
             with suppress(sqlite3.Error):
                 self._roll_back()
             self._failed = JournalFailed(f"{self.path}: {error}")
+            self._failures += 1
             return self._failed
 
     def _transaction(self, writes: Sequence[_Write]) -> list[Any]:
@@ -672,7 +689,7 @@ def _newest_snapshot(connection: sqlite3.Connection) -> tuple[int, bytes | None]
         elif shape != journal_file.shape():
             log.info("snapshot_of_another_version", seq=seq, reason="the facts say it all, it only takes longer")
         else:
-            return seq, body
+            return seq, journal_file.unpacked(body)
     return 0, None
 
 

@@ -181,7 +181,7 @@ def _snapshots(connection: sqlite3.Connection, notes: list[str]) -> dict[int, by
         elif shape != journal_file.shape():
             notes.append(f"the snapshot of fact {seq} is another version's, and is not used")
         else:
-            found[seq] = body
+            found[seq] = journal_file.unpacked(body)
     return found
 
 

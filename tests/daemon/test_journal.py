@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 
 from rollmuxd.core.facts import HostAdded, SlotQueued
 from rollmuxd.core.inputs import HostSpec
+from rollmuxd.daemon import journal_file
 from rollmuxd.daemon.journal import (
     RESERVE_BYTES,
     Journal,
@@ -91,6 +93,35 @@ async def test_appends_that_nobody_awaits_become_durable_in_the_order_of_the_cal
 
     assert all(wait.done() for wait in waits)
     assert [seq for seq, _ in await journal.read(0, 1000)] == list(range(1, 201))
+    await journal.close()
+
+
+LARGE = b'{"jobs": "' + b"7" * 2_000_000 + b'"}'
+
+
+async def test_a_large_snapshot_is_kept_compressed_and_read_as_it_was(tmp_path):
+    journal = Journal.open(tmp_path)
+    await journal.append([(1, host(1))])
+    await journal.snapshot(1, LARGE)
+    assert journal.load()[:2] == (1, LARGE)
+    assert sum(path.stat().st_size for path in tmp_path.glob("journal.sqlite3*")) < len(LARGE) // 2
+    await journal.close()
+
+
+async def test_a_large_snapshot_is_not_kept_when_a_commit_failed_while_it_was_compressed(tmp_path, monkeypatch):
+    """The facts that it is of may not have been written, and others of their numbers be written since."""
+    recovered, pack = threading.Event(), journal_file.packed
+    monkeypatch.setattr(journal_file, "packed", lambda body: recovered.wait(20) and pack(body))
+    journal = FaultyJournal.open(tmp_path)
+    journal.fault = sqlite3.OperationalError("disk I/O error")
+    lost, kept = journal.append([(1, host(1))]), journal.snapshot(1, LARGE)
+    with pytest.raises(JournalFailed):
+        await lost
+    journal.fault = None
+    await journal.recover()
+    recovered.set()
+    await kept
+    assert journal.load()[:2] == (0, None)
     await journal.close()
 
 
