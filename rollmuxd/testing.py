@@ -36,6 +36,7 @@ from rollmuxd.wire.answers import (
     SlotView,
 )
 from rollmuxd.wire.requests import (
+    GrowBody,
     HeartbeatBody,
     RankBody,
     RegisterBody,
@@ -128,6 +129,7 @@ class FakeDaemon:
             ("DELETE", re.compile(r"/v1/slots/([^/]+)"), self._withdraw),
             ("POST", re.compile(r"/v1/slots/([^/]+)/release"), self._release),
             ("POST", re.compile(r"/v1/slots/([^/]+)/shrink"), self._shrink),
+            ("POST", re.compile(r"/v1/slots/([^/]+)/grow"), self._grow),
             ("POST", re.compile(r"/v1/channel/([^/]+)/ranks/(\d+)"), self._dial),
             ("GET", re.compile(r"/v1/channel/([^/]+)/orders"), self._next_order),
             ("POST", re.compile(r"/v1/channel/([^/]+)/results"), self._result),
@@ -164,6 +166,12 @@ class FakeDaemon:
         with self._lock:
             running = self._running(None)
         self.tell([Directive("shrink", running.id if running else None, keep, reason)])
+
+    def grow(self) -> None:
+        """Offer the slot that runs all its GPUs again."""
+        with self._lock:
+            running = self._running(None)
+        self.tell([Directive("grow", running.id if running else None, gpus=self._gpu_names())])
 
     def stop(self, reason: str = "an operator revoked it") -> None:
         """Revoke the slot that runs, and let its holder know by heartbeat."""
@@ -420,6 +428,15 @@ class FakeDaemon:
         if not set(body.keep) <= set(found.gpus):
             raise _No(422, f"slot {slot} holds {found.gpus}, and was to keep {body.keep}")
         found.status, found.gpus = "tail", list(body.keep)
+        self._directives = []
+        return self._view(found)
+
+    def _grow(self, slot: str, *, params: Mapping[str, str], content: bytes) -> SlotView:
+        body = _body(content, GrowBody)
+        found = self._slot(slot)
+        if found.status not in {"running", "tail"} or found.fence != body.fence:
+            raise _No(409, f"slot {slot} is {found.status}", status=found.status)
+        found.status, found.gpus = "running", self._gpu_names()
         self._directives = []
         return self._view(found)
 

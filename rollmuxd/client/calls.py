@@ -24,6 +24,7 @@ from rollmuxd.wire.answers import (
 from rollmuxd.wire.requests import (
     DrainBody,
     EndBody,
+    GrowBody,
     HeartbeatBody,
     KeyBody,
     RankBody,
@@ -161,6 +162,11 @@ def release(slot: str, body: ReleaseBody) -> Call[ReleaseView]:
 def shrink(slot: str, body: ShrinkBody) -> Call[SlotView]:
     """Say that GPUs of a running slot were given back."""
     return Call("POST", f"/v1/slots/{_id(slot)}/shrink", SlotView, body)
+
+
+def grow(slot: str, body: GrowBody) -> Call[SlotView]:
+    """Take back the GPUs that were offered."""
+    return Call("POST", f"/v1/slots/{_id(slot)}/grow", SlotView, body)
 
 
 def revoke(slot: str, reason: str = "") -> Call[SlotView]:

@@ -351,6 +351,11 @@ class Life(Generic[S]):
         if self._talk is not None and slot.held is not None:
             yield from self._talk.shrink(slot.held, keep)
 
+    def growing(self, slot: Stay) -> Flow[None]:
+        """Take GPUs of the slot back."""
+        if self._talk is not None and slot.held is not None:
+            yield from self._talk.grow(slot.held)
+
     def ending(self, reason: str, *, keep: bool) -> Flow[None]:
         """End the job, or (``keep``) this process's part in it."""
         if not self._started or os.getpid() != self._pid:

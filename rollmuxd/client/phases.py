@@ -68,7 +68,10 @@ class Slot:
 
     @property
     def directive(self) -> Directive | None:
-        """What the daemon asks now, if anything: ``shrink`` (to ``keep``), ``stop`` (the slot is ours no more)."""
+        """What the daemon asks now, if anything: ``shrink`` (to ``keep``), ``stop`` (the slot is ours no more).
+
+        Or offers: ``grow`` (to ``gpus``); or tells: ``move`` (the next iteration is on ``gpus``).
+        """
         return self.held.directive if self.held is not None else None
 
     @property
@@ -98,6 +101,10 @@ class Slot:
         """Give all GPUs back but ``keep``, after having cleared the others. Raises :class:`Refused`."""
         self._life.run(self._life.shrinking(self, list(keep)))
 
+    def grow(self) -> None:
+        """Take all GPUs of the phase back, as a directive has offered. Raises :class:`Refused`."""
+        self._life.run(self._life.growing(self))
+
 
 class AsyncSlot(Slot):
     """The same in an :class:`AsyncJob`."""
@@ -105,6 +112,10 @@ class AsyncSlot(Slot):
     async def shrink(self, keep: Iterable[str]) -> None:  # type: ignore[override]
         """Give all GPUs back but ``keep``, after having cleared the others. Raises :class:`Refused`."""
         await self._life.arun(self._life.shrinking(self, list(keep)))
+
+    async def grow(self) -> None:  # type: ignore[override]
+        """Take all GPUs of the phase back, as a directive has offered. Raises :class:`Refused`."""
+        await self._life.arun(self._life.growing(self))
 
 
 # ---- phases ----------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from rollmuxd.client.errors import (
 )
 from rollmuxd.client.steps import SAY_EVERY_S, Flow, Pause, duration, persist, say
 from rollmuxd.wire.answers import Directive, JobView, ReleaseView, SessionView, SlotView
-from rollmuxd.wire.requests import NextBody, RegisterBody, ReleaseBody, SessionBody, ShrinkBody, SlotBody
+from rollmuxd.wire.requests import GrowBody, NextBody, RegisterBody, ReleaseBody, SessionBody, ShrinkBody, SlotBody
 
 T = TypeVar("T")
 
@@ -366,6 +366,12 @@ class Talk:
         """Say that all GPUs but ``keep`` were given back. Raises :class:`Refused` when that is not possible."""
         body = ShrinkBody(fence=held.fence, keep=list(keep))
         view = yield from self._persist(calls.shrink(held.slot, body), self._patience_s)
+        held.gpus = tuple(view.gpus)
+        held.directive = None
+
+    def grow(self, held: Held) -> Flow[None]:
+        """Take back the GPUs that were offered. Raises :class:`Refused` when somebody else has them by now."""
+        view = yield from self._persist(calls.grow(held.slot, GrowBody(fence=held.fence)), self._patience_s)
         held.gpus = tuple(view.gpus)
         held.directive = None
 

@@ -10,12 +10,15 @@ from rollmuxd.core.model import GpuId, JobId, SessionId, SlotId
 
 
 class Directive(Struct, frozen=True):
-    """What a running slot's holder is asked to do: ``shrink`` to ``keep``, or ``stop``."""
+    """What a running slot's holder is asked to do: ``shrink`` to ``keep``, or ``stop``; or offered: ``grow``, to
+    ``gpus``; or told: ``move``, its next iterations will be on ``gpus``.
+    """
 
     kind: str
     slot: SlotId | None = None
     keep: tuple[GpuId, ...] = ()
     reason: str = ""
+    gpus: tuple[GpuId, ...] = ()
 
 
 class Answer(Struct, frozen=True):

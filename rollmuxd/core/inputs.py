@@ -153,6 +153,13 @@ class ShrinkSlot(Struct, frozen=True):
     seen: tuple[GpuSight, ...] = ()
 
 
+class GrowSlot(Struct, frozen=True):
+    """The job takes the GPUs back that it gave back before, as it was offered."""
+
+    slot: SlotId
+    fence: Fence
+
+
 class RevokeSlot(Struct, frozen=True):
     """An operator ends a slot now; its GPUs are given on when they were seen clear."""
 
@@ -317,6 +324,7 @@ Input: TypeAlias = (
     | WithdrawSlot
     | ReleaseSlot
     | ShrinkSlot
+    | GrowSlot
     | RevokeSlot
     | DrainNode
     | UndrainNode

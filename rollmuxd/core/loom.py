@@ -29,7 +29,6 @@ from rollmuxd.core.facts import PlannedVisit
 from rollmuxd.core.loom_plan import MOST_ROUNDS, Need, Plan, Planner, Room
 from rollmuxd.core.loom_regroup import Crew, Scheme, Search, Step, horizon_hours
 from rollmuxd.core.model import (
-    Dispatch,
     Group,
     GroupId,
     Job,
@@ -42,7 +41,7 @@ from rollmuxd.core.model import (
     NodeStatus,
     PoolName,
 )
-from rollmuxd.core.placement import Candidate, RollMux, Shape
+from rollmuxd.core.placement import Candidate, RollMux, Shape, may_share
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.state import State
 
@@ -160,7 +159,7 @@ class Loom(RollMux):
     ) -> tuple[float, Placed] | None:
         """The group that grows dearer by least."""
         best: tuple[float, Placed] | None = None
-        for group, sitting in self._likely(state, planner, need)[:GROUPS_TRIED]:
+        for group, sitting in self._likely(state, planner, job, need)[:GROUPS_TRIED]:
             found = self._plan_with(state, planner, free, job, need, group, sitting)
             if found is not None and (best is None or found[0] < best[0] - 1e-9):
                 best = found
@@ -168,13 +167,15 @@ class Loom(RollMux):
                     break  # nothing is cheaper than nothing
         return best
 
-    def _likely(self, state: State, planner: Planner, need: Need) -> list[tuple[Group, Sitting]]:
+    def _likely(self, state: State, planner: Planner, job: Job, need: Need) -> list[tuple[Group, Sitting]]:
         """Groups that could take the job, the fullest first: what they have left is wasted soonest."""
         found: list[tuple[float, float, int, Group, Sitting]] = []
         mine, widest = _used([need]), dict(need.widths).get(planner.dearest, 0)
         worth = {pool: room.worth for pool, room in planner.rooms.items()}
         for group in state.groups.values():
-            if len(group.jobs) + len(group.coming) >= self.max_group or group.dispatch is not Dispatch.WHEEL:
+            if len(group.jobs) + len(group.coming) >= self.max_group or group.dispatch is not self.dispatch:
+                continue
+            if not may_share(state, job, group):
                 continue
             sitting = self._sitting(state, group)
             if sitting is None:
@@ -455,7 +456,9 @@ class Loom(RollMux):
         for looked, group in enumerate(tuple(state.groups.values())):
             if looked % GROUPS_A_STEP == GROUPS_A_STEP - 1:
                 yield
-            if group.dispatch is not Dispatch.WHEEL or group.coming:
+            if group.dispatch is not self.dispatch or group.coming:
+                continue
+            if group.jobs and not may_share(state, state.jobs[group.jobs[0]], group):
                 continue
             sitting = self._sitting(state, group)
             if sitting is None or len(sitting.jobs) < len(group.jobs):

@@ -18,7 +18,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from rollmuxd.core.estimates import ahead_ms
+from rollmuxd.core.estimates import ahead_ms, solo_ms
 from rollmuxd.core.model import (
     Dispatch,
     Group,
@@ -38,6 +38,8 @@ from rollmuxd.core.state import State
 
 #: where jobs go by credit, who is promised nothing counts as if it were promised this: it yields, and starves not
 PROMISED_NOTHING: Final = 10.0
+#: and who has waited for as long as so many of its iterations take goes before who has less credit
+PATIENCE: Final = 3
 
 
 class Projection(Struct):
@@ -109,7 +111,7 @@ class Rotation:
                 waiting.append(slot)
         waiting.sort(key=lambda slot: (slot.queued_at, len(slot.id), slot.id))
         if group.dispatch is Dispatch.CREDIT:
-            waiting.sort(key=lambda slot: _standing(state.jobs[slot.job], state.at))
+            waiting.sort(key=lambda slot: _standing(state.jobs[slot.job], slot, state.at))
         return waiting
 
     def before(self, state: State, group: Group, index: int) -> Iterator[Visit]:
@@ -127,13 +129,15 @@ class Rotation:
                     yield group.wheel[other]
 
 
-def _standing(job: Job, now: Millis) -> tuple[bool, Millis]:
-    """Where a job stands among those that wait: guarded first, then by credit, the iteration at hand included.
+def _standing(job: Job, slot: Slot, now: Millis) -> tuple[bool, bool, Millis]:
+    """Where a job stands among those that wait: guarded first, then who has waited for very long, then by credit.
 
-    While two wait, both lose alike, so their order stays.
+    The iteration at hand counts. While two wait both lose alike, so their order stays; and who has earned much does
+    not wait until the others have as much.
     """
     slo = job.spec.slo if job.spec.slo is not None and job.promised else PROMISED_NOTHING
-    return not job.guarded, ahead_ms(job, slo, now)
+    patient = now - slot.queued_at < PATIENCE * (solo_ms(job) or 0)
+    return not job.guarded, patient, ahead_ms(job, slo, now)
 
 
 def find_phase(state: State, job: JobId, name: str) -> PhaseSpec | None:

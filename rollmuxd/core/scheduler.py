@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rollmuxd.core import inputs as i
-from rollmuxd.core import inventory, lives, moving, orders, overstay, requests
+from rollmuxd.core import growing, inventory, lives, moving, orders, overstay, requests
 from rollmuxd.core.admission import waiting_order
 from rollmuxd.core.config import Config
 from rollmuxd.core.cycle import NOTHING, Cycle
@@ -36,12 +36,13 @@ _HANDLERS: dict[type, Callable[[Cycle, Any], Answer]] = {
     i.ReinstateJob: lives.reinstate,
     i.OpenSession: lives.open_session,
     i.CloseSession: lives.close_session,
-    i.Heartbeat: lives.heartbeat,
+    i.Heartbeat: growing.heartbeat,
     i.RequestSlot: requests.request,
     i.DetachSlot: requests.detach,
     i.WithdrawSlot: requests.withdraw,
     i.ReleaseSlot: requests.release,
     i.ShrinkSlot: requests.shrink,
+    i.GrowSlot: growing.grow,
     i.RevokeSlot: requests.revoke,
     i.DrainNode: inventory.drain,
     i.UndrainNode: inventory.undrain,

@@ -713,8 +713,10 @@ class State(Struct):
         for pins in self.jobs[slot.job].pins.values():
             for name in pins:
                 for gpu, it in self.nodes[name].gpus.items():
-                    if gpu in fact.gpus:
-                        it.holder, it.stain = slot.id, slot.job
+                    if gpu in fact.gpus and it.holder != slot.id:
+                        if it.holder is not None:
+                            raise BrokenInvariant(f"{gpu} is held by slot {it.holder}, and slot {slot.id} grows to it")
+                        it.holder, it.stain, it.touched_at = slot.id, slot.job, fact.at
 
     def _unhold(self, slot: Slot, keep: tuple[str, ...] = ()) -> None:
         for pins in self.jobs[slot.job].pins.values():

@@ -5,6 +5,7 @@ Plans are made on means, and a plan's period is no promise then: what counts is 
 
 from msgspec.structs import replace
 
+from rollmuxd.core.loom import Loom
 from rollmuxd.core.model import Dispatch, Millis, Movable
 from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Policy
@@ -13,15 +14,16 @@ from rollmuxd.sim.workload import SimJob
 
 
 class Guarded(InWheelOrder):
-    """RollMux's groups, dispatched by credit, with the guard."""
+    """Groups of RollMux's or loom's, dispatched by credit, with the guard."""
 
-    def __init__(self, name: str, move_ms: Millis) -> None:
-        self.name, self._move_ms = name, move_ms
-        self.summary = f"unpruned groups, planned on means, least credit first; the guard moves, in {move_ms // 1000} s"
+    def __init__(self, name: str, move_ms: Millis, *, loom: bool = False) -> None:
+        self.name, self._move_ms, self._loom = name, move_ms, loom
+        groups = "loom's regrouping, round robin" if loom else "unpruned groups"
+        self.summary = f"{groups}, planned on means, least credit first; the guard moves, in {move_ms // 1000} s"
 
     def policy(self, seed: int) -> Policy:
         """A new one: it draws nothing."""
-        made = RollMux()
+        made = Loom(objective="cost", warm_s=self._move_ms / 1000, rounds=1) if self._loom else RollMux()
         made.dispatch = Dispatch.CREDIT
         return made
 
@@ -34,4 +36,9 @@ class Guarded(InWheelOrder):
         return self._move_ms
 
 
-GUARDED = (Guarded("guarded", 300_000), Guarded("guarded-warm", 30_000))
+GUARDED = (
+    Guarded("guarded", 300_000),
+    Guarded("guarded-warm", 30_000),
+    Guarded("loom-guarded", 300_000, loom=True),
+    Guarded("loom-guarded-warm", 30_000, loom=True),
+)

@@ -123,12 +123,15 @@ class SessionView(Answer, frozen=True):
 
 
 class Directive(Answer, frozen=True):
-    """What the daemon asks of a running slot: ``shrink`` (to ``keep``), ``stop``; later ``grow``, ``move``."""
+    """What the daemon asks of a running slot: ``shrink`` (to ``keep``), ``stop``; offers: ``grow`` (to ``gpus``); or
+    tells: ``move`` (from the next iteration on, the job is on ``gpus``).
+    """
 
     kind: str
     slot: str | None = None
     keep: list[str] = []
     reason: str = ""
+    gpus: list[str] = []
 
 
 class HeartbeatView(Answer, frozen=True):

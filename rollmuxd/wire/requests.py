@@ -45,9 +45,9 @@ class WantBody(Request, frozen=True):
 class StateBody(Request, frozen=True):
     """What the job keeps on GPUs of a pool."""
 
-    #: on each GPU while loaded, and while parked
+    #: on each GPU while loaded, and while parked (left out: as the daemon is configured)
     gpu_gb: Gigabytes = 0
-    leftover_gb: Gigabytes = 0
+    leftover_gb: Gigabytes | None = None
     #: of the host of each node
     ram_gb: Gigabytes = 0
     driver: Name = "channel"
@@ -144,6 +144,12 @@ class ShrinkBody(Request, frozen=True):
 
     fence: FenceText
     keep: Annotated[list[Annotated[str, Meta(max_length=200)]], Meta(min_length=1, max_length=100_000)]
+
+
+class GrowBody(Request, frozen=True):
+    """``POST /v1/slots/{slot}/grow``: the offer is taken."""
+
+    fence: FenceText
 
 
 class ReasonBody(Request, frozen=True):

@@ -171,6 +171,17 @@ def test_a_lost_slot_does_not_hide_what_the_body_raised(daemon):
     assert "lost" in raised.value.__notes__[0]
 
 
+def test_a_tail_that_is_offered_its_gpus_takes_them_back(daemon):
+    with rollmuxd.job("a", rollout={"min_gpus": 1}) as job, job.phase("rollout") as slot:
+        everything = list(slot.gpus)
+        slot.shrink(everything[:1])
+        daemon.grow()
+        assert (slot.directive.kind, slot.directive.gpus) == ("grow", everything)
+        slot.grow()
+        assert list(slot.gpus) == everything
+        assert slot.directive is None
+
+
 def test_directives_reach_the_slot_and_shrinking_answers_them(daemon):
     with rollmuxd.job("a") as job, job.phase("rollout") as slot:
         assert slot.directive is None

@@ -612,6 +612,21 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             grant.gpus = grant.gpus[:1]  # before it says so: others may be granted in the very answer
             assert self.give(i.ShrinkSlot(slot, grant.fence, grant.gpus, self.world.sights(gone))) is not None
 
+    @rule(name=NAMES)
+    def grow(self, name: str) -> None:
+        """A tail takes back what it gave, offered or not: where somebody may be on it, it is refused."""
+        process = self.world.processes.get(name)
+        for slot, grant in list(self.granted.items()):
+            if process is None or process.silent or grant.who != (process.job, process.run):
+                continue
+            if self.give(i.GrowSlot(slot, grant.fence)) is not None:
+                grant.gpus = self.core.state.slots[slot].gpus
+                job, phase = self.core.state.jobs[process.job], self.core.state.slots[slot].phase
+                pools = next(it.pools for it in (*job.spec.side, *job.spec.phases) if it.name == phase)
+                for pool in pools:
+                    for gpu in (gpu for node in job.pins[pool] for gpu in GPUS[node] if gpu in grant.gpus):
+                        self.world.bytes[gpu].add((*grant.who, pool if process.spec.states else "work"))
+
     @rule(name=NAMES, done=st.integers(0, 10))
     def heartbeat(self, name: str, done: int) -> None:
         process = self.world.processes.get(name)

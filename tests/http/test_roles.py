@@ -73,6 +73,7 @@ ROUTES = {
     "DELETE /v1/slots/{slot}": (IN_CHARGE, 409),  # it runs
     "POST /v1/slots/{slot}/release": (IN_CHARGE, 200),
     "POST /v1/slots/{slot}/shrink": (IN_CHARGE, 200),
+    "POST /v1/slots/{slot}/grow": (IN_CHARGE, 200),
     "GET /v1/channel/{job}/orders": (IN_CHARGE, 200),
     "POST /v1/channel/{job}/ranks/{rank}": (IN_CHARGE, 200),
     "POST /v1/channel/{job}/results": (IN_CHARGE, 200),
@@ -139,6 +140,7 @@ async def called(world, callers, name, route, registration):
         "POST /v1/jobs/{job}/slots": {"phase": "train", "request_id": "r", "session": job.session, "wait_s": 0},
         "POST /v1/slots/{slot}/release": {"fence": slot["fence"]},
         "POST /v1/slots/{slot}/shrink": {"fence": slot["fence"], "keep": ["h1/gpu0"]},
+        "POST /v1/slots/{slot}/grow": {"fence": slot["fence"]},
         "POST /v1/channel/{job}/ranks/{rank}": {"session": job.session},
         "POST /v1/channel/{job}/results": {"session": job.session, "rank": 0, "order": "o1", "ok": True},
         "POST /v1/keys": {"owner": "team", "user": "new"},

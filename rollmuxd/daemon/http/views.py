@@ -70,7 +70,8 @@ def reasons(given: Iterable[core_decision.Reason]) -> list[wire.Reason]:
 
 def directive(given: core_decision.Directive) -> wire.Directive:
     """What a running slot's holder is asked to do."""
-    return wire.Directive(kind=given.kind, slot=given.slot, keep=list(given.keep), reason=given.reason)
+    keep, gpus = list(given.keep), list(given.gpus)
+    return wire.Directive(kind=given.kind, slot=given.slot, keep=keep, reason=given.reason, gpus=gpus)
 
 
 def page(items: Iterable[T], key: Callable[[T], str], limit: int, after: str | UnsetType) -> tuple[list[T], str | None]:

@@ -11,6 +11,7 @@ from rollmuxd.core.errors import Rejected
 from rollmuxd.core.inputs import (
     DetachSlot,
     GpuSight,
+    GrowSlot,
     NextRequest,
     ReleaseSlot,
     RequestSlot,
@@ -41,7 +42,7 @@ from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.keys import Role
 from rollmuxd.wire.answers import ReleaseView, SlotPage, SlotView
-from rollmuxd.wire.requests import ReasonBody, ReleaseBody, ShrinkBody, SlotBody
+from rollmuxd.wire.requests import GrowBody, ReasonBody, ReleaseBody, ShrinkBody, SlotBody
 
 routes = Routes("slots")
 
@@ -275,6 +276,14 @@ async def shrink_slot(call: Call, slot: str, body: ShrinkBody) -> SlotView:
                 given.setdefault(node.host, []).extend(gpus)
     seen = await _sight(call, given)
     await call.services.driver.submit(ShrinkSlot(slot=slot, fence=fence, keep=tuple(body.keep), seen=seen))
+    return await _show(call, slot)
+
+
+@routes.post("/v1/slots/{slot}/grow", problems=(*BODY, 404, 409))
+async def grow_slot(call: Call, slot: str, body: GrowBody) -> SlotView:
+    """The job takes the GPUs back that a heartbeat has offered: all that its phase has. 409: somebody else has them."""
+    await call.act_on(find_slot, slot)
+    await call.services.driver.submit(GrowSlot(slot=slot, fence=views.fence_of(body.fence)))
     return await _show(call, slot)
 
 

@@ -1,0 +1,72 @@
+"""Tails that grow again: GPUs that a slot gave back are offered to it while nobody else can use them."""
+
+from rollmuxd.core import facts as f
+from rollmuxd.core import inputs as i
+from rollmuxd.core import lives
+from rollmuxd.core.cycle import NOTHING, SERVED, Cycle
+from rollmuxd.core.decision import Answer, Directive
+from rollmuxd.core.errors import Conflict
+from rollmuxd.core.model import GpuId, NodeStatus, Slot, SlotStatus
+from rollmuxd.core.requests import check_holder, phase_nodes
+
+
+def offer(c: Cycle, slot: Slot) -> tuple[GpuId, ...]:
+    """All GPUs of a tail's nodes, where it could have them back; () where it could not, or somebody waits for them."""
+    job = c.state.jobs[slot.job]
+    group = c.state.groups.get(job.group or "")
+    if slot.status is not SlotStatus.TAIL or group is None or in_the_way(c, slot):
+        return ()
+    nodes = phase_nodes(c, job, slot)
+    for name in group.jobs:
+        other = c.state.jobs[name]
+        asks = other.queued is not None and other.queued not in c.soft.detached and other.slot is None
+        if other is not job and asks and other.status in SERVED:
+            claims = c.rotation.nodes_of(c.state, group, name, c.state.slots[other.queued or ""].phase)
+            if any(node in claims for node in nodes):
+                return ()
+    return tuple(gpu for name in nodes for gpu in c.state.nodes[name].gpus)
+
+
+def in_the_way(c: Cycle, slot: Slot) -> str:
+    """Why the slot cannot have all GPUs of its nodes; empty: it can."""
+    for name in phase_nodes(c, c.state.jobs[slot.job], slot):
+        node = c.state.nodes[name]
+        if node.status is not NodeStatus.UP:
+            return f"node {name} is {node.status}"
+        for gpu, it in node.gpus.items():
+            if it.holder not in (None, slot.id):
+                return f"{gpu} is held by slot {it.holder}"
+            if it.stain not in (None, slot.job):
+                return f"{gpu} has not been seen clear of {c.state.jobs[it.stain or ''].spec.name}"
+    return ""
+
+
+def grow(c: Cycle, ask: i.GrowSlot) -> Answer:
+    """The job takes back what was offered. A tail's own bytes on them are no hindrance: they are the job's."""
+    slot = c.state.slot(ask.slot)
+    check_holder(c, slot, ask.fence)
+    if slot.status is SlotStatus.RUNNING:
+        return Answer(slot=slot.id, repeated=True)
+    why = in_the_way(c, slot)
+    if why:
+        raise Conflict(f"slot {slot.id} cannot grow: {why}; it goes on on {', '.join(slot.gpus)}")
+    nodes = phase_nodes(c, c.state.jobs[slot.job], slot)
+    c.fact(f.SlotGrown(c.now, slot.id, tuple(gpu for name in nodes for gpu in c.state.nodes[name].gpus)))
+    return Answer(slot=slot.id)
+
+
+def heartbeat(c: Cycle, ask: i.Heartbeat) -> Answer:
+    """The lease is renewed, and a tail may be asked to shrink; where nothing is asked, something may be offered."""
+    answer = lives.heartbeat(c, ask)
+    slot = c.state.slots.get(ask.slot or "")
+    if answer is not NOTHING or slot is None:
+        return answer
+    gpus = offer(c, slot)
+    if gpus:
+        return Answer(directives=(Directive("grow", slot.id, gpus=gpus),))
+    move = c.state.jobs[slot.job].move
+    if move is None:
+        return answer
+    names = dict.fromkeys(name for nodes in move.pins.values() for name in nodes)
+    there = tuple(gpu for name in names for gpu in c.state.nodes[name].gpus)
+    return Answer(directives=(Directive("move", slot.id, reason=move.why, gpus=there),))
