@@ -197,7 +197,7 @@ def check_spec(spec: JobSpec, state: State, config: Config) -> None:
         )
     _check_launch(spec, state, config)
     for kept in spec.states:
-        if kept.leftover_mb > kept.gpu_mb:
+        if kept.gpu_mb and kept.leftover_mb > kept.gpu_mb:  # (of one whose size is not known, all may be left)
             raise Impossible(
                 f"its {kept.pool} state leaves {kept.leftover_mb / 1000:g} GB on a GPU while parked, "
                 f"and takes {kept.gpu_mb / 1000:g} GB there while loaded"

@@ -127,6 +127,10 @@ def text(found: Sequence[Found], *, shared: bool) -> str:
 _HEAD: Final = (
     "# The settings of the rollmuxd daemon, as `rollmuxd init` found this place. Everything that is not said here has",
     "# its default; the sample rollmux.toml of the project says all there is.",
+    "",
+    "[defaults]",
+    "# Of jobs that do not say it: what a parked state may leave on a GPU. A CUDA context alone is half a gigabyte.",
+    "leftover_gb = 1.0",
 )
 
 

@@ -284,6 +284,11 @@ class DefaultsTable(_Table):
     seen clear; ``kill`` ends its process, where the backend owns it; ``relaunch`` starts it again, where rollmuxd has
     started it (others: ``hold``)."""
 
+    leftover_gb: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    """Gigabytes that a parked state may leave on each GPU where its registration does not say (``leftover_gb``), and a
+    quarter of its ``gpu_gb`` at most, where that is known. Default: nothing. Real processes keep a CUDA context and
+    what libraries take, half a gigabyte to one and a half: ``rollmuxd init`` writes 1."""
+
 
 class OwnerTable(_Table):
     share: Annotated[int, Field(ge=1, le=1_000_000)] = 1

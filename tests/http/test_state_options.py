@@ -59,3 +59,14 @@ async def test_a_driver_that_takes_no_options_is_not_given_any(running, body_of_
         answer = await client.post("/v1/jobs", json=body_of_job("math", states=states(level=1)))
         assert (answer.status_code, "takes no options" in answer.json()["detail"]) == (422, True)
         assert (await client.post("/v1/jobs", json=body_of_job("math", states=states()))).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("state", "leaves"),
+    [({}, 1_000), ({"gpu_gb": 40}, 1_000), ({"gpu_gb": 2}, 500), ({"gpu_gb": 40, "leftover_gb": 0}, 0),
+     ({"gpu_gb": 40, "leftover_gb": 6}, 6_000)],
+)  # fmt: skip
+async def test_what_a_parked_state_may_leave_is_as_configured_where_the_job_does_not_say(running, state, leaves):
+    async with running(defaults={"leftover_gb": 1.0}) as world, world.client() as client:
+        job = await world.job(client, states={"rollout": state})
+        assert world.state.jobs[job.id].spec.states[0].leftover_mb == leaves

@@ -201,7 +201,7 @@ def job_spec(body: RegisterBody, defaults: DefaultsTable) -> JobSpec:
         phases=tuple(_phase(phase) for phase in body.phases),
         wants=tuple(_want(pool, want) for pool, want in body.wants.items()),
         side=tuple(_phase(phase) for phase in body.side),
-        states=tuple(_state(pool, state) for pool, state in body.states.items()),
+        states=tuple(_state(pool, state, defaults) for pool, state in body.states.items()),
         slo=defaults.slo if body.slo is None else body.slo,
         priority=body.priority,
         on_loss=_on_loss(body, defaults),
@@ -264,11 +264,14 @@ def _want(pool: str, body: WantBody) -> model.Want:
     return model.Want(pool=pool, nodes=body.nodes, gpus=body.gpus, named=tuple(dict.fromkeys(body.named)))
 
 
-def _state(pool: str, body: StateBody) -> model.StateSpec:
+def _state(pool: str, body: StateBody, defaults: DefaultsTable) -> model.StateSpec:
+    leftover_gb = body.leftover_gb
+    if leftover_gb is None:
+        leftover_gb = min(defaults.leftover_gb, body.gpu_gb / 4) if body.gpu_gb else defaults.leftover_gb
     return model.StateSpec(
         pool=pool,
         gpu_mb=_mb(body.gpu_gb),
-        leftover_mb=_mb(body.leftover_gb),
+        leftover_mb=_mb(leftover_gb),
         ram_mb=_mb(body.ram_gb),
         driver=body.driver,
         load_ms=_ms(body.load_s),
