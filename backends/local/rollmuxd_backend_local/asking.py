@@ -104,6 +104,7 @@ class Asking(ABC, Generic[Options]):
             "cwd": order.cwd,
             "env": dict(order.env),
             "log": self._log(host, order.launch),
+            "user": self._become(host, order),
         }
         return Process(**await self._said(host, {"ask": "start", "order": told}, PROCESS_S))
 
@@ -130,6 +131,17 @@ class Asking(ABC, Generic[Options]):
         if host not in self.options:
             raise ContactLost(f"host {host!r} is none of this backend's ({', '.join(self.options) or 'it has none'})")
         return self.options[host]
+
+    def _user_of(self, host: HostId, order: ProcessOrder) -> str:
+        """The login for the order's owner; empty: that of the backend. Raises NotDone: there is none for it."""
+        users = self._of(host).users
+        if users and order.owner not in users:
+            raise NotDone(f"{host}: nobody is named in options.users for owner {order.owner!r}")
+        return users.get(order.owner, "")
+
+    def _become(self, host: HostId, order: ProcessOrder) -> str:
+        """The user that the host is to start the process as; empty: whoever is asked there."""
+        return self._user_of(host, order)
 
     def _log(self, host: HostId, launch: LaunchId) -> str:
         folder = self._of(host).logs

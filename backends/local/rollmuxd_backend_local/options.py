@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 
 class HostOptions(Struct, frozen=True, kw_only=True):
@@ -18,6 +18,8 @@ class HostOptions(Struct, frozen=True, kw_only=True):
     starts_processes: bool = False
     #: folder for what these write, on the host; empty: it is thrown away
     logs: str = "~/.local/state/rollmux/logs"
+    #: whose processes may be started here as which user: of an owner, a login; all as that user where it is empty
+    users: dict[str, str] = field(default_factory=dict)
     #: GPUs that are made up in this file of the host, instead of its own: for tests and for the demo
     #: (see :mod:`rollmuxd_backend_local.onhost.made_up`)
     made_up_gpus: str = ""

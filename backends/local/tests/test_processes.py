@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -22,7 +23,16 @@ def owner(tmp_path):
 
 
 def order(*argv, launch="l1", number=1, log="", env=None):
-    return {"launch": launch, "job": "j1", "number": number, "argv": argv, "cwd": "", "env": env or {}, "log": log}
+    return {
+        "launch": launch,
+        "job": "j1",
+        "number": number,
+        "argv": argv,
+        "cwd": "",
+        "env": env or {},
+        "log": log,
+        "user": "",
+    }
 
 
 def start(owner, told):
@@ -60,6 +70,24 @@ def test_what_it_writes_is_in_its_log_and_its_environment_is_what_it_was_given(o
     until(lambda: not processes.alive(owner, "l1"))
     assert log.read_text() == "ann\noops\n"
     assert log.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_an_owners_process_is_its_users(owner, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root can start processes as somebody else")
+    log = tmp_path / "l1.log"
+    start(owner, {**order("sh", "-c", "id -un; id -G; echo $HOME $USER", log=str(log)), "user": "nobody", "cwd": "/"})
+    until(lambda: not processes.alive(owner, "l1"))
+    nobody = pwd.getpwnam("nobody")
+    assert log.read_text().split() == ["nobody", str(nobody.pw_gid), nobody.pw_dir, "nobody"]
+    with pytest.raises(machine.Refused, match="there is no user no-such-user"):
+        processes.start(owner, {**order("true", launch="l2"), "user": "no-such-user"})
+
+
+def test_who_is_not_root_becomes_nobody_else(owner, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1)
+    with pytest.raises(machine.Refused, match="may not become anybody else"):
+        processes.start(owner, {**order("true"), "user": "root"})
 
 
 def test_a_child_that_throws_its_environment_away_is_ended_with_the_others(owner, tmp_path):

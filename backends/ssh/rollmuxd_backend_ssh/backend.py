@@ -99,10 +99,7 @@ class SshBackend(Asking[SshOptions]):
 
     async def start(self, host: HostId, order: ProcessOrder) -> Process:
         """As the user that ``users`` has for the job's owner; as the one who is logged in where it is empty."""
-        users = self._of(host).users
-        if users and order.owner not in users:
-            raise NotDone(f"{host}: nobody is named in options.users for owner {order.owner!r}")
-        return await _As(self, users.get(order.owner, "")).start(host, order)
+        return await _As(self, self._user_of(host, order)).start(host, order)
 
     async def stop(self, host: HostId, launch: LaunchId) -> bool:
         """Whosever it is."""
@@ -196,6 +193,9 @@ class _As(Asking[SshOptions]):
         super().__init__(backend.hosts, backend.options, backend._owner)  # noqa: SLF001  # they are one
         self._backend = backend
         self._user = user
+
+    def _become(self, host: HostId, order: ProcessOrder) -> str:
+        return ""  # it is that user who is asked
 
     async def ask(self, host: HostId, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         return await self._backend._ask(host, self._user, question, limit_s)  # noqa: SLF001

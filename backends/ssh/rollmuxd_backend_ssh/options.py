@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from msgspec import Meta, field
+from msgspec import Meta
 
 from rollmuxd_backend_local import HostOptions
 
@@ -31,5 +31,3 @@ class SshOptions(HostOptions, frozen=True, kw_only=True):
     alive_s: Annotated[float, Meta(gt=0, le=600)] = 5.0
     #: commands at a time over its connection; one less than the server's MaxSessions at most
     commands: Annotated[int, Meta(ge=2, le=1_000)] = 9
-    #: whose processes may be started here as which user: of an owner, a login; all as ``user`` where it is empty
-    users: dict[str, str] = field(default_factory=dict)

@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -41,7 +41,8 @@ class Launched(NamedTuple):
 def start(owner: str, order: dict[str, Any]) -> dict[str, Any]:
     """Start a job's process in a session of its own, after ending its earlier launches: its pid, its start time.
 
-    ``order``: launch, job, number, argv, cwd, env, log (a file; empty: none). Told again, it tells of the one there.
+    ``order``: launch, job, number, argv, cwd, env, log (a file; empty: none), user (empty: this one). Told again, it
+    tells of the one there.
 
     Raises:
         machine.Refused: no such program, no such folder, a later launch is there.
@@ -139,8 +140,9 @@ def _one_at_a_time() -> Iterator[None]:
 def _begin(owner: str, order: dict[str, Any]) -> dict[str, Any]:
     mark = (owner, str(order["job"]), str(order["number"]), str(order["launch"]))
     plain = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
-    env = {**plain, **order["env"], MARK: "|".join(mark)}
-    argv, cwd = list(order["argv"]), os.path.expanduser(order["cwd"] or "~")
+    become, about_them = _identity(order["user"])
+    env = {**plain, **about_them, **order["env"], MARK: "|".join(mark)}
+    argv, cwd = list(order["argv"]), os.path.expanduser(order["cwd"] or env.get("HOME", "~"))
     if not os.path.isdir(cwd):
         raise machine.Refused(f"there is no folder {cwd}")
     program = shutil.which(os.path.join(cwd, argv[0]) if "/" in argv[0] else argv[0], path=env.get("PATH"))
@@ -154,6 +156,7 @@ def _begin(owner: str, order: dict[str, Any]) -> dict[str, Any]:
         if folder:
             with open(f"{folder}/cgroup.procs", "w", encoding="ascii") as file:
                 file.write(str(os.getpid()))
+        become()
 
     with contextlib.ExitStack() as files:
         out: Any = subprocess.DEVNULL
@@ -181,6 +184,30 @@ def _begin(owner: str, order: dict[str, Any]) -> dict[str, Any]:
         time.sleep(0.001)
     child.returncode = 0  # it is left to itself, and nobody is to be warned of it
     return {"pid": child.pid, "started": started}
+
+
+def _identity(name: str) -> tuple[Callable[[], None], dict[str, str]]:
+    """How a process becomes a user (in its child, before it begins), and what its environment says then."""
+    import pwd
+
+    if not name or name == machine.user_name(os.geteuid()):
+        return (lambda: None), {}
+    if os.geteuid() != 0:
+        raise machine.Refused(
+            f"it is to run as {name}, and {machine.user_name(os.geteuid())} may not become anybody else"
+        )
+    try:
+        user = pwd.getpwnam(name)
+    except KeyError:
+        raise machine.Refused(f"there is no user {name}") from None
+    groups = os.getgrouplist(user.pw_name, user.pw_gid)
+
+    def become() -> None:
+        os.setgroups(groups)
+        os.setgid(user.pw_gid)
+        os.setuid(user.pw_uid)
+
+    return become, {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
 
 
 # ---- cgroups: where this user may make them --------------------------------------------------------------------------
