@@ -1,0 +1,256 @@
+"""Where the phases of a ``trl.GRPOTrainer`` begin and end.
+
+    from rollmuxd_hook_trl import GRPOTrainer          # was: from trl import GRPOTrainer
+    GRPOTrainer(..., rollmux=dict(name="math-7b", slo=2.0))
+
+- ``init``: the constructor, and the set-up of ``train()`` (a checkpoint is loaded) until the first phase of the cycle.
+- ``rollout``: generation, in TRL's ``_generate``: all turns of it, tools and ``rollout_func`` included.
+- ``train``: from where the trainer's GPUs are needed first after that (log-probabilities, a reward model, the loss)
+  through all steps on what was generated, until the next rollout: the optimizer, logging and saving included. Reward
+  functions that are plain functions run before it, in a time of the job's own, unless log-probabilities come first.
+- ``sync`` (with a vLLM server): the weights on their way to it, which takes both pools.
+- Evaluation has ``sync`` with a vLLM server, since it generates and computes losses, and ``train`` otherwise.
+
+One is left before the next begins, also where TRL nests them: generation is within its training step. What evaluates,
+saves or computes outside of these methods (a callback with a forward pass in ``on_step_end``) is within ``train``.
+"""
+
+import contextlib
+import inspect
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+from trl.trainer import grpo_trainer
+
+import rollmuxd
+from rollmuxd_channel.torch_state import TorchState
+from rollmuxd_hook_trl.contract import check, check_class
+from rollmuxd_hook_trl.turns import Turns
+
+check(trl.__version__, inspect.getsource(grpo_trainer))
+
+
+#: what a mixin is mixed into, to a type checker
+_Trainer: Any = object
+
+
+class Sharing(_Trainer):  # type: ignore[misc]
+    """Mixin for a ``GRPOTrainer``, to come first: ``class Mine(Sharing, MyGRPOTrainer)``.
+
+    ``rollmux``: the keywords of :func:`rollmuxd.job`, all optional, and ``name`` (default: ``run_name``, or the last
+    part of ``output_dir``) and ``parking``: whether model, optimizer and what belongs to them are moved to host memory
+    while another job has the GPUs (default: where they are on an accelerator).
+
+    Raises TypeError and ValueError for settings that cannot be, :class:`UnknownTrl` for a class that cannot.
+    """
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if issubclass(cls, trl.GRPOTrainer):
+            check_class(cls, Sharing, trl.GRPOTrainer)
+
+    def __init__(self, *args: Any, rollmux: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        config = inspect.signature(super().__init__).bind(*args, **kwargs).arguments.get("args")
+        if config is None:
+            raise TypeError("give the trainer args=GRPOConfig(...): what it shares, and as whom, follows from it")
+        #: a server of its own generates: rollout and training are on different GPUs
+        self._has_server = bool(config.use_vllm and config.vllm_mode == "server")
+        self._on_cpu = config.device.type == "cpu"
+        settings = dict(rollmux or {})
+        self._generating = False
+        self._parking: bool = settings.pop("parking", not self._on_cpu)
+        self._job = rollmuxd.job(**_job_settings(settings, config, server=self._has_server, on_cpu=self._on_cpu))
+        if self._parking:
+            _check_parking(config, settings)
+            TorchState(
+                model=lambda: self._part("model"),
+                optimizer=lambda: self._part("optimizer"),
+                others=lambda: [self._part("ref_model"), self._part("reward_funcs"), self._part("_buffered_inputs")],
+            ).attach(self._job, pool="train")
+        self._turns = Turns(self._job, _settle)
+        self._turns.start()
+        try:
+            self._turns.go("init")
+            super().__init__(*args, **kwargs)
+            self._watch_sync()
+            self._turns.leave()
+        except BaseException as error:
+            self._turns.end(error)
+            raise
+
+    # ---- the cycle ---------------------------------------------------------------------------------------------------
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        if not (self._turns.on and self.model.training):
+            return super()._generate(prompts)
+        if not self._sync_is_due():
+            self._turns.go("rollout")
+        generated = super()._generate(prompts)
+        if self._turns.slot is not None:
+            completions = generated[1]
+            self._turns.slot.measure(sequences=len(completions), tokens=sum(len(one) for one in completions))
+        if self._is_vlm:  # its images go to the GPU at once
+            self._turns.go("train")
+        else:
+            self._turns.leave()
+        return generated
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        self._training()
+        return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(function, torch.nn.Module) for function in self.reward_funcs):
+            self._training()
+        return super()._calculate_rewards(*args, **kwargs)
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, in a slot for ``train``."""
+        self._training()
+        return super().compute_loss(*args, **kwargs)
+
+    def _training(self) -> None:
+        if self._turns.on and self.model.training:
+            self._turns.go("train")
+
+    def _sync_is_due(self) -> bool:
+        return self._has_server and self.state.global_step != self._last_loaded_step
+
+    def _watch_sync(self) -> None:
+        if not self._has_server:
+            return
+        send = self.vllm_generation.sync_weights
+
+        def sync_weights(*args: Any, **kwargs: Any) -> Any:
+            with self._turns.within("sync", then="rollout" if self._generating else None):
+                return send(*args, **kwargs)
+
+        self.vllm_generation.sync_weights = sync_weights
+
+    # ---- around it ---------------------------------------------------------------------------------------------------
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, as a job; it ends with this. A model that was parked is on the CPU afterwards, to be saved from."""
+        if not self._turns.on and not self._job.alone:
+            self._turns.start()
+            self._turns.go("init")
+            self.model.to(self.args.device)
+        self._turns.go("init")
+        try:
+            trained = super().train(*args, **kwargs)
+        except BaseException as error:
+            self._hand_back()
+            self._turns.end(error)
+            raise
+        self._turns.go("train")
+        self._hand_back()
+        self._turns.end()
+        return trained
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, in a slot for all that it needs."""
+        with self._everything():
+            return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, in a slot for all that it needs."""
+        with self._everything():
+            return super().predict(*args, **kwargs)
+
+    def save_model(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, in a slot for ``train``, or one that is held anyway."""
+        with self._turns.within("train", or_in=("init", "sync")):
+            return super().save_model(*args, **kwargs)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        with self._turns.within("train", or_in=("init", "sync")):
+            return super()._save_checkpoint(*args, **kwargs)
+
+    def _everything(self) -> contextlib.AbstractContextManager[None]:
+        return self._turns.within("sync" if self._has_server else "train")
+
+    # ---- what is parked ----------------------------------------------------------------------------------------------
+
+    def _part(self, name: str) -> Any:
+        """One part of what the trainer keeps on its GPUs, as it is now; nothing, once it was handed back."""
+        part = getattr(self, name, None) if self._turns.on else None
+        if name == "reward_funcs":
+            return [function for function in part or () if isinstance(function, torch.nn.Module)]
+        # Accelerate's wrapper has no state of its own.
+        return getattr(part, "optimizer", part) if name == "optimizer" else part
+
+    def _hand_back(self) -> None:
+        """Take what is parked with the job out of its hands, while it is loaded: the job's end would discard it."""
+        if not (self._parking and self._turns.current is not None) or self._on_cpu:
+            return
+        # (After an error of the device nothing can be taken from it.)
+        with contextlib.suppress(RuntimeError):
+            self.model.to("cpu")
+            for state in self._part("optimizer").state.values() if self.optimizer is not None else ():
+                for key, value in state.items():
+                    if isinstance(value, torch.Tensor):
+                        state[key] = value.to("cpu")
+            self._buffered_inputs = None
+            torch.cuda.empty_cache()
+
+
+class GRPOTrainer(Sharing, trl.GRPOTrainer):  # type: ignore[misc]
+    """TRL's, taking part in rollmuxd: see :class:`Sharing`."""
+
+
+def _job_settings(given: Mapping[str, Any], config: Any, *, server: bool, on_cpu: bool) -> dict[str, Any]:
+    """The keywords of :func:`rollmuxd.job` for this shape of TRL."""
+    settings = {"name": _name(config), "train": {"nodes": 1}, **given}
+    if server:
+        settings.setdefault("rollout", {"nodes": 1})
+        settings.setdefault("phases", {"rollout": "rollout", "train": "train", "sync": ["rollout", "train"]})
+    elif "rollout" not in settings:
+        settings.setdefault("phases", {"rollout": "train", "train": "train"})
+    elif not on_cpu:
+        raise ValueError(
+            "rollmux=dict(rollout=...): without a vLLM server the trainer generates on the GPUs that it trains on, so "
+            "give it those of train= only; for GPUs of its own, generation needs use_vllm=True, vllm_mode='server'"
+        )
+    if config.world_size > 1:
+        settings = {"ranks": config.world_size, "rank": config.process_index, "store": _store(), **settings}
+    return settings
+
+
+def _check_parking(config: Any, settings: Mapping[str, Any]) -> None:
+    if config.use_vllm and config.vllm_mode == "colocate" and not config.vllm_enable_sleep_mode:
+        raise ValueError(
+            "vLLM in the trainer's process keeps its GPU memory between rollouts, where others could not use it: say "
+            "vllm_enable_sleep_mode=True"
+        )
+    if "rollout" in settings and not (config.use_vllm and config.vllm_mode == "server"):
+        raise ValueError(
+            "rollmux=dict(rollout=..., parking=True): what is parked for train is what generates; give train= only"
+        )
+
+
+def _name(config: Any) -> str:
+    name = config.run_name or Path(config.output_dir or "grpo").name
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:100] or "grpo"
+
+
+def _store() -> torch.distributed.TCPStore:
+    """The store over which this process group was made: one more line to it, which no collective is waiting on."""
+    try:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    except KeyError as missing:
+        raise ValueError(
+            f"{missing} is not in the environment: start the ranks with torchrun or accelerate launch, or give "
+            "rollmux=dict(store=...), a torch.distributed store that all of them reach"
+        ) from missing
+    return torch.distributed.TCPStore(host, port, is_master=False)
+
+
+def _settle() -> None:
+    """Return when what was launched on this process's GPUs is through."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

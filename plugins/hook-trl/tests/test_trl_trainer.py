@@ -1,0 +1,325 @@
+"""The real GRPOTrainer of the installed TRL, on a tiny model: where its phases are, and that they change no bit of it.
+
+The fake daemon grants at once and writes down which phases ran; the runs are those of ``examples/trl_grpo.py``.
+"""
+
+import importlib.util
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'rollmuxd-channel[torch]'")
+if importlib.util.find_spec("trl") is None:
+    pytest.skip("TRL is not installed: pip install 'rollmuxd-hook-trl[trl]'", allow_module_level=True)
+
+import torch
+
+from rollmuxd import SlotLost
+from rollmuxd.testing import fake_daemon
+from rollmuxd_hook_trl import UnknownTrl
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "trl_grpo.py"
+
+# TRL and transformers warn of each other; to import both takes its time.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(240)]
+
+CYCLE = ["rollout", "train"]
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """The example, as a module."""
+    spec = importlib.util.spec_from_file_location("trl_grpo", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sys.modules["trl_grpo"] = module
+        spec.loader.exec_module(module)
+    yield module
+    del sys.modules["trl_grpo"]
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def trl(runs):
+    import trl
+
+    return trl
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_this_machine(monkeypatch, tmp_path):
+    for name in ("URL", "SOCKET", "API_KEY", "REQUIRED", "JOB", "RUN_KEY"):
+        monkeypatch.delenv(f"ROLLMUX_{name}", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def out(tmp_path):
+    return str(tmp_path / "out")
+
+
+@pytest.fixture
+def daemon():
+    with fake_daemon() as fake:
+        yield fake
+
+
+def solo(runs, trl, out, task="high", **settings):
+    """The weights of the same run by TRL alone."""
+    run = runs.trainer(task, out, kind=trl.GRPOTrainer, **settings)
+    run.train()
+    return runs.digest(run.model)
+
+
+def phase_of(run):
+    """The phase that a run is in."""
+    return run._turns.current
+
+
+# ---- where the phases are --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "rollouts"),
+    [
+        (dict(max_steps=3), 3),
+        (dict(max_steps=2, gradient_accumulation_steps=2), 2),
+        (dict(max_steps=4, num_iterations=2), 2),
+        (dict(max_steps=4, steps_per_generation=4), 1),
+        (dict(max_steps=1, gradient_accumulation_steps=4, steps_per_generation=2), 2),
+    ],
+    ids=["a step each", "accumulated", "iterated", "several steps of one rollout", "several rollouts in one step"],
+)
+def test_a_rollout_and_all_steps_on_it_are_one_turn_each_and_change_no_bit(runs, trl, out, daemon, settings, rollouts):
+    run = runs.trainer("high", out, **settings)
+    run.train()
+    assert daemon.phases == ["init", "init", *CYCLE * rollouts]
+    assert daemon.ended == {"trl-high": "finished"}
+    assert runs.digest(run.model) == solo(runs, trl, out, **settings)
+
+
+def test_generation_is_in_the_rollout_and_loss_and_optimizer_are_phase_of(runs, out, daemon):
+    seen = []
+
+    class Watched(runs.GRPOTrainer):
+        def _generate_single_turn(self, *args, **kwargs):
+            seen.append(("generates", phase_of(self)))
+            return super()._generate_single_turn(*args, **kwargs)
+
+        def _compute_loss(self, *args, **kwargs):
+            seen.append(("computes", phase_of(self)))
+            return super()._compute_loss(*args, **kwargs)
+
+    run = runs.trainer("high", out, kind=Watched, max_steps=2)
+
+    class Watch(runs_callback()):
+        def on_pre_optimizer_step(self, *_, **__):
+            seen.append(("steps", phase_of(run)))
+
+    run.add_callback(Watch())
+    run.train()
+    assert seen == [("generates", "rollout"), ("computes", "train"), ("steps", "train")] * 2
+
+
+def runs_callback():
+    from transformers import TrainerCallback
+
+    return TrainerCallback
+
+
+def test_reward_functions_run_while_the_job_holds_no_gpu(runs, out, daemon, monkeypatch):
+    held = []
+
+    def reward(completions, **_):
+        held.append(phase_of(run))
+        return [float(len(text)) for text in completions]
+
+    monkeypatch.setitem(runs.TASKS, "high", reward)
+    run = runs.trainer("high", out, max_steps=2)
+    run.train()
+    assert held == [None, None]
+
+
+def test_where_log_probabilities_come_first_scoring_is_part_of_train(runs, out, daemon, monkeypatch):
+    held = []
+    plain = runs.TASKS["high"]
+
+    def reward(completions, **more):
+        held.append(phase_of(run))
+        return plain(completions, **more)
+
+    monkeypatch.setitem(runs.TASKS, "high", reward)
+    run = runs.trainer("high", out, max_steps=4, num_iterations=2)
+    run.train()
+    assert held == ["train", "train"]
+
+
+def test_evaluation_and_saving_are_in_train_and_change_no_bit(runs, trl, out, daemon):
+    more = dict(
+        max_steps=4,
+        eval_strategy="steps",
+        eval_steps=2,
+        eval_dataset=runs.Dataset.from_dict({"prompt": ["1="] * 8}),
+        save_strategy="steps",
+        save_steps=2,
+    )
+    run = runs.trainer("high", out, **more)
+    run.train()
+    assert daemon.phases == ["init", "init", *CYCLE * 4]
+    assert (Path(out) / "checkpoint-4").is_dir()
+    assert runs.digest(run.model) == solo(runs, trl, out + "-solo", **more)
+
+
+def test_evaluating_and_saving_between_construction_and_training_have_slots_of_their_own(runs, out, daemon):
+    run = runs.trainer("high", out, max_steps=1, eval_dataset=runs.Dataset.from_dict({"prompt": ["1="] * 8}))
+    run.evaluate()
+    run.save_model(out)
+    assert daemon.phases == ["init", "train", "train"]
+    run.train()
+    assert daemon.phases[3:] == ["init", *CYCLE]
+
+
+def test_what_was_generated_goes_with_the_rollout(runs, out, daemon):
+    runs.trainer("high", out, max_steps=1).train()
+    ((phase, figures),) = daemon.measured
+    assert phase == "rollout"
+    assert figures["sequences"] == 8
+    assert 8 <= figures["tokens"] <= 64
+
+
+# ---- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("error", "reason"), [(KeyboardInterrupt(), "interrupted"), (OSError("no disk"), "failed")])
+@pytest.mark.parametrize("where", ["_generate_single_turn", "_compute_loss", "_calculate_rewards"])
+def test_whatever_ends_a_run_releases_its_slot_and_ends_the_job(runs, out, daemon, monkeypatch, where, error, reason):
+    run = runs.trainer("high", out, max_steps=2)
+    monkeypatch.setattr(run, where, lambda *_, **__: raising(error))
+    with pytest.raises(type(error)):
+        run.train()
+    assert daemon.ended["trl-high"].startswith(reason)
+    assert len(daemon.phases) == len([call for call in daemon.calls if call.path.endswith("/release")])
+
+
+def raising(error):
+    raise error
+
+
+def test_a_constructor_that_fails_gives_the_gpus_back(runs, out, daemon):
+    with pytest.raises(ValueError, match="reward weights"):
+        runs.trainer("high", out, reward_weights=[1.0, 2.0])
+    assert daemon.phases == ["init"]
+    assert len([call for call in daemon.calls if call.path.endswith("/release")]) == 1
+    assert daemon.ended["trl-high"].startswith("failed: ValueError")
+
+
+def test_a_lost_slot_ends_the_run_where_the_phase_is_left(runs, out, daemon):
+    daemon.lose("train", after=1)
+    run = runs.trainer("high", out, max_steps=5)
+    with pytest.raises(SlotLost):
+        run.train()
+    assert run.state.global_step == 2
+
+
+def test_a_second_training_is_a_second_run(runs, out, daemon):
+    run = runs.trainer("high", out, max_steps=1)
+    run.train()
+    run.train()
+    assert daemon.phases == ["init", "init", *CYCLE, "init", *CYCLE]
+    assert len(daemon.registered) == 2
+
+
+# ---- what is registered ----------------------------------------------------------------------------------------------
+
+
+def test_without_a_server_both_phases_are_on_the_trainers_gpus(runs, out, daemon):
+    runs.trainer("high", out, max_steps=1, rollmux=dict(name="mine", slo=2.0, train=dict(gpus=4)))
+    (body,) = daemon.registered
+    assert (body.name, body.slo, list(body.wants), body.wants["train"].gpus) == ("mine", 2.0, ["train"], 4)
+    assert [(phase.name, phase.pools) for phase in body.phases] == [("rollout", ["train"]), ("train", ["train"])]
+    assert body.states == {}
+
+
+def test_a_name_is_made_of_what_the_run_is_called(runs, tmp_path, daemon):
+    runs.trainer("high", str(tmp_path / "out dir"), run_name=None)
+    runs.trainer("high", str(tmp_path / "x"), run_name="Math 7B: lr=1e-6")
+    assert [body.name for body in daemon.registered] == ["out-dir", "Math-7B--lr-1e-6"]
+
+
+def test_parking_what_also_generates_in_another_pool_is_refused(runs, out, daemon):
+    with pytest.raises(ValueError, match="what is parked for train is what generates"):
+        runs.trainer("high", out, rollmux=dict(rollout=dict(nodes=1), train=dict(nodes=1), parking=True))
+    assert daemon.calls == []
+
+
+def test_a_misspelt_setting_is_answered_with_the_nearest(runs, out, daemon):
+    with pytest.raises(TypeError, match="priority"):
+        runs.trainer("high", out, rollmux=dict(priorty=3))
+    assert daemon.calls == []
+
+
+def test_a_trainer_that_hides_what_the_hook_needs_is_refused_before_there_is_one(runs, trl):
+    from rollmuxd_hook_trl import Sharing
+
+    class Own(trl.GRPOTrainer):
+        def _generate(self, prompts):
+            return prompts
+
+    with pytest.raises(UnknownTrl, match=r"Own\._generate takes the place"):
+        type("Shared", (Sharing, Own), {})
+
+
+# ---- parking ---------------------------------------------------------------------------------------------------------
+
+
+def test_parked_and_loaded_between_any_two_phases_not_a_bit_is_different(runs, trl, out, daemon):
+    moved = []
+
+    class Parked(runs.GRPOTrainer):
+        """Between phases everything goes to host memory and back, as if another job had had a turn."""
+
+        def _generate(self, prompts):
+            if self._turns.current is not None:
+                self._turns.leave()
+            moved.append(self._moved())
+            return super()._generate(prompts)
+
+        def _calculate_rewards(self, *args, **kwargs):
+            moved.append(self._moved())
+            return super()._calculate_rewards(*args, **kwargs)
+
+        def _moved(self):
+            assert daemon.result_of(daemon.order("park", "train")).ok
+            sizes = {tensor.untyped_storage().nbytes() for tensor in self.model.parameters()}
+            assert daemon.result_of(daemon.order("load", "train", warm=True)).ok
+            return sizes
+
+    more = dict(max_steps=3)
+    run = runs.trainer("high", out, kind=Parked, rollmux=dict(parking=True), **more)
+    run.train()
+    assert moved == [{0}] * 6
+    assert runs.digest(run.model) == solo(runs, trl, out, **more)
+
+
+def test_after_training_the_model_is_the_users_again(runs, out, daemon):
+    run = runs.trainer("high", out, max_steps=1, rollmux=dict(parking=True))
+    run.train()
+    run.save_model(out)
+    assert all(tensor.untyped_storage().nbytes() for tensor in run.model.parameters())
+    assert (Path(out) / "model.safetensors").stat().st_size > 10_000
+
+
+# ---- without a daemon ------------------------------------------------------------------------------------------------
+
+
+def test_without_a_daemon_nothing_is_different(runs, trl, out, capfd):
+    run = runs.trainer("same", out, max_steps=3)
+    run.train()
+    assert runs.digest(run.model) == solo(runs, trl, out, "same", max_steps=3)
+    assert "no daemon" in capfd.readouterr().err
