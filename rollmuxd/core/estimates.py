@@ -3,7 +3,7 @@
 A phase is exclusive, so its time in a slot *is* its solo time, shared or not: measuring asks nobody to leave.
 """
 
-from rollmuxd.core.model import Job, Millis, PhaseSpec, PhaseTimes
+from rollmuxd.core.model import Group, Job, Millis, PhaseSpec, PhaseTimes
 
 #: observations after which a mean is used for planning
 ENOUGH = 3
@@ -47,6 +47,12 @@ def solo_ms(job: Job) -> Millis | None:
             return None
         total += took + phase.gap_ms
     return total
+
+
+def iteration_ms(turn_ms: Millis, group: Group, job: Job) -> Millis:
+    """What a turn of the group's wheel gives one iteration of the job: it may go round several times in it."""
+    first = job.spec.phases[0].name
+    return turn_ms // max(1, sum(visit.job == job.id and visit.phase == first for visit in group.wheel))
 
 
 def slowdown(job: Job) -> float | None:

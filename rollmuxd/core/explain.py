@@ -7,7 +7,7 @@ from rollmuxd.core import forecast
 from rollmuxd.core.admission import limits_of, over_its_nodes, waiting_order
 from rollmuxd.core.cycle import PLACED, Cycle
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.estimates import credit_ms, likely_ms, slowdown, solo_ms
+from rollmuxd.core.estimates import credit_ms, iteration_ms, likely_ms, slowdown, solo_ms
 from rollmuxd.core.model import (
     Dispatch,
     Group,
@@ -176,19 +176,18 @@ class Explainer:
             return ["The group's period is not planned yet: a member's times are still being measured."]
         if not turn:  # nobody is left who takes a turn
             return []
-        rate = max(1, sum(visit.job == job.id and visit.phase == job.spec.phases[0].name for visit in group.wheel))
-        took = turn // rate
-        often = "" if rate == 1 else f", and it goes round {rate} times in that"
-        said = [f"The group turns once in {turn / 1000:.1f} s{often}."]
+        took = iteration_ms(turn, group, job)
+        often = "" if took in (0, turn) else f", and it goes round {turn // took} times in that"
+        said = [f"The group turns once in {_s(turn)} s{often}."]
         if solo:
-            said.append(f"So its iteration takes {took / solo:.2f} times the {solo / 1000:.1f} s that it takes alone.")
+            said.append(f"So its iteration takes {took / solo:.2f} times the {_s(solo)} s that it takes alone.")
         if job.spec.slo is None or not job.promised:
             return [*said, "It is promised nothing (best effort)."]
         if not solo:
             return [*said, f"It is promised {job.spec.slo:g} times what it takes alone."]
         bound = int(job.spec.slo * solo)
-        spare = f"{abs(bound - took) / 1000:.1f} s {'to spare' if bound >= took else 'too little'}"
-        return [*said, f"It is promised {job.spec.slo:g} times, {bound / 1000:.1f} s: {spare}."]
+        spare = f"{_s(abs(bound - took))} s {'to spare' if bound >= took else 'too little'}"
+        return [*said, f"It is promised {job.spec.slo:g} times, {_s(bound)} s: {spare}."]
 
     # ---- slots -----------------------------------------------------------------------------------------------------
 
@@ -338,6 +337,11 @@ def _names(c: Cycle, jobs: Sequence[JobId]) -> str:
     named = [c.state.jobs[job].spec.name for job in jobs]
     few = named[-3:]
     return ", ".join(few) + (f" and {len(named) - len(few)} more" if len(named) > len(few) else "")
+
+
+def _s(ms: Millis) -> str:
+    """Seconds, to a tenth; short ones to a hundredth, or two of them might look alike."""
+    return f"{ms / 1000:.1f}" if ms >= 10_000 or ms % 100 == 0 else f"{ms / 1000:.2f}"
 
 
 def _span(ms: Millis) -> str:

@@ -717,7 +717,7 @@ def _price(state: State, pins: dict[PoolName, tuple[NodeId, ...]]) -> float:
 
 
 def _s(ms: Millis) -> str:
-    return f"{ms / 1000:.1f}"
+    return f"{ms / 1000:.1f}" if ms >= 10_000 or ms % 100 == 0 else f"{ms / 1000:.2f}"
 
 
 def _gb(mb: int) -> str:

@@ -15,7 +15,7 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.errors import Rejected
-from rollmuxd.core.estimates import solo_ms
+from rollmuxd.core.estimates import iteration_ms, solo_ms
 from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis, PoolName
 from rollmuxd.core.policy import Policy
 from rollmuxd.core.scheduler import Scheduler
@@ -195,9 +195,7 @@ def _iteration_ms(core: Scheduler, job: Job) -> Millis | None:
     turn = core.group_period_ms(job.group) if job.group is not None else None
     if turn is None or job.group is None:
         return None
-    first = job.spec.phases[0].name
-    visits = core.state.groups[job.group].wheel
-    return turn // max(1, sum(visit.job == job.id and visit.phase == first for visit in visits))
+    return iteration_ms(turn, core.state.groups[job.group], job)
 
 
 def _slowdowns(core: Scheduler) -> dict[JobId, float | None]:

@@ -7,6 +7,7 @@ from typing import TypeVar
 from msgspec import UNSET, UnsetType
 
 from rollmuxd.core import decision as core_decision
+from rollmuxd.core.estimates import iteration_ms
 from rollmuxd.core.model import (
     Fence,
     Gpu,
@@ -114,7 +115,7 @@ def job_view(core: Scheduler, job: Job, now: Millis, *, waiting: bool, reason: s
         iterations=job.progress.finished,
         slowdown=None if slowdown is None else round(slowdown, 4),
         credit_s=seconds(core.credit_ms(job.id)),
-        planned_slowdown=_planned_slowdown(job),
+        planned_slowdown=_planned_slowdown(job, core.state.groups.get(job.group or "")),
         estimates=_estimates(job),
         session=job.session,
         slot=None if on is None else on.id,
@@ -148,13 +149,13 @@ def explanation(core: Scheduler, job: Job, now: Millis) -> wire.Explanation:
     )
 
 
-def _planned_slowdown(job: Job) -> float | None:
-    """The planned period of its group over its planned solo iteration, where every phase's time is planned."""
+def _planned_slowdown(job: Job, group: Group | None) -> float | None:
+    """What its group's plan gives an iteration over its planned solo iteration, where every phase's time is planned."""
     planned = [phase.planned_ms for phase in job.spec.phases]
-    if job.planned_period_ms is None or any(time is None for time in planned):
+    if job.planned_period_ms is None or group is None or any(time is None for time in planned):
         return None
     solo = sum(time or 0 for time in planned) + sum(phase.gap_ms for phase in job.spec.phases)
-    return round(job.planned_period_ms / solo, 4) if solo else None
+    return round(iteration_ms(job.planned_period_ms, group, job) / solo, 4) if solo else None
 
 
 def _estimates(job: Job) -> dict[str, wire.Estimate]:
