@@ -105,6 +105,7 @@ class Loom(RollMux):
         warm_s: what moving a job takes that loads its state elsewhere.
         relaunch_s: what moving a job takes that is started anew.
         max_group: jobs in a group at most.
+        uncertain: nobody knows how long phases take: groups go by credit, with the guard.
     """
 
     name = "loom"
@@ -118,8 +119,9 @@ class Loom(RollMux):
         warm_s: float = 30,
         relaunch_s: float = 300,
         max_group: int = 5,
+        uncertain: bool = False,
     ) -> None:
-        super().__init__(prune=False, max_group=max_group, whole_pools=())
+        super().__init__(prune=False, max_group=max_group, whole_pools=(), uncertain=uncertain)
         if objective not in get_args(Objective):
             raise ValueError(f"objective is {objective!r}, and it is one of {', '.join(get_args(Objective))}")
         if not 1 <= rounds <= MOST_ROUNDS:

@@ -17,8 +17,9 @@ at its solo pace is worth what it would cost alone. With ``mu`` 0 only dollars p
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import combinations, islice, permutations
+from itertools import combinations, islice, permutations, product
 from math import ceil, gcd, inf
+from operator import mul
 from typing import Final, TypeAlias
 
 from msgspec import Struct
@@ -235,6 +236,12 @@ class Planner:
         return list(found)
 
 
+#: a pool's nodes, filled: how many, the load of the busiest, and each job's
+Filled: TypeAlias = tuple[int, Millis, tuple[tuple[int, ...], ...]]
+#: the value that it could have, tokens, rates, the turn that bounds allow, the least turn, each pool's filling
+Candidate: TypeAlias = tuple[float, int, tuple[int, ...], float, Millis, dict[PoolName, tuple[tuple[int, ...], ...]]]
+
+
 class _Tries:
     """The search for one plan."""
 
@@ -247,7 +254,9 @@ class _Tries:
         closed: Mapping[PoolName, frozenset[int]],
     ) -> None:
         self.planner, self.needs, self.seated, self.rooms, self.closed = planner, needs, seated, rooms, closed
-        self.pools = [pool for pool in rooms if any(dict(need.widths).get(pool) for need in needs)]
+        wanted = [pool for pool in rooms if any(dict(need.widths).get(pool) for need in needs)]
+        #: the dearest first: it fails soonest
+        self.pools = sorted(wanted, key=lambda pool: pool != planner.dearest)
         self.widths = [dict(need.widths) for need in needs]
         self.busy = {pool: [need.busy_ms(pool) for need in needs] for pool in self.pools}
         self.kept = {pool: [_kept(need, pool) for need in needs] for pool in self.pools}
@@ -255,6 +264,8 @@ class _Tries:
             pool: 1 + max((node for seats in seated.values() for node in seats.get(pool, ())), default=-1)
             for pool in self.pools
         }
+        self.wide = {pool: [widths.get(pool, 0) for widths in self.widths] for pool in self.pools}
+        self.most = {pool: self._most(pool) for pool in self.pools}
         self.worth = [planner.worth(need) for need in needs]
 
     def best(self) -> Plan | None:
@@ -279,42 +290,45 @@ class _Tries:
                 widths.get(pool, 0) * took / limit
                 for widths, took, limit in zip(self.widths, self.busy[pool], limits, strict=True)
             )
-            if work > self._most(pool) + 1e-9:
+            if work > self.most[pool] + 1e-9:
                 return False
         return all(need.round_ms <= limit for need, limit in zip(self.needs, limits, strict=True))
 
     def _most(self, pool: PoolName) -> int:
         """Nodes that a group may have of a pool. Of the dearest as its widest member has: two such are two groups."""
-        widths = [each.get(pool, 0) for each in self.widths]
+        widths = self.wide[pool]
         least = max(self.had[pool], *widths)
         if pool == self.planner.dearest:
             return int(min(least, self.had[pool] + self.rooms[pool].spare))
         return int(min(sum(widths), self.had[pool] + self.rooms[pool].spare))
 
-    def _candidates(
-        self,
-    ) -> Iterator[tuple[float, int, tuple[int, ...], float, Millis, dict[PoolName, tuple[tuple[int, ...], ...]]]]:
-        """The value that it could have, tokens, rates, the turn that bounds allow, the least turn, pools' fillings."""
+    def _candidates(self) -> Iterator[Candidate]:
+        """Rates at which nobody is late by his own doing, with every pool filled."""
         rounds = [need.round_ms for need in self.needs]
+        limits = [need.limit_ms or inf for need in self.needs]
         for counts in self.planner.rates(self.needs):
-            turn = min(
-                (count * need.limit_ms for count, need in zip(counts, self.needs, strict=True) if need.limit_ms),
-                default=inf,
-            )
-            longest = max(count * took for count, took in zip(counts, rounds, strict=True))
+            turn = min(map(mul, counts, limits))
+            longest = max(map(mul, counts, rounds))
             if longest > turn:
                 continue
-            filled = [list(self._fillings(pool, counts, turn)) for pool in self.pools]
-            if not all(filled):
-                continue
-            for chosen in _products(filled):
-                low = max(longest, *(load for _, load, _ in chosen))
-                price = sum(
-                    count * self.rooms[pool].price for pool, (count, _, _) in zip(self.pools, chosen, strict=True)
-                )
-                value = price - self._progress(counts, low)
-                fillings = {pool: seats for pool, (_, _, seats) in zip(self.pools, chosen, strict=True)}
-                yield value, sum(counts), counts, turn, low, fillings
+            filled: list[list[Filled]] = []
+            for pool in self.pools:
+                ways = list(self._fillings(pool, counts, turn))
+                if not ways:
+                    break
+                filled.append(ways)
+            else:
+                yield from self._combined(counts, turn, longest, filled)
+
+    def _combined(
+        self, counts: tuple[int, ...], turn: float, longest: Millis, filled: list[list[Filled]]
+    ) -> Iterator[Candidate]:
+        """Each way to fill a pool beside each of the others'."""
+        for chosen in product(*filled):
+            low = max(longest, *(load for _, load, _ in chosen))
+            price = sum(count * self.rooms[pool].price for pool, (count, _, _) in zip(self.pools, chosen, strict=True))
+            fillings = {pool: seats for pool, (_, _, seats) in zip(self.pools, chosen, strict=True)}
+            yield price - self._progress(counts, low), sum(counts), counts, turn, low, fillings
 
     def _progress(self, counts: Sequence[int], period: Millis) -> float:
         done = sum(
@@ -322,19 +336,22 @@ class _Tries:
         )
         return self.planner.mu * done / (period or 1)
 
-    def _fillings(
-        self, pool: PoolName, counts: Sequence[int], turn: float
-    ) -> Iterator[tuple[int, Millis, tuple[tuple[int, ...], ...]]]:
-        """Ways to fill a pool's nodes: how many, the load of the busiest, and each job's. The fewest nodes first."""
-        loads = [count * took for count, took in zip(counts, self.busy[pool], strict=True)]
+    def _fillings(self, pool: PoolName, counts: Sequence[int], turn: float) -> Iterator[Filled]:
+        """Ways to fill a pool's nodes, the fewest nodes first."""
+        loads = list(map(mul, counts, self.busy[pool]))
         if max(loads) > turn:
             return
-        widths = [each.get(pool, 0) for each in self.widths]
-        least = max(self.had[pool], *widths)
+        widths = self.wide[pool]
+        work = sum(map(mul, widths, loads))
+        least, most = max(self.had[pool], *widths), self.most[pool]
         if turn < inf:
-            least = max(least, ceil(sum(w * load for w, load in zip(widths, loads, strict=True)) / turn - 1e-9))
+            least = max(least, ceil(work / turn - 1e-9))
+        if most == 1 and least == 1 and min(widths) == 1 and not any(map(any, self.kept[pool])):
+            if 0 not in self.closed.get(pool, ()) or len(self.seated) == len(widths):
+                yield 1, work, ((0,),) * len(widths)
+            return
         more = 0
-        for nodes in range(least, self._most(pool) + 1):
+        for nodes in range(least, most + 1):
             found = 0
             for filling in _Filling(self, pool, widths, loads, nodes, turn).all():
                 yield filling
@@ -436,12 +453,12 @@ class _Filling:
                 loose.append(place)
         self.loose = sorted(loose, key=lambda place: (-widths[place] * loads[place], place))
 
-    def all(self) -> Iterator[tuple[int, Millis, tuple[tuple[int, ...], ...]]]:
+    def all(self) -> Iterator[Filled]:
         """Each way once."""
         if self.fits and self.opened <= self.nodes:
             yield from self._from(0, self.opened)
 
-    def _from(self, at: int, opened: int) -> Iterator[tuple[int, Millis, tuple[tuple[int, ...], ...]]]:
+    def _from(self, at: int, opened: int) -> Iterator[Filled]:
         if at == len(self.loose):
             if opened == self.nodes:
                 yield self.nodes, max(self.load, default=0), tuple(self.seats)
@@ -503,17 +520,6 @@ def numbered(
             known += [node for node in nodes if node not in known]
             seats[job][pool] = tuple(known.index(node) for node in nodes)
     return names, seats
-
-
-def _products(
-    filled: list[list[tuple[int, Millis, tuple[tuple[int, ...], ...]]]],
-) -> Iterator[tuple[tuple[int, Millis, tuple[tuple[int, ...], ...]], ...]]:
-    if not filled:
-        yield ()
-        return
-    for first in filled[0]:
-        for rest in _products(filled[1:]):
-            yield (first, *rest)
 
 
 def _kept(need: Need, pool: PoolName) -> tuple[int, int, int]:
