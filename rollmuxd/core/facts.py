@@ -46,6 +46,8 @@ class DaemonStarted(Fact, frozen=True, tag="daemon_started"):
     incarnation: int
     #: of every kind, so many ids are left out: they may have been given to things that this journal does not know
     ids_skipped: int = 0
+    #: and of processes' ids so many
+    launches_skipped: int = 0
 
 
 class LoopStalled(Fact, frozen=True, tag="loop_stalled"):

@@ -115,7 +115,8 @@ def start(c: Cycle, given: i.Start) -> Answer:
     """
     # A journal was restored: somebody may still ask by the ids that were given after its backup was made.
     restored = given.incarnation > c.state.incarnation and c.state.at > 0
-    c.fact(f.DaemonStarted(c.now, given.incarnation, IDS_SKIPPED if restored else 0))
+    skipped = IDS_SKIPPED if restored else 0
+    c.fact(f.DaemonStarted(c.now, given.incarnation, skipped, skipped))
     configure(c, given)
     c.soft.restart(c.state, c.now, c.config)
     for order in list(c.state.orders.values()):

@@ -173,7 +173,9 @@ class State(Struct):
     def _daemon_started(self, fact: f.DaemonStarted) -> None:
         self.incarnation = max(self.incarnation, fact.incarnation)
         if fact.ids_skipped:
-            self.minted = {prefix: self.minted.get(prefix, 0) + fact.ids_skipped for prefix in PREFIXES}
+            self.minted |= {prefix: self.minted.get(prefix, 0) + fact.ids_skipped for prefix in PREFIXES}
+        if fact.launches_skipped:
+            self.minted["l"] = self.minted.get("l", 0) + fact.launches_skipped
         for node in self.nodes.values():
             if node.status is NodeStatus.UP or node.status is NodeStatus.OCCUPIED:
                 node.status = NodeStatus.UNKNOWN
