@@ -194,11 +194,16 @@ def test_a_slot_is_told_of_under_the_mouse_and_when_it_is_chosen(screen: Screen)
 def test_all_of_it_goes_without_a_mouse(screen: Screen) -> None:
     screen.keyboard.press("g")
     assert screen.evaluate("document.activeElement.id") == "gantt"
-    span, to = screen.evaluate("[rollmux.gantt.span, rollmux.gantt.to]")
+    span = screen.evaluate("rollmux.gantt.span")
     screen.keyboard.press("+")
     assert screen.evaluate("rollmux.gantt.span") < span
+    assert screen.evaluate("rollmux.gantt.follows") is True
     screen.keyboard.press("ArrowLeft")
-    assert screen.evaluate("rollmux.gantt.to") < to
+    to = screen.evaluate("rollmux.gantt.to")
+    assert to < screen.evaluate("rollmux.now()")
+    assert screen.evaluate("rollmux.gantt.follows") is False
+    screen.keyboard.press("ArrowRight")
+    assert screen.evaluate("rollmux.gantt.to") > to
     screen.keyboard.press("End")
     assert screen.evaluate("rollmux.gantt.follows") is True
     screen.keyboard.press("ArrowDown")

@@ -452,6 +452,7 @@ function describe(history, fact) {
     case "job_guarded":
       return ["warn", `${job} is short of credit: it goes first, or to nodes of its own`];
     case "left_over_seen":
+      if (fact.mb <= fact.agreed_mb) return undefined;
       return ["warn", `${job}'s ${fact.pool} state leaves ${fact.mb / 1000} GB on each GPU of ${fact.node}; ${fact.agreed_mb / 1000} GB were agreed`];
     case "guard_ended":
       return ["ok", `${job} has earned its credit`];

@@ -26,14 +26,17 @@ export function slowdownBar(job) {
   const over = broken(job);
   const share = job.slo ? (SLO_AT * (job.slowdown - 1)) / (job.slo - 1 || 0.01) : (job.slowdown - 1) / 3;
   const width = `${(100 * Math.min(1, Math.max(0, share))).toFixed(1)}%`;
-  const track = h("span", { class: over ? "track over" : job.slo ? "track" : "track free" }, h("i", { style: { width } }));
+  const track = h("span", { class: over ? "track over" : job.slo && job.iterations >= JUDGED ? "track" : "track free" }, h("i", { style: { width } }));
   if (job.slo) track.append(h("s", { style: { left: `${100 * SLO_AT}%` } }));
   const text = `${number(job.slowdown, 2)}${job.slo ? ` of ${number(job.slo, 2)}` : ""}`;
   return h("span", { class: "slow", title: over ? "beyond its bound" : "" }, track, h("span", { class: over ? "bad" : "" }, over ? `▲ ${text}` : text));
 }
 
-/** Whether its bound is broken; which is judged from the eighth iteration on. */
-const broken = (job) => Boolean(job.slo) && job.slowdown !== null && job.slowdown > job.slo && job.iterations >= 8;
+/** From this iteration on a slowdown is judged. */
+const JUDGED = 8;
+
+/** Whether its bound is broken. */
+const broken = (job) => Boolean(job.slo) && job.slowdown !== null && job.slowdown > job.slo && job.iterations >= JUDGED;
 
 export function meter(value, most, left) {
   const share = (amount) => `${(100 * Math.min(1, most ? amount / most : 0)).toFixed(1)}%`;
@@ -89,7 +92,7 @@ export function jobsCard(app, counts) {
 
 export function savingCard(app) {
   const report = app.report;
-  const promised = app.jobs.filter((job) => job.slo && job.slowdown !== null && job.iterations >= 8 && job.status !== "ended");
+  const promised = app.jobs.filter((job) => job.slo && job.slowdown !== null && job.iterations >= JUDGED && job.status !== "ended");
   const keeps = promised.filter((job) => !broken(job)).length;
   const head = h("header", {}, h("h2", {}, "sharing"), h("span", { class: "dim small" }, report ? app.spanText() : ""));
   const slo = h("span", {}, "SLO kept by ", h("b", {}, promised.length ? `${number(keeps)} of ${number(promised.length)}` : "– (nobody has one that is judged yet)"));
@@ -140,7 +143,7 @@ export function trouble(app) {
     if (["quarantined", "lost"].includes(job.status)) found.push([job.status, null, job.reason, job.job]);
     else if (broken(job) && job.status !== "ended") {
       found.push(["lost", null, `slowdown ${number(job.slowdown, 2)}, beyond its bound of ${number(job.slo, 2)}`, job.job]);
-    } else if (job.slo && job.credit_s !== null && job.credit_s < 0 && job.status !== "ended") {
+    } else if (job.slo && job.credit_s !== null && job.credit_s < 0 && job.iterations >= JUDGED && job.status !== "ended") {
       found.push(["draining", null, `${seconds(-job.credit_s)} behind its bound of ${number(job.slo, 2)}`, job.job]);
     }
   }
