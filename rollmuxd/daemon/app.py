@@ -124,7 +124,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
             journal,
             clock,
             actuator.perform if settings.daemon.mode == "share" else partial(touching_no_process, actuator.perform),
-            await fill_in(settings.to_start(), backends),
+            await fill_in(settings.to_start(), backends, settings.daemon.state_dir / "inventories.json"),
             sinks=(
                 logs.fact_logger(lambda: driver.scheduler.state),
                 metrics.sink,

@@ -5,6 +5,7 @@ It decides nothing: it orders looks, and the core makes of them what it does.
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import anyio
@@ -60,11 +61,13 @@ class Observer:
             await anyio.sleep(self._every_s * self._rng.uniform(0.9, 1.1))
 
 
-async def fill_in(start: Start, backends: Mapping[str, Backend]) -> Start:
+async def fill_in(start: Start, backends: Mapping[str, Backend], kept: Path | None = None) -> Start:
     """The start, with what the configuration leaves out (RAM, GPU type and memory) as the hosts' inventories have it.
 
-    A host that cannot be reached keeps its gaps: nothing can be parked where no RAM is known.
+    A host that cannot be reached has what it had last time (``kept``: a file for it); one that never was keeps its
+    gaps: nothing can be parked where no RAM is known.
     """
+    before = _read(kept)
     inventories: dict[HostId, Inventory] = {}
 
     async def ask(host: HostSpec) -> None:
@@ -72,13 +75,25 @@ async def fill_in(start: Start, backends: Mapping[str, Backend]) -> Start:
             with anyio.fail_after(INVENTORY_S):
                 inventories[host.id] = await backends[host.backend].inventory(host.id)
         except Exception as error:
-            log.warning("no_inventory", host=host.id, reason=f"{type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {error}"
+            if host.id in before:
+                inventories[host.id] = before[host.id]
+                log.warning("inventory_of_before", host=host.id, reason=reason)
+            else:
+                remedy = (
+                    "nothing can be placed there before a restart, unless ram_gb, gpu_type and gpu_gb are configured"
+                )
+                log.warning("no_inventory", host=host.id, reason=reason, remedy=remedy)
 
     lacking = {node.host for node in start.nodes if not node.gpu_mb or not node.gpu_type}
     async with anyio.create_task_group() as tasks:
         for host in start.hosts:
             if not host.ram_mb or host.id in lacking:
                 tasks.start_soon(ask, host)
+    if kept is not None and inventories:
+        beside = kept.with_suffix(".new")
+        beside.write_bytes(msgspec.json.encode({**before, **inventories}))
+        beside.replace(kept)
 
     def filled_host(host: HostSpec) -> HostSpec:
         found = inventories.get(host.id)
@@ -102,3 +117,11 @@ async def fill_in(start: Start, backends: Mapping[str, Backend]) -> Start:
         nodes=tuple(filled_node(node) for node in start.nodes),
         incarnation=start.incarnation,
     )
+
+
+def _read(kept: Path | None) -> dict[HostId, Inventory]:
+    """What hosts had last time. A file that cannot be understood is none: it is only a help."""
+    try:
+        return msgspec.json.decode(kept.read_bytes(), type=dict[str, Inventory]) if kept is not None else {}
+    except (OSError, msgspec.MsgspecError):
+        return {}

@@ -61,3 +61,25 @@ async def test_what_the_settings_leave_out_comes_from_the_hosts_and_what_they_sa
 
     assert [host.ram_mb for host in filled.hosts] == [700_000, 5, 0]
     assert [(node.gpu_type, node.gpu_mb) for node in filled.nodes] == [("H20", 96_000), ("H800", 7), ("", 0)]
+
+
+async def test_a_host_that_is_away_has_what_it_had_last_time(tmp_path):
+    class Backend:
+        away = False
+
+        async def inventory(self, host):
+            if self.away:
+                raise ContactLost("no route to host")
+            return Inventory((GpuInfo("a/gpu0", "H20", 96_000),), 1_000_000)
+
+    backend = Backend()
+    start = Start(hosts=(HostSpec("a", "x", 0),), nodes=(NodeSpec("a/gpu0", "a", ("a/gpu0",), ("rollout",)),))
+    kept = tmp_path / "inventories.json"
+    filled = await fill_in(start, {"x": backend}, kept)
+    backend.away = True
+
+    assert await fill_in(start, {"x": backend}, kept) == filled
+    assert filled.hosts[0].ram_mb == 700_000
+    assert (await fill_in(start, {"x": backend}, tmp_path / "none.json")).hosts[0].ram_mb == 0
+    kept.write_text("{")
+    assert (await fill_in(start, {"x": backend}, kept)).hosts[0].ram_mb == 0
