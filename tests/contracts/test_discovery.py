@@ -48,6 +48,11 @@ def test_our_own_are_found_like_anybodys():
     assert installed("backend")["mock"].origin.startswith("rollmuxd-backend-mock ")
 
 
+@pytest.mark.parametrize("name", ["channel", "command", "cuda-checkpoint", "sglang", "vllm"])
+def test_ours_can_be_used(name):
+    assert installed("residency")[name].error is None
+
+
 def test_a_strangers_is_found_by_its_name(install):
     install("stranger", "[rollmuxd.backends]\nstranger = stranger_good:Good\n", "stranger_good", GOOD)
     assert "stranger" in names("backend")
@@ -70,8 +75,8 @@ def test_a_name_near_to_nothing_gets_no_guess():
         find_residency("tape")
     assert str(missing.value).startswith('residency driver "tape" is not installed (installed: ')
     assert str(missing.value).endswith("; pip install rollmuxd-tape")
-    with pytest.raises(NotInstalled, match="pip install rollmuxd-policy-loom"):
-        find_policy("loom")
+    with pytest.raises(NotInstalled, match="pip install rollmuxd-policy-tape"):
+        find_policy("tape")
 
 
 @pytest.mark.parametrize(

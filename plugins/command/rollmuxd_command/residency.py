@@ -48,6 +48,8 @@ class CommandResidency:
     which only admins may give. A verb without a command is done at once; of ``park`` there has to be one.
     """
 
+    #: of one that is not configured otherwise; a state without a probe is answered with "not known", which is honest
+    traits = DriverTraits(idempotent=False, probes=True)
     admin_options: ClassVar[frozenset[str]] = frozenset(VERBS)
 
     def __init__(
@@ -60,7 +62,6 @@ class CommandResidency:
         self._sets = dict(sets or {})
         self._limit_s = limit_s
         self._no_older = NoOlder()
-        #: a state without a command for it is answered with "not known", which is always honest
         self.traits = DriverTraits(idempotent=idempotent, probes=True)
 
     @classmethod

@@ -3,6 +3,9 @@
 The server is a fake that keeps SGLang 0.5.23's answers and oddities; sockets are real.
 """
 
+import importlib.util
+from pathlib import Path
+
 import anyio
 import pytest
 import pytest_asyncio
@@ -297,3 +300,27 @@ async def test_a_discard_releases_all_and_tells_who_has_to_end_it():
 def test_a_wrong_option_is_refused(options, said):
     with pytest.raises(ValueError, match=said):
         SglangResidency().check(StateSpec(pool="rollout", driver="sglang", options=tuple(options.items())))
+
+
+# ---- against the real one --------------------------------------------------------------------------------------------
+
+
+def test_an_installed_sglang_has_the_calls_that_are_made_and_the_oddities_that_are_minded():
+    found = importlib.util.find_spec("sglang")
+    if found is None or found.origin is None:
+        pytest.skip("sglang is not installed: what is asked of it was checked against the version in the how-to")
+    server, told, updater, tags = (
+        (Path(found.origin).parent / "srt" / file).read_text(encoding="utf-8")
+        for file in ("entrypoints/http_server.py", "managers/io_struct.py",
+                     "managers/scheduler_components/weight_updater.py", "constants.py")
+    )  # fmt: skip
+    for call in ("release_memory_occupation", "resume_memory_occupation", "pause_generation", "continue_generation",
+                 "update_weights_from_disk", "server_info", "model_info"):  # fmt: skip
+        said = f'"/{call}"'
+        assert said in server, said
+    for said in ('Literal["abort", "retract", "in_place"]', "keep_pause: bool", "tags: Optional[List[str]]"):
+        assert said in told, said
+    assert "self.offload_tags.remove(tag)" in updater, "to be resumed twice ends it"
+    assert "should be called only when server is idle" in updater
+    for tag in ("kv_cache", "weights", "cuda_graph"):
+        assert f'"{tag}"' in tags

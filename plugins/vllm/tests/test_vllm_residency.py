@@ -3,6 +3,9 @@
 The server is a fake that keeps vLLM 0.33.0's answers and oddities; sockets are real.
 """
 
+import importlib.util
+from pathlib import Path
+
 import anyio
 import pytest
 import pytest_asyncio
@@ -437,3 +440,29 @@ def test_urls_of_the_loopback_are_taken_and_others_where_the_operator_says_so():
 
 def test_only_admins_may_say_what_is_run():
     assert VllmResidency.admin_options == {"start", "stop"}
+
+
+# ---- against the real one --------------------------------------------------------------------------------------------
+
+
+def sources_of(package, *files):
+    """The text of files of an installed package, which is not imported: that would take a GPU and half a minute."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        pytest.skip(f"{package} is not installed: what is asked of it was checked against the version in the how-to")
+    return [(Path(found.origin).parent / file).read_text(encoding="utf-8") for file in files]
+
+
+def test_an_installed_vllm_has_the_calls_that_are_made_and_the_words_that_are_read():
+    sleep, rpc, loggers, core = sources_of(
+        "vllm", "entrypoints/serve/dev/sleep/api_router.py", "entrypoints/serve/dev/rpc/api_router.py",
+        "v1/metrics/loggers.py", "v1/engine/core.py",
+    )  # fmt: skip
+    for said in ('post("/sleep")', 'post("/wake_up")', 'get("/is_sleeping")', "Query(ge=0, le=2)", "mode: Annotated",
+                 'getlist("tags")', '"is_sleeping": is_sleeping'):  # fmt: skip
+        assert said in sleep, said
+    assert 'post("/collective_rpc")' in rpc
+    assert 'body.get("method")' in rpc
+    for said in ('"vllm:engine_sleep_state"', '["awake", "weights_offloaded", "discard_all"]'):
+        assert said in loggers, said
+    assert "is_scheduler_paused() or self.model_executor.is_sleeping" in core, "a pause counts as sleeping, too"
