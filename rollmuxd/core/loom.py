@@ -59,8 +59,8 @@ TRIPLES_UP_TO: Final = 40
 UNIONS: Final = 400
 #: up to so many groups all pairs are looked at; beyond, so many that have changed, each beside all others
 GROUPS_MATCHED, GROUPS_CHANGED = 40, 4
-#: groups that are looked at between two yields, and unions that are remembered
-GROUPS_A_STEP, REMEMBERED = 50, 50_000
+#: groups, and unions of them, that are looked at between two yields; and unions that are remembered
+GROUPS_A_STEP, UNIONS_A_STEP, REMEMBERED = 50, 200, 50_000
 #: an unsuccessful look at a union is repeated when the time over which it would have to pay has grown so much
 AGAIN: Final = 1.25
 HOUR_MS: Final = 3_600_000
@@ -394,7 +394,8 @@ class Loom(RollMux):
             if size == 3 and sum(len(crew.seats) for crew in crews) > TRIPLES_UP_TO:
                 break
             best: Scheme | None = None
-            for hours, union, key in self._unions(search, crews, ages, size):
+            unions = yield from self._unions(search, crews, ages, size)
+            for hours, union, key in unions:
                 found = yield from search.regroup(union, hours)
                 yield
                 if found is None:
@@ -407,14 +408,16 @@ class Loom(RollMux):
 
     def _unions(
         self, search: Search, crews: Sequence[Crew], ages: Mapping[int, float], size: int
-    ) -> list[tuple[float, list[Crew], tuple[object, ...]]]:
+    ) -> Generator[None, None, list[tuple[float, list[Crew], tuple[object, ...]]]]:
         """Groups to be looked at together, those with most to win first."""
         found: list[tuple[float, int, float, list[Crew], tuple[object, ...]]] = []
         cheapest = {
             crew.group: min((search.costs[job] for job in crew.seats if job in search.costs), default=None)
             for crew in crews
         }
-        for union in self._near(crews, size):
+        for looked, union in enumerate(self._near(crews, size)):
+            if looked % UNIONS_A_STEP == UNIONS_A_STEP - 1:
+                yield
             costs = [cost for crew in union if (cost := cheapest[crew.group]) is not None]
             hours = horizon_hours([ages[job] for crew in union for job in crew.seats])
             least = search.planner.least([job for crew in union for job in crew.seats])

@@ -21,7 +21,7 @@ from rollmuxd.core.model import GroupId, NodeId, PoolName
 #: jobs of the groups that are partitioned together, at most
 UNION_JOBS = 12
 #: sets of jobs that are planned between two yields
-PLANS_A_STEP = 4
+PLANS_A_STEP = 2
 #: sets that are looked at, and partial partitions that are tried, for one union at most
 SETS, PARTIALS = 1_500, 4_000
 #: partitions begin with the parts of these; and stayers are chosen among so many at most

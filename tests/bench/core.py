@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from figures import Json, Rounds, at_least, at_most, median, quantile, say, short
+from msgspec.structs import replace
 from world import CONFIG, World, inventory, job_spec
 
 from rollmuxd.core import invariants
@@ -17,7 +18,8 @@ from rollmuxd.core.cycle import NOTHING
 from rollmuxd.core.decision import Decision
 from rollmuxd.core.facts import SlotWithdrawn
 from rollmuxd.core.inputs import Input, RegisterJob
-from rollmuxd.core.model import Job, JobSpec, Millis
+from rollmuxd.core.loom import Loom
+from rollmuxd.core.model import Job, JobSpec, Millis, Movable
 from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
@@ -28,6 +30,8 @@ JOBS_A_GROUP: Final = 5
 TURNS, BEATS = 12, 28
 #: jobs that are placed already, when one more comes
 RESIDENTS: Final = (100, 500, 1_000, 2_000)
+#: steps of a search for moves that are timed, at most
+REGROUP_STEPS: Final = 1_500
 #: as many as 2,000 jobs need, and a few that stay free
 ROLLOUT_NODES, TRAIN_NODES = 1_400, 850
 #: production mix: seconds of rollout and train, nodes of each, and share of the jobs
@@ -54,10 +58,13 @@ def run(budget_s: float, *, small: bool = False) -> Json:
     found["placement"] = placement(0.25 * budget_s, RESIDENTS[:2] if small else RESIDENTS)
     most = max(found["placement"], key=int)
     found[f"placement_ms_{most}"] = found["placement"][most]["p50_ms"]
+    loom = found["placement"][most]["loom"]
     found["targets"] = {
         "inputs_per_s": at_least(found["inputs_per_s"], 50_000),
         "slot_cycle_per_s": at_least(found["slot_cycle_per_s"], 15_000),
         f"placement_ms_{most}": at_most(found[f"placement_ms_{most}"], 10),
+        f"loom_placement_mean_ms_{most}": at_most(loom["mean_ms"], 20),
+        f"loom_regroup_step_ms_{most}": at_most(loom["regroup_step_max_ms"], 20),
     }
     return found
 
@@ -182,7 +189,41 @@ def placement(budget_s: float, residents: Sequence[int]) -> Json:
         say(f"core: {number} jobs are placed, in {groups} groups ({time.monotonic() - began:.1f} s more)")
         assert not core.state.waiting, f"{len(core.state.waiting)} jobs found no place"
         found[str(number)] = _one_more(budget_s / len(residents), core, policy, newcomers)
+    found[str(residents[-1])]["loom"] = _woven(budget_s / len(residents), core.state, newcomers)
     return found
+
+
+def _woven(budget_s: float, state: State, arrive: Callable[[], JobSpec]) -> Json:
+    """The same groups, and loom: one more job, and a whole search for moves, step by step."""
+    policy = Loom(objective="cost")
+    took: list[float] = []
+    for number in Rounds(budget_s, least=20, most=200):
+        job = Job("new", "team", "someone", arrive(), state.at)
+        if number == 0:
+            policy.place(state, job)
+        began = time.thread_time()
+        policy.place(state, job)
+        took.append(time.thread_time() - began)
+    for job in state.jobs.values():  # everybody may be moved, and can afford it
+        job.spec = replace(job.spec, movable=Movable.WARM)
+        job.progress.solo_ms, job.progress.elapsed_ms = 36_000_000, 0
+    steps: list[float] = []
+    search, over = policy.regroup(state, state.at + 36_000_000), object()
+    while len(steps) < REGROUP_STEPS:
+        began = time.thread_time()
+        found = next(search, over)
+        steps.append(time.thread_time() - began)
+        if found is not None:  # a move; or the search is over
+            break
+    say(f"core: loom places one in {1000 * sum(took) / len(took):.1f} ms, and looks for moves in {len(steps)} steps")
+    return {
+        "mean_ms": short(1000 * sum(took) / len(took)),
+        "p99_ms": short(1000 * quantile(took, 0.99)),
+        "samples": len(took),
+        "regroup_steps": len(steps),
+        "regroup_step_p50_ms": short(1000 * quantile(steps, 0.5)),
+        "regroup_step_max_ms": short(1000 * max(steps)),
+    }
 
 
 def _one_more(budget_s: float, core: Scheduler, policy: RollMux, arrive: Callable[[], JobSpec]) -> Json:

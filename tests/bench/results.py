@@ -266,6 +266,74 @@ def _paper(outcomes: Sequence[Outcome]) -> list[Outcome]:
     return [outcome for outcome in outcomes if outcome.accounting == "paper"]
 
 
+def _row(name: str, row: dict[str, Any], solo: dict[str, Any], moves: float) -> list[str]:
+    """A policy's figures in both accountings, against dedicated pools."""
+    paper, work = row["paper"], row["work"]
+    return [
+        f"`{name}`", spread(paper["cost_per_hour"]),
+        f"{paper['cost_per_hour']['mean'] / solo['paper']['cost_per_hour']['mean']:.3f}",
+        percent(paper["slo_attainment"]), f"{paper['slowdown']['mean']:.2f}", f"{moves:.0f}",
+        f"{work['total_cost'] / 1000:.1f}", f"{solo['work']['total_cost'] / work['total_cost']:.2f} x",
+        f"{work['mean_completion_s'] / 3600:.1f}", percent(work["slo_attainment"]),
+    ]  # fmt: skip
+
+
+_WOVEN: Final = ["$/h", "of Solo-D", "SLO kept", "slowdown", "moves", "work: k$", "work: Solo-D / it",
+                 "work: mean job h", "work: SLO kept"]  # fmt: skip
+
+
+def _moves(outcomes: Sequence[Outcome], name: str) -> float:
+    mine = [outcome for outcome in _paper(outcomes) if outcome.contender == name]
+    return statistics.mean(sum(job.moves for job in outcome.jobs) for outcome in mine)
+
+
+def loom() -> str:
+    """The production trace: wheels, regrouping by pairs; both accountings."""
+    outcomes = compared("weave-production", "solo,rollmux-unpruned,loom-greedy,loom-rr,loom-pairs", seeds=3)
+    rows = by_policy(outcomes)
+    told = [_row(name, row, rows["solo"], _moves(outcomes, name)) for name, row in rows.items()]
+    return grid(["policy", *_WOVEN], told)
+
+
+def loom_triples() -> str:
+    """The same with triples, one draw: 300 s and 30 s a move, and with a price on progress."""
+    outcomes = compared("weave-production", "solo,loom,loom-warm,loom-work", seeds=1)
+    rows = by_policy(outcomes)
+    told = [_row(name, row, rows["solo"], _moves(outcomes, name)) for name, row in rows.items()]
+    return grid(["policy", *_WOVEN], told)
+
+
+def loom_classes() -> str:
+    """Traces that nothing was tuned on: the paper's synthetic classes, and 32B jobs counted honestly."""
+    told = []
+    for workload, bound in (("mixed", "0.60"), ("BL", "0.56"), ("RH", "0.46"), ("TH", "0.83"),
+                            ("weave-production-honest", "-")):  # fmt: skip
+        outcomes = compared(workload, "solo,rollmux-unpruned,loom-greedy,loom-pairs", seeds=1)
+        rows = by_policy(outcomes)
+        for name in ("rollmux-unpruned", "loom-greedy", "loom-pairs"):
+            goal = bound if name == "loom-pairs" else "-"
+            told.append([workload, *_row(name, rows[name], rows["solo"], _moves(outcomes, name)), goal])
+    return grid(["trace", "policy", *_WOVEN, "target"], told)
+
+
+def loom_owned() -> str:
+    """Nineteen nodes of each pool, and jobs that wait: how long they take."""
+    told = []
+    for nodes in (19, 12):
+        outcomes = compared(
+            "weave-production", "solo,rollmux,rollmux-unpruned,loom-greedy,loom-owned", seeds=2,
+            nodes={"rollout": nodes, "train": nodes},
+        )  # fmt: skip
+        for name, row in by_policy(outcomes).items():
+            work = row["work"]
+            told.append([
+                f"{nodes} + {nodes}", f"`{name}`", f"{work['mean_completion_s'] / 3600:.1f}",
+                f"{work['mean_wait_s'] / 3600:.1f}", f"{work['slowdown']['mean']:.2f}",
+                f"{work['total_cost'] / 1000:.1f}", percent(work["slo_attainment"]),
+            ])  # fmt: skip
+    return grid(["nodes", "policy", "mean job h", "mean wait h", "slowdown", "k$ of nodes in use", "SLO kept"], told)
+
+
 SECTIONS: Final[dict[str, Callable[[], str]]] = {
     "targets": targets,
     "production": production,
@@ -275,6 +343,10 @@ SECTIONS: Final[dict[str, Callable[[], str]]] = {
     "tails": tails,
     "sensitivity": sensitivity,
     "noise": noise,
+    "loom": loom,
+    "loom-triples": loom_triples,
+    "loom-classes": loom_classes,
+    "loom-owned": loom_owned,
 }
 
 
