@@ -4,7 +4,11 @@ import { pathToFileURL } from "node:url";
 
 const folder = process.argv[2];
 const load = (name) => import(pathToFileURL(`${folder}/${name}`).href);
-const [{ History }, { Lanes, eachBar }, { usage }] = await Promise.all([load("history.js"), load("lanes.js"), load("measure.js")]);
+const [{ History }, { Lanes, eachBar }, { usage }] = await Promise.all([
+  load("history.js"),
+  load("lanes.js"),
+  load("measure.js"),
+]);
 
 const given = JSON.parse(readFileSync(0, "utf8"));
 const history = new History();
@@ -26,7 +30,9 @@ const found = given.at.map((at) => {
     nodes[node] = {
       held: bars.sort(),
       status: covering(lane.backs, at).map(({ status }) => status),
-      kept: covering(lane.kept, at).map(({ job, pool, status }) => `${job} ${pool} ${status}`).sort(),
+      kept: covering(lane.kept, at)
+        .map(({ job, pool, status }) => `${job} ${pool} ${status}`)
+        .sort(),
       placed: covering(lanes.allocated(node), at).length,
     };
   }
@@ -34,7 +40,10 @@ const found = given.at.map((at) => {
   for (const { job } of given.jobs) jobs[job] = covering(lanes.job(job).backs, at).map(({ status }) => status);
   return { nodes, jobs };
 });
-const shares = given.usage && usage(lanes, given.usage.pools, given.usage.from, given.usage.to, given.usage.count, given.usage.to);
+const shares =
+  given.usage && usage(lanes, given.usage.pools, given.usage.from, given.usage.to, given.usage.count, given.usage.to);
 const lists = [history.nodes, history.jobs, history.states, history.placements].flatMap((map) => [...map.values()]);
 const marks = [...lists, ...[...history.slots.values()].map((slot) => slot.parts), history.starts].flat().length;
-process.stdout.write(JSON.stringify({ found, shares: shares && Object.fromEntries(shares), events: history.events.length, marks }));
+process.stdout.write(
+  JSON.stringify({ found, shares: shares && Object.fromEntries(shares), events: history.events.length, marks }),
+);

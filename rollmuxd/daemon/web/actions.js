@@ -16,7 +16,8 @@ const at = (path, thing) => `/v1/${path}/${thing.split("/").map(encodeURICompone
 export const ACTIONS = {
   pause: {
     label: "Pause",
-    not: (me, job) => acts(me, job) || (["waiting", "probing", "admitted", "moving"].includes(job.status) ? "" : `it is ${job.status}`),
+    not: (me, job) =>
+      acts(me, job) || (["waiting", "probing", "admitted", "moving"].includes(job.status) ? "" : `it is ${job.status}`),
     ask: (job) => `${job.name} lets its running slot end, and gets no other until it is resumed. It keeps its place.`,
     call: (api, job) => api.call("POST", `${at("jobs", job.job)}/pause`),
   },
@@ -37,15 +38,18 @@ export const ACTIONS = {
     danger: true,
     why: true,
     not: (me, job) => acts(me, job) || (job.status === "ended" ? "it has ended" : ""),
-    ask: (job) => `${job.name} ends now, and all that it holds is freed once it was seen clear. What it has not saved is lost.`,
+    ask: (job) =>
+      `${job.name} ends now, and all that it holds is freed once it was seen clear. What it has not saved is lost.`,
     call: (api, job, { reason }) => api.call("DELETE", at("jobs", job.job), reason ? { reason } : {}),
   },
   revoke: {
     label: "Revoke",
     danger: true,
     why: true,
-    not: (me, slot) => admins(me) || (["running", "tail", "loading"].includes(slot.status) ? "" : `it is ${slot.status}`),
-    ask: (slot) => `Slot ${slot.id} of ${slot.name} is taken away now. Its GPUs go to nobody until they were seen clear.`,
+    not: (me, slot) =>
+      admins(me) || (["running", "tail", "loading"].includes(slot.status) ? "" : `it is ${slot.status}`),
+    ask: (slot) =>
+      `Slot ${slot.id} of ${slot.name} is taken away now. Its GPUs go to nobody until they were seen clear.`,
     call: (api, slot, { reason }) => api.call("POST", `${at("slots", slot.id)}/revoke`, reason ? { reason } : {}),
   },
   drain: {
@@ -53,12 +57,15 @@ export const ACTIONS = {
     why: true,
     evict: "end the jobs that are placed on it",
     not: (me, node) => admins(me) || (["draining", "drained"].includes(node.status) ? `it is ${node.status}` : ""),
-    ask: (node) => `Nothing new starts on ${node.node}. What runs comes to its end, states are parked, and then it is drained.`,
-    call: (api, node, { reason, evict }) => api.call("POST", `${at("nodes", node.node)}/drain`, { evict, ...(reason ? { reason } : {}) }),
+    ask: (node) =>
+      `Nothing new starts on ${node.node}. What runs comes to its end, states are parked, and then it is drained.`,
+    call: (api, node, { reason, evict }) =>
+      api.call("POST", `${at("nodes", node.node)}/drain`, { evict, ...(reason ? { reason } : {}) }),
   },
   undrain: {
     label: "Undrain",
-    not: (me, node) => admins(me) || (["draining", "drained"].includes(node.status) ? "" : `it is ${node.status}, and not drained`),
+    not: (me, node) =>
+      admins(me) || (["draining", "drained"].includes(node.status) ? "" : `it is ${node.status}, and not drained`),
     ask: (node) => `${node.node} may be used again.`,
     call: (api, node) => api.call("POST", `${at("nodes", node.node)}/undrain`),
   },
@@ -67,8 +74,10 @@ export const ACTIONS = {
     danger: true,
     why: true,
     not: (me, node) => admins(me) || (node.status === "quarantined" ? "" : `it is ${node.status}, and not quarantined`),
-    ask: (node) => `You say that nothing of any job is left on the GPUs of ${node.node}. If something is, two jobs will meet there.`,
-    call: (api, node, { reason }) => api.call("POST", `${at("nodes", node.node)}/declare-clear`, reason ? { reason } : {}),
+    ask: (node) =>
+      `You say that nothing of any job is left on the GPUs of ${node.node}. If something is, two jobs will meet there.`,
+    call: (api, node, { reason }) =>
+      api.call("POST", `${at("nodes", node.node)}/declare-clear`, reason ? { reason } : {}),
   },
 };
 

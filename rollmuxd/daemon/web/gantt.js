@@ -323,7 +323,12 @@ export class Gantt {
     const [left, end] = [this.xOf(bar.t0), this.xOf(Math.min(bar.t1, this.now))];
     to.strokeStyle = this.look.marks.get("--text");
     to.lineWidth = 1.5;
-    to.strokeRect(left - 0.5, top + bar.top * height - 0.5, Math.max(3, end - left) + 1, Math.max(3, bar.share * height) + 1);
+    to.strokeRect(
+      left - 0.5,
+      top + bar.top * height - 0.5,
+      Math.max(3, end - left) + 1,
+      Math.max(3, bar.share * height) + 1,
+    );
   }
 
   _text(text, x, top, height, width, colour) {

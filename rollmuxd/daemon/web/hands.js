@@ -119,7 +119,8 @@ function focusRow(gantt, step) {
   gantt.focused = index;
   const row = gantt.rows[index];
   if (row.top < gantt.scrolled) gantt.scrolled = row.top;
-  if (row.top + row.height > gantt.scrolled + gantt.height - gantt.axis) gantt.scrolled = row.top + row.height - gantt.height + gantt.axis;
+  if (row.top + row.height > gantt.scrolled + gantt.height - gantt.axis)
+    gantt.scrolled = row.top + row.height - gantt.height + gantt.axis;
   gantt.clampScroll();
   chooseLast(gantt);
 }

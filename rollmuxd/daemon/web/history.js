@@ -197,7 +197,8 @@ export class History {
   }
 
   _touch(slot) {
-    for (const { gpus } of slot.tries) if (gpus !== undefined) for (const gpu of gpus) this.touchedNodes.add(this.nodeOf.get(gpu));
+    for (const { gpus } of slot.tries)
+      if (gpus !== undefined) for (const gpu of gpus) this.touchedNodes.add(this.nodeOf.get(gpu));
     for (const node of slot.nodes.keys()) this.touchedNodes.add(node);
     if (slot.job !== undefined) this.touchedJobs.add(slot.job);
   }
@@ -215,14 +216,30 @@ export class History {
   _mark(marks, thing, fact, status, touched) {
     const list = marks.get(thing) ?? [];
     marks.set(thing, list);
-    insert(list, { seq: fact.seq, at: fact.at, kind: fact.fact, status, reason: fact.reason ?? (fact.by ? `by ${fact.by}` : "") });
+    insert(list, {
+      seq: fact.seq,
+      at: fact.at,
+      kind: fact.fact,
+      status,
+      reason: fact.reason ?? (fact.by ? `by ${fact.by}` : ""),
+    });
     touched?.add(thing);
   }
 
   _note(fact, [level, text, about = {}]) {
     if (this._seen.has(fact.seq)) return;
     this._seen.add(fact.seq);
-    insert(this.events, { seq: fact.seq, at: fact.at, kind: fact.fact, level, text, job: fact.job, node: fact.node, slot: fact.slot, ...about });
+    insert(this.events, {
+      seq: fact.seq,
+      at: fact.at,
+      kind: fact.fact,
+      level,
+      text,
+      job: fact.job,
+      node: fact.node,
+      slot: fact.slot,
+      ...about,
+    });
   }
 }
 
@@ -300,7 +317,11 @@ for (const [kind, how] of Object.entries(ENDINGS)) {
     history._touch(slot);
   };
 }
-for (const [kind, how] of Object.entries({ order_ended: "done", order_faulted: "failed", order_contact_lost: "no contact" })) {
+for (const [kind, how] of Object.entries({
+  order_ended: "done",
+  order_faulted: "failed",
+  order_contact_lost: "no contact",
+})) {
   HANDLERS[kind] = (history, fact) => {
     const order = history._order(fact.order);
     if (how === "no contact" && order.ended !== undefined) return; // its end came after all
@@ -323,11 +344,18 @@ function tried(history, fact) {
 /** A fact about which nodes are a job's. */
 function pinned(history, fact) {
   const nodes = fact.pins === undefined ? undefined : [...new Set(Object.values(fact.pins).flat())];
-  insert(of(history.placements, fact.job, Array), { seq: fact.seq, at: fact.at, kind: fact.fact, nodes, node: fact.node });
+  insert(of(history.placements, fact.job, Array), {
+    seq: fact.seq,
+    at: fact.at,
+    kind: fact.fact,
+    nodes,
+    node: fact.node,
+  });
   history.placed += 1;
   for (const node of nodes ?? [fact.node]) if (node !== undefined) history.touchedNodes.add(node);
   // Where else it was will be known from its other facts: what it left there is gone from now on.
-  for (const slot of history.slotsOfJob.get(fact.job) ?? []) for (const node of slot.nodes.keys()) history.touchedNodes.add(node);
+  for (const slot of history.slotsOfJob.get(fact.job) ?? [])
+    for (const node of slot.nodes.keys()) history.touchedNodes.add(node);
   history.touchedJobs.add(fact.job);
 }
 
@@ -356,7 +384,9 @@ export function statusOf(slot) {
   if (slot.over !== undefined) return slot.how ?? "over";
   if (slot.ended !== undefined) return slot.how === "released" ? "released" : "reclaiming";
   if (slot.granted !== undefined) {
-    const now = slot.parts.length ? slot.parts[slot.parts.length - 1].gpus.length < (slot.gpus?.length ?? 0) : slot.tail;
+    const now = slot.parts.length
+      ? slot.parts[slot.parts.length - 1].gpus.length < (slot.gpus?.length ?? 0)
+      : slot.tail;
     return now ? "tail" : "running";
   }
   return slot.claimed === undefined ? "queued" : "loading";
@@ -385,7 +415,10 @@ function describe(history, fact) {
     const slot = history.slots.get(fact.slot);
     return slot?.job === undefined ? `slot ${fact.slot}` : `${name(slot.job)}'s ${slot.phase} slot ${fact.slot}`;
   };
-  const about = () => ({ job: history.slots.get(fact.slot)?.job, node: [...(history.slots.get(fact.slot)?.nodes.keys() ?? [])][0] });
+  const about = () => ({
+    job: history.slots.get(fact.slot)?.job,
+    node: [...(history.slots.get(fact.slot)?.nodes.keys() ?? [])][0],
+  });
   const why = fact.reason ? `: ${fact.reason}` : "";
   const by = fact.by ? ` by ${fact.by}` : "";
   switch (fact.fact) {
@@ -453,22 +486,34 @@ function describe(history, fact) {
       return ["warn", `${job} is short of credit: it goes first, or to nodes of its own`];
     case "left_over_seen":
       if (fact.mb <= fact.agreed_mb) return undefined;
-      return ["warn", `${job}'s ${fact.pool} state leaves ${fact.mb / 1000} GB on each GPU of ${fact.node}; ${fact.agreed_mb / 1000} GB were agreed`];
+      return [
+        "warn",
+        `${job}'s ${fact.pool} state leaves ${fact.mb / 1000} GB on each GPU of ${fact.node}; ${fact.agreed_mb / 1000} GB were agreed`,
+      ];
     case "guard_ended":
       return ["ok", `${job} has earned its credit`];
     case "slot_overstays":
-      return ["warn", `${slotOf()} runs for ${Math.round(fact.ran_ms / 1000)} s, longer than the ${Math.round(fact.bound_ms / 1000)} s expected`, about()];
+      return [
+        "warn",
+        `${slotOf()} runs for ${Math.round(fact.ran_ms / 1000)} s, longer than the ${Math.round(fact.bound_ms / 1000)} s expected`,
+        about(),
+      ];
     case "slot_shrunk":
       return ["info", `${slotOf()} goes on on ${fact.kept.length} GPUs: its tail`, about()];
     case "order_faulted":
     case "order_contact_lost": {
       const order = history.orders.get(fact.order) ?? {};
-      const what = order.kind ? `to ${order.kind} ${name(order.job)}'s ${order.pool} state on ${order.node}` : fact.order;
+      const what = order.kind
+        ? `to ${order.kind} ${name(order.job)}'s ${order.pool} state on ${order.node}`
+        : fact.order;
       const ended = fact.fact === "order_faulted" ? "failed" : "was not heard of again";
       return ["bad", `the order ${what} ${ended}: ${fact.error}`, { job: order.job, node: order.node }];
     }
     case "audited":
-      return ["info", `${fact.who} (${fact.role || "nobody"}): ${fact.action.replaceAll("_", " ")} ${fact.about ?? ""}${why}`];
+      return [
+        "info",
+        `${fact.who} (${fact.role || "nobody"}): ${fact.action.replaceAll("_", " ")} ${fact.about ?? ""}${why}`,
+      ];
     default:
       return undefined;
   }

@@ -21,20 +21,35 @@ export class JobPage {
     this.times = h("div", { class: "pad" });
     this.figures = h("div", { class: "pad" });
     this.events = h("ol", { class: "events" });
-    const canvas = h("canvas", { tabindex: 0, role: "application", "aria-label": "Timeline of this job and its nodes", id: "job-gantt" });
+    const canvas = h("canvas", {
+      tabindex: 0,
+      role: "application",
+      "aria-label": "Timeline of this job and its nodes",
+      id: "job-gantt",
+    });
     this.tip = h("div", { class: "tip", hidden: true });
     this.box = h("div", { class: "canvas", style: { height: "170px" } }, canvas, this.tip);
     this.slots = this._slotTable();
     fill(
       host,
       this.head,
-      h("div", { class: "cols" }, panel("Why", this.because), panel("Slowdown", this.figures), panel("Times of its phases", this.times)),
+      h(
+        "div",
+        { class: "cols" },
+        panel("Why", this.because),
+        panel("Slowdown", this.figures),
+        panel("Times of its phases", this.times),
+      ),
       h("section", { class: "panel" }, h("h2", {}, "Timeline, with its nodes"), this.box),
       h("div", { class: "cols" }, panel("Slots", this.slots.element), panel("Events", this.events)),
     );
     this.gantt = new Gantt(
       canvas,
-      { ...app.look(), labelOf: (bar) => (bar.job === id ? (bar.slot?.phase ?? "") : app.nameOf(bar.job)), colourOf: (bar) => (bar.job === id ? app.marks.of(id) : app.marks.get("--faint")) },
+      {
+        ...app.look(),
+        labelOf: (bar) => (bar.job === id ? (bar.slot?.phase ?? "") : app.nameOf(bar.job)),
+        colourOf: (bar) => (bar.job === id ? app.marks.of(id) : app.marks.get("--faint")),
+      },
       {
         moved: (from) => app.wantBack(from),
         over: (hit, x, y) => app.showTip(this.tip, this.box, hit, x, y),
@@ -62,7 +77,12 @@ export class JobPage {
   /** Time has gone on, or there is news. */
   draw({ news = true } = {}) {
     if (this.error && !this.job) {
-      fill(this.head, h("a", { href: "#/" }, "← Overview"), h("h1", {}, this.id), h("span", { class: "bad" }, this.error));
+      fill(
+        this.head,
+        h("a", { href: "#/" }, "← Overview"),
+        h("h1", {}, this.id),
+        h("span", { class: "bad" }, this.error),
+      );
       return;
     }
     if (!this.job) return;
@@ -79,10 +99,33 @@ export class JobPage {
 
   _head() {
     const { app, job } = this;
-    const chip = (name, value) => (value === "" || value === null || value === undefined ? null : h("span", { class: "chip" }, `${name} `, h("b", {}, String(value))));
-    const status = h("span", { class: "chip" }, glyph(job.status), " ", h("b", {}, job.status), job.admission ? `, ${job.admission}` : "");
+    const chip = (name, value) =>
+      value === "" || value === null || value === undefined
+        ? null
+        : h("span", { class: "chip" }, `${name} `, h("b", {}, String(value)));
+    const status = h(
+      "span",
+      { class: "chip" },
+      glyph(job.status),
+      " ",
+      h("b", {}, job.status),
+      job.admission ? `, ${job.admission}` : "",
+    );
     const focused = document.activeElement?.dataset?.action;
-    fill(this.head, h("a", { href: "#/" }, "← Overview"), h("h1", {}, job.name), status, chip("id", job.job), chip("of", `${job.owner}/${job.user}`), chip("run", job.run), chip("group", job.group), chip("priority", job.priority || ""), chip("now", app.doing(job)), h("span", { class: "grow" }), buttons(app, ["pause", "resume", "reinstate", "end"], job, () => this._acted()));
+    fill(
+      this.head,
+      h("a", { href: "#/" }, "← Overview"),
+      h("h1", {}, job.name),
+      status,
+      chip("id", job.job),
+      chip("of", `${job.owner}/${job.user}`),
+      chip("run", job.run),
+      chip("group", job.group),
+      chip("priority", job.priority || ""),
+      chip("now", app.doing(job)),
+      h("span", { class: "grow" }),
+      buttons(app, ["pause", "resume", "reinstate", "end"], job, () => this._acted()),
+    );
     if (focused) this.head.querySelector(`[data-action="${focused}"]`)?.focus();
   }
 
@@ -95,8 +138,23 @@ export class JobPage {
     const sentences = why?.sentences ?? [];
     fill(
       this.because,
-      h("ul", { class: "sentences" }, sentences.length ? sentences.map((text) => h("li", {}, text)) : h("li", { class: "dim" }, job.reason || "nothing to be said")),
-      why?.wishes?.length ? [h("h3", {}, "It would start now with"), h("ul", { class: "sentences" }, why.wishes.map((wish) => h("li", {}, wish.text)))] : null,
+      h(
+        "ul",
+        { class: "sentences" },
+        sentences.length
+          ? sentences.map((text) => h("li", {}, text))
+          : h("li", { class: "dim" }, job.reason || "nothing to be said"),
+      ),
+      why?.wishes?.length
+        ? [
+            h("h3", {}, "It would start now with"),
+            h(
+              "ul",
+              { class: "sentences" },
+              why.wishes.map((wish) => h("li", {}, wish.text)),
+            ),
+          ]
+        : null,
       job.waiting ? h("p", { class: "dim" }, `position ${job.waiting.position} of those who wait for a place`) : null,
     );
   }
@@ -107,9 +165,25 @@ export class JobPage {
       this.figures,
       pairs([
         ["slowdown", slowdownBar(job)],
-        ["promise", job.promised ? `kept at ${number(job.slo, 2)}` : job.slo ? `asked for ${number(job.slo, 2)}, not promised` : "none: best effort"],
+        [
+          "promise",
+          job.promised
+            ? `kept at ${number(job.slo, 2)}`
+            : job.slo
+              ? `asked for ${number(job.slo, 2)}, not promised`
+              : "none: best effort",
+        ],
         ["planned", job.planned_slowdown === null ? undefined : number(job.planned_slowdown, 2)],
-        ["credit", job.credit_s === null ? undefined : h("span", { class: job.credit_s < 0 ? "bad" : "" }, `${seconds(job.credit_s)} ${job.credit_s < 0 ? "behind" : "ahead of"} its bound`)],
+        [
+          "credit",
+          job.credit_s === null
+            ? undefined
+            : h(
+                "span",
+                { class: job.credit_s < 0 ? "bad" : "" },
+                `${seconds(job.credit_s)} ${job.credit_s < 0 ? "behind" : "ahead of"} its bound`,
+              ),
+        ],
         ["iterations", `${number(job.iterations)}${job.iterations < 8 ? " (judged from the eighth on)" : ""}`],
         ["starts", `${number(job.loads_warm)} warm, ${number(job.loads_cold)} cold, parked ${number(job.parks)} times`],
         ["nodes", Object.entries(job.pins).map(([pool, nodes]) => h("div", {}, `${pool}: ${nodes.join(" ")}`))],
@@ -138,12 +212,33 @@ export class JobPage {
       h(
         "table",
         { class: "plain" },
-        h("thead", {}, h("tr", {}, ["phase", "planned", "mean", "median", "95 %", "seen", "wait", "switch"].map((head, index) => h("th", { scope: "col", class: index ? "num" : "" }, head)))),
+        h(
+          "thead",
+          {},
+          h(
+            "tr",
+            {},
+            ["phase", "planned", "mean", "median", "95 %", "seen", "wait", "switch"].map((head, index) =>
+              h("th", { scope: "col", class: index ? "num" : "" }, head),
+            ),
+          ),
+        ),
         h(
           "tbody",
           {},
           rows.map(([phase, time]) =>
-            h("tr", {}, h("td", {}, phase), cell(seconds(time.planned_s)), cell(seconds(time.mean_s)), cell(seconds(time.p50_s)), cell(seconds(time.p95_s)), cell(number(time.count)), cell(mean(phase, 0)), cell(mean(phase, 1))),
+            h(
+              "tr",
+              {},
+              h("td", {}, phase),
+              cell(seconds(time.planned_s)),
+              cell(seconds(time.mean_s)),
+              cell(seconds(time.p50_s)),
+              cell(seconds(time.p95_s)),
+              cell(number(time.count)),
+              cell(mean(phase, 0)),
+              cell(mean(phase, 1)),
+            ),
           ),
         ),
       ),
@@ -166,14 +261,35 @@ export class JobPage {
   _history() {
     const { app } = this;
     this.slots.set([...(app.history.slotsOfJob.get(this.id) ?? [])]);
-    const found = app.history.events.filter((event) => event.job === this.id).slice(-80).reverse();
-    fill(this.events, found.length ? found.map(eventRow) : h("li", { class: "dim" }, h("span", {}), h("span", {}), "none in the facts that were read; the timeline reads older ones"));
+    const found = app.history.events
+      .filter((event) => event.job === this.id)
+      .slice(-80)
+      .reverse();
+    fill(
+      this.events,
+      found.length
+        ? found.map(eventRow)
+        : h(
+            "li",
+            { class: "dim" },
+            h("span", {}),
+            h("span", {}),
+            "none in the facts that were read; the timeline reads older ones",
+          ),
+    );
   }
 
   _slotTable() {
     const { app } = this;
     const span = (from, to) => (from === undefined ? undefined : (to ?? app.now()) - from);
-    const time = (id, head, of) => ({ id, head, width: "84px", num: true, cell: (slot) => duration(of(slot)), sort: of });
+    const time = (id, head, of) => ({
+      id,
+      head,
+      width: "84px",
+      num: true,
+      cell: (slot) => duration(of(slot)),
+      sort: of,
+    });
     return new Table({
       label: "Slots of this job",
       key: (slot) => slot.id,
@@ -181,8 +297,20 @@ export class JobPage {
       sort: { by: "id", down: true },
       columns: [
         { id: "id", head: "slot", width: "80px", cell: (slot) => slot.id, sort: (slot) => Number(slot.id.slice(1)) },
-        { id: "phase", head: "phase", width: "minmax(70px, 1fr)", cell: (slot) => slot.phase ?? "", sort: (slot) => slot.phase },
-        { id: "queued", head: "asked", width: "80px", cell: (slot) => (slot.queued ? clock(slot.queued) : "–"), sort: (slot) => slot.queued },
+        {
+          id: "phase",
+          head: "phase",
+          width: "minmax(70px, 1fr)",
+          cell: (slot) => slot.phase ?? "",
+          sort: (slot) => slot.phase,
+        },
+        {
+          id: "queued",
+          head: "asked",
+          width: "80px",
+          cell: (slot) => (slot.queued ? clock(slot.queued) : "–"),
+          sort: (slot) => slot.queued,
+        },
         time("wait", "waited", (slot) => span(slot.queued, slot.claimed ?? slot.over)),
         time("switch", "switch", (slot) => span(slot.claimed, slot.granted ?? slot.ended)),
         time("ran", "ran", (slot) => span(slot.granted, slot.ended)),

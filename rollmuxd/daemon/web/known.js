@@ -90,13 +90,20 @@ export class Known {
     const now = this.nowOf(job);
     if (!now) return job.status === "waiting" ? "waits for a place" : "between phases";
     const since = now === "queued" ? slot.queued : now === "loading" ? slot.claimed : slot.granted;
-    const words = { queued: `waits for ${slot.phase}`, loading: `loads for ${slot.phase}`, running: slot.phase, tail: `${slot.phase}, tail` }[now] ?? now;
+    const words =
+      {
+        queued: `waits for ${slot.phase}`,
+        loading: `loads for ${slot.phase}`,
+        running: slot.phase,
+        tail: `${slot.phase}, tail`,
+      }[now] ?? now;
     return since === undefined ? words : `${words}, ${duration(this.now() - since)}`;
   }
 
   holderOf(node) {
     const names = new Set();
-    for (const gpu of node.gpus) if (gpu.holder) names.add(this.nameOf(this.history.slots.get(gpu.holder)?.job ?? gpu.holder));
+    for (const gpu of node.gpus)
+      if (gpu.holder) names.add(this.nameOf(this.history.slots.get(gpu.holder)?.job ?? gpu.holder));
     return [...names].join(", ");
   }
 
@@ -139,7 +146,10 @@ export class Known {
     await this._lists(signal);
     const open = await Promise.all(OPEN.map((status) => this.api.list("/v1/slots", { status }, signal)));
     const after = Math.max(this.me.first - 1, this.me.last - BEGIN);
-    const page = after < this.me.last ? await this.api.get("/v1/facts", { after: after || undefined, limit: BEGIN }, signal) : { facts: [], last: this.me.last };
+    const page =
+      after < this.me.last
+        ? await this.api.get("/v1/facts", { after: after || undefined, limit: BEGIN }, signal)
+        : { facts: [], last: this.me.last };
     this._take(page.facts, after, page.last);
     for (const slot of open.flat()) this.history.knowSlot(slot);
     this.began();
@@ -159,9 +169,18 @@ export class Known {
     Object.assign(this, { jobs, groups, hosts, pools: pools.sort((a, b) => natural(a.pool, b.pool)) });
     this.jobById = new Map(jobs.map((job) => [job.job, job]));
     this.nodes = new Map(nodes.map((node) => [node.node, node]));
-    for (const node of nodes) this.history.knowNode(node.node, node.gpus.map((gpu) => gpu.gpu));
+    for (const node of nodes)
+      this.history.knowNode(
+        node.node,
+        node.gpus.map((gpu) => gpu.gpu),
+      );
     this.lanes.know(
-      new Map(nodes.map((node) => [node.node, { gpus: node.gpus.length, status: node.status, jobs: node.jobs.map((one) => one.job) }])),
+      new Map(
+        nodes.map((node) => [
+          node.node,
+          { gpus: node.gpus.length, status: node.status, jobs: node.jobs.map((one) => one.job) },
+        ]),
+      ),
       this.jobById,
     );
     this.figures.lists += 1;
@@ -171,7 +190,8 @@ export class Known {
   async _follow(signal) {
     while (!signal.aborted) {
       try {
-        if (document.hidden) await new Promise((back) => document.addEventListener("visibilitychange", back, { once: true }));
+        if (document.hidden)
+          await new Promise((back) => document.addEventListener("visibilitychange", back, { once: true }));
         const { last } = this.history;
         this.asking = true;
         const page = await this.api.get("/v1/facts", { after: last, wait_ms: 20000, limit: 2000 }, signal);
@@ -198,7 +218,10 @@ export class Known {
   }
 
   _forget() {
-    const ends = [...this.history.slots.values()].map((slot) => slot.over).filter((over) => over !== undefined).sort((a, b) => a - b);
+    const ends = [...this.history.slots.values()]
+      .map((slot) => slot.over)
+      .filter((over) => over !== undefined)
+      .sort((a, b) => a - b);
     this.history.forget(ends[Math.floor(ends.length / 4)]);
   }
 
@@ -236,7 +259,8 @@ export class Known {
     try {
       while (!signal.aborted) {
         const { history } = this;
-        const more = history.after !== undefined && history.after >= this.me.first && history.slots.size < SLOTS_MOST / 2;
+        const more =
+          history.after !== undefined && history.after >= this.me.first && history.slots.size < SLOTS_MOST / 2;
         if (!more || history.earliest === undefined || history.earliest <= this.back.wanted) break;
         const until = history.after;
         const after = Math.max(this.me.first - 1, until - PAGE);

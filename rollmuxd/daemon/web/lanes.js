@@ -51,16 +51,34 @@ export function nodeLane(history, node, gpus, present) {
   for (const slot of history.slotsOfNode.get(node) ?? []) barsOfSlot(slot, here, bars);
   for (const order of history.ordersOfNode.get(node) ?? []) {
     if (order.kind === "load") continue; // it is within the slot that it is for
-    bars.push({ t0: order.issued, t1: order.ended ?? Infinity, kind: "parking", share: 1, top: 0, job: order.job, order });
+    bars.push({
+      t0: order.issued,
+      t1: order.ended ?? Infinity,
+      kind: "parking",
+      share: 1,
+      top: 0,
+      job: order.job,
+      order,
+    });
   }
   bars.sort(inOrder);
-  return { bars, backs: stretches(marksOf(history, node), present, "up"), kept: kept(history, node), widest: widest(bars) };
+  return {
+    bars,
+    backs: stretches(marksOf(history, node), present, "up"),
+    kept: kept(history, node),
+    widest: widest(bars),
+  };
 }
 
 /** A node's marks, with the daemon's starts since it is known. */
 function marksOf(history, node) {
   const marks = history.nodes.get(node);
-  return marks === undefined ? undefined : merged(marks, history.starts.filter((start) => start.seq > marks[0].seq));
+  return marks === undefined
+    ? undefined
+    : merged(
+        marks,
+        history.starts.filter((start) => start.seq > marks[0].seq),
+      );
 }
 
 /** What is drawn of a job: bars, and how it was. */
@@ -127,7 +145,9 @@ function kept(history, node) {
   for (const key of history.statesOfNode.get(node) ?? []) {
     const [job, pool] = key.split(" ");
     let open;
-    const gone = (history.placements.get(job) ?? []).filter(({ kind, node: left }) => kind === "placement_ended" || (kind === "node_left" && left === node));
+    const gone = (history.placements.get(job) ?? []).filter(
+      ({ kind, node: left }) => kind === "placement_ended" || (kind === "node_left" && left === node),
+    );
     for (const mark of merged(history.states.get(key), gone)) {
       const on = mark.status === "loaded" || mark.status === "unknown";
       if (open !== undefined && (!on || mark.status !== open.status)) {
@@ -170,11 +190,17 @@ export function allocations(history, pinned) {
       else if (kind === "move_planned") take((coming = nodes), at);
       else if (kind === "move_ended") {
         const there = coming;
-        leave(mine.filter((node) => !there.includes(node)), at);
+        leave(
+          mine.filter((node) => !there.includes(node)),
+          at,
+        );
         [mine, coming] = [there, []];
       } else if (kind === "move_abandoned") {
         const here = mine;
-        leave(coming.filter((node) => !here.includes(node)), at);
+        leave(
+          coming.filter((node) => !here.includes(node)),
+          at,
+        );
         coming = [];
       } else if (kind === "placement_ended") {
         leave([...since.keys()], at);

@@ -17,7 +17,11 @@ export class Lines {
     if (shape !== this.shape) {
       this.plot?.destroy();
       this.shape = shape;
-      this.plot = new window.uPlot(this._options([...pools.keys()], gutter, width, marks), [[0], ...[...pools].flatMap(() => [[null], [null]])], this.host);
+      this.plot = new window.uPlot(
+        this._options([...pools.keys()], gutter, width, marks),
+        [[0], ...[...pools].flatMap(() => [[null], [null]])],
+        this.host,
+      );
     }
     this.plot.setData([times, ...[...pools.values()].flatMap((pool) => [pool.used, pool.bubble])], false);
     this.plot.batch(() => {

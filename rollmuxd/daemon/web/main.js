@@ -12,7 +12,17 @@ import { toast } from "./actions.js";
 import { Table } from "./table.js";
 import { reportView, spanText } from "./report.js";
 import { lists } from "./lists.js";
-import { chosen, countJobs, jobsCard, poolCard, recentEvents, savingCard, tipOf, trouble, waitingJobs } from "./panels.js";
+import {
+  chosen,
+  countJobs,
+  jobsCard,
+  poolCard,
+  recentEvents,
+  savingCard,
+  tipOf,
+  trouble,
+  waitingJobs,
+} from "./panels.js";
 
 /** points of the lines over time */
 const POINTS = 180;
@@ -110,7 +120,12 @@ class App extends Known {
 
   lost(error) {
     $("link").dataset.state = "down";
-    say($("link"), error.status ? `the daemon answers ${error.status}: ${error.message}` : "the daemon cannot be reached; trying again");
+    say(
+      $("link"),
+      error.status
+        ? `the daemon answers ${error.status}: ${error.message}`
+        : "the daemon cannot be reached; trying again",
+    );
   }
 
   askForKey(why) {
@@ -152,7 +167,17 @@ class App extends Known {
     this.lanes.refresh();
     const counts = countJobs(this);
     this.counts = counts;
-    fill($("sums"), ["running", "queued", "placement"].map((name) => h("span", {}, h("b", {}, number(counts[name])), ` ${{ running: "in a slot", queued: "await their turn", placement: "await a place" }[name]}`)));
+    fill(
+      $("sums"),
+      ["running", "queued", "placement"].map((name) =>
+        h(
+          "span",
+          {},
+          h("b", {}, number(counts[name])),
+          ` ${{ running: "in a slot", queued: "await their turn", placement: "await a place" }[name]}`,
+        ),
+      ),
+    );
     if (this.page !== null) {
       this.page.draw();
       return;
@@ -171,7 +196,12 @@ class App extends Known {
     if (this.me === null || this.page !== null) return;
     const at = this.knownUntil();
     const shares = usage(this.lanes, this._pools(), at - 1, at, 1, at);
-    fill($("pools"), this.pools.map((pool) => poolCard(this, pool, shares.get(pool.pool))), jobsCard(this, this.counts ?? countJobs(this)), savingCard(this));
+    fill(
+      $("pools"),
+      this.pools.map((pool) => poolCard(this, pool, shares.get(pool.pool))),
+      jobsCard(this, this.counts ?? countJobs(this)),
+      savingCard(this),
+    );
   }
 
   _pools() {
@@ -192,7 +222,14 @@ class App extends Known {
     }
     const times = Array.from({ length: POINTS }, (_, index) => from + (index + 0.5) * width);
     this.shares = { shares, from, width };
-    this.lines.draw(shares, times, { from: gantt.from, to: gantt.to, gutter: gantt.gutter, width: gantt.width, marks: this.marks, theme: this.theme });
+    this.lines.draw(shares, times, {
+      from: gantt.from,
+      to: gantt.to,
+      gutter: gantt.gutter,
+      width: gantt.width,
+      marks: this.marks,
+      theme: this.theme,
+    });
     this._values();
   }
 
@@ -201,15 +238,24 @@ class App extends Known {
     if (!this.shares) return;
     const { shares, from, width } = this.shares;
     const { cursor, gutter } = this.gantt;
-    const at = cursor !== null && cursor > gutter ? this.gantt.timeAt(cursor) : Math.min(this.knownUntil(), this.gantt.to) - width;
+    const at =
+      cursor !== null && cursor > gutter
+        ? this.gantt.timeAt(cursor)
+        : Math.min(this.knownUntil(), this.gantt.to) - width;
     const index = Math.floor((at - from) / width);
     fill(
       $("values"),
       [...shares].flatMap(([pool, of], index_) => {
         const colour = `var(${this.lines.colour(index_)})`;
         return [
-          h("i", { class: "key", style: { background: colour } }), `${pool} used `, h("b", {}, percent(of.used[index])), " ",
-          h("i", { class: "key dash", style: { borderColor: colour } }), "bubble ", h("b", {}, percent(of.bubble[index])), index_ + 1 < shares.size ? "    " : "",
+          h("i", { class: "key", style: { background: colour } }),
+          `${pool} used `,
+          h("b", {}, percent(of.used[index])),
+          " ",
+          h("i", { class: "key dash", style: { borderColor: colour } }),
+          "bubble ",
+          h("b", {}, percent(of.bubble[index])),
+          index_ + 1 < shares.size ? "    " : "",
         ];
       }),
     );
@@ -219,7 +265,10 @@ class App extends Known {
   arrange() {
     $("partial").hidden = this.seesAll;
     document.querySelector(".lines").hidden = !this.seesAll;
-    say($("partial"), `You see the jobs of ${this.me.owner}. Of others it is shown that their GPUs are held, not when and by whom.`);
+    say(
+      $("partial"),
+      `You see the jobs of ${this.me.owner}. Of others it is shown that their GPUs are held, not when and by whom.`,
+    );
     const rows = [];
     const head = (id, label, note) => {
       const folded = this.folded.has(id);
@@ -243,19 +292,37 @@ class App extends Known {
     } else if (this.rowsBy === "groups") {
       for (const group of this.groups) {
         const names = group.jobs.map((job) => this.nameOf(job)).join(", ");
-        if (!head(`group ${group.group}`, group.group, `${names}${group.period_s ? `; period ${duration(group.period_s * 1000)}` : ""}`)) {
-          rows.push(...group.nodes.map((node) => ({ ...this.nodeRow(node), note: this.nodes.get(node)?.pools.join(" ") ?? "" })));
+        if (
+          !head(
+            `group ${group.group}`,
+            group.group,
+            `${names}${group.period_s ? `; period ${duration(group.period_s * 1000)}` : ""}`,
+          )
+        ) {
+          rows.push(
+            ...group.nodes.map((node) => ({
+              ...this.nodeRow(node),
+              note: this.nodes.get(node)?.pools.join(" ") ?? "",
+            })),
+          );
         }
       }
     } else {
       const live = this.jobs.filter((job) => job.status !== "ended" || this.recent(job));
       const by = new Map();
       for (const job of live) {
-        const name = job.group ? `group ${job.group}` : job.status === "waiting" ? "await a place" : job.status === "ended" ? "ended" : "without a place";
+        const name = job.group
+          ? `group ${job.group}`
+          : job.status === "waiting"
+            ? "await a place"
+            : job.status === "ended"
+              ? "ended"
+              : "without a place";
         (by.get(name) ?? by.set(name, []).get(name)).push(job);
       }
       for (const [name, jobs] of [...by].sort(byKey)) {
-        if (!head(`jobs ${name}`, name.replace(/^group /, ""), `${number(jobs.length)} jobs`)) rows.push(...jobs.map((job) => this.jobRow(job)));
+        if (!head(`jobs ${name}`, name.replace(/^group /, ""), `${number(jobs.length)} jobs`))
+          rows.push(...jobs.map((job) => this.jobRow(job)));
       }
     }
     const dense = $("dense").value;
@@ -268,7 +335,10 @@ class App extends Known {
     const box = $("gantt-box");
     const height = `${Math.max(340, Math.min(room, this.gantt.total) + 26)}px`;
     if (box.style.height !== height) box.style.height = height;
-    this.gantt.canvas.setAttribute("aria-label", `Timeline of ${number(lanes)} ${this.rowsBy === "jobs" ? "jobs" : "nodes"}; the lists below have the same in words`);
+    this.gantt.canvas.setAttribute(
+      "aria-label",
+      `Timeline of ${number(lanes)} ${this.rowsBy === "jobs" ? "jobs" : "nodes"}; the lists below have the same in words`,
+    );
   }
 
   drawList() {
@@ -282,7 +352,8 @@ class App extends Known {
     if (list.table.element.parentNode !== $("list")) fill($("list"), list.table.element);
     list.table.set(list.items());
     for (const [id, other] of Object.entries(this.tables)) {
-      if (other.items && (id === this.tab || id !== "events")) say(other.counter, id === "events" ? "" : number(other.items().length));
+      if (other.items && (id === this.tab || id !== "events"))
+        say(other.counter, id === "events" ? "" : number(other.items().length));
     }
   }
 
@@ -362,7 +433,20 @@ class App extends Known {
     this.tables.report = { label: "Savings" };
     for (const [id, list] of Object.entries(this.tables)) {
       list.counter = h("span", { class: "count" });
-      list.button = h("button", { role: "tab", id: `tab-${id}`, "aria-controls": "list", "aria-selected": "false", tabindex: -1, onclick: () => this.openTab(id) }, list.label, " ", list.counter);
+      list.button = h(
+        "button",
+        {
+          role: "tab",
+          id: `tab-${id}`,
+          "aria-controls": "list",
+          "aria-selected": "false",
+          tabindex: -1,
+          onclick: () => this.openTab(id),
+        },
+        list.label,
+        " ",
+        list.counter,
+      );
       $("tabs").append(list.button);
       if (list.columns) list.table = new Table({ ...list, sort: list.sort });
     }
@@ -395,7 +479,8 @@ class App extends Known {
 
   _controls() {
     const press = (host, chosen_) => {
-      for (const button of host.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button === chosen_));
+      for (const button of host.querySelectorAll("button"))
+        button.setAttribute("aria-pressed", String(button === chosen_));
     };
     $("rows").addEventListener("click", (event) => {
       const button = event.target.closest("button");
@@ -459,7 +544,8 @@ class App extends Known {
 
   _markSpan() {
     const span = this.gantt.span / 1000;
-    for (const button of $("spans").children) button.setAttribute("aria-pressed", String(Math.abs(Number(button.dataset.span) - span) < 0.02 * span));
+    for (const button of $("spans").children)
+      button.setAttribute("aria-pressed", String(Math.abs(Number(button.dataset.span) - span) < 0.02 * span));
     $("live").setAttribute("aria-pressed", String(this.gantt.follows));
   }
 
@@ -495,14 +581,29 @@ class App extends Known {
     fill(
       $("legend"),
       legend(this.marks).map(([text, draw]) => {
-        const swatch = h("canvas", { width: 34 * this.marks.scale, height: 14 * this.marks.scale, style: { width: "34px", height: "14px" }, "aria-hidden": "true" });
+        const swatch = h("canvas", {
+          width: 34 * this.marks.scale,
+          height: 14 * this.marks.scale,
+          style: { width: "34px", height: "14px" },
+          "aria-hidden": "true",
+        });
         const to = swatch.getContext("2d");
         to.scale(this.marks.scale, this.marks.scale);
         draw(to, 0, 0, 34, 14);
         return h("div", {}, swatch, text);
       }),
-      h("div", {}, h("span", { class: "bad", "aria-hidden": "true" }, "✕"), "a slot that was lost, revoked (amber) or faulted ends here"),
-      h("div", {}, h("span", { class: "warn", "aria-hidden": "true" }, "▼"), "from here on it ran longer than was expected"),
+      h(
+        "div",
+        {},
+        h("span", { class: "bad", "aria-hidden": "true" }, "✕"),
+        "a slot that was lost, revoked (amber) or faulted ends here",
+      ),
+      h(
+        "div",
+        {},
+        h("span", { class: "warn", "aria-hidden": "true" }, "▼"),
+        "from here on it ran longer than was expected",
+      ),
     );
   }
 
@@ -534,4 +635,3 @@ const app = new App();
 app.build();
 app.start().then(() => location.hash.startsWith("#/job/") && app.page === null && app.route());
 window.rollmux = app; // for whoever looks into it: a test, or a person with the console
-

@@ -24,9 +24,24 @@ const STATUSES = {
   ended: { pattern: "none", colour: "--dim", text: "has ended" },
 };
 const TILE = 8;
-const NAMES = ["bg", "panel", "lane", "line", "text", "dim", "faint", "accent", "ok", "warn", "bad", "onbar", "p1", "p2", "p3", "p4"].map(
-  (name) => `--${name}`,
-);
+const NAMES = [
+  "bg",
+  "panel",
+  "lane",
+  "line",
+  "text",
+  "dim",
+  "faint",
+  "accent",
+  "ok",
+  "warn",
+  "bad",
+  "onbar",
+  "p1",
+  "p2",
+  "p3",
+  "p4",
+].map((name) => `--${name}`);
 
 /** How a node or a job is, as a shape, a colour and a word: for lists. */
 export const GLYPHS = {
@@ -59,9 +74,7 @@ export class Marks {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
     this.scale = window.devicePixelRatio || 1;
-    this.colours = Object.fromEntries(
-      NAMES.map((name) => [name, colour(name)]),
-    );
+    this.colours = Object.fromEntries(NAMES.map((name) => [name, colour(name)]));
     this.light = Number(colour("--bar-lightness"));
     this.chroma = Number(colour("--bar-chroma"));
     this.font = style.fontFamily;
@@ -97,7 +110,9 @@ export class Marks {
   /** The same for a bar that is too narrow for a pattern: lighter, where it is not in use. */
   narrow(kind, colour) {
     const { pattern, bad } = STYLES[kind];
-    return pattern === undefined || kind === "tail" ? colour : `${bad ? this.get("--bad") : colour}${kind === "waiting" ? "2a" : "80"}`;
+    return pattern === undefined || kind === "tail"
+      ? colour
+      : `${bad ? this.get("--bad") : colour}${kind === "waiting" ? "2a" : "80"}`;
   }
 
   status(context, status) {
@@ -148,8 +163,16 @@ function paint(to, kind, colour) {
     to.fillRect(0, 0, TILE, TILE);
     to.globalAlpha = 1;
   };
-  const up = [[-2, 10, 10, -2], [-6, 6, 6, -6], [2, 14, 14, 2]];
-  const down = [[-2, -2, 10, 10], [-6, 2, 6, 14], [2, -6, 14, 6]];
+  const up = [
+    [-2, 10, 10, -2],
+    [-6, 6, 6, -6],
+    [2, 14, 14, 2],
+  ];
+  const down = [
+    [-2, -2, 10, 10],
+    [-6, 2, 6, 14],
+    [2, -6, 14, 6],
+  ];
   switch (kind) {
     case "up":
       tint(0.22);
@@ -217,20 +240,29 @@ export function legend(marks) {
       to.fillRect(x, y + h - 3, w, 3);
     },
   ]);
-  entries.push(["placed, idle: a bubble", (to, x, y, w, h) => {
-    to.fillStyle = marks.get("--lane");
-    to.fillRect(x, y, w, h);
-  }]);
-  entries.push(["unallocated: no job is placed there", (to, x, y, w, h) => {
-    to.fillStyle = marks.pattern(to, "sparse", marks.get("--faint"));
-    to.fillRect(x, y, w, h);
-  }]);
+  entries.push([
+    "placed, idle: a bubble",
+    (to, x, y, w, h) => {
+      to.fillStyle = marks.get("--lane");
+      to.fillRect(x, y, w, h);
+    },
+  ]);
+  entries.push([
+    "unallocated: no job is placed there",
+    (to, x, y, w, h) => {
+      to.fillStyle = marks.pattern(to, "sparse", marks.get("--faint"));
+      to.fillRect(x, y, w, h);
+    },
+  ]);
   for (const [status, { text }] of Object.entries(STATUSES)) {
     if (STATUSES[status].pattern === "none") continue;
-    entries.push([text, (to, x, y, w, h) => {
-      to.fillStyle = marks.status(to, status);
-      to.fillRect(x, y, w, h);
-    }]);
+    entries.push([
+      text,
+      (to, x, y, w, h) => {
+        to.fillStyle = marks.status(to, status);
+        to.fillRect(x, y, w, h);
+      },
+    ]);
   }
   return entries;
 }

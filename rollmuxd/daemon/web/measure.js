@@ -66,7 +66,12 @@ export function usage(lanes, pools, from, to, count, now) {
       }
     }
     there.add(from, end, gpus);
-    const [used, switching, placed, time] = [sums.used.means(), sums.switching.means(), allocated.means(), there.means()];
+    const [used, switching, placed, time] = [
+      sums.used.means(),
+      sums.switching.means(),
+      allocated.means(),
+      there.means(),
+    ];
     const shares = { used: [], switching: [], bubble: [], unallocated: [], gpus };
     for (let index = 0; index < count; index += 1) {
       const known = time[index] > 1e-9;

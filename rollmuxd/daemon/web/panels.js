@@ -26,10 +26,19 @@ export function slowdownBar(job) {
   const over = broken(job);
   const share = job.slo ? (SLO_AT * (job.slowdown - 1)) / (job.slo - 1 || 0.01) : (job.slowdown - 1) / 3;
   const width = `${(100 * Math.min(1, Math.max(0, share))).toFixed(1)}%`;
-  const track = h("span", { class: over ? "track over" : job.slo && job.iterations >= JUDGED ? "track" : "track free" }, h("i", { style: { width } }));
+  const track = h(
+    "span",
+    { class: over ? "track over" : job.slo && job.iterations >= JUDGED ? "track" : "track free" },
+    h("i", { style: { width } }),
+  );
   if (job.slo) track.append(h("s", { style: { left: `${100 * SLO_AT}%` } }));
   const text = `${number(job.slowdown, 2)}${job.slo ? ` of ${number(job.slo, 2)}` : ""}`;
-  return h("span", { class: "slow", title: over ? "beyond its bound" : "" }, track, h("span", { class: over ? "bad" : "" }, over ? `▲ ${text}` : text));
+  return h(
+    "span",
+    { class: "slow", title: over ? "beyond its bound" : "" },
+    track,
+    h("span", { class: over ? "bad" : "" }, over ? `▲ ${text}` : text),
+  );
 }
 
 /** From this iteration on a slowdown is judged. */
@@ -61,14 +70,35 @@ export function poolCard(app, pool, shares) {
         ["used", "held", pool.gpus_held / total],
         ["bubble", "idle", 1 - pool.gpus_held / total],
       ];
-  const held = app.seesAll && shares ? Math.round((shares.used[0] + shares.switching[0]) * shares.gpus) : pool.gpus_held;
+  const held =
+    app.seesAll && shares ? Math.round((shares.used[0] + shares.switching[0]) * shares.gpus) : pool.gpus_held;
   return h(
     "article",
     { class: "card", data: { pool: pool.pool } },
-    h("header", {}, h("h2", {}, pool.pool), h("span", { class: "dim small" }, `${number(pool.nodes.length)} nodes, ${number(pool.nodes_free)} free`)),
-    h("div", { class: "big" }, `${number(held)} `, h("span", { class: "dim small" }, `of ${number(pool.gpus)} GPUs held`)),
-    h("div", { class: "stack", "aria-hidden": "true" }, parts.map(([name, , share]) => h("i", { class: name, style: { width: `${(100 * share).toFixed(2)}%` } }))),
-    h("div", { class: "parts" }, parts.map(([name, text, share]) => h("span", {}, h("i", { class: name }), `${text} `, h("b", {}, percent(share))))),
+    h(
+      "header",
+      {},
+      h("h2", {}, pool.pool),
+      h("span", { class: "dim small" }, `${number(pool.nodes.length)} nodes, ${number(pool.nodes_free)} free`),
+    ),
+    h(
+      "div",
+      { class: "big" },
+      `${number(held)} `,
+      h("span", { class: "dim small" }, `of ${number(pool.gpus)} GPUs held`),
+    ),
+    h(
+      "div",
+      { class: "stack", "aria-hidden": "true" },
+      parts.map(([name, , share]) => h("i", { class: name, style: { width: `${(100 * share).toFixed(2)}%` } })),
+    ),
+    h(
+      "div",
+      { class: "parts" },
+      parts.map(([name, text, share]) =>
+        h("span", {}, h("i", { class: name }), `${text} `, h("b", {}, percent(share))),
+      ),
+    ),
   );
 }
 
@@ -84,21 +114,56 @@ export function jobsCard(app, counts) {
     "article",
     { class: "card", data: { card: "jobs" } },
     h("header", {}, h("h2", {}, "jobs"), h("span", { class: "dim small" }, `${number(app.groups.length)} groups`)),
-    h("div", { class: "big" }, `${number(counts.live)} `, h("span", { class: "dim small" }, `live${counts.other ? `, ${number(counts.other)} paused or in trouble` : ""}`)),
-    h("div", { class: "stack", "aria-hidden": "true" }, parts.map(([name, , count]) => h("i", { class: name, style: { width: `${((100 * count) / all).toFixed(2)}%` } }))),
-    h("div", { class: "parts" }, parts.map(([name, text, count]) => h("span", {}, h("i", { class: name }), `${text} `, h("b", {}, number(count))))),
+    h(
+      "div",
+      { class: "big" },
+      `${number(counts.live)} `,
+      h("span", { class: "dim small" }, `live${counts.other ? `, ${number(counts.other)} paused or in trouble` : ""}`),
+    ),
+    h(
+      "div",
+      { class: "stack", "aria-hidden": "true" },
+      parts.map(([name, , count]) => h("i", { class: name, style: { width: `${((100 * count) / all).toFixed(2)}%` } })),
+    ),
+    h(
+      "div",
+      { class: "parts" },
+      parts.map(([name, text, count]) => h("span", {}, h("i", { class: name }), `${text} `, h("b", {}, number(count)))),
+    ),
   );
 }
 
 export function savingCard(app) {
   const report = app.report;
-  const promised = app.jobs.filter((job) => job.slo && job.slowdown !== null && job.iterations >= JUDGED && job.status !== "ended");
+  const promised = app.jobs.filter(
+    (job) => job.slo && job.slowdown !== null && job.iterations >= JUDGED && job.status !== "ended",
+  );
   const keeps = promised.filter((job) => !broken(job)).length;
   const head = h("header", {}, h("h2", {}, "sharing"), h("span", { class: "dim small" }, report ? app.spanText() : ""));
-  const slo = h("span", {}, "SLO kept by ", h("b", {}, promised.length ? `${number(keeps)} of ${number(promised.length)}` : "– (nobody has one that is judged yet)"));
+  const slo = h(
+    "span",
+    {},
+    "SLO kept by ",
+    h(
+      "b",
+      {},
+      promised.length ? `${number(keeps)} of ${number(promised.length)}` : "– (nobody has one that is judged yet)",
+    ),
+  );
   if (!report) {
-    const ask = app.reckoning || app.reportError ? (app.reportError ? "–" : "…") : h("button", { onclick: () => app.openTab("report") }, "Reckon what it saves");
-    return h("article", { class: "card", data: { card: "saving" } }, head, h("div", { class: "dim ask" }, ask), h("div", { class: "parts" }, slo));
+    const ask =
+      app.reckoning || app.reportError
+        ? app.reportError
+          ? "–"
+          : "…"
+        : h("button", { onclick: () => app.openTab("report") }, "Reckon what it saves");
+    return h(
+      "article",
+      { class: "card", data: { card: "saving" } },
+      head,
+      h("div", { class: "dim ask" }, ask),
+      h("div", { class: "parts" }, slo),
+    );
   }
   const { saving } = report;
   // Of a first minute, in which states are loaded and no iteration is finished, a share says nothing.
@@ -107,9 +172,28 @@ export function savingCard(app) {
     "article",
     { class: "card", data: { card: "saving" }, title: `baseline: ${saving.baseline}` },
     head,
-    h("div", { class: "big" }, `${hours(Math.abs(saving.gpu_hours_saved))} `, h("span", { class: "dim small" }, `GPU-h ${saving.gpu_hours_saved < 0 ? "more than alone" : "saved"}${share === null ? "" : `, ${percent(Math.abs(share))}`}`)),
-    h("div", { class: "stack", "aria-hidden": "true" }, h("i", { class: "used", style: { width: `${bounded(1 - (share ?? 0))}%` } })),
-    h("div", { class: "parts" }, h("span", {}, "alone ", h("b", {}, hours(saving.gpu_hours_alone))), h("span", {}, "shared ", h("b", {}, hours(saving.gpu_hours_charged))), slo),
+    h(
+      "div",
+      { class: "big" },
+      `${hours(Math.abs(saving.gpu_hours_saved))} `,
+      h(
+        "span",
+        { class: "dim small" },
+        `GPU-h ${saving.gpu_hours_saved < 0 ? "more than alone" : "saved"}${share === null ? "" : `, ${percent(Math.abs(share))}`}`,
+      ),
+    ),
+    h(
+      "div",
+      { class: "stack", "aria-hidden": "true" },
+      h("i", { class: "used", style: { width: `${bounded(1 - (share ?? 0))}%` } }),
+    ),
+    h(
+      "div",
+      { class: "parts" },
+      h("span", {}, "alone ", h("b", {}, hours(saving.gpu_hours_alone))),
+      h("span", {}, "shared ", h("b", {}, hours(saving.gpu_hours_charged))),
+      slo,
+    ),
   );
 }
 
@@ -137,26 +221,55 @@ export function countJobs(app) {
 export function trouble(app) {
   const found = [];
   for (const node of app.nodes.values()) {
-    if (["quarantined", "lost", "occupied", "draining", "drained"].includes(node.status)) found.push([node.status, node.node, node.reason || statusText(node.status), null]);
+    if (["quarantined", "lost", "occupied", "draining", "drained"].includes(node.status))
+      found.push([node.status, node.node, node.reason || statusText(node.status), null]);
   }
   for (const job of app.jobs) {
     if (["quarantined", "lost"].includes(job.status)) found.push([job.status, null, job.reason, job.job]);
     else if (broken(job) && job.status !== "ended") {
-      found.push(["lost", null, `slowdown ${number(job.slowdown, 2)}, beyond its bound of ${number(job.slo, 2)}`, job.job]);
-    } else if (job.slo && job.credit_s !== null && job.credit_s < 0 && job.iterations >= JUDGED && job.status !== "ended") {
+      found.push([
+        "lost",
+        null,
+        `slowdown ${number(job.slowdown, 2)}, beyond its bound of ${number(job.slo, 2)}`,
+        job.job,
+      ]);
+    } else if (
+      job.slo &&
+      job.credit_s !== null &&
+      job.credit_s < 0 &&
+      job.iterations >= JUDGED &&
+      job.status !== "ended"
+    ) {
       found.push(["draining", null, `${seconds(-job.credit_s)} behind its bound of ${number(job.slo, 2)}`, job.job]);
     }
   }
   for (const slot of app.history.slots.values()) {
     if (slot.overstays !== undefined && slot.ended === undefined && slot.over === undefined) {
-      found.push(["draining", null, `its ${slot.phase} runs for ${duration(app.now() - slot.granted)}, longer than expected`, slot.job]);
+      found.push([
+        "draining",
+        null,
+        `its ${slot.phase} runs for ${duration(app.now() - slot.granted)}, longer than expected`,
+        slot.job,
+      ]);
     }
   }
   say($("trouble-count"), found.length ? number(found.length) : "");
   fill(
     $("trouble"),
     found.length
-      ? found.slice(0, 60).map(([status, node, why, job]) => h("li", {}, glyph(status), " ", job ? jobLink(app, job) : h("b", {}, node), " ", h("span", { class: "why" }, why)))
+      ? found
+          .slice(0, 60)
+          .map(([status, node, why, job]) =>
+            h(
+              "li",
+              {},
+              glyph(status),
+              " ",
+              job ? jobLink(app, job) : h("b", {}, node),
+              " ",
+              h("span", { class: "why" }, why),
+            ),
+          )
       : h("li", { class: "why" }, "nothing: every node is there to be used, no job is in trouble"),
   );
 }
@@ -166,15 +279,37 @@ export function waitingJobs(app) {
   const turns = [];
   for (const job of app.jobs) {
     const slot = app.history.newestOfJob.get(job.job);
-    if (job.status !== "ended" && job.status !== "waiting" && slot !== undefined && statusOf(slot) === "queued") turns.push(slot);
+    if (job.status !== "ended" && job.status !== "waiting" && slot !== undefined && statusOf(slot) === "queued")
+      turns.push(slot);
   }
   turns.sort((a, b) => (a.queued ?? 0) - (b.queued ?? 0));
   say($("waiting-count"), `${number(placement.length)} for a place, ${number(turns.length)} for their turn`);
   const items = [
-    ...placement.slice(0, 40).map((job) => h("li", {}, glyph("waiting"), " ", jobLink(app, job.job), " ", h("span", { class: "why" }, job.reason || "no reason was worked out; its page has it"))),
-    ...turns.slice(0, 25).map((slot) =>
-      h("li", {}, h("span", { class: "dim", "aria-hidden": "true" }, "◷"), " ", jobLink(app, slot.job), h("span", { class: "why" }, ` ${slot.phase}, for ${duration(app.now() - slot.queued)}${behind(app, slot)}`)),
-    ),
+    ...placement
+      .slice(0, 40)
+      .map((job) =>
+        h(
+          "li",
+          {},
+          glyph("waiting"),
+          " ",
+          jobLink(app, job.job),
+          " ",
+          h("span", { class: "why" }, job.reason || "no reason was worked out; its page has it"),
+        ),
+      ),
+    ...turns
+      .slice(0, 25)
+      .map((slot) =>
+        h(
+          "li",
+          {},
+          h("span", { class: "dim", "aria-hidden": "true" }, "◷"),
+          " ",
+          jobLink(app, slot.job),
+          h("span", { class: "why" }, ` ${slot.phase}, for ${duration(app.now() - slot.queued)}${behind(app, slot)}`),
+        ),
+      ),
   ];
   fill($("waiting"), items.length ? items : h("li", { class: "why" }, "nobody waits"));
 }
@@ -186,7 +321,8 @@ function behind(app, slot) {
   for (const node of nodes) {
     for (const gpu of app.nodes.get(node)?.gpus ?? []) {
       const holder = app.history.slots.get(gpu.holder);
-      if (holder !== undefined && holder.job !== slot.job && holder.over === undefined) return `: ${app.nameOf(holder.job)} has ${node}`;
+      if (holder !== undefined && holder.job !== slot.job && holder.over === undefined)
+        return `: ${app.nameOf(holder.job)} has ${node}`;
     }
   }
   return "";
@@ -194,18 +330,36 @@ function behind(app, slot) {
 
 export function eventRow(event) {
   const sign = { ok: ["●", "ok"], info: ["·", "dim"], warn: ["▲", "warn"], bad: ["✕", "bad"] }[event.level];
-  const words = event.job ? h("a", { href: `#/job/${event.job}`, class: event.level === "info" ? "info" : "" }, event.text) : h("span", { class: event.level === "info" ? "info" : "" }, event.text);
-  return h("li", {}, h("time", { title: dateAndTime(event.at) }, clock(event.at)), h("span", { class: sign[1], "aria-hidden": "true" }, sign[0]), words);
+  const words = event.job
+    ? h("a", { href: `#/job/${event.job}`, class: event.level === "info" ? "info" : "" }, event.text)
+    : h("span", { class: event.level === "info" ? "info" : "" }, event.text);
+  return h(
+    "li",
+    {},
+    h("time", { title: dateAndTime(event.at) }, clock(event.at)),
+    h("span", { class: sign[1], "aria-hidden": "true" }, sign[0]),
+    words,
+  );
 }
 
 export function recentEvents(app) {
   const found = app.history.events.slice(-60).reverse();
-  fill($("recent"), found.length ? found.map(eventRow) : h("li", { class: "dim" }, h("span", {}, ""), h("span", {}, ""), "nothing yet"));
+  fill(
+    $("recent"),
+    found.length ? found.map(eventRow) : h("li", { class: "dim" }, h("span", {}, ""), h("span", {}, ""), "nothing yet"),
+  );
 }
 
 // ---- what is chosen ------------------------------------------------------------------------------------------------
 
-export const pairs = (list) => h("dl", { class: "facts" }, list.filter(([, value]) => value !== undefined && value !== null && value !== "").map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+export const pairs = (list) =>
+  h(
+    "dl",
+    { class: "facts" },
+    list
+      .filter(([, value]) => value !== undefined && value !== null && value !== "")
+      .map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
+  );
 
 /** What a slot did, as names and values. */
 export function slotFacts(app, slot) {
@@ -216,10 +370,21 @@ export function slotFacts(app, slot) {
     ["status", `${status}${slot.reason ? `: ${slot.reason}` : ""}`],
     ["asked at", slot.queued && clock(slot.queued, { millis: true })],
     ["waited", slot.queued && duration(until - slot.queued)],
-    ["switch", slot.claimed && (slot.granted ? duration(slot.granted - slot.claimed) : `${duration((slot.ended ?? now) - slot.claimed)} until now`)],
+    [
+      "switch",
+      slot.claimed &&
+        (slot.granted
+          ? duration(slot.granted - slot.claimed)
+          : `${duration((slot.ended ?? now) - slot.claimed)} until now`),
+    ],
     ["ran", slot.granted && `${duration((slot.ended ?? now) - slot.granted)}${slot.ended ? "" : " until now"}`],
     ["let go after", slot.ended && slot.over && slot.claimed && duration(slot.over - slot.ended)],
-    ["tail", slot.parts.length ? slot.parts.map((part) => `${part.gpus.length} GPUs from ${clock(part.at)}`).join(", ") : undefined],
+    [
+      "tail",
+      slot.parts.length
+        ? slot.parts.map((part) => `${part.gpus.length} GPUs from ${clock(part.at)}`).join(", ")
+        : undefined,
+    ],
     ["fence", slot.fence && h("span", { class: "mono" }, slot.fence)],
     ["GPUs", slot.gpus?.length ? `${slot.gpus.length}: ${slot.gpus.join(" ")}` : undefined],
   ];
@@ -229,30 +394,67 @@ export function tipOf(app, hit) {
   if (hit.bar?.slot !== undefined) {
     const { slot, kind } = hit.bar;
     const phase = slot.phase ? ` · ${slot.phase}` : "";
-    return [h("b", {}, `${slot.job ? app.nameOf(slot.job) : "a job whose beginning was not read"}${phase}`), h("div", { class: "dim" }, `slot ${slot.id}, ${kindText(kind)}`), pairs(slotFacts(app, slot).filter(([name]) => name !== "asked at"))];
+    return [
+      h("b", {}, `${slot.job ? app.nameOf(slot.job) : "a job whose beginning was not read"}${phase}`),
+      h("div", { class: "dim" }, `slot ${slot.id}, ${kindText(kind)}`),
+      pairs(slotFacts(app, slot).filter(([name]) => name !== "asked at")),
+    ];
   }
   if (hit.bar?.order !== undefined) {
     const { order } = hit.bar;
     const what = order.kind === "park" ? "parking" : "discarding";
-    return [h("b", {}, `${what} ${app.nameOf(order.job)}'s ${order.pool} state`), pairs([["order", order.id], ["took", order.ended ? duration(order.ended - order.issued) : `${duration(app.now() - order.issued)} until now`], ["ended", order.how], ["error", order.error]])];
+    return [
+      h("b", {}, `${what} ${app.nameOf(order.job)}'s ${order.pool} state`),
+      pairs([
+        ["order", order.id],
+        [
+          "took",
+          order.ended ? duration(order.ended - order.issued) : `${duration(app.now() - order.issued)} until now`,
+        ],
+        ["ended", order.how],
+        ["error", order.error],
+      ]),
+    ];
   }
   if (hit.back !== undefined && hit.back !== null) {
-    return [h("b", {}, hit.row.label), h("div", {}, statusText(hit.back.status)), hit.back.reason ? h("div", { class: "dim" }, hit.back.reason) : null];
+    return [
+      h("b", {}, hit.row.label),
+      h("div", {}, statusText(hit.back.status)),
+      hit.back.reason ? h("div", { class: "dim" }, hit.back.reason) : null,
+    ];
   }
   if (hit.kept !== undefined) {
-    const word = hit.kept.status === "loaded" ? "lies loaded here; nobody holds the GPUs" : "may be here: it has to be looked for";
+    const word =
+      hit.kept.status === "loaded" ? "lies loaded here; nobody holds the GPUs" : "may be here: it has to be looked for";
     return [h("b", {}, `${app.nameOf(hit.kept.job)}'s ${hit.kept.pool} state`), h("div", { class: "dim" }, word)];
   }
   if (hit.at === undefined) return null;
   if (hit.at > app.now()) return null;
-  return [h("b", {}, hit.row.label), h("div", { class: "dim" }, hit.row.kind === "node" ? (hit.placed ? "idle: jobs are placed here, and none holds it" : "unallocated: no job is placed here") : "in none of its phases")];
+  return [
+    h("b", {}, hit.row.label),
+    h(
+      "div",
+      { class: "dim" },
+      hit.row.kind === "node"
+        ? hit.placed
+          ? "idle: jobs are placed here, and none holds it"
+          : "unallocated: no job is placed here"
+        : "in none of its phases",
+    ),
+  ];
 }
 
 /** The panel of what was chosen in the picture. */
 export function chosen(app, hit, close) {
   const panel = $("chosen");
   panel.hidden = hit === null || hit.row.kind === "head";
-  const words = panel.hidden ? "" : [hit.row.label, hit.bar?.slot && `slot ${hit.bar.slot.id}, ${app.nameOf(hit.bar.slot.job)} ${hit.bar.slot.phase}, ${statusOf(hit.bar.slot)}`];
+  const words = panel.hidden
+    ? ""
+    : [
+        hit.row.label,
+        hit.bar?.slot &&
+          `slot ${hit.bar.slot.id}, ${app.nameOf(hit.bar.slot.job)} ${hit.bar.slot.phase}, ${statusOf(hit.bar.slot)}`,
+      ];
   say($("chosen-said"), [words].flat().filter(Boolean).join(": "));
   if (panel.hidden) return;
   const shut = h("button", { class: "quiet icon", "aria-label": "Choose nothing", onclick: close }, "✕");
@@ -260,29 +462,74 @@ export function chosen(app, hit, close) {
   if (slot !== undefined) {
     const job = app.jobOf(slot.job);
     const thing = { id: slot.id, name: app.nameOf(slot.job), status: statusOf(slot) };
-    fill(panel, h("div", { class: "head" }, h("h2", {}, `${app.nameOf(slot.job)} · ${slot.phase ?? ""}`), shut), h(
-      "div",
-      { class: "body" },
-      pairs([["slot", h("span", { class: "mono" }, slot.id)], ...slotFacts(app, slot), ["owner", job && `${job.owner}/${job.user}`], ["group", job?.group], ["slowdown", job && slowdownBar(job)]]),
-      h("div", { class: "buttons" }, h("a", { href: `#/job/${slot.job}` }, "Job page"), buttons(app, ["revoke"], thing, () => app.refresh())),
-    ));
+    fill(
+      panel,
+      h("div", { class: "head" }, h("h2", {}, `${app.nameOf(slot.job)} · ${slot.phase ?? ""}`), shut),
+      h(
+        "div",
+        { class: "body" },
+        pairs([
+          ["slot", h("span", { class: "mono" }, slot.id)],
+          ...slotFacts(app, slot),
+          ["owner", job && `${job.owner}/${job.user}`],
+          ["group", job?.group],
+          ["slowdown", job && slowdownBar(job)],
+        ]),
+        h(
+          "div",
+          { class: "buttons" },
+          h("a", { href: `#/job/${slot.job}` }, "Job page"),
+          buttons(app, ["revoke"], thing, () => app.refresh()),
+        ),
+      ),
+    );
     return;
   }
   const node = app.nodes.get(hit.row.id);
   if (node !== undefined) {
-    fill(panel, h("div", { class: "head" }, glyph(node.status), h("h2", {}, node.node), shut), h("div", { class: "body" }, nodeFacts(app, node), buttons(app, ["drain", "undrain", "clear"], node, () => app.refresh())));
+    fill(
+      panel,
+      h("div", { class: "head" }, glyph(node.status), h("h2", {}, node.node), shut),
+      h(
+        "div",
+        { class: "body" },
+        nodeFacts(app, node),
+        buttons(app, ["drain", "undrain", "clear"], node, () => app.refresh()),
+      ),
+    );
     return;
   }
   const job = app.jobOf(hit.row.id);
   if (job !== undefined) {
-    fill(panel, h("div", { class: "head" }, glyph(job.status), h("h2", {}, job.name), shut), h("div", { class: "body" }, pairs([["status", job.status], ["why", job.reason], ["owner", `${job.owner}/${job.user}`], ["group", job.group], ["slowdown", slowdownBar(job)]]), h("a", { href: `#/job/${job.job}` }, "Job page")));
+    fill(
+      panel,
+      h("div", { class: "head" }, glyph(job.status), h("h2", {}, job.name), shut),
+      h(
+        "div",
+        { class: "body" },
+        pairs([
+          ["status", job.status],
+          ["why", job.reason],
+          ["owner", `${job.owner}/${job.user}`],
+          ["group", job.group],
+          ["slowdown", slowdownBar(job)],
+        ]),
+        h("a", { href: `#/job/${job.job}` }, "Job page"),
+      ),
+    );
   } else panel.hidden = true;
 }
 
 function nodeFacts(app, node) {
   const gpus = node.gpus.map((gpu) => {
     const holder = gpu.holder ? app.history.slots.get(gpu.holder) : undefined;
-    const who = gpu.holder ? (holder?.job ? app.nameOf(holder.job) : gpu.holder) : gpu.stain ? `bytes of ${app.nameOf(gpu.stain)}` : "free";
+    const who = gpu.holder
+      ? holder?.job
+        ? app.nameOf(holder.job)
+        : gpu.holder
+      : gpu.stain
+        ? `bytes of ${app.nameOf(gpu.stain)}`
+        : "free";
     return `${gpu.gpu.split("/")[1]} ${who}${gpu.used_gb === null ? "" : ` ${number(gpu.used_gb, 1)} GB`}`;
   });
   return pairs([
@@ -291,9 +538,28 @@ function nodeFacts(app, node) {
     ["group", node.group],
     ["kind", [node.gpu_type, node.gpu_gb ? `${number(node.gpu_gb)} GB` : ""].filter(Boolean).join(", ")],
     ["price", node.price_per_hour ? `${number(node.price_per_hour, 2)} an hour` : undefined],
-    ["GPUs", h("span", {}, gpus.map((text) => h("div", {}, text)))],
-    ["states", Object.entries(node.states).map(([key, status]) => h("div", {}, `${app.nameOf(key.split(" ")[0])} ${key.split(" ").slice(1).join(" ")}: ${status}`))],
+    [
+      "GPUs",
+      h(
+        "span",
+        {},
+        gpus.map((text) => h("div", {}, text)),
+      ),
+    ],
+    [
+      "states",
+      Object.entries(node.states).map(([key, status]) =>
+        h("div", {}, `${app.nameOf(key.split(" ")[0])} ${key.split(" ").slice(1).join(" ")}: ${status}`),
+      ),
+    ],
     ["left over", node.leftover_gb ? `${number(node.leftover_gb, 1)} GB on each GPU` : undefined],
-    ["placed", h("span", {}, node.jobs.map((one) => h("div", {}, jobLink(app, one.job))))],
+    [
+      "placed",
+      h(
+        "span",
+        {},
+        node.jobs.map((one) => h("div", {}, jobLink(app, one.job))),
+      ),
+    ],
   ]);
 }

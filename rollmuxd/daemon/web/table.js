@@ -16,10 +16,19 @@ export class Table {
     this.elements = new Map();
     const least = columns.reduce((sum, column) => sum + Number(/(\d+)px/.exec(column.width ?? "80px")[1]), 0);
     this.widths = columns.map((column) => column.width ?? "minmax(80px, 1fr)").join(" ");
-    this.heads = h("div", { class: "row headers", role: "row", "aria-rowindex": 1, style: { gridTemplateColumns: this.widths } });
+    this.heads = h("div", {
+      class: "row headers",
+      role: "row",
+      "aria-rowindex": 1,
+      style: { gridTemplateColumns: this.widths },
+    });
     for (const column of columns) {
       const button = h("button", { type: "button", onclick: () => this.sortBy(column.id) }, column.head);
-      const cell = h("div", { role: "columnheader", class: column.num ? "num" : "" }, column.sort ? button : h("span", { class: "small" }, column.head));
+      const cell = h(
+        "div",
+        { role: "columnheader", class: column.num ? "num" : "" },
+        column.sort ? button : h("span", { class: "small" }, column.head),
+      );
       column.button = button;
       column.header = cell;
       this.heads.append(cell);
@@ -100,7 +109,8 @@ export class Table {
     for (const [key, row] of this.elements) if (!there.has(key)) row.remove();
     let before = null;
     for (const row of there.values()) {
-      if (row.parentNode !== this.body || row.previousSibling !== before) this.body.insertBefore(row, before === null ? this.body.firstChild : before.nextSibling);
+      if (row.parentNode !== this.body || row.previousSibling !== before)
+        this.body.insertBefore(row, before === null ? this.body.firstChild : before.nextSibling);
       before = row;
     }
     this.elements = there;
