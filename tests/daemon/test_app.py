@@ -20,7 +20,7 @@ from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.inputs import HostSpec, RegisterJob
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon import app, journal_tools
-from rollmuxd.daemon.app import CannotStart, serve
+from rollmuxd.daemon.app import CannotStart, make_policy, serve
 from rollmuxd.daemon.journal import Journal
 from rollmuxd.daemon.settings import JournalTable, Settings, load_settings
 
@@ -187,8 +187,17 @@ async def test_an_unknown_policy_is_not_told_to_be_installed_by_a_name_that_anyb
     with pytest.raises(CannotStart) as caught:
         await serve(Settings(daemon={"state_dir": tmp_path, "listen": "", "policy": "rolmux"}))
     assert str(caught.value) == (
-        'settings: daemon.policy: policy "rolmux" is not installed (installed: rollmux); did you mean "rollmux"?'
+        'settings: daemon.policy: policy "rolmux" is not installed (installed: loom, rollmux); did you mean "rollmux"?'
     )
+
+
+async def test_loom_is_run_where_the_settings_say_so_with_its_options():
+    policy = make_policy(Settings(daemon={"policy": "loom"}, policy={"loom": {"objective": "work", "regroup": 2}}))
+    assert (policy.name, policy.objective, policy.together) == ("loom", "work", 2)
+    with pytest.raises(
+        CannotStart, match=r"policy\.loom: objective is 'fame', and it is one of cost, work, throughput"
+    ):
+        make_policy(Settings(daemon={"policy": "loom"}, policy={"loom": {"objective": "fame"}}))
 
 
 async def test_an_option_that_a_backend_does_not_know_is_said_with_the_file(tmp_path):
