@@ -100,6 +100,8 @@ class RollMux:
             by default, do not: it costs 3 to 26 % and only saves time.
         max_group: jobs in a group at most (the paper's residency cap, 2 to 5).
         whole_pools: pools that every job of a group uses whole.
+        uncertain: nobody knows how long phases take: groups go by credit, with the guard, and tight bounds share
+            nothing (:mod:`~rollmuxd.core.guard`).
     """
 
     name = "rollmux"
@@ -107,11 +109,18 @@ class RollMux:
     dispatch = Dispatch.WHEEL
 
     def __init__(
-        self, *, prune: bool = False, max_group: int = 5, whole_pools: Sequence[PoolName] = ("train",)
+        self,
+        *,
+        prune: bool = False,
+        max_group: int = 5,
+        whole_pools: Sequence[PoolName] = ("train",),
+        uncertain: bool = False,
     ) -> None:
         if max_group < 1:
             raise ValueError(f"max_group is {max_group}, and a group has at least one job")
         self.prune, self.max_group, self.whole_pools = prune, max_group, tuple(whole_pools)
+        if uncertain:
+            self.dispatch = Dispatch.CREDIT
         self._summaries: dict[GroupId, Summary] = {}
 
     # ---- the protocol ----------------------------------------------------------------------------------------------

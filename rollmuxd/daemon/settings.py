@@ -139,6 +139,11 @@ class RollMuxTable(_Table):
     max_group: Annotated[int, Field(ge=1, le=64)] = 5
     """Jobs in a group at most. Default: 5, beyond which the paper saw no gain."""
 
+    uncertain: bool = False
+    """Whether phases take what nobody knows beforehand. Then groups do not go in a certified order: whoever is least
+    ahead of its bound goes first, and a job that runs short of credit is served first or has nodes of its own until it
+    has earned some. Promises are then kept by measuring, not by proof."""
+
 
 class PolicyTable(BaseModel):
     # Other policies' tables are theirs to check.
@@ -199,6 +204,12 @@ class MovesTable(_Table):
 
     every_h: Annotated[float, Field(ge=0, le=8760)] = 1.0
     """Hours after which a job may be moved again. Default: one."""
+
+    takes_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
+    """Seconds that a move takes from its job, as this cluster measures it: what credit has to pay for it."""
+
+    relaunch_takes_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
+    """The same, of a job that is started again elsewhere."""
 
     begins_s: Seconds = 7200.0
     """Seconds within which a job that is to move has to come to the end of an iteration. Default: two hours."""
@@ -539,6 +550,8 @@ class Settings(BaseSettings):
             moves=Moves(self.moves.enabled),
             moves_at_a_time=self.moves.at_a_time,
             move_every_ms=_ms(self.moves.every_h * 3600),
+            move_takes_ms=_ms(self.moves.takes_s),
+            relaunch_takes_ms=_ms(self.moves.relaunch_takes_s),
             move_begins_ms=_ms(self.moves.begins_s),
             move_ends_ms=_ms(self.moves.ends_s),
             use_half_life_ms=_ms(self.limits.use_half_life_h * 3600),

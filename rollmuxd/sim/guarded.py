@@ -6,7 +6,7 @@ Plans are made on means, and a plan's period is no promise then: what counts is 
 from msgspec.structs import replace
 
 from rollmuxd.core.loom import Loom
-from rollmuxd.core.model import Dispatch, Millis, Movable
+from rollmuxd.core.model import Millis, Movable
 from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Policy
 from rollmuxd.sim.contender import InWheelOrder
@@ -23,9 +23,9 @@ class Guarded(InWheelOrder):
 
     def policy(self, seed: int) -> Policy:
         """A new one: it draws nothing."""
-        made = Loom(objective="cost", warm_s=self._move_ms / 1000, rounds=1) if self._loom else RollMux()
-        made.dispatch = Dispatch.CREDIT
-        return made
+        if self._loom:
+            return Loom(objective="cost", warm_s=self._move_ms / 1000, rounds=1, uncertain=True)
+        return RollMux(uncertain=True)
 
     def adapt(self, job: SimJob) -> SimJob:
         """One that may be moved."""
