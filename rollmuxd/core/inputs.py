@@ -246,6 +246,8 @@ class HostSeen(Struct, frozen=True):
     boot_id: str = ""
     #: when the look began, on the clock of ``now``; None: just now
     since: Millis | None = None
+    #: GPUs that are not among them because they cannot be read, and why
+    unread: dict[GpuId, str] = {}
 
 
 class HostUnreachable(Struct, frozen=True):

@@ -190,6 +190,10 @@ def host_seen(c: Cycle, told: i.HostSeen) -> Answer:
             look_at(c, host.id)
         elif all(gpu in sights for gpu in node.gpus):  # a GPU that was not reported was not seen
             see_node(c, node, sights)
+        elif why := next((f"{gpu}: {told.unread[gpu]}" for gpu in node.gpus if gpu in told.unread), ""):
+            if node.status is not NodeStatus.LOST:
+                c.fact(f.NodeLost(c.now, name, why))
+            dispatch(c, node.group)  # what cannot be served is passed
     if len(c.facts) > before:
         admit(c)
     for name in list(host.nodes):

@@ -371,7 +371,7 @@ class Actuator:
                 log.warning("backend_crashed", host=host, exc_info=True)
             return HostUnreachable(host, _said(error))
         self._remember(sight)
-        return HostSeen(host, sight.gpus, sight.boot_id, since)
+        return HostSeen(host, sight.gpus, sight.boot_id, since, dict(sight.unread))
 
     async def _sighted(self, backend: Backend, host: HostId) -> Sight:
         """What the backend sees, if its GPUs are nobody else's as well. Raises ContactLost."""

@@ -113,7 +113,8 @@ async def _host(backend: Backend, host: HostTable) -> tuple[list[Finding], Seen 
             findings.append(Finding(what="look", level="bad", said=why or f"{type(error).__name__}: {error}"))
         return findings, None
     findings.append(_took(took_ms))
-    findings.extend(_configured(host, inventory))
+    known = {finding.what for finding in findings if finding.level == "bad"}
+    findings.extend(finding for finding in _configured(host, inventory) if finding.what not in known)
     return findings, Seen(inventory, sight)
 
 

@@ -53,13 +53,16 @@ class Inventory(Struct, frozen=True):
 
 
 class Sight(Struct, frozen=True):
-    """What a backend saw on a host at one moment: every GPU of the host, each exactly once."""
+    """What a backend saw on a host at one moment: every GPU of the host that can be read, each exactly once."""
 
     gpus: tuple[GpuSight, ...]
     #: another value than last time means that the machine was restarted in between
     boot_id: str
     #: of each GPU that has one: its own name (:attr:`GpuInfo.uuid`). The same one under two ids is refused
     uuids: Mapping[GpuId, str] = {}
+    #: of GPUs that the configuration names and that cannot be read (lost, not there): why. Their nodes are lost, the
+    #: others go on
+    unread: Mapping[GpuId, str] = {}
 
 
 class ProcessOrder(Struct, frozen=True):
@@ -124,7 +127,7 @@ class Backend(Protocol):
 
         Raises:
             ContactLost: the host cannot be reached, or did not answer in a way that can be trusted. A GPU that
-                cannot be read is an error of the whole call, never a GPU left out or with memory 0.
+                cannot be read is in ``unread``, or an error of the whole call; never one with memory 0.
         """
         ...
 

@@ -71,6 +71,7 @@ class Asking(ABC, Generic[Options]):
             ),
             boot_id=looked["boot_id"],
             uuids={gpu: one["uuid"] for gpu, one in usable},
+            unread=self._unread(host, looked),
         )
 
     async def check(self, host: HostId) -> tuple[Finding, ...]:
@@ -161,19 +162,20 @@ class Asking(ABC, Generic[Options]):
         return looked
 
     def _usable(self, host: HostId, looked: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-        """The GPUs with their names here; those that cannot be read or are split only concern who configured them.
+        """The GPUs that can be read and are not split, with their names here."""
+        named = [(f"{host}/gpu{one['index']}", one) for one in looked["gpus"]]
+        return [(gpu, one) for gpu, one in named if not _trouble(one)]
 
-        Raises:
-            ContactLost: the configuration names one that is not there, cannot be read, or is split.
-        """
+    def _unread(self, host: HostId, looked: Mapping[str, Any]) -> dict[str, str]:
+        """What keeps configured GPUs from being used. Those that nobody configured concern nobody."""
         there = {f"{host}/gpu{one['index']}": one for one in looked["gpus"]}
+        have = f"its GPUs are {', '.join(there)}" if there else "it has none"
+        found = {}
         for gpu in self.hosts[host].gpus:
-            if gpu not in there:
-                have = f"its GPUs are {', '.join(there)}" if there else "it has none"
-                raise ContactLost(f"{gpu} is in the configuration and not on {host}; {have}")
-            if trouble := _trouble(there[gpu]):
-                raise ContactLost(f"{gpu}: {trouble}")
-        return [(gpu, one) for gpu, one in there.items() if not _trouble(one)]
+            why = _trouble(there[gpu]) if gpu in there else f"it is in the configuration and not on {host}; {have}"
+            if why:
+                found[gpu] = why
+        return found
 
 
 def _trouble(gpu: Mapping[str, Any]) -> str:
