@@ -120,6 +120,7 @@ def _picture(folder: Path, chromium: Any, groups: int, slots: int) -> Json:
         page.wait_for_timeout(300)
         whole = _redrawn(page)
         bars = _redrawn(page, about=1_600)
+        heap = page.evaluate("performance.memory.usedJSHeapSize / 1e6")
         lines = page.evaluate(
             "(() => { const began = performance.now(); rollmux.drawLines(); return performance.now() - began; })()"
         )
@@ -134,6 +135,7 @@ def _picture(folder: Path, chromium: Any, groups: int, slots: int) -> Json:
         "redraw_lately": {"bars": lately["bars"], "p50_ms": short(median(lately["took"]))},
         "redraw_all": {"bars": whole["bars"], "p50_ms": short(median(whole["took"]))},
         "lines_ms": short(lines),
+        "heap_mb": short(heap),
     }
 
 

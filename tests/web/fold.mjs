@@ -15,6 +15,7 @@ const history = new History();
 for (const node of given.nodes) history.knowNode(node.node, node.gpus);
 for (const page of given.pages) history.take(page, page[0].seq - 1, page[page.length - 1].seq);
 for (const slot of given.slots) history.knowSlot(slot);
+if (given.forget) history.forget(given.forget);
 const lanes = new Lanes(history);
 lanes.know(
   new Map(given.nodes.map((node) => [node.node, { gpus: node.gpus.length, status: node.status, jobs: node.jobs }])),
@@ -45,5 +46,6 @@ const shares =
 const lists = [history.nodes, history.jobs, history.states, history.placements].flatMap((map) => [...map.values()]);
 const marks = [...lists, ...[...history.slots.values()].map((slot) => slot.parts), history.starts].flat().length;
 process.stdout.write(
-  JSON.stringify({ found, shares: shares && Object.fromEntries(shares), events: history.events.length, marks }),
+  JSON.stringify({ found, shares: shares && Object.fromEntries(shares), events: history.events.length,
+    slots: history.slots.size, marks }),
 );

@@ -197,6 +197,19 @@ def test_facts_may_come_in_any_order_and_more_than_once(node: str) -> None:
         assert fold(node, pages=mixed, at=at, **story.told()) == in_order
 
 
+def test_what_is_forgotten_changes_nothing_of_what_came_after(node: str) -> None:
+    for seed in (2, 46):
+        story = of_a_seed(seed)
+        half = story.moments[len(story.moments) // 2][0]
+        at = [moment for moment, *_ in story.moments if moment >= half]
+        whole = fold(node, pages=[story.facts], at=at, **story.told())
+        later = fold(node, pages=[story.facts], at=at, forget=half, **story.told())
+        assert later["found"] == whole["found"]
+        assert later["slots"] < whole["slots"]
+        assert later["marks"] < whole["marks"]
+        assert later["events"] < whole["events"]
+
+
 @pytest.mark.parametrize("seed", range(105, 109))
 def test_who_begins_with_the_newest_facts_sees_the_present_as_it_is(node: str, seed: int) -> None:
     """Of the past no more is read than a picture needs; what is open is known from the lists."""

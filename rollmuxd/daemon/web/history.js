@@ -75,6 +75,7 @@ export class History {
     /** numbers of the facts that were read: after the one, up to the other */
     this.after = undefined;
     this.last = undefined;
+    this.forgot = false;
     this.earliest = undefined;
     this.latest = 0;
     /** what has changed since somebody looked: nodes and jobs */
@@ -93,7 +94,7 @@ export class History {
 
   /** A page of facts that came after fact ``after``, of which ``last`` was the last that was looked at. */
   take(facts, after, last) {
-    this.after = this.after === undefined ? after : Math.min(this.after, after);
+    if (!this.forgot) this.after = this.after === undefined ? after : Math.min(this.after, after);
     this.last = this.last === undefined ? last : Math.max(this.last, last);
     for (const fact of facts) this.see(fact);
   }
@@ -147,11 +148,20 @@ export class History {
         this.ordersOfNode.get(order.node)?.delete(order);
       }
     }
+    for (const lists of [this.nodes, this.jobs, this.states]) {
+      for (const list of lists.values()) {
+        // The last of them says how it was at that time.
+        const first = list.findIndex((mark) => mark.at >= before);
+        list.splice(0, first < 0 ? Math.max(0, list.length - 1) : Math.max(0, first - 1));
+      }
+    }
     this.events = this.events.filter((event) => event.at >= before);
     this._seen.clear();
     for (const event of this.events) this._seen.add(event.seq);
     this.earliest = Math.max(this.earliest ?? before, before);
-    this.after = undefined; // what is older is not read again
+    // What is older is not read again.
+    this.forgot = true;
+    this.after = undefined;
   }
 
   // ---- writing down --------------------------------------------------------------------------------------------------

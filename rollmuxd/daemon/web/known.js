@@ -11,7 +11,8 @@ import { toast } from "./actions.js";
 const BEGIN = 4000;
 const PAGE = 4000;
 /** slots that are remembered: older ones are forgotten, and not read again */
-const SLOTS_MOST = 120000;
+const SLOTS_MOST = 80000;
+const SLOTS_BACK = 60000;
 /** who comes back after so many facts begins anew */
 const GAP_MOST = 20000;
 /** the feed is asked at most so often; and lists are asked for again after so many times what they took */
@@ -260,7 +261,7 @@ export class Known {
       while (!signal.aborted) {
         const { history } = this;
         const more =
-          history.after !== undefined && history.after >= this.me.first && history.slots.size < SLOTS_MOST / 2;
+          history.after !== undefined && history.after >= this.me.first && history.slots.size < SLOTS_BACK;
         if (!more || history.earliest === undefined || history.earliest <= this.back.wanted) break;
         const until = history.after;
         const after = Math.max(this.me.first - 1, until - PAGE);
