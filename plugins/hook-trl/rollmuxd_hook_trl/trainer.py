@@ -90,7 +90,11 @@ class Sharing(_Trainer):  # type: ignore[misc]
             return super()._generate(prompts)
         if not self._sync_is_due():
             self._turns.go("rollout")
-        generated = super()._generate(prompts)
+        self._generating = True
+        try:
+            generated = super()._generate(prompts)
+        finally:
+            self._generating = False
         if self._turns.slot is not None:
             completions = generated[1]
             self._turns.slot.measure(sequences=len(completions), tokens=sum(len(one) for one in completions))
@@ -127,8 +131,13 @@ class Sharing(_Trainer):  # type: ignore[misc]
         send = self.vllm_generation.sync_weights
 
         def sync_weights(*args: Any, **kwargs: Any) -> Any:
-            with self._turns.within("sync", then="rollout" if self._generating else None):
-                return send(*args, **kwargs)
+            if not self._generating:
+                with self._turns.within("sync"):
+                    return send(*args, **kwargs)
+            self._turns.go("sync")
+            sent = send(*args, **kwargs)
+            self._turns.go("rollout")
+            return sent
 
         self.vllm_generation.sync_weights = sync_weights
 

@@ -44,11 +44,8 @@ class Turns:
         )
 
     @contextlib.contextmanager
-    def within(self, phase: str, *, or_in: tuple[str, ...] = ("init",), then: str | None = None) -> Iterator[None]:
-        """Have the phase for as long as this lasts, and ``then`` another one; where it is held already, that will do.
-
-        So does one of ``or_in``.
-        """
+    def within(self, phase: str, *, or_in: tuple[str, ...] = ("init",)) -> Iterator[None]:
+        """Have the phase for as long as this lasts; where it, or one of ``or_in``, is held already, that will do."""
         if not self.on or self.current == phase or self.current in or_in:
             yield
             return
@@ -58,10 +55,7 @@ class Turns:
         except BaseException as error:
             self.leave(error=error)
             raise
-        if then is not None:
-            self.go(then)
-        else:
-            self.leave()
+        self.leave()
 
     def end(self, error: BaseException | None = None) -> None:
         """Release what is held, and end the job."""

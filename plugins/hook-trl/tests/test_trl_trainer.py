@@ -3,10 +3,12 @@
 The fake daemon grants at once and writes down which phases ran; the runs are those of ``examples/trl_grpo.py``.
 """
 
+import copy
 import importlib.util
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -273,6 +275,92 @@ def test_a_trainer_that_hides_what_the_hook_needs_is_refused_before_there_is_one
 
     with pytest.raises(UnknownTrl, match=r"Own\._generate takes the place"):
         type("Shared", (Sharing, Own), {})
+
+
+# ---- with a vLLM server ----------------------------------------------------------------------------------------------
+
+
+class Server:
+    """In the place of TRL's VLLMGeneration: a model of its own generates, with the weights that it was sent last."""
+
+    def __init__(self, *, model, **settings):
+        self._source, self._limit = model, settings["max_completion_length"]
+        self._engine = copy.deepcopy(model)
+        self.asked = []
+        self.watch = lambda: None
+
+    @property
+    def vllm_client(self):
+        return SimpleNamespace(get_server_info=lambda: {"model_config": {"logprobs_mode": "processed_logprobs"}})
+
+    def sync_weights(self):
+        self.asked.append(("sync", self.watch()))
+        self._engine.load_state_dict(self._source.state_dict())
+
+    def generate(self, prompts, **_):
+        self.asked.append(("generate", self.watch()))
+        with torch.no_grad():
+            ids = torch.tensor(prompts)
+            made = self._engine.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=True, max_new_tokens=self._limit
+            )
+            logits = self._engine(made).logits[:, ids.shape[1] - 1 : -1].log_softmax(-1)
+        tokens = made[:, ids.shape[1] :]
+        logprobs = logits.gather(2, tokens[:, :, None]).tolist()
+        return None, tokens.tolist(), logprobs, None
+
+
+SERVED = dict(use_vllm=True, vllm_mode="server", vllm_importance_sampling_correction=False)
+
+
+@pytest.fixture
+def server(trl, monkeypatch):
+    from trl.trainer import grpo_trainer
+
+    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", Server)
+
+
+@pytest.mark.usefixtures("server")
+def test_weights_go_to_a_server_with_both_pools_and_before_the_rollout(runs, trl, out, daemon):
+    run = runs.trainer("high", out, max_steps=3, **SERVED)
+    run.vllm_generation.watch = lambda: phase_of(run)
+    run.train()
+    assert run.vllm_generation.asked == [("sync", "sync"), ("generate", "rollout")] * 3
+    assert daemon.phases == ["init", "init", *["sync", "rollout", "train"] * 3]
+    (body,) = daemon.registered
+    assert {phase.name: phase.pools for phase in body.phases} == {
+        "rollout": ["rollout"],
+        "train": ["train"],
+        "sync": ["rollout", "train"],
+    }
+    assert runs.digest(run.model) == solo(runs, trl, out, max_steps=3, **SERVED)
+
+
+@pytest.mark.usefixtures("server")
+def test_a_rollout_with_weights_that_the_server_has_needs_no_sync(runs, out, daemon):
+    runs.trainer("high", out, max_steps=1, gradient_accumulation_steps=4, steps_per_generation=2, **SERVED).train()
+    assert daemon.phases == ["init", "init", "sync", *CYCLE, *CYCLE]
+
+
+@pytest.mark.usefixtures("server")
+def test_evaluation_with_a_server_has_both_pools_for_all_of_it(runs, trl, out, daemon):
+    more = dict(
+        max_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+        eval_dataset=runs.Dataset.from_dict({"prompt": ["1="] * 8}),
+        save_strategy="steps",
+        save_steps=1,
+        **SERVED,
+    )
+    run = runs.trainer("high", out, **more)
+    run.vllm_generation.watch = lambda: phase_of(run)
+    run.train()
+    # The evaluation of a step has sent its weights, so the next rollout needs not.
+    evaluated = ["sync", "train"]  # and the checkpoint was saved
+    assert daemon.phases == ["init", "init", "sync", *CYCLE, *evaluated, *CYCLE, *evaluated, "train"]
+    assert {phase for what, phase in run.vllm_generation.asked if what == "sync"} == {"sync"}
+    assert runs.digest(run.model) == solo(runs, trl, out + "-solo", **more)
 
 
 # ---- parking ---------------------------------------------------------------------------------------------------------
