@@ -18,8 +18,9 @@ from rollmuxd_backend_local.onhost import machine, processes
 def owner(tmp_path):
     name = f"test-{os.getpid()}-{tmp_path.name}"
     yield name
-    for one in processes.launched(name):
-        os.kill(one.pid, signal.SIGKILL)
+    for launch in {one.launch for one in processes.launched(name)}:
+        processes.stop(name, launch)
+    processes._sweep(name)
 
 
 def order(*argv, launch="l1", number=1, log="", env=None):
@@ -110,6 +111,13 @@ def test_one_that_leaves_its_session_and_its_environment_is_still_in_its_cgroup(
     assert processes.stop(owner, "l1")
     assert not lives(hidden)
     assert not processes._cgroups(owner), "the empty cgroup was left behind"
+
+
+def test_cgroups_of_launches_that_ended_by_themselves_are_not_left_behind(owner):
+    start(owner, order("true"))
+    until(lambda: not processes.alive(owner, "l1"))
+    start(owner, order("sleep", "600", launch="l2", number=2))
+    assert {mark[3] for _, mark in processes._cgroups(owner)} <= {"l2"}
 
 
 def test_another_daemons_processes_are_not_ours(owner):

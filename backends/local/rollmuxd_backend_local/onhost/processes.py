@@ -49,6 +49,7 @@ def start(owner: str, order: dict[str, Any]) -> dict[str, Any]:
         machine.Unknown: an earlier launch cannot be ended.
     """
     with _one_at_a_time():
+        _sweep(owner)
         there = [one for one in launched(owner) if one.job == order["job"]]
         later = [one for one in there if one.number > order["number"]]
         if later:
@@ -79,9 +80,7 @@ def stop(owner: str, launch: str) -> bool:
             _signal(one.pid, one.started, signal.SIGTERM if took_s < LEAVES_S else signal.SIGKILL)
         if any_there:
             time.sleep(_LOOK_S)
-    for folder, _ in _cgroups(owner):
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)
+    _sweep(owner, launch)
     return any_there
 
 
@@ -177,6 +176,7 @@ def _begin(owner: str, order: dict[str, Any]) -> dict[str, Any]:
                 preexec_fn=enter,  # noqa: PLW1509  # this process has one thread
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
+            _sweep(owner, order["launch"])
             raise machine.Refused(f"{argv[0]}: {error}") from error
     started = _start_time(child.pid) or ""
     # The kernel shows a program's environment a moment after it has begun, and until then nobody would find it.
@@ -244,6 +244,14 @@ def _cgroups(owner: str) -> list[tuple[str, tuple[str, ...]]]:
         return []
     marked = [(f"{top}/{name}", tuple(unquote(part) for part in name.split("."))) for name in names]
     return [(folder, mark) for folder, mark in marked if len(mark) == 4 and mark[0] == owner]
+
+
+def _sweep(owner: str, launch: str = "") -> None:
+    """Remove the cgroups that nobody is in: of one launch, or, where no other can be starting, of all of an owner's."""
+    for folder, whose in _cgroups(owner):
+        if launch in ("", whose[3]):
+            with contextlib.suppress(OSError):  # somebody is in it
+                os.rmdir(folder)
 
 
 # ---- what the kernel says of processes -------------------------------------------------------------------------------
