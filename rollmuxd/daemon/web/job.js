@@ -145,17 +145,6 @@ export class JobPage {
           ? sentences.map((text) => h("li", {}, text))
           : h("li", { class: "dim" }, job.reason || "nothing to be said"),
       ),
-      why?.wishes?.length
-        ? [
-            h("h3", {}, "It would start now with"),
-            h(
-              "ul",
-              { class: "sentences" },
-              why.wishes.map((wish) => h("li", {}, wish.text)),
-            ),
-          ]
-        : null,
-      job.waiting ? h("p", { class: "dim" }, `position ${job.waiting.position} of those who wait for a place`) : null,
     );
   }
 
@@ -176,7 +165,7 @@ export class JobPage {
         ["planned", job.planned_slowdown === null ? undefined : number(job.planned_slowdown, 2)],
         [
           "credit",
-          job.credit_s === null
+          job.credit_s === null || !job.iterations
             ? undefined
             : h(
                 "span",
@@ -186,7 +175,10 @@ export class JobPage {
         ],
         ["iterations", `${number(job.iterations)}${job.iterations < 8 ? " (judged from the eighth on)" : ""}`],
         ["starts", `${number(job.loads_warm)} warm, ${number(job.loads_cold)} cold, parked ${number(job.parks)} times`],
-        ["nodes", Object.entries(job.pins).map(([pool, nodes]) => h("div", {}, `${pool}: ${nodes.join(" ")}`))],
+        [
+          "nodes",
+          job.group && Object.entries(job.pins).map(([pool, nodes]) => h("div", {}, `${pool}: ${nodes.join(" ")}`)),
+        ],
         ["registered", dateAndTime(Date.parse(job.registered_at))],
       ]),
     );

@@ -260,8 +260,7 @@ export class Known {
     try {
       while (!signal.aborted) {
         const { history } = this;
-        const more =
-          history.after !== undefined && history.after >= this.me.first && history.slots.size < SLOTS_BACK;
+        const more = history.after !== undefined && history.after >= this.me.first && history.slots.size < SLOTS_BACK;
         if (!more || history.earliest === undefined || history.earliest <= this.back.wanted) break;
         const until = history.after;
         const after = Math.max(this.me.first - 1, until - PAGE);

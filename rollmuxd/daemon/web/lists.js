@@ -224,19 +224,17 @@ function wheel(app, group) {
   return h(
     "span",
     { class: "wheel" },
-    group.wheel
-      .slice(0, 12)
-      .map((visit, index) =>
-        h(
-          "span",
-          {
-            class: index === next ? "on" : "",
-            style: { background: app.marks.of(visit.job) },
-            title: `${visit.name || visit.job} ${visit.phase}${index === next ? " (next)" : ""}`,
-          },
-          `${(visit.name || visit.job).slice(0, 6)}·${visit.phase.slice(0, 1)}`,
-        ),
+    group.wheel.slice(0, 12).map((visit, index) =>
+      h(
+        "span",
+        {
+          class: index === next ? "on" : "",
+          style: { background: app.marks.of(visit.job) },
+          title: `${visit.name || visit.job} ${visit.phase}${index === next ? " (next)" : ""}`,
+        },
+        `${(visit.name || visit.job).slice(0, 6)}·${visit.phase.slice(0, 1)}`,
       ),
+    ),
   );
 }
 

@@ -81,7 +81,9 @@ class App extends Known {
     $("leave").hidden = !this.api.key;
     const { earliest } = this.history;
     if (earliest !== undefined && !this.gantt.looked) {
-      this.gantt.span = Math.min(900000, Math.max(60000, (this.now() - earliest) * 1.02));
+      // Of a daemon that has just begun, all; else a minute at least, which is read if it has to be.
+      const least = this.history.after < this.me.first ? 15000 : 60000;
+      this.gantt.span = Math.min(900000, Math.max(least, (this.now() - earliest) * 1.02));
       this._markSpan();
     }
     this.online();
