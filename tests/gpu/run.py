@@ -63,24 +63,32 @@ def has_daemon() -> bool:
     return {"channel"} <= {point.name for point in entry_points(group="rollmuxd.residency")}
 
 
-def prepare() -> str:
-    """A virtual environment beside this interpreter's torch; why there is none, if there is none."""
-    say(f"installing what a daemon needs into {VENV.name}, beside the torch of {sys.executable}")
-    python = VENV / "bin/python"
-    made = subprocess.run(
-        [sys.executable, "-m", "venv", "--system-site-packages", str(VENV)], capture_output=True, text=True, check=False
-    )
-    if made.returncode:
-        return (made.stderr or made.stdout).strip()[-300:]
-    wanted = ["-e", f"{ROOT}[daemon]", *(word for project in PROJECTS for word in ("-e", str(ROOT / project)))]
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--retries", "1", "-c", str(ROOT / "constraints.txt")]
-    done = subprocess.run([*pip, *wanted], capture_output=True, text=True, check=False)
-    if done.returncode:
-        return done.stderr.strip()[-300:]
-    if os.environ.get("ROLLMUX_GPU_AGAIN"):
+def prepare(wheels: str | None) -> str:
+    """Go on in a virtual environment beside this interpreter's torch; why there is none, if there is none."""
+    if os.environ.get("GPU_CHECKS_AGAIN"):
         return f"{VENV.name} was made, and still lacks something"
-    os.environ["ROLLMUX_GPU_AGAIN"] = "1"
-    return os.execv(str(python), [str(python), __file__, *sys.argv[1:]])
+    say(f"installing what a daemon needs into {VENV.name}, beside the torch of {sys.executable}")
+    python = str(VENV / "bin/python")
+    packages = [str(ROOT) + "[daemon]", *(str(ROOT / project) for project in PROJECTS)]
+    pip = [python, "-m", "pip", "install", "--quiet", "--retries", "1", "-c", str(ROOT / "constraints.txt")]
+    offline = ["--no-index", "--find-links", wheels] if wheels else []
+    for command in (
+        [sys.executable, "-m", "venv", "--clear", "--system-site-packages", str(VENV)],
+        [*pip, *offline, *(word for package in packages for word in ("-e", package))],
+        # (the torch may be in an environment of its own, which is no other's system)
+        [python, "-c", _BESIDE, str(Path(importlib.util.find_spec("torch").origin).parents[1])],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return f"{' '.join(command[:4])}: {(done.stderr or done.stdout).strip()[-300:]}"
+    os.environ["GPU_CHECKS_AGAIN"] = "1"
+    return os.execv(python, [python, __file__, *sys.argv[1:]])
+
+
+_BESIDE = """
+import pathlib, sys, sysconfig
+pathlib.Path(sysconfig.get_path("purelib"), "beside.pth").write_text(sys.argv[1])
+"""
 
 
 # ---- running --------------------------------------------------------------------------------------------------------
@@ -93,6 +101,7 @@ def main() -> int:
         "--gb", type=float, help="of the states that are moved (default: 8, at most a third of the GPU)"
     )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--wheels", help="a folder of wheels, where no package index can be reached")
     parser.add_argument("--cpu", action="store_true", help="try this program without a GPU, in small")
     asked = parser.parse_args()
     only = [name for name in asked.only.split(",") if name]
@@ -106,9 +115,11 @@ def main() -> int:
             return 2
         if python != sys.executable:
             os.execvp(python, [python, __file__, *sys.argv[1:]])
+    if importlib.util.find_spec("torch") is None:
+        parser.error(f"{sys.executable} has no torch; PYTHON=... names one that has")
     missing = ""
     if any(name in NEED_DAEMON for name in only) and not has_daemon():
-        missing = f"what a daemon needs could not be installed: {prepare()}"
+        missing = f"what a daemon needs could not be installed: {prepare(asked.wheels)}"
     report = {"machine": machine(asked.cpu), "settings": vars(asked), "checks": {}}
     for name in only:
         report["checks"][name] = check(name, asked, missing if name in NEED_DAEMON else "")

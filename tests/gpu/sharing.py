@@ -142,16 +142,19 @@ def two_jobs(asked: Any) -> dict:
 def _start(
     home: Path, name: str, seed: int, iterations: str, width: str, gpu_gb: str, socket: Path | None = None
 ) -> subprocess.Popen:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("ROLLMUX")}
     where = {"ROLLMUX_URL": "off"} if socket is None else {"ROLLMUX_URL": f"unix://{socket}", "ROLLMUX_REQUIRED": "1"}
     program = [sys.executable, str(ROOT / "examples/torch_states.py"), "--name", name, "--seed", str(seed)]
     more = ["--iterations", iterations, "--width", width, "--gpu-gb", gpu_gb, "--colocate"]
     log = (home / f"{name}-{'alone' if socket is None else 'shared'}.log").open("w+", encoding="utf-8")
     paths = os.pathsep.join(filter(None, [str(ROOT / "plugins/channel"), os.environ.get("PYTHONPATH")]))
-    env = {**kept, **where, "HOME": str(home), "CUDA_VISIBLE_DEVICES": "0", "PYTHONPATH": paths}
+    env = {**_plain(), **where, "HOME": str(home), "CUDA_VISIBLE_DEVICES": "0", "PYTHONPATH": paths}
     started = subprocess.Popen([*program, *more], env=env, stdout=log, stderr=subprocess.STDOUT, text=True)
     started.log = log  # type: ignore[attr-defined]
     return started
+
+
+def _plain() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if not key.startswith("ROLLMUX")}
 
 
 def _weights(started: subprocess.Popen) -> str:
@@ -175,7 +178,7 @@ def _daemon(home: Path, ending: contextlib.ExitStack, *, cpu: bool) -> Path:
     log = ending.enter_context((home / "daemon.log").open("w+"))
     daemon = subprocess.Popen(
         [sys.executable, "-m", "rollmuxd", "daemon", "run", "--config", str(config)],
-        env={**os.environ, "HOME": str(home)},
+        env={**_plain(), "HOME": str(home)},
         stdout=log,
         stderr=log,
     )
