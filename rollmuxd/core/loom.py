@@ -332,8 +332,8 @@ class Loom(RollMux):
             used=_used(needs),
         )
 
-    def _planner(self, state: State) -> Planner:
-        """A planner for the pools as they are."""
+    def _planner(self, state: State, *, scarce: bool | None = None) -> Planner:
+        """A planner for the pools as they are: as scarce as they look, or as is said, where nodes are owned."""
         prices: dict[PoolName, list[float]] = {}
         free: dict[PoolName, int] = {}
         ram: dict[PoolName, float] = {}
@@ -349,7 +349,8 @@ class Loom(RollMux):
             worth = sum(some) / len(some)
             counts = 1.0
             if self.objective == "throughput":
-                counts = next(counts for share, counts in SCARCITY if free[pool] >= share * len(some))
+                left = 0.0 if scarce else free[pool] if scarce is None else len(some)
+                counts = next(counts for share, counts in SCARCITY if left >= share * len(some))
             rooms[pool] = Room(worth * counts, worth, ram[pool], gpu[pool])
         key = tuple((pool, room.price) for pool, room in rooms.items())
         known = self._planners.get(key)
@@ -367,11 +368,14 @@ class Loom(RollMux):
         if move is not None:
             yield move
             return
-        planner = self._planner(state)
+        free = _free_by_pool(state)
+        if self.objective == "throughput" and not state.waiting and len(free) < len({*_pools(state)}):
+            return  # nobody needs what could be freed, and there is nowhere to spread
+        planner = self._planner(state, scarce=bool(state.waiting))
         crews, costs = yield from self._crews(state, planner)
         if not costs:
             return
-        search = Search(planner, costs, _free_by_pool(state), max_group=self.max_group)
+        search = Search(planner, costs, free, max_group=self.max_group)
         ages = {
             planner.number(need): (now - state.jobs[name].registered_at) / HOUR_MS
             for crew, sitting in crews
@@ -594,6 +598,13 @@ def _sits(state: State, name: JobId, step: Step) -> bool:
 def _present(state: State) -> tuple[JobId, ...]:
     """The jobs that have a place."""
     return tuple(sorted(name for group in state.groups.values() for name in group.jobs))
+
+
+def _pools(state: State) -> Iterator[PoolName]:
+    """The pools that the nodes in groups are of."""
+    for node in state.nodes.values():
+        if node.group is not None:
+            yield from node.pools
 
 
 def _usable(node: Node) -> bool:

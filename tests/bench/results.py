@@ -289,7 +289,7 @@ def _moves(outcomes: Sequence[Outcome], name: str) -> float:
 
 def loom() -> str:
     """The production trace: wheels, regrouping by pairs; both accountings."""
-    outcomes = compared("weave-production", "solo,rollmux-unpruned,loom-greedy,loom-rr,loom-pairs", seeds=3)
+    outcomes = compared("weave-production", "solo,rollmux-unpruned,loom-greedy,loom-rr,loom-pairs", seeds=2)
     rows = by_policy(outcomes)
     told = [_row(name, row, rows["solo"], _moves(outcomes, name)) for name, row in rows.items()]
     return grid(["policy", *_WOVEN], told)
@@ -297,23 +297,39 @@ def loom() -> str:
 
 def loom_triples() -> str:
     """The same with triples, one draw: 300 s and 30 s a move, and with a price on progress."""
-    outcomes = compared("weave-production", "solo,loom,loom-warm,loom-work", seeds=1)
-    rows = by_policy(outcomes)
-    told = [_row(name, row, rows["solo"], _moves(outcomes, name)) for name, row in rows.items()]
-    return grid(["policy", *_WOVEN], told)
+    wanted = {"solo": ("paper", "work"), "loom": ("paper",), "loom-warm": ("paper",), "loom-work": ("work",)}
+    some = tasks("weave-production", Options(slo=(1.0, 2.0)), list(wanted), "cost", range(1))
+    print(f"results: triples, {', '.join(wanted)}", file=sys.stderr, flush=True)
+    outcomes = ran([task for task in some if task.accounting in wanted[task.policy]])
+    solo = {outcome.accounting: outcome for outcome in outcomes if outcome.contender == "solo"}
+    told = [
+        [
+            f"`{outcome.contender}`", outcome.accounting, f"{outcome.cost_per_hour:.0f}", f"{outcome.cost / 1000:.1f}",
+            f"{solo[outcome.accounting].cost / outcome.cost:.2f} x",
+            percent(tables.spread([outcome.attainment or 0])), f"{statistics.mean(tables.slowdowns([outcome])):.2f}",
+            sum(job.moves for job in outcome.jobs), f"{outcome.mean_completion_s / 3600:.1f}",
+        ]
+        for outcome in outcomes
+    ]  # fmt: skip
+    head = ["policy", "accounting", "$/h", "k$", "Solo-D / it", "SLO kept", "slowdown", "moves", "mean job h"]
+    return grid(head, told)
 
 
 def loom_classes() -> str:
     """Traces that nothing was tuned on: the paper's synthetic classes, and 32B jobs counted honestly."""
     told = []
-    for workload, bound in (("mixed", "0.60"), ("BL", "0.56"), ("RH", "0.46"), ("TH", "0.83"),
-                            ("weave-production-honest", "-")):  # fmt: skip
-        outcomes = compared(workload, "solo,rollmux-unpruned,loom-greedy,loom-pairs", seeds=1)
-        rows = by_policy(outcomes)
-        for name in ("rollmux-unpruned", "loom-greedy", "loom-pairs"):
-            goal = bound if name == "loom-pairs" else "-"
-            told.append([workload, *_row(name, rows[name], rows["solo"], _moves(outcomes, name)), goal])
-    return grid(["trace", "policy", *_WOVEN, "target"], told)
+    for workload, goal in (("mixed", "0.60"), ("BL", "0.56"), ("RH", "0.46"), ("TH", "0.83"),
+                           ("weave-production-honest", "-")):  # fmt: skip
+        names = ["solo", "rollmux-unpruned", "loom-greedy", "loom-pairs"]
+        some = tasks(workload, Options(slo=(1.0, 2.0)), names, "cost", range(1))
+        print(f"results: {workload}, {', '.join(names)}", file=sys.stderr, flush=True)
+        outcomes = ran([task for task in some if task.accounting == "paper"])
+        solo = next(outcome.cost for outcome in outcomes if outcome.contender == "solo")
+        ratios = [f"{outcome.cost / solo:.3f}" for outcome in outcomes[1:]]
+        kept = percent(tables.spread([outcome.attainment or 0 for outcome in outcomes[3:]]))
+        told.append([workload, *ratios, goal, kept, f"{_moves(outcomes, 'loom-pairs'):.0f}"])
+    head = ["trace", "`rollmux-unpruned`", "`loom-greedy`", "`loom-pairs`", "target", "SLO kept", "moves"]
+    return grid(head, told)
 
 
 def loom_owned() -> str:
