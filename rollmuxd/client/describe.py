@@ -13,6 +13,7 @@ T = TypeVar("T")
 
 _WANT = {"nodes", "gpus", "named"}
 _TIMES = {"seconds", "gap_s", "min_gpus"}
+_SIDE = {*_TIMES, "every"}
 _STATE = {"gpu_gb", "leftover_gb", "ram_gb", "driver", "load_s", "park_s", "options"}
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -57,9 +58,6 @@ def registration(
     cycle = _cycle(pools, phases)
     if side is not None and not isinstance(side, Mapping):
         raise TypeError(f"side={side!r}: side phases are given as a dict, by name")
-    for phase in side or {}:
-        if phase != "init":
-            raise ValueError(f"side=: side phase {phase} is not to be had yet; only init is (see init=)")
     sides = [_phase(phase, given, pools, "side=") for phase, given in (side or {}).items()]
     if init is not None and init is not False and not any(phase.name == "init" for phase in sides):
         told = init if isinstance(init, Mapping) else {}
@@ -105,7 +103,7 @@ def _cycle(pools: Mapping[str, Mapping[str, Any]], phases: Mapping[str, Any] | I
 
 def _phase(phase: str, given: Any, pools: Mapping[str, Any], where: str) -> PhaseBody:
     options: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"pools": given}
-    _known(f"{where}{phase}", options, {"pools"} | _TIMES)
+    _known(f"{where}{phase}", options, {"pools"} | (_SIDE if where == "side=" else _TIMES))
     needs = options.pop("pools", None) or list(pools)
     needs = [needs] if isinstance(needs, str) else list(needs)
     for pool in needs:

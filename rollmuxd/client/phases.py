@@ -396,7 +396,8 @@ def job(
     The cycle is a phase per pool, in that order, unless ``phases`` says otherwise:
     ``phases=dict(rollout="rollout", train="train", sync=["rollout", "train"])``; a value may also be
     ``dict(pools=..., seconds=..., gap_s=..., min_gpus=...)``. ``init`` is a side phase over all pools, unless it is
-    false or says something else. (``side`` is for side phases of other names, which are not there yet.)
+    false or says something else. ``side`` has side phases of other names, such as ``eval=dict(pools="rollout",
+    seconds=120, every=20)``: at worst so long, once in so many iterations at most.
 
     ``slo`` bounds the slowdown (2.0: at most twice the time the job would take alone); None is best effort.
     ``on_loss`` says what follows when this process is lost: ``hold`` waits until its GPUs are seen clear, ``kill`` ends

@@ -187,9 +187,7 @@ def check_spec(spec: JobSpec, state: State, config: Config) -> None:
                 raise Impossible(
                     f"phase {phase.name} uses pool {pool}, of which nothing is wanted ({', '.join(wanted)})"
                 )
-    for phase in spec.side:
-        if phase.name != "init":
-            raise Impossible(f"side phase {phase.name} is not to be had yet; only init is")
+    _check_side(spec)
     if spec.movable is Movable.RELAUNCH and spec.launch is None:
         raise Impossible(
             "movable=relaunch is for jobs whose process rollmuxd itself starts, and this one does not say what to "
@@ -211,6 +209,24 @@ def check_spec(spec: JobSpec, state: State, config: Config) -> None:
         raise Impossible(f"slo is {spec.slo:g}: nobody is faster shared than alone, so it is at least 1, and finite")
     _check_numbers(spec)
     _check_wants(spec, state)
+
+
+def _check_side(spec: JobSpec) -> None:
+    """A side phase is planned as load by how often and how long; or nobody said, and then it stands by no promise."""
+    for phase in (*spec.phases, *(phase for phase in spec.side if phase.name == "init")):
+        if phase.every:
+            raise Impossible(f"phase {phase.name}: every is for side phases that come again, such as eval and save")
+    for phase in spec.side:
+        if phase.every < 0 or (phase.every and phase.planned_ms is None):
+            raise Impossible(
+                f"side phase {phase.name} comes once in {phase.every} iterations: say, too, how long it takes at worst "
+                "(seconds), or neither"
+            )
+        if phase.name != "init" and not phase.every and spec.slo is not None:
+            raise Impossible(
+                f"side phase {phase.name}: nothing says how often it comes and how long it takes at worst (every, "
+                "seconds), so nobody beside it can be promised anything; say both, or register without slo"
+            )
 
 
 def _check_launch(spec: JobSpec, state: State, config: Config) -> None:

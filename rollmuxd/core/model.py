@@ -77,6 +77,8 @@ class PhaseSpec(Struct, frozen=True, omit_defaults=True):
     gap_ms: Millis = 0
     #: the fewest GPUs it can start, or end its tail, on; 0: it needs them all
     min_gpus: int = 0
+    #: of a side phase: it comes once in so many iterations, at the most often; 0: nobody said
+    every: int = 0
 
 
 class Want(Struct, frozen=True, omit_defaults=True):

@@ -417,6 +417,9 @@ class RollMux:
         names = ", ".join(state.jobs[name].spec.name for name in group.jobs)
         if len(group.jobs) >= self.max_group:
             return Miss(Reason("group_full", f"group {group.id} ({names}) has its {self.max_group} jobs"))
+        why = shares_not(state, shape.job, group)
+        if why:
+            return Miss(Reason("shares_not", f"group {group.id} ({names}): {why}", {"group": group.id}))
         misses: list[Miss] = []
         more = _free_nodes(state, shape.job, self._parts(shape.job))
         candidates = chain(self._packings(state, shape.job, group), self._scaling(state, shape.job, group, more))
@@ -482,7 +485,7 @@ class Shape:
         self.solo_ms = solo_ms(job)
         self.limit_ms = limit_of(job)
         #: each phase, and how long it keeps its nodes busy in a shared group: moving its states included
-        self.busy = [(phase, (phase_ms(job, phase) or 0, _moves_ms(job, phase))) for phase in job.spec.phases]
+        self.busy = [(phase, (phase_ms(job, phase) or 0, _besides_ms(job, phase))) for phase in job.spec.phases]
         self.shared_ms = 0 if self.solo_ms is None else self.solo_ms + sum(moves for _, (_, moves) in self.busy)
         self._whole = {want.pool: want.nodes for want in job.spec.wants if want.pool in whole_pools and not want.gpus}
 
@@ -515,13 +518,43 @@ def rate_of(group: Group, job: Job) -> int:
 
 
 def may_share(state: State, job: Job, group: Group) -> bool:
-    """Whether a job may join others at all: nobody joins who is guarded, nor, by credit, who has hardly any to earn."""
-    members = [state.jobs[name] for name in (*group.jobs, *group.coming)]
-    if any(member.guarded for member in members):
-        return False
-    if group.dispatch is not Dispatch.CREDIT:
-        return True
-    return all(one.spec.slo is None or one.spec.slo >= TIGHT_SLO for one in (job, *members))
+    """Whether the job may join the group at all, whatever its plan would say."""
+    return not shares_not(state, job, group)
+
+
+def shares_not(state: State, job: Job, group: Group) -> str:
+    """Why nobody may join: beside who is guarded, unsaid side phases and promises, and by credit bounds too tight."""
+    everybody = (job, *(state.jobs[name] for name in (*group.jobs, *group.coming)))
+    for one in everybody[1:]:
+        if one.guarded:
+            return f"job {one.spec.name} is short of credit, and has it to itself until it has earned some"
+    unsaid = next((one for one in everybody if _comes_unsaid(one)), None)
+    if unsaid is not None and any(one.spec.slo is not None for one in everybody):
+        return f"nobody said how often side phases of job {unsaid.spec.name} come, so it stands beside no promise"
+    for one in everybody if group.dispatch is Dispatch.CREDIT else ():
+        if one.spec.slo is not None and one.spec.slo < TIGHT_SLO:
+            return (
+                f"job {one.spec.name} is promised {one.spec.slo:g} times, too little to share by credit"
+            )
+    return ""
+
+
+def _comes_unsaid(job: Job) -> bool:
+    """Whether the job has side phases of which nobody said how often they come, and for how long."""
+    return any(phase.name != "init" and not phase.every for phase in job.spec.side)
+
+
+def _besides_ms(job: Job, phase: PhaseSpec) -> Millis:
+    """What a phase keeps its nodes busy with beside itself: moving its states, and its part of the side phases.
+
+    A side phase that comes once in so many iterations is load on the first phase that has its pools, by as much.
+    """
+    load = _moves_ms(job, phase)
+    for side in job.spec.side:
+        bearer = next((it for it in job.spec.phases if set(side.pools) & set(it.pools)), job.spec.phases[0])
+        if side.every and bearer is phase:
+            load += -(-((side.planned_ms or 0) + _moves_ms(job, side)) // side.every)
+    return load
 
 
 def _moves_ms(job: Job, phase: PhaseSpec) -> Millis:

@@ -10,8 +10,8 @@ nodes). A handler reads: may it be (all refusing comes first), what happened (``
 from collections.abc import Callable
 from typing import Any
 
-from rollmuxd.core import inputs as i
 from rollmuxd.core import growing, inventory, lives, moving, orders, overstay, requests
+from rollmuxd.core import inputs as i
 from rollmuxd.core.admission import waiting_order
 from rollmuxd.core.config import Config
 from rollmuxd.core.cycle import NOTHING, Cycle

@@ -32,6 +32,8 @@ class PhaseBody(Request, frozen=True):
     gap_s: Seconds = 0
     #: fewest GPUs it can start, or end its tail, on; 0: all of them
     min_gpus: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    #: of a side phase such as eval or save: it comes once in so many iterations at most; ``seconds`` is at worst then
+    every: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
 
 class WantBody(Request, frozen=True):

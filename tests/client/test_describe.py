@@ -96,7 +96,7 @@ def test_an_init_of_ones_own():
         (dict(phases=dict(train="trian")), "phase 'train' needs pool 'trian', and the job has rollout, train"),
         (dict(rollout=dict(seconds=3), phases=dict(generate="rollout")), "no phase is called 'rollout'"),
         (dict(slo=0.5), "slo"),
-        (dict(side=dict(eval="rollout")), "side phase eval is not to be had yet; only init is"),
+        (dict(side=dict(eval=dict(evry=3))), "side=eval: 'evry' is not a key; did you mean every?"),
         (dict(on_loss="panic"), "on_loss='panic': it is 'hold' or 'kill' or 'relaunch'"),
         (dict(movable="yes"), "movable='yes': it is 'no' or 'warm' or 'relaunch'"),
         (dict(park="lasy"), "park='lasy': it is 'lazy' or 'at_release'; did you mean 'lazy'"),

@@ -72,7 +72,9 @@ _JOB_WORDS = {
     "slo", "nodes", "gpus", "named", "ram", "mb", "left", "driver", "park", "on_loss", "colocate", "priority",
     "if_unmet", "key", "replace", "side", "nostate", "owner", "load_s", "park_s", "launch", "movable",
 }  # fmt: skip
-_PHASE = re.compile(r"(?P<name>\w+)(@(?P<pools>[\w+]+))?(=(?P<s>[\d.]*)(~(?P<gap>[\d.]+))?(/(?P<min>\d+))?)?")
+_PHASE = re.compile(
+    r"(?P<name>\w+)(@(?P<pools>[\w+]+))?(=(?P<s>[\d.]*)(~(?P<gap>[\d.]+))?(/(?P<min>\d+))?(x(?P<every>\d+))?)?"
+)
 
 
 class Proposing(RollMux):
@@ -404,7 +406,10 @@ class Play:
         return i.HostUnreachable(host, " ".join(why) or "no route")
 
     def in_job(self, name: str, *words: str) -> i.Input:
-        """``job A slo=2 rollout=10~1/2 train=5 sync@rollout+train=1``: seconds, ~ own gap, / fewest GPUs."""
+        """``job A slo=2 rollout=10~1/2 train=5 sync@rollout+train=1``: seconds, ~ own gap, / fewest GPUs.
+
+        ``side=eval@rollout=20x5``: once in five iterations.
+        """
         more = {w.partition("=")[0]: w.partition("=")[2] for w in words if w.partition("=")[0] in _JOB_WORDS}
         phases = [self._phase(w) for w in words if w.partition("=")[0] not in _JOB_WORDS]
         side = [self._phase(w) for w in more.get("side", "").split(";") if w]
@@ -442,7 +447,7 @@ class Play:
         assert got is not None, f"{word!r} is no phase"
         return PhaseSpec(
             got["name"], tuple((got["pools"] or got["name"]).split("+")), _ms(got["s"]) if got["s"] else None,
-            _ms(got["gap"] or "0"), int(got["min"] or 0),
+            _ms(got["gap"] or "0"), int(got["min"] or 0), int(got["every"] or 0),
         )  # fmt: skip
 
     def in_session(self, name: str, *words: str) -> i.Input:

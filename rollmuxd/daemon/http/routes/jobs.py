@@ -257,6 +257,7 @@ def _phase(body: PhaseBody) -> model.PhaseSpec:
         planned_ms=None if body.seconds is None else _ms(body.seconds),
         gap_ms=_ms(body.gap_s),
         min_gpus=body.min_gpus,
+        every=body.every,
     )
 
 
