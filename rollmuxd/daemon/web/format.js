@@ -25,6 +25,9 @@ export function number(value, digits = 0) {
   return value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
+/** 1 node, 2 nodes. */
+export const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
+
 export const percent = (share, digits = 0) =>
   share === null || share === undefined || Number.isNaN(share) ? DASH : `${number(share * 100, digits)} %`;
 

@@ -1,6 +1,6 @@
 // The dashboard: has what is known of the daemon drawn, and its controls do what they say.
 
-import { clock, duration, number, percent } from "./format.js";
+import { clock, count, duration, number, percent } from "./format.js";
 import { $, fill, h, say } from "./dom.js";
 import { Gantt } from "./gantt.js";
 import { JobPage } from "./job.js";
@@ -285,7 +285,7 @@ class App extends Known {
       }
       for (const [pool, nodes] of [...shared].sort(byKey)) {
         const gpus = nodes.reduce((sum, node) => sum + node.gpus.length, 0);
-        if (!head(`pool ${pool}`, pool, `${number(nodes.length)} nodes, ${number(gpus)} GPUs`)) {
+        if (!head(`pool ${pool}`, pool, `${count(nodes.length, "node")}, ${count(gpus, "GPU")}`)) {
           // Members of a group side by side.
           nodes.sort((a, b) => natural(a.group ?? "zz", b.group ?? "zz") || natural(a.node, b.node));
           rows.push(...nodes.map((node) => this.nodeRow(node.node)));
@@ -323,7 +323,7 @@ class App extends Known {
         (by.get(name) ?? by.set(name, []).get(name)).push(job);
       }
       for (const [name, jobs] of [...by].sort(byKey)) {
-        if (!head(`jobs ${name}`, name.replace(/^group /, ""), `${number(jobs.length)} jobs`))
+        if (!head(`jobs ${name}`, name.replace(/^group /, ""), `${count(jobs.length, "job")}`))
           rows.push(...jobs.map((job) => this.jobRow(job)));
       }
     }
@@ -332,7 +332,7 @@ class App extends Known {
     // Few lanes share the room that there is; of many, as many as can be told apart.
     const room = Math.min(0.5 * innerHeight, 560) - 26;
     const fits = Math.floor((room - 22 * (rows.length - lanes)) / (lanes || 1));
-    this.gantt.rowHeight = dense === "auto" ? Math.min(34, Math.max(13, fits)) : Number(dense);
+    this.gantt.rowHeight = dense === "auto" ? Math.min(lanes <= 6 ? 52 : 34, Math.max(13, fits)) : Number(dense);
     this.gantt.setRows(rows);
     const box = $("gantt-box");
     const height = `${Math.max(340, Math.min(room, this.gantt.total) + 26)}px`;

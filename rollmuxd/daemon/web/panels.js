@@ -1,6 +1,6 @@
 // Cards, lists and notes around the picture.
 
-import { clock, dateAndTime, duration, number, percent, seconds } from "./format.js";
+import { clock, count, dateAndTime, duration, number, percent, seconds } from "./format.js";
 import { fill, h, say, $ } from "./dom.js";
 import { GLYPHS, kindText, statusText } from "./marks.js";
 import { statusOf } from "./history.js";
@@ -79,13 +79,13 @@ export function poolCard(app, pool, shares) {
       "header",
       {},
       h("h2", {}, pool.pool),
-      h("span", { class: "dim small" }, `${number(pool.nodes.length)} nodes, ${number(pool.nodes_free)} free`),
+      h("span", { class: "dim small" }, `${count(pool.nodes.length, "node")}, ${number(pool.nodes_free)} free`),
     ),
     h(
       "div",
       { class: "big" },
       `${number(held)} `,
-      h("span", { class: "dim small" }, `of ${number(pool.gpus)} GPUs held`),
+      h("span", { class: "dim small" }, `of ${count(pool.gpus, "GPU")} held`),
     ),
     h(
       "div",
@@ -113,7 +113,7 @@ export function jobsCard(app, counts) {
   return h(
     "article",
     { class: "card", data: { card: "jobs" } },
-    h("header", {}, h("h2", {}, "jobs"), h("span", { class: "dim small" }, `${number(app.groups.length)} groups`)),
+    h("header", {}, h("h2", {}, "jobs"), h("span", { class: "dim small" }, `${count(app.groups.length, "group")}`)),
     h(
       "div",
       { class: "big" },
