@@ -1,0 +1,14 @@
+"""What all tests here share."""
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="session")
+def anyio_is_there():
+    """Its back-end is imported, and rewritten by pytest, at its first use: now, and not in the middle of a test.
+
+    A garbage collection in there has made what pytest-asyncio leaves of an earlier loop an error of that import.
+    """
+    anyio.run(anyio.lowlevel.checkpoint)
