@@ -96,8 +96,10 @@ def _plain(name: str, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if torch.nn.parameter.is_lazy(tensor):
         return
     if hasattr(tensor, "__tensor_flatten__"):
-        for inner in tensor.__tensor_flatten__()[0]:
-            yield from _plain(name, getattr(tensor, inner))
+        inside = [getattr(tensor, attribute) for attribute in tensor.__tensor_flatten__()[0]]
+        for inner in inside:
+            if isinstance(inner, torch.Tensor):  # (a DTensor has its mesh among them)
+                yield from _plain(name, inner)
     elif tensor.layout == torch.strided:
         yield tensor
     elif tensor.layout == torch.sparse_coo:

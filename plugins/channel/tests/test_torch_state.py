@@ -421,3 +421,40 @@ def test_what_a_workload_imports_brings_nothing_of_the_daemon():
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+SHARDED = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from rollmuxd_channel.torch_state import TorchState
+
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 1), rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,))
+
+def trained(parks):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 4))
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    adam = torch.optim.Adam(model.parameters())
+    state = TorchState(model=model, adam=adam)
+    for _ in range(3):
+        model(torch.randn(8, 16)).square().mean().backward()
+        adam.step()
+        adam.zero_grad()
+        if parks:
+            assert state.park().bytes == state.load().bytes > 10_000
+    return [parameter.to_local().clone() for parameter in model.parameters()]
+
+print(all(torch.equal(one, other) for one, other in zip(trained(False), trained(True), strict=True)))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_shards_of_fsdp_train_on_as_if_nothing_had_been(tmp_path):
+    if not hasattr(torch.distributed, "fsdp") or not torch.distributed.is_available():
+        pytest.skip("this torch has no FSDP")
+    ran = subprocess.run([sys.executable, "-c", SHARDED, tmp_path / "store"], capture_output=True, text=True)
+    assert ran.stdout.strip() == "True", ran.stderr
