@@ -250,7 +250,6 @@ class Loom(RollMux):
         phases = {name: [phase.name for phase in state.jobs[name].spec.phases] for name in members if name != job.id}
         phases[job.id] = [phase.name for phase in job.spec.phases]
         visits = (PlannedVisit(members[at], phase) for at in plan.order for phase in phases[members[at]])
-        place = members.index(job.id)
         return Placed(
             group=None if group is None else group.id,
             pins={want.pool: pins[want.pool] for want in job.spec.wants},
@@ -258,7 +257,7 @@ class Loom(RollMux):
             admission="isolated" if group is None else "scaling" if bought else "packing",
             status=JobStatus.ADMITTED,
             promised=job.spec.slo is not None,
-            period_ms=-(-plan.period_ms // plan.rate(place)),
+            period_ms=plan.period_ms,
             cost_per_hour=sum(_price(state.nodes[name]) for name in dict.fromkeys(bought)),
             dispatch=self.dispatch,
         )

@@ -180,7 +180,7 @@ class RollMux:
         period = self._period_ms(summary.legs)
         rate = summary.rates.get(job.id, 1)
         promised = job.spec.slo is not None and period <= rate * int(job.spec.slo * solo)
-        return Verdict(promised=promised, period_ms=-(-period // rate))
+        return Verdict(promised=promised, period_ms=period)
 
     def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
         """The paper's jobs stay where they were put."""

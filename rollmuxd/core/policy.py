@@ -29,6 +29,7 @@ class Placed(Struct, frozen=True):
     status: JobStatus
     #: whether the job's SLO is certified
     promised: bool
+    #: what a turn of the wheel takes, by the plan; the job's iteration takes that by how often it goes round in it
     period_ms: Millis | None
     #: price of the nodes that nobody used before, per hour
     cost_per_hour: float
@@ -47,6 +48,7 @@ class Verdict(Struct, frozen=True):
     """What is found of a probed job once its times are known."""
 
     promised: bool
+    #: of its group, as in :class:`Placed`
     period_ms: Millis | None
 
 

@@ -146,7 +146,7 @@ def test_a_short_job_joins_a_long_one_and_goes_round_more_often() -> None:
     visits = [loom.core.state.jobs[visit.job].spec.name for visit in placed.wheel]
     assert visits.count("short") >= 3 * visits.count("long")
     assert placed.promised
-    assert (placed.period_ms or 0) <= 1.4 * 300_000
+    assert 0 < (placed.period_ms or 0) <= 1.4 * 300_000 * visits.count("short") / 2  # two visits an iteration
     loom.keeps_every_promise()
 
 
