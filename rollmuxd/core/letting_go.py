@@ -313,7 +313,7 @@ def may_be_parked(c: Cycle, kept: JobState) -> bool:
     session = process_of(c, kept)
     return (
         session is not None
-        and not has_place(job)
+        and (not has_place(job) or kept.node in job.left)
         and kept.loaded_at is not None
         and session.opened_at <= kept.loaded_at
     )

@@ -130,7 +130,9 @@ def fault(c: Cycle, order: Order, reason: str) -> None:
     if not fall_back(c, job, order, reason):
         if slot is not None and slot.status is SlotStatus.LOADING:
             take_away(c, slot, f.SlotFaulted(c.now, slot.id, reason))
-        if order.run == job.run and not told_to_another(c, job, order):  # a new one is not to blame for its forerunner
+        moved_away = order.kind is OrderKind.DISCARD and order.node in job.left  # it is told again, and harms nobody
+        # a new process is not to blame for its forerunner
+        if order.run == job.run and not moved_away and not told_to_another(c, job, order):
             quarantine(c, job, reason)
         if slot is not None:
             finish_release(c, slot)
