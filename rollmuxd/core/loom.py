@@ -61,6 +61,8 @@ UNIONS: Final = 400
 GROUPS_MATCHED, GROUPS_CHANGED = 40, 4
 #: groups, and unions of them, that are looked at between two yields; and unions that are remembered
 GROUPS_A_STEP, UNIONS_A_STEP, REMEMBERED = 50, 200, 50_000
+#: jobs, each as often as its times or bound have changed, after which a planner forgets them all
+NEEDS_REMEMBERED: Final = 20_000
 #: an unsuccessful look at a union is repeated when the time over which it would have to pay has grown so much
 AGAIN: Final = 1.25
 HOUR_MS: Final = 3_600_000
@@ -353,7 +355,7 @@ class Loom(RollMux):
             rooms[pool] = Room(worth * counts, worth, ram[pool], gpu[pool])
         key = tuple((pool, room.price) for pool, room in rooms.items())
         known = self._planners.get(key)
-        if known is None or known.rooms != rooms:
+        if known is None or known.rooms != rooms or len(known.needs) > NEEDS_REMEMBERED:
             known = self._planners[key] = Planner(rooms, mu=MU[self.objective], rounds=self.rounds)
         return known
 
@@ -366,6 +368,7 @@ class Loom(RollMux):
         move = self._go_on(state)
         if move is not None:
             yield move
+            self._ahead = None  # asked on: it is not to be
             return
         free = _free_by_pool(state)
         if self.objective == "throughput" and not state.waiting and len(free) < len({*_pools(state)}):
@@ -388,6 +391,7 @@ class Loom(RollMux):
         move = self._go_on(state)
         if move is not None:
             yield move
+            self._ahead = None
 
     def _best(
         self, search: Search, crews: Sequence[Crew], ages: Mapping[int, float]
@@ -414,6 +418,7 @@ class Loom(RollMux):
     ) -> Generator[None, None, list[tuple[float, list[Crew], tuple[object, ...]]]]:
         """Groups to be looked at together, those with most to win first."""
         found: list[tuple[float, int, float, list[Crew], tuple[object, ...]]] = []
+        prices = [room.price for room in search.planner.rooms.values()]
         cheapest = {
             crew.group: min((search.costs[job] for job in crew.seats if job in search.costs), default=None)
             for crew in crews
@@ -428,6 +433,7 @@ class Loom(RollMux):
             if not costs or win <= min(costs):
                 continue
             key = (
+                *prices,
                 *(crew.group for crew in union),
                 *(crew.version for crew in union),
                 *(job for crew in union for job in crew.seats if job in search.costs),

@@ -42,7 +42,7 @@ TURNS: Final = 3
 #: what progress counts for where dollars are equal
 TIE: Final = 1e-3
 #: plans that are remembered
-REMEMBERED: Final = 100_000
+REMEMBERED: Final = 50_000
 
 #: numbers of a job's nodes, by pool
 Seats: TypeAlias = Mapping[PoolName, tuple[int, ...]]
