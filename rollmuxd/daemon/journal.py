@@ -27,6 +27,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from contextvars import Context
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 from zlib import crc32
@@ -101,6 +103,20 @@ class Day(NamedTuple):
     state: bytes | None = None
     books: bytes | None = None
     sum: int = 0
+
+
+def _in_asyncio() -> Context:
+    """What callbacks of the loop run in. Where sniffio is installed (many packages bring it) anyio asks it in which
+    library it is, and it knows that of tasks only.
+    """
+    context = Context()
+    with suppress(ImportError):
+        sniffio: Any = import_module("sniffio")
+        context.run(sniffio.current_async_library_cvar.set, "asyncio")
+    return context
+
+
+_IN_ASYNCIO: Final = _in_asyncio()
 
 
 class _Write:
@@ -496,7 +512,7 @@ class Journal:
                         log.exception("commit_follow_up_failed")
 
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            writes[0].loop.call_soon_threadsafe(wake)
+            writes[0].loop.call_soon_threadsafe(wake, context=_IN_ASYNCIO.copy())
 
     def _reopen(self, _: sqlite3.Connection) -> None:
         """Start over with the file as it is, and commit something to see whether it can be written."""
@@ -561,7 +577,7 @@ class MemoryJournal:
         rows = [(seq, core_facts.encode(fact)) for seq, fact in facts]
         committed = self._commit(lambda: self._bodies.extend(rows))
         if then is not None:
-            committed.add_done_callback(then)
+            committed.add_done_callback(then, context=_IN_ASYNCIO.copy())
         return committed
 
     def snapshot(self, seq: int, body: bytes) -> "asyncio.Future[None]":

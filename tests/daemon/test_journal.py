@@ -13,12 +13,15 @@ import subprocess
 import sys
 import threading
 import time
+from contextvars import ContextVar
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rollmuxd.core.facts import HostAdded, SlotQueued
 from rollmuxd.core.inputs import HostSpec
+from rollmuxd.daemon import journal as journal_module
 from rollmuxd.daemon import journal_file
 from rollmuxd.daemon.journal import (
     RESERVE_BYTES,
@@ -360,3 +363,24 @@ async def test_what_was_answered_for_survives_kill_9(tmp_path):
 
         assert len(facts) >= answered > 0
         assert facts == [(number, host(number)) for number in range(1, len(facts) + 1)]
+
+
+@pytest.mark.parametrize("kind", ["disk", "memory"])
+async def test_what_follows_a_commit_runs_where_anyio_knows_its_library_though_sniffio_is_installed(
+    kind, tmp_path, monkeypatch
+):
+    """anyio asks sniffio then, which knows the library of tasks only, and this runs in none."""
+    library = ContextVar("library", default=None)
+    monkeypatch.setitem(sys.modules, "sniffio", SimpleNamespace(current_async_library_cvar=library))
+    monkeypatch.setattr(journal_module, "_IN_ASYNCIO", journal_module._in_asyncio())
+    journal = Journal.open(tmp_path) if kind == "disk" else MemoryJournal()
+    seen, followed = [], asyncio.Event()
+
+    def follow(done):
+        seen.append((library.get(), asyncio.current_task()))
+        followed.set()
+
+    journal.append([(1, host(1))], follow)
+    await followed.wait()
+    assert seen == [("asyncio", None)]
+    await journal.close()
