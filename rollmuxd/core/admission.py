@@ -48,6 +48,9 @@ def admit(c: Cycle, only: JobId | None = None) -> None:
 
     ``only`` a newcomer need be tried where nothing else has changed: the others have been, and still do not fit.
     """
+    if c.admits_later is not None:
+        c.admits_later = True
+        return
     if not c.state.waiting:
         return
     reserved: set[str] = set()

@@ -39,6 +39,8 @@ class Cycle:
         self.facts: list[Fact] = []
         self.effects: list[Effect] = []
         self._traits: Mapping[str, DriverTraits] = config.drivers
+        #: many things are dealt with at once, and who is to be let in is asked after the last; None: at once
+        self.admits_later: bool | None = None
         #: the search for jobs that are better placed elsewhere, while it is under way
         self.regrouping: Iterator[Move | None] | None = None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rollmuxd.core import growing, inventory, lives, moving, orders, overstay, requests
 from rollmuxd.core import inputs as i
-from rollmuxd.core.admission import waiting_order
+from rollmuxd.core.admission import admit, waiting_order
 from rollmuxd.core.config import Config
 from rollmuxd.core.cycle import NOTHING, Cycle
 from rollmuxd.core.decision import Answer, Decision, Reason
@@ -126,8 +126,13 @@ class Scheduler:
 
     def _tick(self) -> Answer:
         cycle = self._cycle
+        # A thousand leases may run out at once: each departure lets somebody in, and one look finds all of them.
+        cycle.admits_later = False
         for kind, key in cycle.soft.due(cycle.now, cycle.config):
             _DUE[kind](cycle, key)
+        wanted, cycle.admits_later = cycle.admits_later, None
+        if wanted:
+            admit(cycle)
         return NOTHING
 
     def deadline(self) -> Millis | None:
