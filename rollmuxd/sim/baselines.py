@@ -40,6 +40,7 @@ from rollmuxd.core.policy import Placed, Policy
 from rollmuxd.core.state import State
 from rollmuxd.core.wheel import Leg, work_conserving_ms
 from rollmuxd.sim.contender import LOOMS, Contender, InWheelOrder, RollMuxPaper, RollMuxUnpruned
+from rollmuxd.sim.guarded import GUARDED
 from rollmuxd.sim.workload import Durations, Impossible, SimJob, Starts
 from rollmuxd.spi import discovery
 
@@ -608,13 +609,14 @@ class Plugged(InWheelOrder):
 _OURS: Final[tuple[Contender, ...]] = (
     RollMuxPaper(),
     RollMuxUnpruned(),
-    *LOOMS,
     Artifact(),
     Solo(),
     Colocated(),
     Gavel(),
     AnyGroup(),
     IdlestGroup(),
+    *LOOMS,
+    *GUARDED,
 )
 
 

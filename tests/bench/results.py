@@ -226,16 +226,17 @@ def tails() -> str:
 def noise() -> str:
     """What becomes of the promise when iterations take what real ones took."""
     told = []
+    guarded = ("guarded", "guarded-warm", "loom-guarded", "loom-guarded-warm")
     for case, options in (
         ("real step logs, planned on means", {"data": str(DATA), "more": {"plan": "mean"}}),
         ("real step logs, planned on the worst", {"data": str(DATA), "more": {"plan": "max"}}),
         ("generated iterations, planned on means", {}),
     ):
         workload = "real-logs" if "data" in options else "generated"
-        rows = by_policy(
-            compared(workload, "solo,rollmux,rollmux-artifact", seeds=1, fidelity="phase", jobs=100, **options)
-        )
-        for name in ("rollmux", "rollmux-artifact"):
+        names = ("rollmux", "rollmux-artifact", *(guarded if not told else ()))  # the others plan, and hope
+        asked = ",".join(("solo", *names))
+        rows = by_policy(compared(workload, asked, seeds=1, fidelity="phase", jobs=100, **options))
+        for name in names:
             work = rows[name]["work"]
             told.append([case, f"`{name}`", percent(work["slo_attainment"]), f"{work['slowdown']['mean']:.2f}",
                          f"{1 / work['relative_to_solo']['mean']:.2f} x"])  # fmt: skip

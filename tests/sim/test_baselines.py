@@ -417,7 +417,7 @@ def test_a_policy_of_an_installed_package_is_a_contender(monkeypatch: pytest.Mon
     monkeypatch.setattr(baselines.discovery, "names", lambda kind: ("rollmux", "theirs"))
     monkeypatch.setattr(baselines.discovery, "find_policy", lambda name: {"theirs": Theirs}[name])
     found = baselines.contenders()
-    assert [*found] == [*NAMES, "theirs"]
+    assert [*found] == [*CONTENDERS, "theirs"]
     assert found["rollmux"] is CONTENDERS["rollmux"]  # ours goes before an entry point of its name
     assert isinstance(found["theirs"].policy(0), Theirs)
     assert Cluster(found["theirs"]).arrives(job("a", 100, 100, 1.5)).admission == "isolated"
