@@ -21,7 +21,7 @@ EDITABLE  = -e ".[$(EXTRAS)]" $(foreach project,$(PROJECTS),-e ./$(project))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check bench results gpu chaos swarm fuzz newcomer fmt constraints clean
+.PHONY: help setup demo test check bench results gpu chaos swarm fuzz drift newcomer fmt constraints clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ chaos: $(STAMP) ## kill, stop and restart a live daemon and its clients for BUDG
 
 fuzz: $(STAMP) ## fuzz a live daemon, wire, configuration and journals for BUDGET_S seconds; one JSON object on stdout
 	@$(BIN)/python tests/fuzz/run.py --budget $(or $(BUDGET_S),60) $(ARGS)
+
+drift: $(STAMP) ## hold the newest TRL on the package index against what its hook knows (ARGS="1.9.0 1.15.0": these)
+	@$(BIN)/python plugins/hook-trl/tests/drift.py $(ARGS)
 
 newcomer: $(STAMP) ## install a clean copy into a clean home, and type the tutorial there (needs a package index)
 	@$(BIN)/python tests/docs/newcomer.py

@@ -4,8 +4,10 @@ import importlib.util
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,22 @@ for task in sys.argv[2:]:
     run = trl_grpo.trainer(task, sys.argv[1], max_steps={steps})
     run.train()
     print(f"trl-{{task}}: weights {{trl_grpo.digest(run.model)}}")
+"""
+
+#: longer than this no collective may take: who waited for a turn in one would end the process group
+GROUP_TIMEOUT_S = 8
+
+RANKS = """
+import sys, torch, trl, trl_grpo
+torch.set_num_threads(1)
+more = dict(max_steps=6, ddp_backend="gloo", ddp_timeout={timeout_s})
+alone = trl_grpo.trainer("high", "alone", kind=trl.GRPOTrainer, **more)
+alone.train()
+shared = trl_grpo.trainer("high", "shared", rollmux=dict(name="ranks", parking=True), **more)
+shared.train()
+for name, run in (("alone", alone), ("shared", shared)):
+    print(f"{{name}}: weights {{trl_grpo.digest(run.model)}}")
+torch.distributed.destroy_process_group()
 """
 
 
@@ -93,3 +111,30 @@ def test_two_runs_on_one_gpu_one_killed_and_resumed_end_with_the_weights_that_ea
     parked = {fact["job"] for fact in daemon.facts("order_issued") if fact.get("kind") == "park"}
     assert len(parked) >= 2
     assert {name: job["status"] for name, job in daemon.jobs().items()} == {"trl-high": "ended", "trl-same": "ended"}
+
+
+def test_two_ranks_outlive_a_pause_and_a_restart_that_take_longer_than_their_collectives_may(live, runs):
+    daemon = live.daemon((("0", "train"),))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    for rank in ("0", "1"):
+        command = ["-c", RANKS.format(timeout_s=GROUP_TIMEOUT_S)]
+        of_rank = {"RANK": rank, "LOCAL_RANK": rank, "ROLLMUX_URL": daemon.url, "ROLLMUX_REQUIRED": "1"}
+        runs.start(command, f"rank{rank}.log", **where, **of_rank)
+
+    live.until("it is in the midst of it", lambda: len(daemon.facts("slot_released")) >= 4, within=200)
+    daemon.post("/v1/jobs/ranks/pause")
+    live.until("it is paused", lambda: daemon.job("ranks")["status"] == "paused", within=100)
+    began = time.monotonic()
+    assert daemon.stop() == 0
+    daemon.restart()
+    live.until("no collective would wait still", lambda: time.monotonic() > began + GROUP_TIMEOUT_S + 3, within=60)
+    assert daemon.job("ranks")["status"] == "paused"
+    daemon.post("/v1/jobs/ranks/resume")
+
+    weights = runs.weights()
+    assert sorted(name for name, _ in weights) == ["alone", "alone", "shared", "shared"]
+    assert len({sha for _, sha in weights}) == 1, weights
+    live.until("it has ended", lambda: daemon.job("ranks")["status"] == "ended")

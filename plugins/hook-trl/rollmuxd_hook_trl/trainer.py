@@ -218,6 +218,7 @@ def _job_settings(given: Mapping[str, Any], config: Any, *, server: bool, on_cpu
     if server:
         settings.setdefault("rollout", {"nodes": 1})
         settings.setdefault("phases", {"rollout": "rollout", "train": "train", "sync": ["rollout", "train"]})
+        _check_levels(settings["rollout"], config)
     elif "rollout" not in settings:
         settings.setdefault("phases", {"rollout": "train", "train": "train"})
     elif not on_cpu:
@@ -239,6 +240,20 @@ def _check_parking(config: Any, settings: Mapping[str, Any]) -> None:
     if "rollout" in settings and not (config.use_vllm and config.vllm_mode == "server"):
         raise ValueError(
             "rollmux=dict(rollout=..., parking=True): what is parked for train is what generates; give train= only"
+        )
+
+
+def _check_levels(rollout: Mapping[str, Any], config: Any) -> None:
+    """A server that drops its weights in its sleep must be sent them before each rollout, and sleep not after that."""
+    options = rollout.get("options") or {}
+    if rollout.get("driver") != "vllm" or all(options.get(key, 1) == 1 for key in ("level", "level.rollout")):
+        return
+    sent_each_time = config.steps_per_generation * config.num_iterations % config.gradient_accumulation_steps == 0
+    if options.get("level.sync") != 1 or not sent_each_time:
+        raise ValueError(
+            "rollmux=dict(rollout=dict(options=...)): at level 2 the server drops its weights, and TRL sends them only "
+            "after an optimizer step: say level 1, or {'level': 2, 'level.sync': 1} where each rollout follows a step "
+            "(steps_per_generation * num_iterations is a multiple of gradient_accumulation_steps)"
         )
 
 

@@ -363,6 +363,25 @@ def test_evaluation_with_a_server_has_both_pools_for_all_of_it(runs, trl, out, d
     assert runs.digest(run.model) == solo(runs, trl, out + "-solo", **more)
 
 
+@pytest.mark.usefixtures("server")
+def test_a_server_that_would_roll_out_with_dropped_weights_is_refused(runs, out, daemon):
+    def made(options, **more):
+        rollout = dict(nodes=1, driver="vllm", gpu_gb=1, ram_gb=1, options=options)
+        return runs.trainer("high", out, rollmux=dict(rollout=rollout, train=dict(nodes=1)), **SERVED, **more)
+
+    two_rollouts_a_step = dict(gradient_accumulation_steps=4, steps_per_generation=2)
+    for options, more in [
+        ({"level": 2}, {}),
+        ({"level.rollout": 2}, {}),
+        ({"level": 2, "level.sync": 1}, two_rollouts_a_step),
+    ]:
+        with pytest.raises(ValueError, match="drops its weights"):
+            made(options, **more)
+    assert daemon.calls == []
+    made({"level": 2, "level.sync": 1})
+    assert [body.states["rollout"].driver for body in daemon.registered] == ["vllm"]
+
+
 # ---- parking ---------------------------------------------------------------------------------------------------------
 
 
