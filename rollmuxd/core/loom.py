@@ -26,8 +26,9 @@ from msgspec import Struct, field
 
 from rollmuxd.core.estimates import credit_ms
 from rollmuxd.core.facts import PlannedVisit
-from rollmuxd.core.loom_plan import MOST_ROUNDS, Need, Plan, Planner, Room
+from rollmuxd.core.loom_plan import MOST_ROUNDS, Planner
 from rollmuxd.core.loom_regroup import Crew, Scheme, Search, Step, horizon_hours
+from rollmuxd.core.loom_words import Need, Plan, Room
 from rollmuxd.core.model import (
     Group,
     GroupId,

@@ -16,15 +16,15 @@ at its solo pace is worth what it would cost alone. With ``mu`` 0 only dollars p
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
-from itertools import combinations, islice, permutations, product
+from functools import partial
+from itertools import product
 from math import ceil, gcd, inf
 from operator import mul
 from typing import Final, TypeAlias
 
-from msgspec import Struct
-
-from rollmuxd.core.model import JobId, Millis, NodeId, PoolName
+from rollmuxd.core.loom_fill import Filled, Filling, orders
+from rollmuxd.core.loom_words import Need, Pins, Plan, Room, Seats, numbered
+from rollmuxd.core.model import Millis, PoolName
 from rollmuxd.core.wheel import Step, settles, settles_narrow
 
 #: iterations of one job in a turn, and of all of them, at most (more is hardly ever of use: research 2.2)
@@ -33,8 +33,6 @@ MOST_ROUNDS, MOST_TOKENS = 8, 24
 EXTRA_NODES: Final = 2
 #: ways to fill so many nodes of a pool that are tried: of a set of jobs, and where some are seated
 FILLINGS, FILLINGS_SEATED = 1, 2
-#: orders of a turn that are tried: where jobs go round several times, and in round robin on several nodes
-SPREADS, PERMUTATIONS = 3, 24
 #: candidates that are tried for one set of jobs, at most
 CANDIDATES: Final = 100
 #: turns after which a fixpoint that was not met is given up: those that exist are met in three
@@ -43,65 +41,6 @@ TURNS: Final = 3
 TIE: Final = 1e-3
 #: plans that are remembered
 REMEMBERED: Final = 50_000
-
-#: numbers of a job's nodes, by pool
-Seats: TypeAlias = Mapping[PoolName, tuple[int, ...]]
-#: names of them
-Pins: TypeAlias = Mapping[PoolName, tuple[NodeId, ...]]
-
-
-class Need(Struct, frozen=True):
-    """A job, as planning looks at it."""
-
-    job: JobId
-    #: its cycle: the pools that a phase claims, how long it keeps them in a shared group, its own gap before
-    phases: tuple[tuple[tuple[PoolName, ...], Millis, Millis], ...]
-    #: nodes of each pool
-    widths: tuple[tuple[PoolName, int], ...]
-    #: an iteration alone; and with the moves of its states, as in a group
-    solo_ms: Millis
-    round_ms: Millis
-    #: what an iteration may take; None: it is promised nothing
-    limit_ms: Millis | None
-    #: per pool: parked RAM, and of each GPU what stays there while parked, and what loading takes beyond that
-    kept: tuple[tuple[PoolName, int, int, int], ...] = ()
-
-    def busy_ms(self, pool: PoolName) -> Millis:
-        """How long an iteration keeps the job's nodes of a pool."""
-        return sum(took for pools, took, _ in self.phases if pool in pools)
-
-
-class Room(Struct, frozen=True):
-    """A pool, as planning looks at it: what a node of it costs, has, and how many may be taken."""
-
-    #: per hour, as scarce as it is now; and as it would be if it were bought: by this progress is measured
-    price: float
-    worth: float
-    ram_mb: float = inf
-    gpu_mb: float = inf
-    #: nodes beyond those of the seated that may be taken
-    spare: float = inf
-
-
-class Plan(Struct, frozen=True):
-    """How a set of jobs runs as one group."""
-
-    needs: tuple[Need, ...]
-    #: by job and pool: numbers of nodes
-    seats: tuple[dict[PoolName, tuple[int, ...]], ...]
-    #: nodes per pool
-    nodes: dict[PoolName, int]
-    #: iterations of one turn, as places among ``needs``
-    order: tuple[int, ...]
-    period_ms: Millis
-    #: dollars per hour
-    price: float
-    #: what is minimised
-    value: float
-
-    def rate(self, place: int) -> int:
-        """Iterations of a member in one turn."""
-        return self.order.count(place)
 
 
 class Planner:
@@ -138,10 +77,6 @@ class Planner:
     def worth(self, need: Need) -> float:
         """What the job would cost per hour alone, on nodes that are bought."""
         return sum(width * self.rooms[pool].worth for pool, width in need.widths)
-
-    def shares(self, need: Need) -> tuple[float, ...]:
-        """What share of nodes of each pool the job needs at least, to be within its bound."""
-        return self._least[self.number(need)][1]
 
     def alone(self, need: Need) -> Plan:
         """The job on nodes of its own: nothing is moved, and nobody is waited for."""
@@ -236,8 +171,6 @@ class Planner:
         return list(found)
 
 
-#: a pool's nodes, filled: how many, the load of the busiest, and each job's
-Filled: TypeAlias = tuple[int, Millis, tuple[tuple[int, ...], ...]]
 #: the value that it could have, tokens, rates, the turn that bounds allow, the least turn, each pool's filling
 Candidate: TypeAlias = tuple[float, int, tuple[int, ...], float, Millis, dict[PoolName, tuple[tuple[int, ...], ...]]]
 
@@ -353,7 +286,18 @@ class _Tries:
         more = 0
         for nodes in range(least, most + 1):
             found = 0
-            for filling in _Filling(self, pool, widths, loads, nodes, turn).all():
+            ways = Filling(
+                self.rooms[pool],
+                self.kept[pool],
+                widths,
+                loads,
+                {place: seats.get(pool, ()) for place, seats in self.seated.items()},
+                self.had[pool],
+                self.closed.get(pool, frozenset()),
+                nodes,
+                turn,
+            )
+            for filling in ways.all():
                 yield filling
                 found += 1
                 if found == (FILLINGS_SEATED if self.seated else FILLINGS):
@@ -422,104 +366,6 @@ class _Tries:
             else:
                 low = middle
         return high
-
-
-class _Filling:
-    """Ways to put jobs on so many nodes of one pool."""
-
-    def __init__(
-        self, tries: _Tries, pool: PoolName, widths: list[int], loads: list[Millis], nodes: int, turn: float
-    ) -> None:
-        self.room, self.kept, self.widths, self.loads = tries.rooms[pool], tries.kept[pool], widths, loads
-        self.turn, self.nodes = turn, nodes
-        self.closed = tries.closed.get(pool, frozenset())
-        self.load = [0] * nodes
-        self.ram = [0] * nodes
-        #: of each GPU: what the states there leave, and what the largest takes beyond
-        self.left = [0] * nodes
-        self.top = [0] * nodes
-        self.seats: list[tuple[int, ...]] = [()] * len(widths)
-        #: nodes from here on are all alike: nobody is on them yet
-        self.opened = tries.had[pool]
-        loose = []
-        self.fits = True
-        for place, width in enumerate(widths):
-            if place in tries.seated:
-                self.seats[place] = tries.seated[place].get(pool, ())
-                for node in self.seats[place]:
-                    self._put(place, node)
-                    self.fits = self.fits and self.load[node] <= turn
-            elif width:
-                loose.append(place)
-        self.loose = sorted(loose, key=lambda place: (-widths[place] * loads[place], place))
-
-    def all(self) -> Iterator[Filled]:
-        """Each way once."""
-        if self.fits and self.opened <= self.nodes:
-            yield from self._from(0, self.opened)
-
-    def _from(self, at: int, opened: int) -> Iterator[Filled]:
-        if at == len(self.loose):
-            if opened == self.nodes:
-                yield self.nodes, max(self.load, default=0), tuple(self.seats)
-            return
-        place = self.loose[at]
-        width, load = self.widths[place], self.loads[place]
-        known = [n for n in range(opened) if n not in self.closed and self.load[n] + load <= self.turn]
-        # the fullest first: what is left over is in one piece
-        known.sort(key=lambda node: (-self.load[node], node))
-        for fresh in range(max(0, width - len(known)), min(width, self.nodes - opened) + 1):
-            for old in combinations(known, width - fresh):
-                nodes = (*old, *range(opened, opened + fresh))
-                before = [(self.load[n], self.ram[n], self.left[n], self.top[n]) for n in nodes]
-                if all([self._put(place, node) for node in nodes]):  # noqa: C419 - all are put, and taken off again
-                    self.seats[place] = nodes
-                    yield from self._from(at + 1, opened + fresh)
-                for node, was in zip(nodes, before, strict=True):
-                    self.load[node], self.ram[node], self.left[node], self.top[node] = was
-
-    def _put(self, place: int, node: int) -> bool:
-        """Put a job on a node; whether its states fit there."""
-        ram, left, top = self.kept[place]
-        self.load[node] += self.loads[place]
-        self.ram[node] += ram
-        self.left[node] += left
-        self.top[node] = max(self.top[node], top)
-        return self.ram[node] <= self.room.ram_mb and self.left[node] + self.top[node] <= self.room.gpu_mb
-
-
-@lru_cache(maxsize=4096)
-def orders(counts: tuple[int, ...], *, narrow: bool = True) -> tuple[tuple[int, ...], ...]:
-    """Orders of a turn in which each job's iterations are spread evenly, as places; each once.
-
-    In round robin with everybody on one node per pool the order plays no part.
-    """
-    if max(counts) == 1:
-        some = permutations(range(1, len(counts)))
-        return tuple((0, *rest) for rest in islice(some, 1 if narrow else PERMUTATIONS))
-    found: dict[tuple[int, ...], None] = {}
-    for kind in range(SPREADS):
-        places = []
-        for place, rounds in enumerate(counts):
-            shift = (0.5, 0.0, place / len(counts))[kind]
-            places += [((number + shift) / rounds, -rounds, place) for number in range(rounds)]
-        found[tuple(place for _, _, place in sorted(places))] = None
-    return tuple(found)
-
-
-def numbered(
-    pins: Mapping[int, Pins],
-) -> tuple[dict[PoolName, list[NodeId]], dict[int, dict[PoolName, tuple[int, ...]]]]:
-    """The nodes of some jobs by pool, in order, and each job's by number."""
-    names: dict[PoolName, list[NodeId]] = {}
-    seats: dict[int, dict[PoolName, tuple[int, ...]]] = {}
-    for job, mine in pins.items():
-        seats[job] = {}
-        for pool, nodes in mine.items():
-            known = names.setdefault(pool, [])
-            known += [node for node in nodes if node not in known]
-            seats[job][pool] = tuple(known.index(node) for node in nodes)
-    return names, seats
 
 
 def _kept(need: Need, pool: PoolName) -> tuple[int, int, int]:

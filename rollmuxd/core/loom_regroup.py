@@ -15,7 +15,8 @@ from math import inf
 
 from msgspec import Struct
 
-from rollmuxd.core.loom_plan import Pins, Plan, Planner, Room, numbered
+from rollmuxd.core.loom_plan import Planner
+from rollmuxd.core.loom_words import Pins, Plan, Room, numbered
 from rollmuxd.core.model import GroupId, NodeId, PoolName
 
 #: jobs of the groups that are partitioned together, at most

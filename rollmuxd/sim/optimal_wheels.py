@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-from rollmuxd.core import loom_plan
+from rollmuxd.core import loom_plan, loom_words
 from rollmuxd.sim.optimal import MICRO, PRICE, WHOLE, Need, Plan, Planner
 from rollmuxd.sim.workload import Pool, SimJob
 
@@ -26,11 +26,11 @@ class WheelPlanner(Planner):
             known = self.pools.get(name)
             if known is not None:
                 dollars = price / MICRO or _LEAST_PRICE
-                rooms[name] = loom_plan.Room(dollars, dollars, known.ram_mb, known.gpu_mb or inf)
+                rooms[name] = loom_words.Room(dollars, dollars, known.ram_mb, known.gpu_mb or inf)
         self._wheels = loom_plan.Planner(rooms)
         self._mine = {id(need): self._wheel_need(need) for need in self.needs}
 
-    def _wheel_need(self, need: Need) -> loom_plan.Need:
+    def _wheel_need(self, need: Need) -> loom_words.Need:
         pools = {self.part_pool: need.part, WHOLE: need.whole}
         phases = tuple(
             (
@@ -50,7 +50,7 @@ class WheelPlanner(Planner):
             for pool, states in ((self.part_pool, need.part_states), (WHOLE, need.whole_states))
             if states
         )
-        return loom_plan.Need(
+        return loom_words.Need(
             job=need.name,
             phases=phases,
             widths=tuple((pool, width) for pool, width in pools.items() if width),

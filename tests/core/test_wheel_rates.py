@@ -11,7 +11,8 @@ from math import ceil
 
 import pytest
 
-from rollmuxd.core.loom_plan import Need, Plan, Planner, Room
+from rollmuxd.core.loom_plan import Planner
+from rollmuxd.core.loom_words import Need, Plan, Room
 from rollmuxd.core.wheel import Leg, binding, certified, lower_bound_ms, period_ms
 
 ROOMS = {"rollout": Room(1.0, 1.0), "train": Room(3.0, 3.0)}
