@@ -94,6 +94,8 @@ class Explainer:
             sentences += self._seat(known)
         if known.move is not None:
             sentences.append(_on_the_move(known, known.move))
+        if known.guarded:
+            sentences.append(_guarded(state.groups.get(known.group or "")))
         reasons: tuple[Reason, ...] = ()
         if known.queued is not None:
             reasons = self.why_slot_waits(known.queued, now)
@@ -309,6 +311,13 @@ class Explainer:
         left = [forecast.left_ms(state, state.slots[holder], now) for holder in sorted(holders)]
         known_left = [ms for ms in left if ms is not None]
         return total + max(known_left, default=0) if len(known_left) == len(left) else None
+
+
+def _guarded(group: Group | None) -> str:
+    """That it is short of credit, and what is done about it."""
+    alone = group is not None and len(group.jobs) + len(group.coming) < 2
+    how = "has nodes of its own" if alone else "goes before all others"
+    return f"It ran short of credit, and {how} until it has earned some."
 
 
 def _on_the_move(job: Job, move: JobMove) -> str:
