@@ -28,6 +28,16 @@ from rollmuxd.core.estimates import credit_ms
 from rollmuxd.core.facts import PlannedVisit
 from rollmuxd.core.loom_plan import MOST_ROUNDS, Planner
 from rollmuxd.core.loom_regroup import Crew, Scheme, Search, Step, horizon_hours
+from rollmuxd.core.loom_sitting import (
+    Sitting,
+    free_by_pool,
+    need_of,
+    pools_in_use,
+    price_of,
+    usable,
+    used_by,
+    value_of,
+)
 from rollmuxd.core.loom_words import Need, Plan, Room
 from rollmuxd.core.model import (
     Group,
@@ -37,7 +47,6 @@ from rollmuxd.core.model import (
     JobStatus,
     Millis,
     Movable,
-    Node,
     NodeId,
     NodeStatus,
     PoolName,
@@ -67,24 +76,6 @@ NEEDS_REMEMBERED: Final = 20_000
 #: an unsuccessful look at a union is repeated when the time over which it would have to pay has grown so much
 AGAIN: Final = 1.25
 HOUR_MS: Final = 3_600_000
-
-
-class Sitting(Struct, frozen=True):
-    """A group as planning looks at it, derived once per version."""
-
-    version: int
-    jobs: tuple[JobId, ...]
-    needs: tuple[Need, ...]
-    #: by job: its nodes by pool
-    pins: tuple[dict[PoolName, tuple[NodeId, ...]], ...]
-    #: the group's nodes by pool, and each job's by number
-    names: dict[PoolName, tuple[NodeId, ...]]
-    seats: tuple[dict[PoolName, tuple[int, ...]], ...]
-    #: iterations in a turn, and the period
-    rates: tuple[int, ...]
-    period_ms: Millis
-    #: what share of nodes its jobs need at least, by pool
-    used: dict[PoolName, float]
 
 
 class Ahead(Struct):
@@ -147,10 +138,10 @@ class Loom(RollMux):
 
     def place(self, state: State, job: Job) -> Placed | None:
         """Where the group's value grows by least; a tie keeps an existing group, the fullest."""
-        need = self._need(job, promised=job.spec.slo is not None)
+        need = need_of(job, promised=job.spec.slo is not None)
         if need is None:
             return super().place(state, job)
-        planner, free = self._planner(state), _free_by_pool(state)
+        planner, free = self._planner(state), free_by_pool(state)
         alone = self._isolated(state, job)
         if alone is not None and job.spec.slo is None:
             return self._placed(state, Shape(job, ()), alone)
@@ -175,7 +166,7 @@ class Loom(RollMux):
     def _likely(self, state: State, planner: Planner, job: Job, need: Need) -> list[tuple[Group, Sitting]]:
         """Groups that could take the job, the fullest first: what they have left is wasted soonest."""
         found: list[tuple[float, float, int, Group, Sitting]] = []
-        mine, widest = _used([need]), dict(need.widths).get(planner.dearest, 0)
+        mine, widest = used_by([need]), dict(need.widths).get(planner.dearest, 0)
         worth = {pool: room.worth for pool, room in planner.rooms.items()}
         for group in state.groups.values():
             if len(group.jobs) + len(group.coming) >= self.max_group or group.dispatch is not self.dispatch:
@@ -227,7 +218,7 @@ class Loom(RollMux):
         candidate = Candidate(group, pins, "scaling" if bought else "packing", 0.0)
         if self._miss_ram(state, job, candidate) or self._miss_memory(state, job, candidate):
             return None
-        grows = plan.value - _value(planner, sitting)
+        grows = plan.value - value_of(planner, sitting)
         return grows, self._answer(state, job, group, (*sitting.jobs, job.id), plan, pins, bought)
 
     def _takes(self, state: State, job: Job, pool: PoolName, name: NodeId) -> bool:
@@ -261,34 +252,11 @@ class Loom(RollMux):
             status=JobStatus.ADMITTED,
             promised=job.spec.slo is not None,
             period_ms=plan.period_ms,
-            cost_per_hour=sum(_price(state.nodes[name]) for name in dict.fromkeys(bought)),
+            cost_per_hour=sum(price_of(state.nodes[name]) for name in dict.fromkeys(bought)),
             dispatch=self.dispatch,
         )
 
     # ---- what planning looks at --------------------------------------------------------------------------------------
-
-    def _need(self, job: Job, *, promised: bool) -> Need | None:
-        """The job for planning; None: a plan cannot say it."""
-        spec = job.spec
-        if spec.colocate or any(want.gpus or want.named for want in spec.wants):
-            return None
-        shape = Shape(job, ())
-        if shape.solo_ms is None:
-            return None
-        kept: dict[PoolName, tuple[int, int, int]] = {}
-        for one in spec.states:
-            ram, left, top = kept.get(one.pool, (0, 0, 0))
-            more = max(top, one.gpu_mb - one.leftover_mb)
-            kept[one.pool] = (ram + one.ram_mb, left + one.leftover_mb, more)
-        return Need(
-            job=job.id,
-            phases=tuple((phase.pools, took + moves, phase.gap_ms) for phase, (took, moves) in shape.busy),
-            widths=tuple((want.pool, want.nodes) for want in spec.wants),
-            solo_ms=shape.solo_ms,
-            round_ms=shape.shared_ms,
-            limit_ms=shape.limit_ms if promised else None,
-            kept=tuple((pool, *sizes) for pool, sizes in kept.items()),
-        )
 
     def _sitting(self, state: State, group: Group) -> Sitting | None:
         """The group for planning; None: a plan cannot say it."""
@@ -306,7 +274,7 @@ class Loom(RollMux):
         needs, pins = [], []
         for name in jobs:
             job = state.jobs[name]
-            need = self._need(job, promised=job.promised)
+            need = need_of(job, promised=job.promised)
             if need is None:
                 return None
             needs.append(need)
@@ -331,7 +299,7 @@ class Loom(RollMux):
             ),
             rates=tuple(summary.rates[name] for name in jobs),
             period_ms=needs[0].solo_ms if len(jobs) == 1 else self._period_ms(summary.legs),
-            used=_used(needs),
+            used=used_by(needs),
         )
 
     def _planner(self, state: State, *, scarce: bool | None = None) -> Planner:
@@ -342,8 +310,8 @@ class Loom(RollMux):
         gpu: dict[PoolName, float] = {}
         for node in state.nodes.values():
             for pool in node.pools:
-                prices.setdefault(pool, []).append(_price(node))
-                free[pool] = free.get(pool, 0) + (node.group is None and _usable(node))
+                prices.setdefault(pool, []).append(price_of(node))
+                free[pool] = free.get(pool, 0) + (node.group is None and usable(node))
                 ram[pool] = max(ram.get(pool, 0), state.hosts[node.host].ram_mb)
                 gpu[pool] = max(gpu.get(pool, 0), node.gpu_mb or float("inf"))
         rooms = {}
@@ -371,8 +339,8 @@ class Loom(RollMux):
             yield move
             self._ahead = None  # asked on: it is not to be
             return
-        free = _free_by_pool(state)
-        if self.objective == "throughput" and not state.waiting and len(free) < len({*_pools(state)}):
+        free = free_by_pool(state)
+        if self.objective == "throughput" and not state.waiting and len(free) < len({*pools_in_use(state)}):
             return  # nobody needs what could be freed, and there is nowhere to spread
         planner = self._planner(state, scarce=bool(state.waiting))
         crews, costs = yield from self._crews(state, planner)
@@ -485,7 +453,7 @@ class Loom(RollMux):
                 takes = self._affords(state.jobs[name])
                 if takes is not None:
                     costs[number] = planner.worth(need) * takes / HOUR_MS
-            crews.append((Crew(group.id, seats, _value(planner, sitting), group.version), sitting))
+            crews.append((Crew(group.id, seats, value_of(planner, sitting), group.version), sitting))
         return crews, costs
 
     def _affords(self, job: Job) -> Millis | None:
@@ -514,7 +482,7 @@ class Loom(RollMux):
         """The first step, certified in the state as it is."""
         name, step = ahead.steps[0]
         job, scheme = state.jobs[name], ahead.scheme
-        need = self._need(job, promised=job.promised)
+        need = need_of(job, promised=job.promised)
         if need is None or job.move is not None or job.status is not JobStatus.ADMITTED:
             return None
         opened = state.jobs.get(ahead.opened.get(step.to, ""))
@@ -543,7 +511,7 @@ class Loom(RollMux):
         candidate = Candidate(group, dict(step.pins), "", 0.0)
         if self._miss_ram(state, job, candidate) or self._miss_memory(state, job, candidate):
             return None
-        if any(not _usable(state.nodes[n]) for nodes in step.pins.values() for n in nodes):
+        if any(not usable(state.nodes[n]) for nodes in step.pins.values() for n in nodes):
             return None
         return Move(
             job=name,
@@ -552,25 +520,6 @@ class Loom(RollMux):
             saves_per_hour=scheme.saves,
             costs=scheme.costs,
         )
-
-
-def _used(needs: Sequence[Need]) -> dict[PoolName, float]:
-    """What share of nodes some jobs need at least, to be within their bounds, by pool."""
-    used: dict[PoolName, float] = {}
-    for need in needs:
-        for pool, width in need.widths:
-            if need.limit_ms:
-                used[pool] = used.get(pool, 0.0) + width * need.busy_ms(pool) / need.limit_ms
-    return used
-
-
-def _value(planner: Planner, sitting: Sitting) -> float:
-    """What a group as it stands is worth, by the plan's measure."""
-    price = sum(planner.rooms[pool].price * len(names) for pool, names in sitting.names.items())
-    done = sum(
-        planner.worth(need) * need.solo_ms * rate for need, rate in zip(sitting.needs, sitting.rates, strict=True)
-    )
-    return price - planner.mu * done / (sitting.period_ms or 1)
 
 
 def _named(
@@ -604,27 +553,3 @@ def _sits(state: State, name: JobId, step: Step) -> bool:
 def _present(state: State) -> tuple[JobId, ...]:
     """The jobs that have a place."""
     return tuple(sorted(name for group in state.groups.values() for name in group.jobs))
-
-
-def _pools(state: State) -> Iterator[PoolName]:
-    """The pools that the nodes in groups are of."""
-    for node in state.nodes.values():
-        if node.group is not None:
-            yield from node.pools
-
-
-def _usable(node: Node) -> bool:
-    return node.status is NodeStatus.UP and not node.drain
-
-
-def _free_by_pool(state: State) -> dict[PoolName, list[NodeId]]:
-    """Nodes in no group, the cheapest first."""
-    free: dict[PoolName, list[NodeId]] = {}
-    for node in sorted((node for node in state.nodes.values() if node.group is None and _usable(node)), key=_price):
-        for pool in node.pools:
-            free.setdefault(pool, []).append(node.id)
-    return free
-
-
-def _price(node: Node) -> float:
-    return node.price_per_gpu_hour * len(node.gpus)
