@@ -9,7 +9,8 @@
   through all steps on what was generated, until the next rollout: the optimizer, logging and saving included. Reward
   functions that are plain functions run before it, in a time of the job's own, unless log-probabilities come first.
 - ``sync`` (with a vLLM server): the weights on their way to it, which takes both pools.
-- Evaluation has ``sync`` with a vLLM server, since it generates and computes losses, and ``train`` otherwise.
+- Evaluation has ``eval``, and saving ``save``, where the job declares these (``rollmux=dict(side=...)``). Else both are
+  within ``train``; with a vLLM server evaluation has ``sync``, since it generates and computes losses.
 
 One is left before the next begins, also where TRL nests them: generation is within its training step. What evaluates,
 saves or computes outside of these methods (a callback with a forward pass in ``on_step_end``) is within ``train``.
@@ -62,6 +63,9 @@ class Sharing(_Trainer):  # type: ignore[misc]
         self._has_server = bool(config.use_vllm and config.vllm_mode == "server")
         self._on_cpu = config.device.type == "cpu"
         settings = dict(rollmux or {})
+        side = settings.get("side") or {}
+        self._eval_phase = "eval" if "eval" in side else "sync" if self._has_server else "train"
+        self._save_phase = "save" if "save" in side else "train"
         self._generating = False
         self._parking: bool = settings.pop("parking", not self._on_cpu)
         self._job = rollmuxd.job(**_job_settings(settings, config, server=self._has_server, on_cpu=self._on_cpu))
@@ -132,7 +136,7 @@ class Sharing(_Trainer):  # type: ignore[misc]
 
         def sync_weights(*args: Any, **kwargs: Any) -> Any:
             if not self._generating:
-                with self._turns.within("sync"):
+                with self._turns.within("sync", or_in=("init", "eval")):
                     return send(*args, **kwargs)
             self._turns.go("sync")
             sent = send(*args, **kwargs)
@@ -163,25 +167,22 @@ class Sharing(_Trainer):  # type: ignore[misc]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's, in a slot for all that it needs."""
-        with self._everything():
+        with self._turns.within(self._eval_phase):
             return super().evaluate(*args, **kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's, in a slot for all that it needs."""
-        with self._everything():
+        with self._turns.within(self._eval_phase):
             return super().predict(*args, **kwargs)
 
     def save_model(self, *args: Any, **kwargs: Any) -> Any:
-        """TRL's, in a slot for ``train``, or one that is held anyway."""
-        with self._turns.within("train", or_in=("init", "sync")):
+        """TRL's, in a slot for it, or one that is held anyway."""
+        with self._turns.within(self._save_phase, or_in=("init", "sync", "eval")):
             return super().save_model(*args, **kwargs)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        with self._turns.within("train", or_in=("init", "sync")):
+        with self._turns.within(self._save_phase, or_in=("init", "sync", "eval")):
             return super()._save_checkpoint(*args, **kwargs)
-
-    def _everything(self) -> contextlib.AbstractContextManager[None]:
-        return self._turns.within("sync" if self._has_server else "train")
 
     # ---- what is parked ----------------------------------------------------------------------------------------------
 
@@ -226,6 +227,9 @@ def _job_settings(given: Mapping[str, Any], config: Any, *, server: bool, on_cpu
             "rollmux=dict(rollout=...): without a vLLM server the trainer generates on the GPUs that it trains on, so "
             "give it those of train= only; for GPUs of its own, generation needs use_vllm=True, vllm_mode='server'"
         )
+    side = dict(settings.get("side") or {})
+    if isinstance(side.get("save"), Mapping):
+        settings["side"] = {**side, "save": {"pools": "train", **side["save"]}}
     if config.world_size > 1:
         settings = {"ranks": config.world_size, "rank": config.process_index, "store": _store(), **settings}
     return settings

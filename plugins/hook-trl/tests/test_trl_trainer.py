@@ -178,6 +178,27 @@ def test_evaluation_and_saving_are_in_train_and_change_no_bit(runs, trl, out, da
     assert runs.digest(run.model) == solo(runs, trl, out + "-solo", **more)
 
 
+def test_evaluation_and_saving_have_side_phases_where_they_are_declared(runs, trl, out, daemon):
+    more = dict(
+        max_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+        eval_dataset=runs.Dataset.from_dict({"prompt": ["1="] * 8}),
+        save_strategy="steps",
+        save_steps=2,
+    )
+    side = dict(eval=dict(seconds=30, every=1), save=dict(seconds=30, every=2))
+    run = runs.trainer("high", out, rollmux=dict(side=side), **more)
+    run.train()
+    assert daemon.phases == ["init", "init", *CYCLE, "eval", *CYCLE, "eval", "save", "train"]
+    (body,) = daemon.registered
+    assert [(phase.name, phase.pools, phase.every) for phase in body.side if phase.name != "init"] == [
+        ("eval", ["train"], 1),
+        ("save", ["train"], 2),
+    ]
+    assert runs.digest(run.model) == solo(runs, trl, out + "-solo", **more)
+
+
 def test_evaluating_and_saving_between_construction_and_training_have_slots_of_their_own(runs, out, daemon):
     run = runs.trainer("high", out, max_steps=1, eval_dataset=runs.Dataset.from_dict({"prompt": ["1="] * 8}))
     run.evaluate()
