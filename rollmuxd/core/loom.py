@@ -250,7 +250,7 @@ class Loom(RollMux):
             wheel=(*once, *visits),
             admission="isolated" if group is None else "scaling" if bought else "packing",
             status=JobStatus.ADMITTED,
-            promised=job.spec.slo is not None,
+            promised=plan.needs[-1].limit_ms is not None,
             period_ms=plan.period_ms,
             cost_per_hour=sum(price_of(state.nodes[name]) for name in dict.fromkeys(bought)),
             dispatch=self.dispatch,

@@ -254,6 +254,17 @@ def test_what_is_left_of_two_groups_moves_together() -> None:
     cluster.keeps_every_promise()
 
 
+def test_who_was_promised_nothing_is_promised_nothing_by_moving() -> None:
+    """It has an SLO that could not be certified, and goes on without: no move makes that a promise."""
+    cluster = two_halves(Loom(objective="cost"))
+    for job_ in cluster.core.state.jobs.values():
+        job_.promised = False
+    cluster.ends("b")
+    cluster.ends("d")
+    assert len(cluster.looks_for_moves()) == 1
+    assert [job_.promised for job_ in cluster.core.state.jobs.values() if job_.live] == [False, False]
+
+
 @pytest.mark.parametrize(
     ("policy", "movable", "earned_s"),
     [
