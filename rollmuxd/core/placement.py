@@ -533,9 +533,7 @@ def shares_not(state: State, job: Job, group: Group) -> str:
         return f"nobody said how often side phases of job {unsaid.spec.name} come, so it stands beside no promise"
     for one in everybody if group.dispatch is Dispatch.CREDIT else ():
         if one.spec.slo is not None and one.spec.slo < TIGHT_SLO:
-            return (
-                f"job {one.spec.name} is promised {one.spec.slo:g} times, too little to share by credit"
-            )
+            return f"job {one.spec.name} is promised {one.spec.slo:g} times, too little to share by credit"
     return ""
 
 

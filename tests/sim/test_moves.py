@@ -30,9 +30,7 @@ def played(contender, *jobs, rollout=3, train=3):
     """The facts of a run, and its outcome."""
     pools = (Pool("rollout", "H20", 1.85, nodes=rollout), Pool("train", "H800", 5.28, nodes=train))
     facts = []
-    made = world.run(
-        Workload("made", jobs, pools), contender, seed=0, accounting="work", hear=facts.append
-    )
+    made = world.run(Workload("made", jobs, pools), contender, seed=0, accounting="work", hear=facts.append)
     return made, facts
 
 
