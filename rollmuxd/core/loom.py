@@ -70,7 +70,7 @@ UNIONS: Final = 400
 #: up to so many groups all pairs are looked at; beyond, so many that have changed, each beside all others
 GROUPS_MATCHED, GROUPS_CHANGED = 40, 4
 #: groups, and unions of them, that are looked at between two yields; and unions that are remembered
-GROUPS_A_STEP, UNIONS_A_STEP, REMEMBERED = 50, 200, 50_000
+GROUPS_A_STEP, UNIONS_A_STEP, REMEMBERED = 10, 200, 50_000
 #: jobs, each as often as its times or bound have changed, after which a planner forgets them all
 NEEDS_REMEMBERED: Final = 20_000
 #: an unsuccessful look at a union is repeated when the time over which it would have to pay has grown so much
@@ -343,10 +343,10 @@ class Loom(RollMux):
         if self.objective == "throughput" and not state.waiting and len(free) < len({*pools_in_use(state)}):
             return  # nobody needs what could be freed, and there is nowhere to spread
         planner = self._planner(state, scarce=bool(state.waiting))
-        crews, costs = yield from self._crews(state, planner)
+        crews, costs, twice = yield from self._crews(state, planner)
         if not costs:
             return
-        search = Search(planner, costs, free, max_group=self.max_group)
+        search = Search(planner, costs, free, twice=twice, max_group=self.max_group)
         ages = {
             planner.number(need): (now - state.jobs[name].registered_at) / HOUR_MS
             for crew, sitting in crews
@@ -432,10 +432,11 @@ class Loom(RollMux):
 
     def _crews(
         self, state: State, planner: Planner
-    ) -> Generator[None, None, tuple[list[tuple[Crew, Sitting]], dict[int, float]]]:
-        """Groups as they stand; and of each job that may be moved and can afford it, what moving it costs, dollars."""
+    ) -> Generator[None, None, tuple[list[tuple[Crew, Sitting]], dict[int, float], dict[int, None]]]:
+        """Groups as they stand; what a move costs, dollars, of each job that can afford one; and who can afford two."""
         crews: list[tuple[Crew, Sitting]] = []
         costs: dict[int, float] = {}
+        twice: dict[int, None] = {}
         for looked, group in enumerate(tuple(state.groups.values())):
             if looked % GROUPS_A_STEP == GROUPS_A_STEP - 1:
                 yield
@@ -450,20 +451,22 @@ class Loom(RollMux):
             for name, need, pins in zip(sitting.jobs, sitting.needs, sitting.pins, strict=True):
                 number = planner.number(need)
                 seats[number] = pins
-                takes = self._affords(state.jobs[name])
-                if takes is not None:
+                takes, moves = self._affords(state.jobs[name])
+                if moves:
                     costs[number] = planner.worth(need) * takes / HOUR_MS
+                if moves > 1:
+                    twice[number] = None
             crews.append((Crew(group.id, seats, value_of(planner, sitting), group.version), sitting))
-        return crews, costs
+        return crews, costs, twice
 
-    def _affords(self, job: Job) -> Millis | None:
-        """What moving the job takes; None: it may not be moved, or its credit is short of all that it may cost it."""
+    def _affords(self, job: Job) -> tuple[Millis, int]:
+        """What moving the job takes, and how often its credit covers all that this may cost it: 0, 1, or 2."""
         takes = self._takes_ms.get(job.spec.movable)
         if takes is None or job.status is not JobStatus.ADMITTED or job.move is not None:
-            return None
-        if job.promised and job.spec.slo is not None and (credit_ms(job) or 0) < job.spec.slo * takes:
-            return None
-        return takes
+            return 0, 0
+        if not job.promised or job.spec.slo is None or not takes:
+            return takes, 2
+        return takes, max(0, min(2, int((credit_ms(job) or 0) / (job.spec.slo * takes))))
 
     def _go_on(self, state: State) -> Move | None:
         """The next step of the regrouping that is under way; None: there is none, or something came in between."""

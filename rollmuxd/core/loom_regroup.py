@@ -9,7 +9,7 @@ have to change places, one goes by way of nodes of its own.
 Everything comes in steps: whoever iterates a search does something else whenever it yields.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from itertools import combinations, permutations
 from math import inf
 
@@ -71,6 +71,7 @@ class Search:
     Args:
         planner: of sets of jobs.
         costs: of each job, what moving it costs, dollars; not there: it stays where it is.
+        twice: jobs that can afford to be moved twice.
         free: nodes that are in no group, the cheapest first, by pool.
         max_group: jobs in a group at most.
     """
@@ -81,9 +82,11 @@ class Search:
         costs: Mapping[int, float],
         free: Mapping[PoolName, Sequence[NodeId]],
         *,
+        twice: Container[int],
         max_group: int,
     ) -> None:
         self.planner, self.costs, self.free, self.max_group = planner, costs, free, max_group
+        self.twice = twice
 
     # ---- the best partition ------------------------------------------------------------------------------------------
 
@@ -328,6 +331,8 @@ class Search:
     def _detour(self, wanted: Sequence[Step], taken: dict[NodeId, None], number: int) -> Step | None:
         """One of the jobs goes to nodes of its own first: the cheapest to move, where there are free nodes."""
         for step in sorted(wanted, key=lambda step: self.costs[step.job]):
+            if step.job not in self.twice:
+                continue
             pins: dict[PoolName, tuple[NodeId, ...]] = {}
             for pool, width in self.planner.needs[step.job].widths:
                 free = [node for node in self.free.get(pool, ()) if node not in taken][:width]
