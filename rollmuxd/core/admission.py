@@ -51,8 +51,13 @@ def admit(c: Cycle, only: JobId | None = None) -> None:
     if c.admits_later is not None:
         c.admits_later = True
         return
-    if not c.state.waiting:
-        return
+    while _admit_round(c, only):
+        only = None
+
+
+def _admit_round(c: Cycle, only: JobId | None) -> bool:
+    """Try each once. True: a group has nodes now that it had not, and somebody who was refused may fit there."""
+    grew = False
     reserved: set[str] = set()
     refused: dict[object, float] = {}  # the loosest SLO that was refused: with a tighter one it fits even less
     for name in waiting_order(c, c.now):
@@ -69,10 +74,12 @@ def admit(c: Cycle, only: JobId | None = None) -> None:
             continue
         if placed is not None:
             _seat(c, job, placed)
+            grew = grew or placed.admission != "packing"
             continue
         refused[shape] = max(slo, refused.get(shape, 0.0))
         if c.now - job.registered_at >= c.config.bounded_wait_ms and _others_are_in_the_way(c.state, job):
             reserved |= pools
+    return grew and bool(c.state.waiting)
 
 
 def over_its_nodes(c: Cycle, job: Job, placed: Placed) -> str:

@@ -9,7 +9,7 @@ import re
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rollmuxd.core import facts as f
@@ -388,7 +388,12 @@ def fits_somewhere(cluster: Cluster, spec: JobSpec, width: int, ram: int) -> tup
     return min(found)[::-1] if found else None
 
 
+#: the fourth brings its group a rollout node, and so lets in the third, which waits; the fifth is like the third
+GROWS = [(5, 5, 1.0, 1, 0), (5, 10, 3.0, 1, 600), (40, 5, 1.0, 2, 0), (5, 10, 3.0, 1, 600), (40, 5, 1.0, 2, 0)]
+
+
 @given(JOBS, st.integers(1, 3), st.integers(1, 2))
+@example(GROWS, 3, 2)
 @settings(max_examples=150, deadline=None)
 def test_what_is_placed_is_feasible_and_what_is_feasible_is_placed_at_the_least_price(
     jobs: list[tuple[int, int, float, int, int]], rollout: int, train: int
