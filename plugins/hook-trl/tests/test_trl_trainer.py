@@ -3,12 +3,10 @@
 The fake daemon grants at once and writes down which phases ran; the runs are those of ``examples/trl_grpo.py``.
 """
 
-import copy
 import importlib.util
 import sys
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -187,9 +185,17 @@ def test_evaluation_and_saving_have_side_phases_where_they_are_declared(runs, tr
         save_strategy="steps",
         save_steps=2,
     )
+    saved = []
+
+    class Watched(runs.GRPOTrainer):
+        def _save_optimizer_and_scheduler(self, *args, **kwargs):
+            saved.append(phase_of(self))
+            return super()._save_optimizer_and_scheduler(*args, **kwargs)
+
     side = dict(eval=dict(seconds=30, every=1), save=dict(seconds=30, every=2))
-    run = runs.trainer("high", out, rollmux=dict(side=side), **more)
+    run = runs.trainer("high", out, kind=Watched, rollmux=dict(side=side), **more)
     run.train()
+    assert saved == ["save"]
     assert daemon.phases == ["init", "init", *CYCLE, "eval", *CYCLE, "eval", "save", "train"]
     (body,) = daemon.registered
     assert [(phase.name, phase.pools, phase.every) for phase in body.side if phase.name != "init"] == [
@@ -301,36 +307,6 @@ def test_a_trainer_that_hides_what_the_hook_needs_is_refused_before_there_is_one
 # ---- with a vLLM server ----------------------------------------------------------------------------------------------
 
 
-class Server:
-    """In the place of TRL's VLLMGeneration: a model of its own generates, with the weights that it was sent last."""
-
-    def __init__(self, *, model, **settings):
-        self._source, self._limit = model, settings["max_completion_length"]
-        self._engine = copy.deepcopy(model)
-        self.asked = []
-        self.watch = lambda: None
-
-    @property
-    def vllm_client(self):
-        return SimpleNamespace(get_server_info=lambda: {"model_config": {"logprobs_mode": "processed_logprobs"}})
-
-    def sync_weights(self):
-        self.asked.append(("sync", self.watch()))
-        self._engine.load_state_dict(self._source.state_dict())
-
-    def generate(self, prompts, **_):
-        self.asked.append(("generate", self.watch()))
-        with torch.no_grad():
-            ids = torch.tensor(prompts)
-            made = self._engine.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=True, max_new_tokens=self._limit
-            )
-            logits = self._engine(made).logits[:, ids.shape[1] - 1 : -1].log_softmax(-1)
-        tokens = made[:, ids.shape[1] :]
-        logprobs = logits.gather(2, tokens[:, :, None]).tolist()
-        return None, tokens.tolist(), logprobs, None
-
-
 SERVED = dict(use_vllm=True, vllm_mode="server", vllm_importance_sampling_correction=False)
 
 
@@ -338,7 +314,9 @@ SERVED = dict(use_vllm=True, vllm_mode="server", vllm_importance_sampling_correc
 def server(trl, monkeypatch):
     from trl.trainer import grpo_trainer
 
-    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", Server)
+    from rollmuxd_hook_trl.fake import FakeGeneration
+
+    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", FakeGeneration)
 
 
 @pytest.mark.usefixtures("server")
