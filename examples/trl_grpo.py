@@ -97,11 +97,14 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=0, help="steps between checkpoints (0: none)")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint, in place of who had it")
     parser.add_argument("--parking", action="store_true", help="park the weights on CPUs too, where it frees nothing")
+    parser.add_argument("--split", action="store_true", help="a pool for each phase, which only CPUs allow")
     asked = parser.parse_args()
     torch.set_num_threads(1)  # the same bits with any number of cores
     rollmux = dict(name=asked.name or f"trl-{asked.task}", train=dict(nodes=1), replace=asked.resume)
     if asked.parking:
         rollmux["parking"] = True
+    if asked.split:
+        rollmux["rollout"] = dict(nodes=1)
     saving = dict(save_strategy="steps", save_steps=asked.save_every) if asked.save_every else {}
     run = trainer(
         asked.task, asked.out, seed=asked.seed, width=asked.width, max_steps=asked.steps, rollmux=rollmux, **saving

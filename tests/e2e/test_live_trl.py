@@ -45,6 +45,25 @@ for name, run in (("alone", alone), ("shared", shared)):
 torch.distributed.destroy_process_group()
 """
 
+SERVED = """
+import sys, torch, trl, trl_grpo
+from trl.trainer import grpo_trainer
+from rollmuxd_hook_trl.fake import FakeGeneration
+torch.set_num_threads(1)
+grpo_trainer.VLLMGeneration = FakeGeneration
+task, more = sys.argv[1], dict(
+    max_steps=4, use_vllm=True, vllm_mode="server", vllm_importance_sampling_correction=False,
+    eval_strategy="steps", eval_steps=2, eval_dataset=trl_grpo.Dataset.from_dict({"prompt": ["1="] * 8}),
+)
+alone = trl_grpo.trainer(task, "alone", kind=trl.GRPOTrainer, **more)
+alone.train()
+pools = dict(rollout=dict(nodes=1), train=dict(nodes=1))
+shared = trl_grpo.trainer(task, "shared", rollmux=dict(name=task, **pools), **more)
+shared.train()
+for run in (alone, shared):
+    print(f"{task}: weights {trl_grpo.digest(run.model)}")
+"""
+
 
 class Runs:
     """Processes of the example, and what each has said."""
@@ -138,3 +157,17 @@ def test_two_ranks_outlive_a_pause_and_a_restart_that_take_longer_than_their_col
     assert sorted(name for name, _ in weights) == ["alone", "alone", "shared", "shared"]
     assert len({sha for _, sha in weights}) == 1, weights
     live.until("it has ended", lambda: daemon.job("ranks")["status"] == "ended")
+
+
+def test_two_runs_with_servers_roll_out_and_train_at_once_and_hand_weights_on_with_both_pools(live, runs):
+    daemon = live.daemon(live.one_and_one)
+    for task in TASKS:
+        runs.start(["-c", SERVED, task], f"{task}.log", ROLLMUX_URL=daemon.url, ROLLMUX_REQUIRED="1")
+    weights = runs.weights()
+    assert sorted(weights) == sorted([*dict(weights).items()] * 2), weights
+    assert {name for name, _ in weights} == set(TASKS)
+    # An evaluation (after steps 2 and 4) is a sync, after which the server has the weights of that step.
+    step = ["sync", "rollout", "train"]
+    phases = ["init", "init", *step, *step, "sync", "rollout", "train", *step, "sync", "train"]
+    for task in TASKS:
+        assert [fact["phase"] for fact in daemon.facts("slot_queued", job=daemon.job(task)["job"])] == phases

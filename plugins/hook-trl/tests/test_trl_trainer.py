@@ -363,6 +363,18 @@ def test_evaluation_with_a_server_has_both_pools_for_all_of_it(runs, trl, out, d
 
 
 @pytest.mark.usefixtures("server")
+def test_an_evaluation_that_was_declared_sends_weights_within_its_own_slot(runs, out, daemon):
+    more = dict(eval_strategy="steps", eval_steps=1, eval_dataset=runs.Dataset.from_dict({"prompt": ["1="] * 8}))
+    side = dict(eval=dict(seconds=30, every=1))
+    run = runs.trainer("high", out, max_steps=1, rollmux=dict(side=side), **SERVED, **more)
+    run.vllm_generation.watch = lambda: phase_of(run)
+    run.train()
+    assert run.vllm_generation.asked[2] == ("sync", "eval")
+    assert set(run.vllm_generation.asked[3:]) == {("generate", "eval")}
+    assert daemon.phases == ["init", "init", "sync", *CYCLE, "eval", "train"]
+
+
+@pytest.mark.usefixtures("server")
 def test_a_server_that_would_roll_out_with_dropped_weights_is_refused(runs, out, daemon):
     def made(options, **more):
         rollout = dict(nodes=1, driver="vllm", gpu_gb=1, ram_gb=1, options=options)
@@ -413,11 +425,22 @@ def test_parked_and_loaded_between_any_two_phases_not_a_bit_is_different(runs, t
     assert runs.digest(run.model) == solo(runs, trl, out, **more)
 
 
-def test_after_training_the_model_is_the_users_again(runs, out, daemon):
+def test_after_training_the_model_is_the_users_again(runs, out, daemon, monkeypatch):
+    from rollmuxd_hook_trl import trainer
+
+    states = []
+
+    class Kept(trainer.TorchState):
+        def attach(self, *args, **kwargs):
+            states.append(self)
+            return super().attach(*args, **kwargs)
+
+    monkeypatch.setattr(trainer, "TorchState", Kept)
     run = runs.trainer("high", out, max_steps=1, rollmux=dict(parking=True))
     run.train()
+    states[0].discard()  # as a daemon orders it of a job that has ended
+    assert 0 not in [tensor.untyped_storage().nbytes() for tensor in run.model.parameters()]
     run.save_model(out)
-    assert all(tensor.untyped_storage().nbytes() for tensor in run.model.parameters())
     assert (Path(out) / "model.safetensors").stat().st_size > 10_000
 
 
