@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rollmuxd_hook_trl import contract  # type: ignore[import-untyped, unused-ignore]
+from rollmuxd_hook_trl import contract
 
 FACTS = Path(__file__).with_name("facts.json")
 
