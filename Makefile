@@ -11,7 +11,8 @@ SHELL    := /bin/bash
 VENV     ?= .venv
 EXTRAS   ?= daemon,demo,sim,dev
 ARGS     ?=
-WORKERS  ?= logical
+# Two a core: half of the time a live test waits for somebody.
+WORKERS  ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 BENCH    ?=
 
 BIN      := $(VENV)/bin
