@@ -166,9 +166,18 @@ def test_without_an_endpoint_there_are_no_spans_and_no_import():
     assert from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "true"}) is None
 
 
-def test_where_the_extra_is_not_installed_a_line_says_how_to_get_it(monkeypatch, capsys):
+def test_where_the_extra_is_not_installed_a_line_says_how_to_get_it(monkeypatch):
     import sys
 
+    said = []
+
+    class Log:
+        def warning(self, event, *, reason):
+            said.append((event, reason))
+
+    monkeypatch.setattr("rollmuxd.daemon.spans.log", Log())
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     assert from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}) is None
-    assert "pip install 'rollmuxd[otel]'" in capsys.readouterr().out
+    [(event, reason)] = said
+    assert event == "no_spans"
+    assert reason.endswith("it comes with: pip install 'rollmuxd[otel]'")
