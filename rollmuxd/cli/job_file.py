@@ -15,6 +15,8 @@ from rollmuxd.cli.calls import Failed
 KEYS: Final = frozenset(
     ("phases", "side", "init", "slo", "priority", "on_loss", "movable", "park", "if_unmet", "colocate", "ranks")
 )
+#: what a job wants that does not say, as :func:`rollmuxd.job` has it
+_BY_DEFAULT: Final = {"rollout": {"nodes": 1}, "train": {"nodes": 1}}
 _ROLE_KEYS: Final = ("command", "pool", "env", "cwd")
 
 
@@ -39,19 +41,21 @@ class JobFile:
 
     def registration(self, key: str, **more: Any) -> Any:
         """The body of ``POST /v1/jobs``. Raises Failed, naming the file and the key."""
-        from rollmuxd.client.describe import registration
+        says = self.table.keys() - KEYS - {"name"}
+        table = self.table if says else {**self.table, **_BY_DEFAULT}
+        return registration_of(str(self.path), table, table["name"], idempotency_key=key, **more)
 
-        pools = {name: said for name, said in self.table.items() if name not in KEYS and name != "name"}
-        rest = {name: said for name, said in self.table.items() if name in KEYS}
-        try:
-            return registration(
-                self.table["name"],
-                pools=pools or {"rollout": {"nodes": 1}, "train": {"nodes": 1}},
-                idempotency_key=key,
-                **{**rest, **more},
-            )
-        except (TypeError, ValueError) as error:
-            raise Failed(f"{self.path}: {error}") from error
+
+def registration_of(where: str, table: Mapping[str, Any], name: str, **more: Any) -> Any:
+    """What a job's table registers: its keys are those of :func:`rollmuxd.job`. Raises Failed, saying where."""
+    from rollmuxd.client.describe import registration
+
+    pools = {key: value for key, value in table.items() if key not in KEYS and key != "name"}
+    rest = {key: value for key, value in table.items() if key in KEYS}
+    try:
+        return registration(name, pools=pools, **{**rest, **more})
+    except (TypeError, ValueError) as error:
+        raise Failed(f"{where}: {error}") from error
 
 
 def read(path: Path, command: Sequence[str]) -> JobFile:
@@ -68,7 +72,7 @@ def read(path: Path, command: Sequence[str]) -> JobFile:
     if bool(roles) == bool(command):
         one = "says what to run (roles), and so does the command line" if roles else "does not say what to run"
         raise Failed(f"{path} {one}; give either [roles.NAME] with command there, or -- COMMAND here")
-    pools = [name for name in said if name not in KEYS and name != "name"] or ["rollout", "train"]
+    pools = [name for name in said if name not in KEYS and name != "name"] or list(_BY_DEFAULT)
     if command:
         return JobFile(path, said, (Role("main", tuple(command)),))
     return JobFile(path, said, tuple(_role(path, name, table, pools) for name, table in roles.items()))

@@ -10,12 +10,7 @@ from typing import Any
 import click
 
 from rollmuxd.cli.calls import Call, Failed, cell, table, talks
-
-#: keys of a job that are no pools
-_KEYS = frozenset(
-    ("name", "count", "phases", "side", "init", "slo", "priority", "on_loss", "movable", "park", "if_unmet")
-    + ("colocate", "ranks")
-)
+from rollmuxd.cli.job_file import registration_of
 
 
 @click.command(short_help="What would become of jobs, if they came.")
@@ -62,22 +57,14 @@ def _bodies(path: Path, number: int, job: Mapping[str, Any]) -> list[Any]:
     """The registrations that one table stands for."""
     import msgspec
 
-    from rollmuxd.client.describe import registration
-
     name, count = job.get("name"), job.get("count", 1)
     if not isinstance(name, str):
         raise Failed(f"{path}: job {number} has no name")
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 500:
         raise Failed(f"{path}: job {name}: count is {count!r}, and it is 1 to 500")
-    pools = {key: value for key, value in job.items() if key not in _KEYS}
-    rest = {key: value for key, value in job.items() if key in _KEYS - {"name", "count"}}
-    rest.setdefault("init", False)
-    try:
-        bodies = [
-            registration(name if count == 1 else f"{name}-{copy}", pools=pools, **rest) for copy in range(1, count + 1)
-        ]
-    except (TypeError, ValueError) as error:
-        raise Failed(f"{path}: job {name}: {error}") from error
+    table = {"init": False, **{key: value for key, value in job.items() if key not in ("name", "count")}}
+    names = [name] if count == 1 else [f"{name}-{copy}" for copy in range(1, count + 1)]
+    bodies = [registration_of(f"{path}: job {name}", table, one) for one in names]
     return [msgspec.to_builtins(body) for body in bodies]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rollmuxd.cli import job_file
 from rollmuxd.cli.main import cli
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -245,6 +246,14 @@ def test_a_file_that_cannot_be_meant_is_refused_with_its_name_before_anybody_is_
     assert refused.exit_code == 1
     assert refused.stderr.startswith(f"rollmuxd: {path}")
     assert said in refused.stderr
+
+
+def test_a_file_with_nothing_but_a_name_wants_what_a_loop_wants_that_says_no_more(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text('name = "math"')
+    body = job_file.read(path, ["train.sh"]).registration("key")
+    assert {pool: want.nodes for pool, want in body.wants.items()} == {"rollout": 1, "train": 1}
+    assert [phase.name for phase in body.phases] == ["rollout", "train"]
 
 
 def test_a_program_that_is_not_there_is_named_and_the_job_ended(live, runs):
