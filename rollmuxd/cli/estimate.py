@@ -63,6 +63,8 @@ def estimate(
 
     if observed == bool(logs):
         raise Failed("give either --log FILE (a training log), or --observed (what a daemon has seen)")
+    if names and not observed:
+        raise Failed("--job names a job that a daemon has seen: it goes with --observed")
     try:
         steps = _observed(call, names) if observed else {str(path): read(path) for path in logs}
         mine = list(steps.values())

@@ -196,8 +196,10 @@ class _Run:
     # ---- running -----------------------------------------------------------------------------------------------------
 
     def _gpus(self, view: Mapping[str, Any], host: str | None) -> dict[str, list[str]]:
-        """The GPUs of each pool on this host. Raises Failed where the job sits elsewhere."""
+        """The GPUs of each pool on this host; none where the daemon only watches. Raises Failed: it sits elsewhere."""
         names = dict.fromkeys(name for pinned in view["pins"].values() for name in pinned)
+        if not names:
+            return {}
         nodes = {name: self._daemon.get(f"/v1/nodes/{name}") for name in names}
         hosts = list(dict.fromkeys(node["host"] for node in nodes.values()))
         here = host or (socket.gethostname() if socket.gethostname() in hosts or len(hosts) > 1 else hosts[0])
@@ -215,7 +217,7 @@ class _Run:
         mine = list(dict.fromkeys(gpu for pool in role.pools or gpus for gpu in gpus.get(pool, ())))
         env = {
             **os.environ,
-            **visible(mine),
+            **(visible(mine) if gpus else {}),
             "ROLLMUX_URL": str(self._daemon.address),
             "ROLLMUX_JOB": self._talk.name,
             "ROLLMUX_RUN_KEY": self._key,
@@ -227,7 +229,8 @@ class _Run:
             pid = crew.start(role.name, role.argv, env=env, cwd=role.cwd, out=out)
         except (OSError, ValueError) as error:
             raise Failed(f"role {role.name}: {role.argv[0]} could not be started: {error}") from error
-        _say(f"{role.name}: pid {pid} on {', '.join(mine) or 'no GPU'}")
+        where = (", ".join(mine) or "no GPU") if gpus else "the GPUs that it takes: the daemon only watches"
+        _say(f"{role.name}: pid {pid} on {where}")
 
     def _until_one_ends(self, crew: Crew, grace_s: float) -> tuple[str, int] | None:
         """The first command that ends; None: the job has ended first."""
@@ -248,12 +251,15 @@ class _Run:
 
     def _end(self, why: str) -> None:
         """The job ends with its commands, unless its training loop has ended it already."""
+        from msgspec.structs import replace
+
         from rollmuxd.client import calls
         from rollmuxd.client.errors import Conflict, NotFound, RollmuxError
 
         try:
-            # Interrupted before it was answered: asked again under the same key, it is that very run.
-            self._talk.job = self._talk.job or self._daemon.call(calls.register(self._talk.body)).job
+            # Interrupted before it was answered: asked again under the same key it is that run, in nobody's place.
+            again = calls.register(replace(self._talk.body, replace=False))
+            self._talk.job = self._talk.job or self._daemon.call(again).job
             view = self._daemon.get(f"/v1/jobs/{part(self._talk.job)}")
             if view["run"] == (self._talk.run or view["run"]) and view["status"] != "ended":
                 self._daemon.delete(f"/v1/jobs/{part(self._talk.job)}", {"reason": why[:1000]})

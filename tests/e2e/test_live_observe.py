@@ -67,3 +67,29 @@ def test_what_sharing_would_have_gained_is_worked_out_from_what_was_seen(live):
     assert found["jobs"] == 2
     assert found["shared_s"]["middle"] > 0
     assert [one["baseline"].startswith("one after the other") for one in found["against"]] == [True, True]
+
+
+def test_what_rollmuxd_run_starts_keeps_the_gpus_that_it_sees(live, tmp_path):
+    daemon = live.daemon(mode="observe")
+    (tmp_path / "job.toml").write_text('name = "math"\nrollout = {nodes = 1}\ntrain = {nodes = 1}\n')
+    show = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ['ROLLMUX_JOB'])"
+    command = ["run", "--job", "job.toml", "--url", daemon.url, "--", sys.executable, "-c", show]
+    told = subprocess.run(
+        [sys.executable, "-m", "rollmuxd", *command],
+        cwd=tmp_path, env={**os.environ, "CUDA_VISIBLE_DEVICES": "3,4"}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert (told.returncode, told.stdout) == (0, "3,4 math\n"), told.stderr
+    assert daemon.job("math")["status"] == "ended"
+
+
+def test_everything_that_can_be_asked_of_a_daemon_that_watches_is_answered(live):
+    daemon = live.daemon(mode="observe")
+    live.holder("a", slo=2.0, rollout={"seconds": 10}, train={"seconds": 10})
+    for path in (
+        *("/v1/jobs/a", "/v1/jobs/a/explain", "/v1/groups", "/v1/groups/g1", "/v1/slots", "/v1/nodes", "/v1/pools"),
+        *("/v1/report", "/v1/report?by=pool", "/metrics", "/v1/hosts", "/"),
+    ):
+        assert daemon.call("GET", path).status_code == 200, path
+    wanted = {"name": "b", "phases": [{"name": "rollout", "pools": ["rollout"]}], "wants": {"rollout": {}}}
+    assert daemon.call("POST", "/v1/plan", {"jobs": [wanted]}).status_code == 200
