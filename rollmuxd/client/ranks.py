@@ -6,10 +6,12 @@ they are). Ranks enter and leave the same phases in the same order; they are mat
 
 Keys, all under ``rollmuxd/<job>/<n>`` with n counting the times that the job was started over this store:
 ``start``, then for each phase ``<k>/granted``, ``<k>/left/<rank>`` (a follower is out) and ``<k>/over`` (rank 0 has
-released).
+released). Where torchrun has started the ranks again, n begins with which time that is: its store outlives them.
+What every rank has read is deleted, where the store can.
 """
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -49,7 +51,8 @@ class Crew:
     ) -> None:
         count = _starts[name, rank] = _starts.get((name, rank), 0) + 1
         self._store = store
-        self._prefix = f"rollmuxd/{name}/{count}"
+        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._prefix = f"rollmuxd/{name}/{count}" if again == "0" else f"rollmuxd/{name}/{again}-{count}"
         self._rank = rank
         self._ranks = ranks
         self._clock = clock
@@ -69,7 +72,7 @@ class Crew:
 
     def all_left(self, phase: str, *, failing: bool) -> Flow[None]:
         """Wait until all others are out of the phase: the GPUs are theirs too. Not for ever if we are failing."""
-        keys = [f"{self._prefix}/{self._phase}/left/{rank}" for rank in range(1, self._ranks)]
+        keys = self._left(self._phase)
 
         def text() -> str:
             missing = [key.rpartition("/")[2] for key in keys if not self._store.check([key])]
@@ -80,6 +83,19 @@ class Crew:
     def publish_over(self, error: str = "") -> None:
         """Tell the others that the slot was released, or why not."""
         self._publish(f"{self._phase}/over", {"error": error})
+        self._forget(self._phase - 1)
+
+    def _forget(self, phase: int) -> None:
+        """Delete what is there of a phase: who is out of the next one has read all of it."""
+        delete = getattr(self._store, "delete_key", None)  # (no more than three methods are asked for)
+        if delete is None or phase < 1 or not self._store.check(self._left(phase + 1)):
+            return
+        here = f"{self._prefix}/{phase}"
+        for key in (f"{here}/granted", *self._left(phase), f"{here}/over"):
+            delete(key)
+
+    def _left(self, phase: int) -> list[str]:
+        return [f"{self._prefix}/{phase}/left/{rank}" for rank in range(1, self._ranks)]
 
     # ---- the others ----
 

@@ -38,9 +38,9 @@ def first_start(monkeypatch):
     monkeypatch.setattr(ranks, "_starts", {})
 
 
-def crew(loop, count=3, **settings):
+def crew(loop, count=3, store=None, **settings):
     """Run ``loop(job, rank)`` in a thread per rank; returns what each returned or raised."""
-    store, outcome = Store(), [None] * count
+    store, outcome = store or Store(), [None] * count
 
     def run(rank):
         try:
@@ -163,6 +163,40 @@ def test_the_same_store_serves_a_second_start(daemon):
         thread.join(30)
 
     assert sorted(Counter(seen).values()) == [2, 2]  # both ranks, both times, in the same slot
+
+
+def test_a_long_run_leaves_next_to_nothing_in_the_store(daemon):
+    class Forgetful(Store):
+        def delete_key(self, key):
+            return self.kept.pop(key, None) is not None
+
+    store = Forgetful()
+
+    def loop(job, rank):
+        for _ in range(10):
+            with job.phase("train"):
+                pass
+
+    assert crew(loop, store=store) == [None] * 3
+    phases = {key.split("/")[3] for key in store.kept} - {"start"}
+    assert phases == {"10"}
+
+
+def test_ranks_that_torchrun_starts_again_do_not_take_what_those_before_them_have_left_in_its_store(monkeypatch):
+    store, said = Store(), []
+
+    def crew_of(rank):
+        monkeypatch.setattr(ranks, "_starts", {})  # a process of its own
+        return ranks.Crew(store, "a", rank=rank, ranks=2, clock=lambda: 0.0, tell=said.append)
+
+    crew_of(0).publish_start(job="j1", session="of those before")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    follower = crew_of(1).started()
+    assert isinstance(next(follower), Pause)  # nothing is there for it yet
+    crew_of(0).publish_start(job="j1", session="new")
+    with pytest.raises(StopIteration) as told:
+        follower.send(None)
+    assert told.value.value["session"] == "new"
 
 
 def test_every_rank_dials_the_channel_with_the_session_of_rank_0(daemon, until):
