@@ -80,8 +80,8 @@ chaos: $(STAMP) ## kill, stop and restart a live daemon and its clients for BUDG
 fuzz: $(STAMP) ## fuzz a live daemon, wire, configuration and journals for BUDGET_S seconds; one JSON object on stdout
 	@$(BIN)/python tests/fuzz/run.py --budget $(or $(BUDGET_S),60) $(ARGS)
 
-drift: $(STAMP) ## hold the newest TRL on the package index against what its hook knows (ARGS="1.9.0 1.15.0": these)
-	@$(BIN)/python plugins/hook-trl/tests/drift.py $(ARGS)
+drift: $(STAMP) ## hold the newest TRL, verl ... on the package index against what their hooks know (ARGS="trl==1.15.0": this)
+	@$(BIN)/python plugins/hook-kit/tests/drift.py $(ARGS)
 
 newcomer: $(STAMP) ## install a clean copy into a clean home, and type the tutorial there (needs a package index)
 	@$(BIN)/python tests/docs/newcomer.py

@@ -30,8 +30,8 @@ from trl.trainer import grpo_trainer
 
 import rollmuxd
 from rollmuxd_channel.torch_state import TorchState
+from rollmuxd_hook_kit.turns import Turns
 from rollmuxd_hook_trl.contract import check, check_class
-from rollmuxd_hook_trl.turns import Turns
 
 check(trl.__version__, inspect.getsource(grpo_trainer))
 

@@ -8,7 +8,8 @@ import pytest
 
 from rollmuxd_hook_trl import contract
 
-RECORDED = json.loads(Path(__file__).with_name("facts.json").read_text())
+RECORDED = json.loads(Path(__file__).with_name("facts-trl.json").read_text())
+TRAINER = "trl/trainer/grpo_trainer.py:GRPOTrainer"
 KNOWN = ["1.0.0", "1.4.0", "1.9.0", "1.12.0", "1.14.0", "1.15.0", "1.16.0"]
 
 
@@ -29,12 +30,12 @@ def test_a_release_that_nobody_has_looked_at_is_refused_though_nothing_differs(v
     assert found == f"the hook knows TRL 1.0 to 1.16, and this is {version or 'unknown'}"
 
 
-@pytest.mark.parametrize("method", RECORDED["1.16.0"]["methods"])
+@pytest.mark.parametrize("method", RECORDED["1.16.0"][TRAINER]["methods"])
 def test_each_method_that_is_gone_or_asks_for_more_is_named(method):
     gone = copy.deepcopy(RECORDED["1.16.0"])
     more = copy.deepcopy(RECORDED["1.16.0"])
-    del gone["methods"][method]
-    more["methods"][method]["parameters"].insert(1, "stranger")
+    del gone[TRAINER]["methods"][method]
+    more[TRAINER]["methods"][method]["parameters"].insert(1, "stranger")
     assert contract.differences("1.16.0", gone) == [f"GRPOTrainer has no method {method}"]
     (found,) = contract.differences("1.16.0", more)
     assert found.startswith(f"GRPOTrainer.{method} is known as (self, ")
@@ -52,7 +53,7 @@ def test_each_method_that_is_gone_or_asks_for_more_is_named(method):
 )
 def test_a_method_that_no_longer_calls_the_next_one_is_named(caller, callee):
     facts = copy.deepcopy(RECORDED["1.16.0"])
-    facts["methods"][caller]["calls"].remove(callee)
+    facts[TRAINER]["methods"][caller]["calls"].remove(callee)
     assert contract.differences("1.16.0", facts) == [f"GRPOTrainer.{caller} does not call {callee}"]
 
 
@@ -69,14 +70,14 @@ class Another:
 
 
 def test_a_source_is_read_for_the_trainer_only_and_never_run():
-    assert contract.facts_of(SOURCE) == {
+    assert contract.facts_of(SOURCE)[TRAINER] == {
         "methods": {
             "_generate": {"parameters": ["self", "prompts"], "calls": ["_generate_single_turn"]},
             "compute_loss": {"parameters": ["self", "model", "inputs"], "calls": []},
         },
         "mentions": ["self._last_loaded_step", "self.vllm_generation.sync_weights", "self.use_vllm"],
     }
-    assert contract.facts_of("raise SystemExit") == {"methods": {}, "mentions": []}
+    assert contract.facts_of("raise SystemExit")[TRAINER] == {"methods": {}, "mentions": []}
 
 
 def test_the_refusal_says_what_is_different_and_what_to_do():
