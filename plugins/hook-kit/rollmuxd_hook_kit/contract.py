@@ -5,9 +5,11 @@ must be one that was looked at, the methods must have the parameters that they h
 """
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -56,6 +58,8 @@ class Contract(NamedTuple):
     classes: tuple[Class, ...]
     #: what to do to run without the hook
     take_out: str
+    #: what a class between the hook's and the framework's may override only by calling the framework's
+    chained: tuple[str, ...] = ()
 
 
 def facts_of(source: str, what: Class) -> dict[str, Any]:
@@ -98,6 +102,20 @@ def check(contract: Contract, version: str, facts: Mapping[str, Any]) -> None:
             f"{contract.hook} cannot tell when this {contract.framework} rolls out and trains: {'; '.join(found)}. "
             f"Install a known one, or take the hook out again: {contract.take_out}"
         )
+
+
+def check_class(contract: Contract, used: type, hook: type, framework: type) -> None:
+    """Raise :class:`UnknownFramework` for a class made from the framework's that hides what the hook looks at."""
+    for between in used.__mro__[: used.__mro__.index(framework)]:
+        if between is hook:
+            continue
+        for name in contract.chained:
+            method = vars(between).get(name)
+            if isinstance(method, FunctionType) and name not in inspect.unwrap(method).__code__.co_names:
+                raise UnknownFramework(
+                    f"{between.__name__}.{name} takes the place of {contract.framework}'s, which the hook needs to be "
+                    f"called: call super().{name}(...) in it, or take the hook out again: {contract.take_out}"
+                )
 
 
 def _unknown(contract: Contract, version: str) -> Iterator[str]:

@@ -3,6 +3,8 @@
 ``ARGS="trl==1.9.0 verl==0.8.0"`` names releases, which are downloaded by pip; their source is read, not run.
 ``--source slime=/path/to/checkout --version 0.3.0`` is for what is only had as a repository; ``--only trl,verl`` picks.
 ``--write`` puts what was read into ``tests/facts-FRAMEWORK.json`` of the hook's project, from which its tests take it.
+``--keep DIR`` leaves what was downloaded in ``DIR/PACKAGE-VERSION``: tests that run the loops of real releases look into
+``frameworks`` beside their interpreter (``--keep .venv/frameworks``).
 Ends with 1 if one of them is not as it must be.
 """
 
@@ -10,6 +12,7 @@ import argparse
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -38,25 +41,38 @@ def contracts(plugins: Path) -> Iterator[tuple[Contract, Path]]:
             yield contract, path.parents[1] / "tests" / f"facts-{contract.framework.lower()}.json"
 
 
-def of_release(contract: Contract, version: str | None) -> tuple[str, dict[str, Any]]:
+def of_release(contract: Contract, version: str | None, keep: Path | None = None) -> tuple[str, dict[str, Any]]:
     """The version (the newest on the package index, where none is asked for), and what is in it."""
     with tempfile.TemporaryDirectory() as folder:
-        what = f"{contract.package}=={version}" if version else contract.package
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
-        subprocess.run([*pip, "--only-binary", ":all:", what], check=True)
-        (packed,) = Path(folder).iterdir()
+        packed = _downloaded(f"{contract.package}=={version}" if version else contract.package, folder)
         found = re.match(r"[^-]+-([^-]+?)(-|\.tar)", packed.name)
         assert found is not None
-        return found[1], facts_under(_unpacked(packed, contract), contract)
+        root = _unpacked(packed)
+        facts = facts_under(root, contract)
+        if keep is not None:
+            kept = keep / f"{contract.package}-{found[1]}"
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(root, kept)
+        return found[1], facts
 
 
-def _unpacked(packed: Path, contract: Contract) -> Path:
+def _downloaded(what: str, folder: str) -> Path:
+    """A release, for this interpreter or, as it is only read, for another."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, "--only-binary", ":all:"]
+    for more in ([], ["--python-version", "3.11"]):
+        done = subprocess.run([*pip, *more, what], check=False)
+        if done.returncode == 0:
+            return next(Path(folder).iterdir())
+    raise SystemExit(f"{what} cannot be had from the package index")
+
+
+def _unpacked(packed: Path) -> Path:
     root = packed.parent / "unpacked"
-    wanted = [what.path for what in contract.classes]
     if packed.suffix == ".whl":
         with zipfile.ZipFile(packed) as wheel:
-            wheel.extractall(root, [path for path in wanted if path in wheel.namelist()])
-        return root
+            wheel.extractall(root)
+        # Where a wheel is for one platform, what is pure Python in it may lie apart.
+        return next(root.glob("*.data/purelib"), root)
     with tarfile.open(packed) as archive:
         archive.extractall(root, filter="data")
     return next(root.iterdir())
@@ -70,6 +86,7 @@ def main() -> int:
     parser.add_argument("--source", help="framework=path of a checkout")
     parser.add_argument("--version", help="of the checkout")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--keep", type=Path, help="folder for what is downloaded")
     asked = parser.parse_args()
     known = {contract.framework.lower(): (contract, facts) for contract, facts in contracts(PLUGINS)}
     drifted = False
@@ -78,7 +95,7 @@ def main() -> int:
         if source is not None:
             facts = facts_under(source, contract)
         else:
-            version, facts = of_release(contract, version)
+            version, facts = of_release(contract, version, asked.keep)
         found = differences(contract, version or "", facts)
         drifted = drifted or bool(found)
         print(f"{contract.framework} {version}: {'; '.join(found) or 'as the hook knows it'}")

@@ -8,6 +8,7 @@ from rollmuxd_hook_kit.contract import (
     Method,
     UnknownFramework,
     check,
+    check_class,
     differences,
     facts_of,
     facts_under,
@@ -119,3 +120,40 @@ def test_a_folder_with_the_source_is_read_and_not_run(tmp_path):
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / "trainer.py").write_text(SOURCE + "raise SystemExit")
     assert facts_under(tmp_path, CONTRACT) == {TRAINER.key: facts_of(SOURCE, TRAINER)}
+
+
+class Frameworks:
+    def fit(self):
+        return 1
+
+
+class Hook:
+    def fit(self):
+        return super().fit()
+
+
+def shared(own):
+    return type("Shared", (Hook, own), {})
+
+
+CHAINED = CONTRACT._replace(chained=("fit",))
+
+
+def test_a_class_that_takes_the_place_of_what_the_hook_needs_is_refused():
+    class Own(Frameworks):
+        def fit(self):
+            return 2
+
+    with pytest.raises(UnknownFramework, match=r"Own\.fit takes the place of Some's.*call super\(\)\.fit.*unset SOME"):
+        check_class(CHAINED, shared(Own), Hook, Frameworks)
+
+
+def test_a_class_that_adds_to_it_is_taken():
+    class Own(Frameworks):
+        def fit(self):
+            return 1 + super().fit()
+
+        def unrelated(self):
+            return None
+
+    check_class(CHAINED, shared(Own), Hook, Frameworks)

@@ -4,9 +4,7 @@ The hook rests on methods with a leading underscore, which TRL may change in any
 :mod:`rollmuxd_hook_kit.contract`.
 """
 
-import inspect
 from collections.abc import Mapping
-from types import FunctionType
 from typing import Any, Final
 
 from rollmuxd_hook_kit import contract as kit
@@ -33,13 +31,17 @@ _TRAINER: Final = Class(
     # How it is known that weights are about to be sent, and where.
     mentions=("self._last_loaded_step", "self.vllm_generation.sync_weights", "self.use_vllm", "self.reward_funcs"),
 )
-_TAKE_OUT: Final = "from trl import GRPOTrainer"
 
-TRL: Final = Contract("TRL", "trl", "rollmuxd_hook_trl", ((1, 0), (1, 17)), (_TRAINER,), _TAKE_OUT)
+TRL: Final = Contract(
+    framework="TRL",
+    package="trl",
+    hook="rollmuxd_hook_trl",
+    known=((1, 0), (1, 17)),
+    classes=(_TRAINER,),
+    take_out="from trl import GRPOTrainer",
+    chained=("_prepare_inputs", "_generate_and_score_completions", "_generate", "compute_loss"),
+)
 CONTRACTS: Final = (TRL,)
-
-#: what a class between ours and TRL's may override only by calling TRL's
-CHAINED: Final = ("_prepare_inputs", "_generate_and_score_completions", "_generate", "compute_loss")
 
 
 def differences(version: str, facts: Mapping[str, Any]) -> list[str]:
@@ -59,14 +61,4 @@ def check(version: str, source: str) -> None:
 
 def check_class(trainer: type, hook: type, trls: type) -> None:
     """Raise :class:`UnknownTrl` for a class on the way from ours to TRL's that hides what the hook looks at."""
-    order = trainer.__mro__
-    for between in order[: order.index(trls)]:
-        if between is hook:
-            continue
-        for name in CHAINED:
-            method = vars(between).get(name)
-            if isinstance(method, FunctionType) and name not in inspect.unwrap(method).__code__.co_names:
-                raise UnknownTrl(
-                    f"{between.__name__}.{name} takes the place of TRL's, which the hook needs to be called: call "
-                    f"super().{name}(...) in it, or take the hook out again: {_TAKE_OUT}"
-                )
+    kit.check_class(TRL, trainer, hook, trls)
