@@ -63,6 +63,13 @@ class Config(Struct, frozen=True):
     clear_tolerance_mb: int = 300
     #: iterations after which a probed job is judged
     probe_iterations: int = 3
+    #: a phase whose recent mean is off by more than this share of what plans reckon with has them made anew; 0: never
+    drift: float = 0.1
+    #: iterations that this mean is of, at most; and at least, counted from when plans were made with its times last
+    drift_window: int = 20
+    drift_enough: int = 8
+    #: one job has plans made anew after this time at the earliest
+    replan_every_ms: Millis = 900_000
     #: a waiting job gains one level of priority each time this passes
     aging_ms: Millis = 3_600_000
     #: a job that has waited this long goes first, and is not overtaken any more on the pools it wants

@@ -7,7 +7,7 @@ from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.effects import Effect
 from rollmuxd.core.facts import Fact
-from rollmuxd.core.model import JobStatus, Millis, SlotStatus
+from rollmuxd.core.model import GroupId, JobStatus, Millis, SlotStatus
 from rollmuxd.core.policy import Move, Policy
 from rollmuxd.core.rotation import Rotation
 from rollmuxd.core.soft import Soft
@@ -41,6 +41,8 @@ class Cycle:
         self._traits: Mapping[str, DriverTraits] = config.drivers
         #: many things are dealt with at once, and who is to be let in is asked after the last; None: at once
         self.admits_later: bool | None = None
+        #: groups whose promises were looked at when they were of that version
+        self.settled: dict[GroupId, int] = {}
         #: the search for jobs that are better placed elsewhere, while it is under way
         self.regrouping: Iterator[Move | None] | None = None
 

@@ -7,7 +7,7 @@ from rollmuxd.core import forecast
 from rollmuxd.core.admission import limits_of, over_its_nodes, waiting_order
 from rollmuxd.core.cycle import PLACED, Cycle
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.estimates import credit_ms, iteration_ms, likely_ms, slowdown, solo_ms
+from rollmuxd.core.estimates import credit_ms, iteration_ms, likely_ms, phase_ms, quantile_ms, slowdown, solo_ms
 from rollmuxd.core.model import (
     Dispatch,
     Group,
@@ -18,6 +18,7 @@ from rollmuxd.core.model import (
     Millis,
     Node,
     NodeStatus,
+    PhaseTimes,
     Slot,
     SlotId,
     SlotStatus,
@@ -160,7 +161,7 @@ class Explainer:
         sentences = [
             f"It sits in group {group.id} {company}, on {nodes} ({_ADMITTED.get(job.admission, job.admission)})."
         ]
-        sentences += self._turns(job, group)
+        sentences += [*self._turns(job, group), *_reckoned(job)]
         slower, credit = slowdown(job), credit_ms(job)
         if slower is not None:
             ahead = (
@@ -188,6 +189,8 @@ class Explainer:
         if not solo:
             return [*said, f"It is promised {job.spec.slo:g} times what it takes alone."]
         bound = int(job.spec.slo * solo)
+        if job.at_risk:
+            said.append("Its promise is at risk: the plan has no room for it, as long as phases take what they do now.")
         spare = f"{_s(abs(bound - took))} s {'to spare' if bound >= took else 'too little'}"
         return [*said, f"It is promised {job.spec.slo:g} times, {_s(bound)} s: {spare}."]
 
@@ -311,6 +314,25 @@ class Explainer:
         left = [forecast.left_ms(state, state.slots[holder], now) for holder in sorted(holders)]
         known_left = [ms for ms in left if ms is not None]
         return total + max(known_left, default=0) if len(known_left) == len(left) else None
+
+
+def _reckoned(job: Job) -> list[str]:
+    """Which times plans reckon with, by phase, and what they were made of."""
+    said = []
+    for phase in job.spec.phases:
+        times, took = job.times.get(phase.name, PhaseTimes()), phase_ms(job, phase)
+        if took is None:
+            continue
+        whence = "as stated" if phase.planned_ms is not None else f"the mean of {len(times.recent_ms)} observations"
+        if times.planned_ms is not None:
+            stated = "" if phase.planned_ms is None else f"; {_s(phase.planned_ms)} s were stated"
+            whence = f"the mean of {times.planned_from} observations{stated}"
+        text = f"Plans reckon with {_s(took)} s for its {phase.name}, {whence}."
+        middle, late = quantile_ms(times, 0.5), quantile_ms(times, 0.95)
+        if middle is not None and late is not None:
+            text += f" Half of the last {len(times.recent_ms)} took {_s(middle)} s at most, 95 % {_s(late)} s."
+        said.append(text)
+    return said
 
 
 def _guarded(group: Group | None) -> str:

@@ -204,6 +204,32 @@ class JobPromised(Fact, frozen=True, tag="job_promised"):
     job: JobId
     promised: bool
     period_ms: Millis | None = None
+    #: what plans reckon with from now on, by phase: of those that nobody has stated
+    times: dict[str, Millis] = {}
+
+
+class TimesDrifted(Fact, frozen=True, tag="times_drifted"):
+    """Phases of a job take another time than plans reckoned with: from now on they reckon with this."""
+
+    job: JobId
+    times: dict[str, Millis]
+    #: what they reckoned with till now, and of how many observations the new times are means
+    was: dict[str, Millis] = {}
+    seen: dict[str, int] = {}
+
+
+class GroupReplanned(Fact, frozen=True, tag="group_replanned"):
+    """A group is planned anew with the times that are known now, everybody on the nodes that he has."""
+
+    group: GroupId
+    #: the member whose phases take another time, or whose promise is at risk, or was
+    job: JobId
+    period_ms: Millis | None = None
+    #: the whole wheel, in order; none: it stays as it is
+    wheel: tuple[PlannedVisit, ...] = ()
+    #: members for whose promises the plan has no room
+    at_risk: tuple[JobId, ...] = ()
+    why: str = ""
 
 
 class PlacementEnded(Fact, frozen=True, tag="placement_ended"):
@@ -661,6 +687,8 @@ AnyFact: TypeAlias = (
     | JobRegistered
     | JobPlaced
     | JobPromised
+    | TimesDrifted
+    | GroupReplanned
     | PlacementEnded
     | JobUnplaced
     | MovePlanned

@@ -52,7 +52,7 @@ from rollmuxd.core.model import (
     PoolName,
 )
 from rollmuxd.core.placement import Candidate, RollMux, Shape, may_share
-from rollmuxd.core.policy import Move, Placed
+from rollmuxd.core.policy import Move, Placed, Replan
 from rollmuxd.core.state import State
 
 Objective: TypeAlias = Literal["cost", "work", "throughput"]
@@ -255,6 +255,26 @@ class Loom(RollMux):
             cost_per_hour=sum(price_of(state.nodes[name]) for name in dict.fromkeys(bought)),
             dispatch=self.dispatch,
         )
+
+    # ---- with other times ----------------------------------------------------------------------------------------
+
+    def replan(self, state: State, group: GroupId) -> Replan:
+        """The group as it stands where that is certified, else the wheel of least value on the nodes that it has."""
+        stands, known = super().replan(state, group), state.groups[group]
+        if not stands.at_risk or known.coming:
+            return stands
+        sitting = self._look(state, known)
+        if sitting is None:
+            return stands
+        planner = self._planner(state)
+        pins = {planner.number(need): dict(mine) for need, mine in zip(sitting.needs, sitting.pins, strict=True)}
+        plan = planner.fit_named(pins)
+        if plan is None:
+            return stands
+        phases = {name: [phase.name for phase in state.jobs[name].spec.phases] for name in sitting.jobs}
+        members = (sitting.jobs[at] for at in plan.order)
+        wheel = tuple(PlannedVisit(name, phase) for name in members for phase in phases[name])
+        return Replan(plan.period_ms, wheel=wheel)
 
     # ---- what planning looks at --------------------------------------------------------------------------------------
 

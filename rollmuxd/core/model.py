@@ -435,6 +435,12 @@ class PhaseTimes(Struct):
     recent_ms: list[Millis] = field(default_factory=list)
     count: int = 0
     total_ms: Millis = 0
+    #: what plans reckon with, as it was measured; None: what was stated, or nothing yet
+    planned_ms: Millis | None = None
+    #: how many observations that was made of
+    planned_from: int = 0
+    #: observations since then, and since the job came to its nodes
+    fresh: int = 0
 
 
 class Progress(Struct):
@@ -526,7 +532,11 @@ class Job(Struct):
     promised: bool = False
     #: it is short of credit, and goes before all others or has nodes of its own until it has earned some
     guarded: bool = False
-    #: the planned period of its group when it was placed
+    #: when plans began to reckon with other times of its phases
+    drifted_at: Millis | None = None
+    #: with the times that are known now its group's plan has no room for its promise
+    at_risk: bool = False
+    #: the planned period of its group when it was placed, or the group planned anew
     planned_period_ms: Millis | None = None
     admission: str = ""
     placed_at: Millis | None = None

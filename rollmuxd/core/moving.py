@@ -58,6 +58,8 @@ CHANGES: Final = frozenset(
         f.JobPromised,
         f.JobGuarded,
         f.GuardEnded,
+        f.TimesDrifted,
+        f.GroupReplanned,
         f.PlacementEnded,
         f.JobUnplaced,
         f.JobPaused,

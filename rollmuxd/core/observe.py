@@ -11,7 +11,7 @@ from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import solo_ms
 from rollmuxd.core.facts import PlannedVisit
 from rollmuxd.core.model import GroupId, Job, JobStatus, Millis
-from rollmuxd.core.policy import Move, Placed, Refusal, Verdict
+from rollmuxd.core.policy import Move, Placed, Refusal, Replan, Verdict
 from rollmuxd.core.state import State
 
 
@@ -46,6 +46,10 @@ class Watch:
         """Nothing is promised to a job that is only watched."""
         del state
         return Verdict(promised=False, period_ms=solo_ms(job))
+
+    def replan(self, state: State, group: GroupId) -> Replan:
+        """Nobody is promised anything."""
+        return Replan(self.period_ms(state, group))
 
     def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
         """Nobody is moved."""

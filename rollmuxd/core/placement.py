@@ -40,7 +40,7 @@ from rollmuxd.core.model import (
     StateSpec,
     Want,
 )
-from rollmuxd.core.policy import Move, Placed, Refusal, Verdict
+from rollmuxd.core.policy import Move, Placed, Refusal, Replan, Verdict
 from rollmuxd.core.state import State, leaves_mb
 from rollmuxd.core.wheel import Leg, certified, closed_form_is_exact, period_ms
 
@@ -181,6 +181,24 @@ class RollMux:
         rate = summary.rates.get(job.id, 1)
         promised = job.spec.slo is not None and period <= rate * int(job.spec.slo * solo)
         return Verdict(promised=promised, period_ms=period)
+
+    def replan(self, state: State, group: GroupId) -> Replan:
+        """The paper's own test of admission, with the times that are known now; its order within groups is one."""
+        known = state.groups[group]
+        summary = self._summary(state, known, fresh=True)
+        if summary.unknown:
+            return Replan(None)
+        if len(known.jobs) + len(known.coming) == 1 and not self._moves_alone(state, known):
+            return Replan(solo_ms(state.jobs[(*known.jobs, *known.coming)[0]]))
+        period = self._period_ms(summary.legs)
+        limits = {name: limit_of(state.jobs[name]) for name in summary.rates if state.jobs[name].promised}
+        short = (name for name, limit in limits.items() if limit is not None and period > summary.rates[name] * limit)
+        return Replan(period, tuple(short))
+
+    def _moves_alone(self, state: State, group: Group) -> bool:
+        """Whether who is alone in a group moves states all the same."""
+        job = state.jobs[(*group.jobs, *group.coming)[0]]
+        return job.spec.park is Park.AT_RELEASE or job.spec.colocate
 
     def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
         """The paper's jobs stay where they were put."""

@@ -52,6 +52,17 @@ class Verdict(Struct, frozen=True):
     period_ms: Millis | None
 
 
+class Replan(Struct, frozen=True):
+    """A group planned anew, with the times that are known now; everybody stays on his nodes."""
+
+    #: of the group, as in :class:`Placed`; None: a member's times are not known
+    period_ms: Millis | None
+    #: members for whose promises the plan has no room
+    at_risk: tuple[JobId, ...] = ()
+    #: the whole wheel, in order; none: it stays as it is
+    wheel: tuple[PlannedVisit, ...] = ()
+
+
 class Move(Struct, frozen=True):
     """A placed job is better placed elsewhere: one step of a regrouping, certified by itself.
 
@@ -84,6 +95,15 @@ class Policy(Protocol):
 
     def judge(self, state: State, job: Job) -> Verdict:
         """Whether a placed job's SLO, and every other member's, holds with the times that are known by now."""
+        ...
+
+    def replan(self, state: State, group: GroupId) -> Replan:
+        """The group, with the times that are known now: as it stands where that keeps every promise, else in another
+        wheel for the same members on the same nodes; where there is none, whose promises are at risk.
+
+        A group may be asked about that is not quite the one of that name (a member taken away): nothing may be
+        remembered of it.
+        """
         ...
 
     def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:

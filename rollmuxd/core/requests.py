@@ -5,8 +5,9 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core.admission import admit, limits_of
 from rollmuxd.core.cycle import HOLDS, NOTHING, Cycle
 from rollmuxd.core.decision import Answer
+from rollmuxd.core.drift import watch as watch_times
 from rollmuxd.core.errors import Conflict, Impossible, Rejected, StaleFence, TooMany
-from rollmuxd.core.estimates import solo_ms
+from rollmuxd.core.estimates import solo_ms, unstated_ms
 from rollmuxd.core.guard import watch as watch_credit
 from rollmuxd.core.letting_go import (
     after_departure,
@@ -100,6 +101,7 @@ def queue(c: Cycle, job: Job, session: SessionId, phase: str, request_id: str) -
     if begins and job.status is JobStatus.PROBING and job.progress.finished >= c.config.probe_iterations:
         judge(c, job)
     if begins:
+        watch_times(c, job)
         watch_credit(c, job)
     dispatch(c, job.group)
     return slot
@@ -113,7 +115,7 @@ def judge(c: Cycle, job: Job) -> None:
     if verdict.period_ms is None and job.spec.slo is not None:
         return  # another member's times are not known yet: the next iteration tells more
     if job.spec.slo is None or verdict.promised or job.spec.if_unmet is IfUnmet.BEST_EFFORT:
-        c.fact(f.JobPromised(c.now, job.id, verdict.promised, verdict.period_ms))
+        c.fact(f.JobPromised(c.now, job.id, verdict.promised, verdict.period_ms, unstated_ms(job)))
         admit(c)
     elif job.spec.if_unmet is IfUnmet.END:
         end_now(c, job, reason=f"its slo of {job.spec.slo:g} cannot be kept here", by="if_unmet")

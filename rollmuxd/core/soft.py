@@ -97,6 +97,8 @@ class Soft:
                 self.at(now + config.lease_ms, "reap", job.id)
             if job.slot is not None:
                 self.at(now + config.lease_ms, "overstay", job.id)
+        for name in state.at_risk:
+            self.at(now + config.lease_ms, "relieve", state.jobs[name].group or "")
         self.waiting, self.waiting_of = 0, {}
         for slot in state.slots.values():
             if slot.status is SlotStatus.QUEUED:

@@ -24,6 +24,7 @@ from rollmuxd.core.model import (
     Job,
     JobId,
     JobMove,
+    JobSpec,
     JobState,
     JobStatus,
     Launch,
@@ -89,6 +90,8 @@ class State(Struct):
     #: jobs with a move at hand, and jobs that have left something on nodes that they moved away from
     moving: dict[JobId, None] = field(default_factory=dict)
     leaving: dict[JobId, None] = field(default_factory=dict)
+    #: jobs for whose promises their groups' plans have no room
+    at_risk: dict[JobId, None] = field(default_factory=dict)
     slots_of: dict[JobId, list[SlotId]] = field(default_factory=dict)
     ended: list[JobId] = field(default_factory=list)
     #: how many ids of each kind were minted, and the last fence
@@ -265,6 +268,7 @@ class State(Struct):
             self.names[f"{fact.owner}/{fact.spec.name}"] = fact.job
         else:
             job.status = next_status(lifecycle.JOB, job.status, fact, f"job {job.id}")
+            _forget_restated(job, fact.spec)
             job.user, job.spec, job.run, job.registered_at = fact.user, fact.spec, fact.run, fact.at
             job.progress, job.reason, job.session = Progress(), "", None
             job.promised, job.admission, job.planned_period_ms, job.ended_at = False, "", None, None
@@ -297,6 +301,7 @@ class State(Struct):
         if job.queued is not None:  # waiting for admission is nobody's slowdown
             job.progress.iteration_excused_ms += fact.at - self.slots[job.queued].queued_at
         self._pin(job, group, fact.pins, owner)
+        _settled_in(job)
 
     def _group(self, name: GroupId) -> Group:
         """The group; a new one where there is none."""
@@ -419,6 +424,8 @@ class State(Struct):
         job.last_pins, job.pins, job.group, job.placed_at = job.pins, move.pins, group.id, fact.at
         job.admission, job.promised, job.planned_period_ms = move.admission, move.promised, move.period_ms
         job.move, job.moved_at, job.fell_back = None, fact.at, False
+        _settled_in(job)
+        self._set_risk(job, risky=False)
         if fact.run:
             job.run, job.idempotency_key = fact.run, fact.idempotency_key
             for key in job.states:
@@ -471,6 +478,7 @@ class State(Struct):
         job.pins, job.group, job.placed_at = {}, None, None
 
     def _leave_wheel(self, job: Job) -> None:
+        self._set_risk(job, risky=False)
         group = self.groups.get(job.group) if job.group else None
         if group is not None and any(visit.job == job.id for visit in group.wheel):
             group.wheel = [visit for visit in group.wheel if visit.job != job.id]
@@ -490,8 +498,35 @@ class State(Struct):
         job = self.jobs[fact.job]
         self._set_job(job, fact)
         job.promised, job.planned_period_ms = fact.promised, fact.period_ms
+        for phase, took in fact.times.items():
+            _reckon(job, phase, took, job.times[phase].count)
         if job.group is not None:  # what was derived from the group without this job's times is out of date
             self.groups[job.group].version += 1
+
+    def _times_drifted(self, fact: f.TimesDrifted) -> None:
+        job = self.jobs[fact.job]
+        for phase, took in fact.times.items():
+            _reckon(job, phase, took, fact.seen.get(phase, 0))
+        job.drifted_at = fact.at
+        if job.group is not None:
+            self.groups[job.group].version += 1
+
+    def _group_replanned(self, fact: f.GroupReplanned) -> None:
+        group = self.groups[fact.group]
+        if fact.wheel:
+            group.wheel = _rewound(group, [Visit(job=it.job, phase=it.phase, once=it.once) for it in fact.wheel])
+        group.version += 1
+        for name in group.jobs:
+            job = self.jobs[name]
+            job.planned_period_ms = fact.period_ms
+            self._set_risk(job, risky=name in fact.at_risk)
+
+    def _set_risk(self, job: Job, *, risky: bool) -> None:
+        job.at_risk = risky
+        if risky:
+            self.at_risk[job.id] = None
+        else:
+            self.at_risk.pop(job.id, None)
 
     def _guard_changed(self, fact: f.JobGuarded | f.GuardEnded) -> None:
         job = self.jobs[fact.job]
@@ -929,10 +964,32 @@ def _count_release(job: Job, slot: Slot, at: Millis) -> None:
     if times is None:
         times = job.times[slot.phase] = PhaseTimes()
     times.count += 1
+    times.fresh += 1
     times.total_ms += ran
     times.recent_ms.append(ran)
     if len(times.recent_ms) > TIMES_KEPT:
         del times.recent_ms[0]
+
+
+def _reckon(job: Job, phase: str, took: Millis, seen: int) -> None:
+    """Plans reckon with this from now on."""
+    times = job.times[phase]
+    times.planned_ms, times.planned_from, times.fresh = took, seen, 0
+
+
+def _settled_in(job: Job) -> None:
+    """On other nodes than before a phase may take another time: what is seen from now on counts."""
+    for times in job.times.values():
+        times.fresh = 0
+
+
+def _forget_restated(job: Job, spec: JobSpec) -> None:
+    """Of a phase for which a new run states another time, nobody reckons with what was measured."""
+    stated = {phase.name: phase.planned_ms for phase in job.spec.phases}
+    for phase in spec.phases:
+        times = job.times.get(phase.name)
+        if times is not None and phase.planned_ms != stated.get(phase.name):
+            times.planned_ms, times.planned_from = None, 0
 
 
 def _state_spec(job: Job, pool: PoolName) -> StateSpec | None:
@@ -963,6 +1020,8 @@ _APPLY: dict[type[f.Fact], Callable[[State, Any], None]] = {
     f.JobRegistered: State._job_registered,
     f.JobPlaced: State._job_placed,
     f.JobPromised: State._job_promised,
+    f.TimesDrifted: State._times_drifted,
+    f.GroupReplanned: State._group_replanned,
     f.PlacementEnded: State._placement_ended,
     f.JobUnplaced: State._job_unplaced,
     f.MovePlanned: State._move_planned,

@@ -177,6 +177,7 @@ NOT_IN_A_TABLE = {
     f.GpusUnclear, f.PlacementEnded, f.SessionOpened, f.SessionFenced, f.SessionLost, f.SessionClosed, f.SlotQueued,
     f.VisitAdded, f.VisitSkipped, f.NextAnswered, f.Audited, f.RelaunchPlanned, f.ProcessLaunched, f.ProcessStarted,
     f.ProcessOver, f.NodeLeft, f.JobGuarded, f.GuardEnded, f.LeftOverSeen,
+    f.TimesDrifted, f.GroupReplanned,
 }  # fmt: skip
 FACTS_OF_ORDERS = {f.OrderIssued, f.OrderEnded, f.OrderFaulted, f.OrderContactLost, f.StateUnknown, f.StateSeen}
 
@@ -302,6 +303,8 @@ def test_every_fact_survives_the_journal(kind: type[f.Fact]) -> None:
         f.SessionLost: f.SessionLost(1, "e1"), f.SessionClosed: f.SessionClosed(1, "e1"),
         f.NodeLeft: f.NodeLeft(1, "j1", "n"),
         f.JobGuarded: f.JobGuarded(1, "j1", -5, 7), f.GuardEnded: f.GuardEnded(1, "j1", 9),
+        f.TimesDrifted: f.TimesDrifted(1, "j1", {"p": 15}, {"p": 10}, {"p": 8}),
+        f.GroupReplanned: f.GroupReplanned(1, "g1", "j1", 30, (f.PlannedVisit("j1", "p"),), ("j1",), "x"),
         f.SlotQueued: f.SlotQueued(1, "s1", "j1", 1, "e1", "p", "r", True, True),
         f.VisitAdded: f.VisitAdded(1, "g1", "j1", "p"),
         f.VisitSkipped: f.VisitSkipped(1, "g1", 1, "j1", "p"), f.NextAnswered: f.NextAnswered(1, "s1", "s2", "x"),

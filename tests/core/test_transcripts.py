@@ -29,6 +29,7 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core.config import Config, DriverTraits, OwnerLimits
 from rollmuxd.core.errors import Rejected
+from rollmuxd.core.estimates import phase_ms
 from rollmuxd.core.model import (
     Dispatch,
     Fence,
@@ -263,7 +264,9 @@ class Play:
                 value = " ".join(f"{self._named(v.job)}.{v.phase}" for v in value)
             elif field == "pins":
                 value = " ".join(f"{pool}:{','.join(nodes)}" for pool, nodes in value.items())
-            elif field == "measured":
+            elif field == "at_risk":
+                value = " ".join(self._named(job) for job in value)
+            elif isinstance(value, dict):
                 value = " ".join(f"{key}:{number:g}" for key, number in value.items())
             elif isinstance(value, Fence):
                 value = f"{value.incarnation}.{value.number}"
@@ -338,6 +341,11 @@ class Play:
             found = f"in {job.group} {nodes}".rstrip()
         elif is_ == "left":
             found = f"left {' '.join(state.jobs[self._job(what)].left) or 'nothing'}"
+        elif is_ in ("safe", "at_risk"):
+            found = "at_risk" if state.jobs[self._job(what)].at_risk else "safe"
+        elif is_ == "reckoned":  # what plans reckon with, by phase
+            job = state.jobs[self._job(what)]
+            found = " ".join(("reckoned", *(f"{it.name}={phase_ms(job, it) / 1000:g}" for it in job.spec.phases)))
         elif is_ == "iterations":
             found = f"iterations {state.jobs[self._job(what)].progress.finished}"
         else:

@@ -500,6 +500,11 @@ function describe(history, fact) {
         "warn",
         `${job}'s ${fact.pool} state leaves ${fact.mb / 1000} GB on each GPU of ${fact.node}; ${fact.agreed_mb / 1000} GB were agreed`,
       ];
+    case "times_drifted":
+      return ["info", `phases of ${job} take another time than plans reckoned with`];
+    case "group_replanned":
+      if (!fact.at_risk?.length) return undefined;
+      return ["warn", `${fact.at_risk.map(name).join(", ")}: no room for the promise in the plan of group ${fact.group}`];
     case "guard_ended":
       return ["ok", `${job} has earned its credit`];
     case "slot_overstays":

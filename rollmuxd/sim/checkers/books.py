@@ -89,6 +89,8 @@ class Kept(Struct):
     left: dict[NodeId, None] = field(default_factory=dict)
     going: Going | None = None
     moved_at: Millis | None = None
+    #: when plans began to reckon with other times of its phases
+    drifted_at: Millis | None = None
     #: it waits for another place with what it has parked
     falls_back: bool = False
     #: of each pool, the states that are as its last slot left them: there, or fetched from there

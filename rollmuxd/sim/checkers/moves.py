@@ -5,7 +5,7 @@ from typing import ClassVar
 from rollmuxd.core import facts as f
 from rollmuxd.core.config import Moves
 from rollmuxd.core.model import JobId, Movable, NodeId
-from rollmuxd.sim.checkers.books import Going, Heeded, Member, Stay, Turn
+from rollmuxd.sim.checkers.books import Going, Heeded, Member, Party, Stay, Turn
 from rollmuxd.sim.checkers.placements import Placements, merged
 
 
@@ -59,6 +59,30 @@ class Moving(Placements):
                 self._broken(
                     "nothing_is_in_use_where_a_job_moves_away", f"{job} leaves {node}: {states}, {held}, {stained}"
                 )
+
+    def plans_are_made_anew_only_so_often(self, fact: f.TimesDrifted, member: Member) -> None:
+        """For a placed job, whose phases take another time than was planned, and not again too soon."""
+        config, kept = self.config, member.kept
+        why = ""
+        if member.status != "placed" or not config.drift:
+            why = f"it is {member.status}"
+        elif kept.drifted_at is not None and fact.at < kept.drifted_at + config.replan_every_ms:
+            why = f"they were at {kept.drifted_at}"
+        elif all(abs(took - fact.was[name]) <= config.drift * fact.was[name] for name, took in fact.times.items()):
+            why = f"none is off by more than {config.drift:g}"
+        elif any(count < config.drift_enough for count in fact.seen.values()):
+            why = f"they are means of {fact.seen}"
+        if why:
+            self._broken("plans_are_made_anew_only_so_often", f"{fact.job} has times of {fact.times}, and {why}")
+
+    def a_group_planned_anew_has_the_same_visitors(self, fact: f.GroupReplanned, party: Party) -> None:
+        """A wheel in another order, or with more or fewer rounds; and only members' promises are at risk."""
+        had = {(visit.job, visit.phase) for visit in party.wheel if not visit.once}
+        has = {(visit.job, visit.phase) for visit in fact.wheel}
+        if (fact.wheel and (had != has or party.coming)) or not set(fact.at_risk) <= set(party.jobs):
+            self._broken(
+                "a_group_planned_anew_has_the_same_visitors", f"{fact} is of {party.jobs}, and {party.coming} come"
+            )
 
     # ---- what facts tell ---------------------------------------------------------------------------------------------
 
@@ -164,6 +188,19 @@ class Moving(Placements):
         del member.kept.left[fact.node]
         self._forget_if_over(fact.job, member)
 
+    def _drifted(self, fact: f.TimesDrifted) -> None:
+        member = self.who_has_ended_gets_nothing_more(fact.job, "has other times")
+        self.plans_are_made_anew_only_so_often(fact, member)
+        member.kept.drifted_at = fact.at
+
+    def _replanned(self, fact: f.GroupReplanned) -> None:
+        """Everybody stays on his nodes, in another order perhaps."""
+        party = self.groups[fact.group]
+        self.a_group_planned_anew_has_the_same_visitors(fact, party)
+        if fact.wheel:
+            party.wheel = self._rewound(party.jobs, party.wheel, fact.wheel)
+            party.on, party.disturbed_at = None, fact.at
+
     # ---- what it listens for -----------------------------------------------------------------------------------------
 
     _facts: ClassVar[Heeded] = {
@@ -172,4 +209,6 @@ class Moving(Placements):
         f.MoveEnded: _move_ended,
         f.MoveAbandoned: _abandoned,
         f.NodeLeft: _node_left,
+        f.TimesDrifted: _drifted,
+        f.GroupReplanned: _replanned,
     }
