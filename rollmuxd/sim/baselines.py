@@ -41,6 +41,7 @@ from rollmuxd.core.state import State
 from rollmuxd.core.wheel import Leg, work_conserving_ms
 from rollmuxd.sim.contender import LOOMS, Contender, InWheelOrder, RollMuxPaper, RollMuxUnpruned
 from rollmuxd.sim.guarded import GUARDED
+from rollmuxd.sim.replanned import Replanned
 from rollmuxd.sim.workload import Durations, Impossible, SimJob, Starts
 from rollmuxd.spi import discovery
 
@@ -617,6 +618,7 @@ _OURS: Final[tuple[Contender, ...]] = (
     IdlestGroup(),
     *LOOMS,
     *GUARDED,
+    *(Replanned(of) for of in (RollMuxUnpruned(), *GUARDED)),
 )
 
 

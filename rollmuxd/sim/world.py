@@ -197,6 +197,8 @@ class World:
             move_every_ms=getattr(self.contender, "move_every_ms", 0),
             move_takes_ms=self.contender.move_ms(),
         )
+        # who says nothing of estimates plans with what he is told, as the paper does
+        config = replace(config, **{"drift": 0.0, **getattr(self.contender, "estimates", {})})
         if self.trouble is not None:
             return replace(config, drivers={name: self.trouble.traits() for name in names})
         drivers = dict.fromkeys(names, DriverTraits(idempotent=True, copies=True))
