@@ -1,0 +1,92 @@
+"""One Ray cluster for the tests here, and an envoy in it."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+GPUS = [{"uuid": f"GPU-{number}", "name": "NVIDIA H20", "total_mb": 80_000} for number in range(2)]
+
+
+class Live:
+    """The cluster, and which of its nodes are there."""
+
+    def __init__(self, cluster, folder):
+        self.cluster, self.folder = cluster, folder
+        self.up = {"box", "crate"}
+        self.socket = str(folder / "envoy")
+        self._envoy = None
+
+    @property
+    def address(self):
+        return self.cluster.address
+
+    def kill(self, name):
+        if name in self.up:
+            self.cluster.do("kill", name)
+            self.up.discard(name)
+
+    def start(self, name="box"):
+        if name not in self.up:
+            self.cluster.do("start", name)
+            self.up.add(name)
+
+    def envoy(self):
+        """The socket of an envoy that all may use, as long as the cluster is the same."""
+        if self._envoy is None or self._envoy.poll() is not None:
+            self._envoy = self.start_envoy(self.socket)
+        return self.socket
+
+    def start_envoy(self, socket):
+        envoy = subprocess.Popen(
+            [sys.executable, "-m", "rollmuxd_backend_ray.envoy", socket, self.address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert envoy.stdout.readline() == b"ready\n"
+        return envoy
+
+    def stop(self):
+        if self._envoy is not None:
+            end(self._envoy)
+
+
+def end(process):
+    with contextlib.suppress(OSError):
+        process.kill()
+    process.communicate()
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    """A cluster with the nodes ``box`` and ``crate``; skipped where there is no Ray."""
+    if find_spec("ray") is None:
+        pytest.skip("there is no Ray here; pip install ray")
+    from rollmuxd_backend_ray.testing import ClusterProcess
+
+    folder = tmp_path_factory.mktemp("ray")
+    with ClusterProcess(folder / "c", ("box", "crate")) as cluster:
+        found = Live(cluster, folder)
+        try:
+            yield found
+        finally:
+            found.stop()
+
+
+@pytest.fixture
+def made_up(tmp_path):
+    """A file of GPUs for the nodes; a function that writes others into it."""
+    path = tmp_path / "gpus.json"
+
+    def write(gpus=None, **more):
+        beside = path.with_suffix(".new")
+        beside.write_text(json.dumps({"gpus": gpus if gpus is not None else GPUS, **more}))
+        beside.replace(path)
+        return str(path)
+
+    write()
+    return write
