@@ -38,6 +38,7 @@ from rollmuxd.core.model import (
     NodeStatus,
     Order,
     OrderKind,
+    PoolName,
     SessionStatus,
     SlotStatus,
     StateStatus,
@@ -130,10 +131,19 @@ def told(job: Job) -> JobMove:
 # ---- from its planning to its end ------------------------------------------------------------------------------------
 
 
-def leaving(job: Job) -> list[NodeId]:
-    """The nodes that the job sits on, and will not any more."""
-    there = {name for nodes in told(job).pins.values() for name in nodes}
+def leaving(job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -> list[NodeId]:
+    """The nodes that the job sits on, and will not any more when it sits on those."""
+    there = {name for nodes in pins.values() for name in nodes}
     return list(dict.fromkeys(name for nodes in job.pins.values() for name in nodes if name not in there))
+
+
+def cannot_leave(c: Cycle, job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -> str:
+    """Why nothing can be parked on a node that the job would leave for those; empty: it can."""
+    for name in leaving(job, pins):
+        node = c.state.nodes[name]
+        if node.status in (NodeStatus.LOST, NodeStatus.QUARANTINED):
+            return f"node {name}, from where it was to go, is {node.status}"
+    return ""
 
 
 def void(c: Cycle, job: Job, move: JobMove) -> str:
@@ -142,10 +152,9 @@ def void(c: Cycle, job: Job, move: JobMove) -> str:
         node = c.state.nodes[name]
         if node.status in OUT:
             return f"node {name}, where it was to go, is {node.status}"
-    for name in leaving(job):
-        node = c.state.nodes[name]
-        if node.status in (NodeStatus.LOST, NodeStatus.QUARANTINED):
-            return f"node {name}, from where it was to go, is {node.status}"
+    stays = cannot_leave(c, job, move.pins)
+    if stays:
+        return stays
     if move.wheel is not None:
         planned = {visit.job for visit in move.wheel}
         group = c.state.groups[move.group]
@@ -188,7 +197,7 @@ def process_goes(c: Cycle, job: Job) -> None:
 
 def park_what_stays(c: Cycle, job: Job) -> None:
     """Have what is loaded on the nodes that it leaves parked."""
-    for key in states_on(c, job, leaving(job)):
+    for key in states_on(c, job, leaving(job, told(job).pins)):
         kept = c.state.states[key]
         node = c.state.nodes[kept.node]
         if kept.status is StateStatus.LOADED and unheld_by(c, node, job.id):
@@ -208,12 +217,12 @@ def is_ready(c: Cycle, job: Job, move: JobMove) -> bool:
         gone = all(c.state.states[key].status is StateStatus.GONE for key in states_on(c, job, seats))
         return gone and not any(gpu.stain == job.id for name in seats for gpu in c.state.nodes[name].gpus.values())
     parked = (StateStatus.PARKED, StateStatus.GONE)
-    return all(c.state.states[key].status in parked for key in states_on(c, job, leaving(job)))
+    return all(c.state.states[key].status in parked for key in states_on(c, job, leaving(job, move.pins)))
 
 
 def end(c: Cycle, job: Job) -> None:
     """It sits on its new nodes, and goes on there; somebody else may fit where it was."""
-    left, group = leaving(job), job.group
+    left, group = leaving(job, told(job).pins), job.group
     use = use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms)
     if job.spec.movable is Movable.RELAUNCH:  # who comes back late finds a run that is not its
         c.fact(f.MoveEnded(c.now, job.id, job.run + 1, run_key(job, job.run + 1), use))
@@ -349,6 +358,7 @@ def refused(c: Cycle, move: Move, *, guarded: bool = False) -> str:
     return (
         _busy(c, job, placed)
         or _no_place(c, job, placed)
+        or cannot_leave(c, job, placed.pins)
         or _other_wheel(c, job, placed)
         or _out_of_reach(c, job, placed)
         or _no_ram(c, job, placed)

@@ -96,6 +96,12 @@ class Machines:
                 if left:
                     there[key + _LEFT] = left
 
+    def take_back(self, key: str, gpus: Iterable[GpuId], gpu_mb: int) -> None:
+        """The process spreads what it moves by that key over these GPUs again."""
+        for gpu in gpus:
+            self.on_gpu[gpu].pop(key + _LEFT, None)
+            self.on_gpu[gpu][key] = gpu_mb
+
     def wipe(self, job: JobId, run: int, *, lingering: str = "") -> None:
         """The process is no more, and what it had on any GPU neither; or it stays for a while."""
         mine = f"{job}|{run}|"

@@ -17,7 +17,10 @@ from msgspec.structs import replace
 from rollmuxd.core import inputs as i
 from rollmuxd.core.errors import BrokenInvariant, Rejected
 from rollmuxd.core.model import JobSpec, JobStatus, Millis, OnLoss, Park, PhaseSpec, SlotStatus, StateSpec, Want
+from rollmuxd.core.observe import Watch
+from rollmuxd.core.policy import Policy
 from rollmuxd.sim.baselines import CONTENDERS
+from rollmuxd.sim.contender import Contender, InWheelOrder, Woven
 from rollmuxd.sim.faults import DaemonDied, Faults
 from rollmuxd.sim.fluid import WORK
 from rollmuxd.sim.restless import Restless
@@ -28,6 +31,14 @@ POLICIES: Final = ("rollmux", "rollmux-unpruned", "rollmux-artifact", "random", 
 #: moves jobs about; the share of histories that it has
 RESTLESS: Final = "restless"
 MOVED: Final = 0.3
+#: those that plan wheels and move jobs for a reason, and those whose jobs go by credit under a guard
+WOVEN: Final = ("loom-warm", "loom-eager", "guarded-warm", "loom-guarded-warm")
+#: a daemon that only watches
+OBSERVE: Final = "observe"
+#: and the shares of histories that these have
+WEAVES, WATCHES = 0.3, 0.05
+#: iterations at least where a guard is to have its say: it judges from the eighth on
+GUARDED_ITERATIONS: Final = 10
 DRIVER: Final = "sim"
 #: attempts at making a failing history smaller
 ATTEMPTS: Final = 400
@@ -53,6 +64,26 @@ class History(Struct, frozen=True):
     acts: tuple[Act, ...] = ()
 
 
+class Watching(InWheelOrder):
+    """The policy of a daemon that only watches."""
+
+    name = OBSERVE
+    summary = "nobody is placed anywhere, and nobody waits"
+
+    def policy(self, seed: int) -> Policy:
+        """A new one: it draws nothing."""
+        del seed
+        return Watch()
+
+
+#: what runs besides the contenders that are scored
+OTHERS: Final[dict[str, Callable[[], Contender]]] = {
+    RESTLESS: Restless,
+    OBSERVE: Watching,
+    "loom-eager": lambda: Woven("loom-eager", "loom, to which a move costs nothing", objective="cost", warm_s=0.1),
+}
+
+
 def draw(seed: int) -> History:
     """The history of a seed."""
     rng = Random(f"swarm {seed}")
@@ -66,7 +97,34 @@ def draw(seed: int) -> History:
     policy, faults = rng.choice(POLICIES), _faults(rng, span)
     if Random(f"swarm moves {seed}").random() < MOVED:
         policy = RESTLESS
+    more = Random(f"swarm more {seed}")
+    drawn = more.random()
+    if drawn < WEAVES:
+        policy = more.choice(WOVEN)
+    elif drawn < WEAVES + WATCHES:
+        policy = OBSERVE
+    jobs = tuple(_more(more, job, policy) for job in jobs)
     return History(seed, Workload(f"swarm {seed}", jobs, pools), policy, faults, acts)
+
+
+def _more(rng: Random, job: SimJob, policy: str) -> SimJob:
+    """The job with side phases now and then, a tail that grows again, and times that a guard has to act upon."""
+    spec = job.spec
+    if "guarded" in policy:
+        worse = rng.choice((1.0, 1.5, 3.0))
+        series = tuple(tuple(round(took * rng.uniform(1, worse)) for took in times) for times in job.series)
+        times = GUARDED_ITERATIONS + job.iterations
+        job = replace(job, series=series, iterations=times, lasts_ms=job.lasts_ms * 2)
+    if rng.random() < 0.25:
+        said = spec.slo is not None or rng.random() < 0.5
+        pools = tuple(want.pool for want in spec.wants)
+        eval_, save = (
+            PhaseSpec(name, (pool,), _s(rng, 0, 30) if said else None, every=rng.randint(1, 3) if said else 0)
+            for name, pool in (("eval", pools[0]), ("save", pools[-1]))
+        )
+        side = rng.choice(((eval_,), (save,), (eval_, save)))
+        job = replace(job, spec=replace(spec, side=(*spec.side, *side)), lasts_ms=job.lasts_ms + 120_000)
+    return replace(job, grows=bool(job.tail_from) and rng.random() < 0.7)
 
 
 def _s(rng: Random, least: float, most: float) -> Millis:
@@ -191,7 +249,7 @@ def run(history: History, hear: Callable[[bytes], None] | None = None) -> World:
     if history.acts:
         longest = max(act.for_ms for act in history.acts) + faults.operator_ms
         faults = replace(faults, operator_ms=max(faults.operator_ms, len(history.acts) * longest))
-    contender = Restless() if history.policy == RESTLESS else CONTENDERS[history.policy]
+    contender = OTHERS[history.policy]() if history.policy in OTHERS else CONTENDERS[history.policy]
     world = World(history.workload, contender, history.seed, WORK, faults=faults)
     for act in history.acts:
         world.kernel.at(act.at_ms, _act, world, act)

@@ -82,6 +82,8 @@ class SimJob(Struct, frozen=True):
     #: for each element of ``series``, after what share of the *first* phase 80 % of its responses are done (0 to 1);
     #: empty: not known, no tail is released
     tail_from: tuple[float, ...] = ()
+    #: whether a tail takes GPUs back that nobody else can use
+    grows: bool = False
     #: iterations it has to do; 0: as many as fit in ``lasts_ms`` if alone
     iterations: int = 0
     #: per pool, what share of a phase that holds its nodes they work; a pool that is not named works throughout

@@ -32,10 +32,12 @@ from rollmuxd.core.model import (
     Millis,
     OrderId,
     OrderKind,
+    PhaseSpec,
     PoolName,
     SessionId,
     Slot,
     SlotId,
+    SlotStatus,
     StateSpec,
 )
 from rollmuxd.core.rotation import find_phase
@@ -60,6 +62,12 @@ UNSAID_MB = 40_000
 TAIL_ASKED_MS = 5_000
 #: moving the unfinished responses of a tail onto the GPUs that it keeps (research 2.5: at most 3 s)
 TAIL_MOVED_MS = 3_000
+#: the side phase that comes first, and once
+INIT = "init"
+#: another that nobody said the length of takes this
+ASIDE_MS = 5_000
+#: and comes once in so many iterations where nobody said how often
+ASIDE_EVERY = 2
 #: inputs between two checks of every invariant over the whole state; the witness checks at each
 CHECK_EVERY = 2_000
 #: time after the last job's end in which everything is to be cleared away
@@ -92,6 +100,8 @@ class Process(Struct):
     step: int = 0
     #: index into the cycle; -1: ``init``
     at: int = -1
+    #: side phases that come before the next iteration, the first of them at hand
+    aside: list[PhaseSpec] = []
     requests: int = 0
     #: what it waits for
     request: i.NextRequest | None = None
@@ -381,7 +391,7 @@ class World:
 
     def register(self, process: Process) -> None:
         """A run begins, from the last finished iteration."""
-        process.at = -1 if process.job.spec.side else 0
+        process.at, process.aside = -1 if _init_of(process.job) is not None else 0, []
         key = "" if self.trouble is None else f"{process.job.name}-{process.life}"
         self.call(process, i.RegisterJob("team", "sim", process.job.spec, key), self._registered)
 
@@ -430,7 +440,9 @@ class World:
     def _next_request(self, process: Process) -> i.NextRequest:
         process.requests += 1
         if process.at < 0:
-            return i.NextRequest(process.job.spec.side[0].name, f"init-{process.requests}")
+            return i.NextRequest(INIT, f"{INIT}-{process.requests}")
+        if process.aside:
+            return i.NextRequest(process.aside[0].name, f"aside-{process.requests}")
         if process.at == 0 and process.request is None:
             process.began_ms, process.solo_ms = self.kernel.now, 0
         return i.NextRequest(process.job.spec.phases[process.at].name, str(process.requests))
@@ -448,18 +460,18 @@ class World:
         now = self.kernel.now
         process.request, process.slot, process.fence, process.shrunk = None, slot.id, slot.fence, False
         if process.at < 0:
-            took = process.job.spec.side[0].planned_ms or 0
+            init = _init_of(process.job)
+            took = 0 if init is None else init.planned_ms or 0
+        elif process.aside:
+            planned = process.aside[0].planned_ms
+            took = ASIDE_MS if planned is None else planned
         else:
             took = process.job.series[process.step % len(process.job.series)][process.at]
             process.solo_ms += took
             took = self._spread(process, took)
-        nodes: dict[PoolName, float] = {}
-        for gpu in slot.gpus:
-            pool, share = self.inventory.share_of[gpu]
-            nodes[pool] = nodes.get(pool, 0.0) + share
-        process.running = (now, nodes)
+        process.running = (now, self._nodes_of(slot))
         tail = None
-        if process.at == 0 and process.job.tail_from:
+        if process.at == 0 and process.job.tail_from and slot.gpus and not process.aside:
             took, tail = self._on_a_part(process, slot, took)
         process.ends_ms = now + took
         self.kernel.at(process.ends_ms, self.phase_over, process, slot.id)
@@ -501,6 +513,8 @@ class World:
         if wish is not None:
             process.shrunk = True
             self.kernel.after(TAIL_MOVED_MS, self.shrink, process, process.slot, wish.keep)
+            if process.job.grows:
+                self.kernel.after(TAIL_MOVED_MS + TAIL_ASKED_MS, self.tail_goes_on, process, process.slot)
         elif self.kernel.now + TAIL_ASKED_MS < process.ends_ms:
             self.kernel.after(TAIL_ASKED_MS, self.tail_begins, process, process.slot)
 
@@ -518,6 +532,42 @@ class World:
         process.running = (self.kernel.now, {pool: count * len(keep) / len(held) for pool, count in nodes.items()})
         self.call(process, i.ShrinkSlot(slot, process.fence, keep, seen=self.machines.sights(freed)))
 
+    def tail_goes_on(self, process: Process, slot: SlotId) -> None:
+        """The process says how far its tail is; what it is offered back it takes."""
+        if process.slot == slot and process.shrunk and not process.silent:
+            self.call(process, i.Heartbeat(process.session, slot, 90, 100), self._offered)
+
+    def _offered(self, process: Process, answer: Answer) -> None:
+        slot = process.slot
+        if slot and any(it.kind == "grow" for it in answer.directives):
+            self.call(process, i.GrowSlot(slot, process.fence), self._grown)
+        elif slot and self.kernel.now + TAIL_ASKED_MS < process.ends_ms:
+            self.kernel.after(TAIL_ASKED_MS, self.tail_goes_on, process, slot)
+
+    def _grown(self, process: Process, answer: Answer) -> None:
+        """Its tail is spread over all GPUs of its nodes again, and may shrink again."""
+        slot = self.core.state.slots.get(process.slot)
+        if slot is None or slot.status is not SlotStatus.RUNNING or not process.shrunk:
+            return
+        self.machines.nobody_else_is_on(slot.gpus, slot.job, slot.run)
+        phase = find_phase(self.core.state, slot.job, slot.phase)
+        for kept in (self.core.state.states[key] for key in self.core.state.jobs[slot.job].states):
+            here = [gpu for gpu in self.core.state.nodes[kept.node].gpus if gpu in slot.gpus]
+            if phase is not None and kept.pool in phase.pools:
+                key = key_of(slot.job, slot.run, kept.pool, kept.node)
+                self.machines.take_back(key, here, kept.spec.gpu_mb or UNSAID_MB)
+        self.charge(process)
+        process.shrunk, process.running = False, (self.kernel.now, self._nodes_of(slot))
+        self.kernel.after(TAIL_ASKED_MS, self.tail_begins, process, slot.id)
+
+    def _nodes_of(self, slot: Slot) -> dict[PoolName, float]:
+        """How many nodes of each pool the slot's GPUs make."""
+        nodes: dict[PoolName, float] = {}
+        for gpu in slot.gpus:
+            pool, share = self.inventory.share_of[gpu]
+            nodes[pool] = nodes.get(pool, 0.0) + share
+        return nodes
+
     def phase_over(self, process: Process, slot: SlotId) -> None:
         """The process gives its slot back, and asks for the next at once if it has nothing to do in between."""
         if process.slot != slot or process.silent or process.stuck:
@@ -525,7 +575,10 @@ class World:
         self.charge(process)
         phases = process.job.spec.phases
         process.slot = ""
-        process.at += 1
+        if process.aside:
+            process.aside = process.aside[1:]
+        else:
+            process.at += 1
         seen = () if process.job.spec.states else self.machines.sights(self.core.state.slots[slot].gpus)
         if process.at == len(phases):
             process.at = 0
@@ -533,7 +586,8 @@ class World:
             if self.by_work and process.step >= process.job.work:
                 self.call(process, i.ReleaseSlot(slot, process.fence, seen), self._worked)
                 return
-        gap = phases[process.at].gap_ms
+            process.aside = _asides_due(process)
+        gap = 0 if process.aside else phases[process.at].gap_ms
         if process.at > 0:
             process.solo_ms += gap
         if gap:
@@ -668,7 +722,7 @@ class World:
         starts = process.job.starts.get(spec.pool) if process is not None else None
         if warm or process is None:
             return spec.load_ms
-        if process.job.spec.side:
+        if _init_of(process.job) is not None:
             return 0
         return starts.cold_ms if starts is not None and starts.cold_ms else spec.load_ms
 
@@ -727,3 +781,14 @@ class World:
         f.SlotFaulted: _taken,
         f.SlotWithdrawn: _withdrawn,
     }
+
+
+def _init_of(job: SimJob) -> PhaseSpec | None:
+    """The side phase in which the job builds its engines, if it has one."""
+    return next((phase for phase in job.spec.side if phase.name == INIT), None)
+
+
+def _asides_due(process: Process) -> list[PhaseSpec]:
+    """The side phases that come between the iteration that has ended and the next."""
+    others = [phase for phase in process.job.spec.side if phase.name != INIT]
+    return [phase for phase in others if process.step % (phase.every or ASIDE_EVERY) == 0]

@@ -328,6 +328,11 @@ def test_left_overs_that_nobody_saw_or_of_a_state_that_is_not_parked_are_caught(
     with pytest.raises(BrokenInvariant, match="where 900 MB were seen"):
         witness._facts[f.LeftOverSeen](witness, replace(told, mb=901))
 
+    witness.stain["g0"] = "j2"  # the 900 MB may as well be another's
+    with pytest.raises(BrokenInvariant, match="where 0 MB were seen"):
+        witness._facts[f.LeftOverSeen](witness, told)
+    witness.stain["g0"] = "j1"
+
     witness._facts[f.LeftOverSeen](witness, told)
     assert witness.places["n"].left == {"j1|rollout|n": 900}
 

@@ -6,6 +6,7 @@ passes the same histories is ``test_swarm.py``; what each checker catches in for
 
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +15,17 @@ from msgspec.structs import replace
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import inventory, letting_go, lives, orders, requests, scheduler, turns
+from rollmuxd.core import inventory, letting_go, lives, moving, orders, requests, scheduler, turns
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.model import Fence, Job, OrderKind, Slot, SlotStatus
+from rollmuxd.core.policy import Move
 from rollmuxd.core.soft import Soft
 from rollmuxd.sim import swarm
 from rollmuxd.sim.faults import DaemonDied
 from rollmuxd.sim.world import Process, Then, World
 
+FOUND = Path(__file__).parent / "found"
 #: one of so many histories finds it
 HISTORIES = 20
 
@@ -119,6 +122,29 @@ def issues_an_order_and_tells_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cycle, "do", do)
 
 
+def plans_moves_away_from_lost_nodes(patch: pytest.MonkeyPatch) -> None:
+    refusing = moving.refused
+
+    def refused(c: Cycle, move: Move, *, guarded: bool = False) -> str:
+        with patch.context() as blind:
+            blind.setattr(moving, "cannot_leave", lambda *_: "")
+            return refusing(c, move, guarded=guarded)
+
+    patch.setattr(moving, "refused", refused)
+
+
+def drops_what_it_moved_while_it_is_nowhere_else(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(moving, "NOT_THERE", ())
+
+
+#: found by a history that was kept
+KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
+    plans_moves_away_from_lost_nodes: ("moved_away_from_a_lost_node", "a_move_that_is_planned_can_be_made"),
+    drops_what_it_moved_while_it_is_nowhere_else: (
+        "fell_back_to_where_a_discard_failed", "what_a_job_still_needs_is_not_dropped",
+    ),
+}  # fmt: skip
+
 CAUGHT: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     frees_gpus_that_were_not_seen_clear: "clear_is_what_was_seen_clear",
     frees_gpus_onto_which_a_state_is_on_its_way: "clear_is_what_was_seen_clear",
@@ -144,6 +170,15 @@ def test_a_core_that_breaks_it_is_found_by_name(
 ) -> None:
     sabotage(monkeypatch)
     assert any(swarm.broken(swarm.draw(seed)) == promise for seed in range(HISTORIES))
+
+
+@pytest.mark.parametrize(("sabotage", "kept"), KEPT.items(), ids=lambda it: getattr(it, "__name__", ""))
+def test_a_core_that_breaks_what_it_broke_once_is_found_by_name(
+    sabotage: Callable[[pytest.MonkeyPatch], None], kept: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sabotage(monkeypatch)
+    name, promise = kept
+    assert swarm.broken(swarm.decode((FOUND / f"{name}.json").read_bytes())) == promise
 
 
 def test_who_releases_under_a_stale_fence_harms_nobody_where_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

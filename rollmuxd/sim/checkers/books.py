@@ -77,6 +77,8 @@ class Going(Struct):
     nodes: tuple[NodeId, ...]
     stays: dict[str, Stay]
     planned_at: Millis
+    #: the input upon which it was planned
+    upon: i.Input
     #: of its own group, once it has moved; None: its visits are in the other group's wheel already
     wheel: tuple[f.PlannedVisit, ...] | None = None
 
@@ -91,6 +93,8 @@ class Kept(Struct):
     moved_at: Millis | None = None
     #: when plans began to reckon with other times of its phases
     drifted_at: Millis | None = None
+    #: moves that were abandoned in the decision that planned them, one after the other
+    void: int = 0
     #: it waits for another place with what it has parked
     falls_back: bool = False
     #: of each pool, the states that are as its last slot left them: there, or fetched from there

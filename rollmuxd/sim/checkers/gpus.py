@@ -77,16 +77,25 @@ class Gpus(Books):
                 self._nothing_is_on_its_way(fact.node, job)
 
     def what_may_be_left_was_seen_of_a_parked_state(self, fact: f.LeftOverSeen) -> None:
-        """No more than the input at hand shows on a GPU of the node, and of a state that is parked there."""
+        """No more than the input at hand shows on a GPU of the node on which nobody else's bytes may be, nor anybody's
+        slot is; and of a state that is parked there.
+        """
         given: Any = self.given
         sights: Sequence[i.GpuSight] = given.gpus if isinstance(given, i.HostSeen) else getattr(given, "seen", ())
-        most = max((sight.used_mb for sight in sights if sight.gpu in self.places[fact.node].gpus), default=0)
+        free = [gpu for gpu in self.places[fact.node].gpus if self._is_nobodys_but(gpu, fact.job)]
+        most = max((sight.used_mb for sight in sights if sight.gpu in free), default=0)
         where = self.kept.get(state_key(fact.job, fact.pool, fact.node), "gone")
         if where != "parked" or fact.mb > most:
             self._broken(
                 "what_may_be_left_was_seen_of_a_parked_state",
                 f"{fact.job} may leave {fact.mb} MB on {fact.node}, where {most} MB were seen and its state is {where}",
             )
+
+    def _is_nobodys_but(self, gpu: GpuId, job: JobId) -> bool:
+        """Whether a GPU is held by nobody by right, and no other job's bytes may be on it."""
+        holder = self.slots.get(self.held.get(gpu, ""))
+        given_back = holder is None or (holder.job == job and holder.status in ("taken", "released"))
+        return given_back and self.stain.get(gpu, job) == job
 
     def _sights(self, node: NodeId) -> dict[GpuId, int]:
         given = self.given

@@ -44,6 +44,12 @@ class Moving(Placements):
                 "a_job_moves_between_two_iterations", f"{job} begins to move, has {holds} and asks for {asked}"
             )
 
+    def a_move_that_is_planned_can_be_made(self, fact: f.MoveAbandoned, member: Member, going: Going) -> None:
+        """One that is void from the beginning is planned again, and again. (Once, its job may be lost just then.)"""
+        member.kept.void = member.kept.void + 1 if going.upon is self.given else 0
+        if member.kept.void > 1:
+            self._broken("a_move_that_is_planned_can_be_made", f"{fact.job} abandons one at once again: {fact.reason}")
+
     def nothing_is_in_use_where_a_job_moves_away(self, job: JobId, member: Member, nodes: tuple[NodeId, ...]) -> None:
         """What it had loaded there is parked or gone; of a process that was ended nothing is left at all."""
         again = member.spec.movable is Movable.RELAUNCH
@@ -98,7 +104,7 @@ class Moving(Placements):
             place.group = fact.group
             place.users += node not in member.nodes
         self._reserve(fact.job, member, fact.pins)
-        going = Going(fact.group, nodes, self._stays(fact.job, member, fact.pins), fact.at)
+        going = Going(fact.group, nodes, self._stays(fact.job, member, fact.pins), fact.at, self.given)
         member.kept.going = going
         if fact.group == member.group:
             going.wheel = fact.wheel
@@ -161,6 +167,7 @@ class Moving(Placements):
         going = member.kept.going
         if going is None:
             self._broken("a_job_moves_between_two_iterations", f"{fact.job} abandons a move that was not planned")
+        self.a_move_that_is_planned_can_be_made(fact, member, going)
         party = self.groups[going.group]
         member.kept.going, member.kept.moved_at = None, fact.at
         self._leave(fact.job, member, tuple(node for node in going.nodes if node not in member.nodes))
