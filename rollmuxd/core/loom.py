@@ -307,6 +307,8 @@ class Loom(RollMux):
         if not jobs or len({n for some in names.values() for n in some}) < sum(len(some) for some in names.values()):
             return None  # a node that serves two pools is two nodes to a plan
         summary = self._summary(state, group)
+        if any(name not in summary.rates for name in jobs):
+            return None  # it was measured since, and is not judged yet
         return Sitting(
             version=group.version,
             jobs=jobs,
