@@ -36,6 +36,7 @@ from anyio.abc import TaskStatus
 
 from rollmuxd.core.effects import Effect, Kill, Launch
 from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.model import Millis
 from rollmuxd.core.observe import Watch
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
@@ -49,6 +50,7 @@ from rollmuxd.daemon.http.peer import ConnectionLimits, hang_up_slow, limited
 from rollmuxd.daemon.journal import Journal, JournalError, JournalRefused
 from rollmuxd.daemon.journal_care import Keep, Keeper
 from rollmuxd.daemon.metrics import Metrics
+from rollmuxd.daemon.reckoning import Today
 from rollmuxd.daemon.reconcile import Observer, fill_in
 from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.settings import BadSettings, Settings, search_path, split_address
@@ -102,8 +104,14 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
         if tracing is not None:
             stack.push_async_callback(_shielded, partial(anyio.to_thread.run_sync, tracing.close))
 
+        async def settled() -> tuple[Millis, int]:
+            return await driver.read(lambda core, now: (now, driver.last_seq))
+
+        today = Today(journal, settled)
+
         def begun(state: State) -> None:
             metrics.begin(state)
+            today.begin(state)
             hub.begin(state)
             if tracing is not None:
                 tracing.spans.begin(state)
@@ -128,6 +136,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
             sinks=(
                 logs.fact_logger(lambda: driver.scheduler.state),
                 metrics.sink,
+                today.on_facts,
                 observer.on_facts,
                 *(() if tracing is None else (tracing.spans.sink,)),
             ),
@@ -139,7 +148,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
         keeper = Keeper(
             journal,
             Keep(kept.keep_days, round(kept.keep_gb * 1e9), kept.keep_audit_days),
-            lambda: driver.read(lambda core, now: (now, driver.last_seq)),
+            settled,
         )
         services = Services(
             driver=driver,
@@ -151,6 +160,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
             started_at=clock.now(),
             keeper=keeper,
             drivers=drivers,
+            today=today,
         )
 
         with one_of_the_group_failed():
@@ -161,6 +171,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
                 await tasks.start(driver.run)
                 tasks.start_soon(observer.run)
                 tasks.start_soon(keeper.run)
+                tasks.start_soon(today.run)
                 limits = connection_limits(settings)
                 server = Server(make_app(services, metrics), sockets, settings.daemon.shutdown_s, limits, tls)
                 await tasks.start(server.run)

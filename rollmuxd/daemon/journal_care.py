@@ -16,7 +16,7 @@ Today is never cut, so what was seen a moment ago is always there.
 
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,6 @@ from zlib import error as zlib_error
 
 import anyio
 import anyio.from_thread
-import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 import structlog
@@ -36,9 +35,9 @@ from rollmuxd.core.facts import AnyFact
 from rollmuxd.core.model import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon import journal_file
-from rollmuxd.daemon.journal import AnyJournal, Day, Journal
+from rollmuxd.daemon.journal import Journal
 from rollmuxd.daemon.journal_file import JournalDamaged, JournalFailed, JournalRefused, Reader, connect
-from rollmuxd.daemon.report import Books, Ledger
+from rollmuxd.daemon.report import Ledger
 
 T = TypeVar("T")
 log = structlog.get_logger("rollmuxd.journal")
@@ -216,7 +215,7 @@ class Care:
                 self._on_cut(seq + 1)
 
         self._write(cut)
-        log.info("facts_cut", up_to=seq, day=_date(day))
+        log.info("facts_cut", up_to=seq, day=date_of(day))
 
     # ---- sweeping --------------------------------------------------------------------------------------------------
 
@@ -291,10 +290,10 @@ def state_of(packed: bytes | None, total: int, path: Path, day: int) -> State:
             raise ValueError("its checksum does not fit")
         return msgspec.json.decode(body, type=State)
     except (ValueError, TypeError, zlib_error) as error:
-        raise JournalDamaged(path, f"the state at the beginning of {_date(day)} cannot be read ({error})") from error
+        raise JournalDamaged(path, f"the state at the beginning of {date_of(day)} cannot be read ({error})") from error
 
 
-def _date(day: int) -> str:
+def date_of(day: int) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(day * 86_400))
 
 
@@ -376,81 +375,3 @@ def compact(state_dir: Path, keep: Keep) -> Tended:
         raise JournalRefused(f"{path}: {error}; {journal_file.REMEDY}") from error
     finally:
         journal_file.unlock(held)
-
-
-# ---- reports ---------------------------------------------------------------------------------------------------------
-
-
-class FactsGone(Exception):
-    """What is asked for hangs on facts that were let go of."""
-
-    def __init__(self, first: int, day: int | None) -> None:
-        begins = "" if day is None else f"; days before {_date(day)} are known as wholes (UTC) only"
-        super().__init__(
-            f"the facts before {first} were compacted away{begins}: begin and end the span at the beginning of a day"
-        )
-        self.first = first
-
-
-async def reckon(
-    journal: AnyJournal, *, since: Millis | None, until: Millis | None, now: Millis, durable: int
-) -> tuple[Books, Millis]:
-    """What was booked from ``since`` (or the beginning) until ``until`` (or now), and the end of that span.
-
-    Raises:
-        FactsGone: the span begins or ends within a day whose facts are gone.
-    """
-    end = now if until is None else min(until, now)
-    days = {day.day: day for day in await journal.days()}
-    first = min(days, default=0) * DAY
-    at = first if since is None else max(since, first)
-    total = Books()
-    while at < end:
-        number = at // DAY
-        day, over = days.get(number), (number + 1) * DAY
-        if day is not None and day.booked and at == number * DAY and over <= end:
-            total.add(await _books(journal, number))
-            at = over
-            continue
-        last = number + 1 not in days
-        stop = end if last else min(end, over)
-        ledger = await _fold(journal, days, number, at, None if last and until is None else stop, durable)
-        books, _ = ledger.close(now)
-        total.add(books)
-        at = stop
-    return total, max(end, 0)
-
-
-async def _books(journal: AnyJournal, day: int) -> Books:
-    packed = (await journal.day(day)).books
-    return msgspec.json.decode(decompress(packed or b""), type=Books)
-
-
-async def _fold(
-    journal: AnyJournal, days: dict[int, Day], number: int, since: Millis, until: Millis | None, durable: int
-) -> Ledger:
-    """A ledger that has seen the facts of a span, from the nearest state before it on."""
-    near = max((day for day, row in days.items() if row.has_state and day <= number), default=None)
-    if near is None:
-        if journal.first > 1:
-            known = min((day for day, row in days.items() if row.has_state), default=None)
-            raise FactsGone(journal.first, known)
-        state, after = State(), 0
-    else:
-        row = await journal.day(near)
-        state, after = state_of(row.state, row.sum, Path("journal"), near), row.seq
-    ledger = Ledger(since=since, until=until, state=state)
-    while after < durable:
-        batch = await journal.read(after, BATCH)
-        if journal.first > after + 1:
-            raise FactsGone(journal.first, None)
-        if not batch or not _see(ledger, batch, durable):
-            break
-        after = batch[-1][0]
-        await anyio.lowlevel.checkpoint()
-    return ledger
-
-
-def _see(ledger: Ledger, batch: Sequence[tuple[int, AnyFact]], durable: int) -> bool:
-    """Show facts to a ledger. False: it has enough."""
-    return all(seq <= durable and ledger.see(fact) for seq, fact in batch)

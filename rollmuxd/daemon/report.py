@@ -20,7 +20,7 @@ inventory is *unallocated*. So charges and the unallocated rest are the inventor
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -148,6 +148,17 @@ class Books:
         for group, shared in (later.groups or later.ungrouped()).items():
             self.groups.setdefault(group, _Shared()).add(shared)
 
+    def copy(self) -> "Books":
+        """The same, which nobody goes on with."""
+        return Books(
+            {job: replace(book) for job, book in self.work.items()},
+            {name: replace(pool) for name, pool in self.pools.items()},
+            {
+                group: replace(shared, held=dict(shared.held), pinned=dict(shared.pinned))
+                for group, shared in self.groups.items()
+            },
+        )
+
     def ungrouped(self) -> dict[GroupId, _Shared]:
         """Of books of a version that did not book groups: all as one, split by what was allocated."""
         pinned = {job: book.allocated for job, book in self.work.items() if book.allocated}
@@ -245,6 +256,8 @@ class Ledger:
         self._books = Books()
         self._work, self._pools, self._groups = self._books.work, self._books.pools, self._books.groups
         self._uses: dict[NodeId, _Use] = {}
+        #: when the books were last closed: what goes on since before is booked until then
+        self._closed: Millis = 0
         #: jobs that wait for a placement, since when
         self._waiting: dict[JobId, Millis] = {}
         for job in self._state.jobs.values():
@@ -266,8 +279,10 @@ class Ledger:
         self._book_before(fact)
         state, job_id = self._state, _job_of(fact, self._state)
         job = state.jobs.get(job_id) if job_id is not None else None
-        before = None if job is None else msgspec.structs.replace(job.progress)
         status, pins = (None, {}) if job is None else (job.status, job.pins)
+        before = None
+        if job is not None and isinstance(fact, f.SlotQueued | f.OrderEnded) and fact.at >= self.since:
+            before = msgspec.structs.replace(job.progress)
         state.apply(fact)
         for name in dict.fromkeys((*nodes, *self._touched(fact))):
             self._settle(name, fact.at)
@@ -282,7 +297,7 @@ class Ledger:
         book = self._book_of(job)
         if job.status is not status:
             self._status_changed(job, book, fact.at)
-        if before is not None and isinstance(fact, f.SlotQueued | f.OrderEnded) and fact.at >= self.since:
+        if before is not None:
             now = job.progress
             book.loads_warm += now.loads_warm - before.loads_warm
             book.loads_cold += now.loads_cold - before.loads_cold
@@ -392,10 +407,10 @@ class Ledger:
             shared.pinned[job] = shared.pinned.get(job, 0) + span * use.gpus / len(use.pinned)
 
     def _within(self, start: Millis, end: Millis) -> Millis:
-        """How much of a stretch of time lies in the report's span."""
+        """How much of a stretch of time lies in the report's span, and is not booked yet."""
         if self.until is not None:
             end = min(end, self.until)
-        return max(0, end - max(start, self.since))
+        return max(0, end - max(start, self.since, self._closed))
 
     def _touched(self, fact: f.Fact) -> tuple[NodeId, ...]:
         """The nodes whose use a fact may change."""
@@ -430,9 +445,10 @@ class Ledger:
     # ---- the report --------------------------------------------------------------------------------------------------
 
     def close(self, now: Millis | None = None) -> tuple[Books, Millis]:
-        """Close the books, for good; and the time at which they are closed.
+        """The books, with all that goes on booked as well; and the time until which it is.
 
-        That is ``until``, or ``now`` where that is earlier; without either, the last fact.
+        That is ``until``, or ``now`` where that is earlier; without either, the last fact. Facts from later on may
+        follow: these very books then go on.
         """
         end = self.until if now is None and self.until is not None else max(now or 0, self._state.at)
         if self.until is not None:
@@ -450,10 +466,11 @@ class Ledger:
                 self._waited(slot, end)
         for order in self._state.orders.values():
             self._switched(order, end)
+        self._closed = max(self._closed, end)
         return self._books, end
 
     def report(self, *, by: str = "job", owner: str | None = None, now: Millis | None = None) -> ReportView:
-        """Close the books, for good, and show them; ``owner``: only theirs. See :meth:`close`."""
+        """Close the books, and show them; ``owner``: only theirs. See :meth:`close`."""
         books, end = self.close(now)
         return books.view(self.since, end, by=by, owner=owner)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rollmuxd.daemon.driver import Driver
     from rollmuxd.daemon.journal import Journal, MemoryJournal
     from rollmuxd.daemon.journal_care import Keeper
+    from rollmuxd.daemon.reckoning import Today
     from rollmuxd.daemon.settings import Settings
     from rollmuxd.spi import Residency
 
@@ -42,3 +43,5 @@ class Services:
     keeper: Keeper | None = None
     #: residency drivers by name: asked what they say to a job's states before it is registered
     drivers: Mapping[str, Residency] = field(default_factory=dict)
+    #: the books of today; None: reports read the facts
+    today: Today | None = None

@@ -40,8 +40,9 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon import journal_care
 from rollmuxd.daemon.journal import Journal, JournalDamaged, JournalInUse, MemoryJournal
-from rollmuxd.daemon.journal_care import DAY, Care, FactsGone, Keep, Keeper, compact, reckon
+from rollmuxd.daemon.journal_care import DAY, Care, Keep, Keeper, compact
 from rollmuxd.daemon.journal_tools import backup, check, restore
+from rollmuxd.daemon.reckoning import FactsGone, reckon
 from rollmuxd.daemon.report import Ledger
 
 pytestmark = pytest.mark.asyncio

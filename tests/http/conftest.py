@@ -22,6 +22,7 @@ from rollmuxd.daemon.http.app import make_app
 from rollmuxd.daemon.journal import MemoryJournal
 from rollmuxd.daemon.keys import Role, new_key
 from rollmuxd.daemon.metrics import Metrics
+from rollmuxd.daemon.reckoning import Today
 from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.settings import Settings
 from rollmuxd.spi import NotDone, Output
@@ -90,14 +91,16 @@ class World:
                 NodeSpec(TRAIN, "h1", ("h1/gpu2", "h1/gpu3"), ("train",), "H800", 80_000, 5.0),
             ),
         )
+        self.today = Today(self.journal, self.settled)
         self.driver = Driver(
             lambda state: Scheduler(config, RollMux(), state),
             self.journal,
             self.clock,
             self.backends.perform,
             start,
-            sinks=(self.metrics.sink,),
+            sinks=(self.metrics.sink, self.today.on_facts),
             prompt=(self.hub.on_facts,),
+            begun=self.today.begin,
         )
         self.backends.state = lambda: self.driver.scheduler.state
         # As a real backend: it reports later, and not within the decision that orders it.
@@ -110,9 +113,14 @@ class World:
             hub=self.hub,
             clock=self.clock,
             started_at=self.clock.now(),
+            today=self.today,
         )
         self.app = make_app(self.services, self.metrics)
         self.secrets: dict[str, str] = {}
+
+    async def settled(self) -> tuple[int, int]:
+        """The time, and the last fact before it, once that is durable."""
+        return await self.driver.read(lambda core, now: (now, self.driver.last_seq))
 
     @property
     def state(self) -> Any:

@@ -217,3 +217,34 @@ async def test_the_report_is_served_as_json_and_csv_with_the_rows_that_the_calle
             assert (await client.get(f"/v1/report?{query}")).status_code == 422
         early = await client.get("/v1/report?until=2001-01-01")
         assert early.json()["work"] == []
+
+
+@pytest.mark.asyncio
+async def test_a_report_of_a_day_that_is_known_reads_no_facts(running, monkeypatch):
+    """So that it costs the daemon the same after a million facts as after ten."""
+    async with running() as world, world.client() as client:
+        job = await world.job(client)
+        await job.give_back((await job.ask("rollout")).json())
+        await client.get("/v1/report")
+        await job.give_back((await job.ask("train")).json())
+        folded = await Reports(world, monkeypatch).without_reading(client)
+        assert folded["work"][0]["iterations"] == 0
+        await job.ask("rollout")
+        assert (await Reports(world, monkeypatch).without_reading(client))["work"][0]["iterations"] == 1
+
+
+class Reports:
+    """Asks for reports where no fact can be read."""
+
+    def __init__(self, world, monkeypatch):
+        self.world, self.monkeypatch = world, monkeypatch
+
+    async def without_reading(self, client):
+        async def read(after, limit):
+            raise AssertionError(f"facts after {after} are read")
+
+        with self.monkeypatch.context() as patched:
+            patched.setattr(self.world.journal, "read", read)
+            answer = await client.get("/v1/report")
+        assert answer.status_code == 200, answer.text
+        return answer.json()

@@ -9,7 +9,7 @@ from rollmuxd.core.model import Millis
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.glue import Call, Plain, Query, Routes
 from rollmuxd.daemon.http.problems import Refusal
-from rollmuxd.daemon.journal_care import FactsGone, reckon
+from rollmuxd.daemon.reckoning import FactsGone, reckon
 from rollmuxd.daemon.report import as_csv
 from rollmuxd.wire.answers import ReportView
 
@@ -37,10 +37,13 @@ async def get_report(call: Call, query: ReportQuery) -> ReportView | Plain:
     since, until = _time("since", query.since), _time("until", query.until)
     if since is not None and until is not None and since > until:
         raise Refusal(problems.INVALID, "query: since is after until", data={"in": "query", "field": "since"})
-    driver = call.services.driver
-    now, durable = await call.read(lambda core, now: (now, driver.last_seq))
+    services = call.services
+    now, durable = await call.read(lambda core, now: (now, services.driver.last_seq))
+    services.driver.tell_sinks()  # of today's books all that is durable is wanted
     try:
-        books, end = await reckon(call.services.journal, since=since, until=until, now=now, durable=durable)
+        books, end = await reckon(
+            services.journal, since=since, until=until, now=now, durable=durable, today=services.today
+        )
     except FactsGone as error:
         raise Refusal(problems.GONE, str(error), data={"first": error.first}) from None
     report = books.view(since or 0, end, by=query.by, owner=None if call.caller.admin else call.caller.owner)
