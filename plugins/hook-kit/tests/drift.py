@@ -3,8 +3,8 @@
 ``ARGS="trl==1.9.0 verl==0.8.0"`` names releases, which are downloaded by pip; their source is read, not run.
 ``--source slime=/path/to/checkout --version 0.3.0`` is for what is only had as a repository; ``--only trl,verl`` picks.
 ``--write`` puts what was read into ``tests/facts-FRAMEWORK.json`` of the hook's project, from which its tests take it.
-``--keep DIR`` leaves what was downloaded in ``DIR/PACKAGE-VERSION``: tests that run the loops of real releases look into
-``frameworks`` beside their interpreter (``--keep .venv/frameworks``).
+``--keep DIR`` leaves what was downloaded in ``DIR/PACKAGE-VERSION``: tests that run the loops of real releases look for
+them in the environment of their interpreter (``--keep .venv/frameworks``).
 Ends with 1 if one of them is not as it must be.
 """
 
