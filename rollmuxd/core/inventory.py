@@ -175,11 +175,11 @@ def host_seen(c: Cycle, told: i.HostSeen) -> Answer:
     host = c.state.hosts.get(told.host)
     if host is None:
         return NOTHING
+    rebooted = bool(told.boot_id and host.boot_id) and told.boot_id != host.boot_id
     if told.boot_id and told.boot_id != host.boot_id:
-        rebooted = bool(host.boot_id)
         c.fact(f.HostBooted(c.now, host.id, told.boot_id))
-        if rebooted:
-            forget_contents(c, host.nodes)
+    if rebooted:
+        forget_contents(c, host.nodes)
     since = c.now + 1 if told.since is None else told.since
     sights = {sight.gpu: sight for sight in told.gpus}
     c.soft.observed(host.id)
@@ -194,6 +194,8 @@ def host_seen(c: Cycle, told: i.HostSeen) -> Answer:
             if node.status is not NodeStatus.LOST:
                 c.fact(f.NodeLost(c.now, name, why))
             dispatch(c, node.group)  # what cannot be served is passed
+    for name in list(host.nodes) if rebooted else ():
+        go_on(c, c.state.nodes[name])  # of what is gone the look may say nothing more
     if len(c.facts) > before:
         admit(c)
     for name in list(host.nodes):
