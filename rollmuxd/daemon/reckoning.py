@@ -74,7 +74,7 @@ class Today:
         #: facts after it, where there is a ledger or one is being made
         self._hears = False
         self._heard: deque[tuple[int, Fact]] = deque()
-        #: the day of the journal's first fact, if all days since then were booked here
+        #: the day of the journal's first fact, if that was today when it was read
         self.first_day: int | None = None
         #: days that are over
         self.over: dict[int, Books] = {}
@@ -150,7 +150,6 @@ class Today:
         self.over[self._day] = self._ledger.close()[0]
         if len(self.over) > REMEMBERED:
             del self.over[min(self.over)]
-            self.first_day = None
         self._day += 1
         self._ledger = Ledger(since=self._day * DAY, until=self._end, state=self._state)
 

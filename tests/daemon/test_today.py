@@ -55,13 +55,15 @@ class Told:
     async def settled(self):
         return self.now, self.durable
 
-    async def tell(self, count):
-        """So many more facts come to pass."""
+    async def tell(self, count, *, later=False):
+        """So many more facts come to pass. ``later``: they are durable, and heard of with what this returns."""
         batch = [(self.durable + n, fact) for n, fact in enumerate(self.facts[self.durable : self.durable + count], 1)]
         if batch:
             await self.journal.append(batch)
             self.durable = batch[-1][0]
-            self.today.on_facts(batch)
+            if not later:
+                self.today.on_facts(batch)
+        return batch
 
     async def report(self, since=None):
         books, end = await reckon(
@@ -146,6 +148,38 @@ async def test_facts_that_come_while_the_day_is_read_are_booked_once():
     told.journal.read = slowly
     same(await told.report(), told.plainly())
     assert len(came) == 3
+
+
+async def test_facts_that_are_durable_when_the_day_is_read_and_heard_of_afterwards_are_booked_once():
+    """Sinks hear of facts a little later than the disk has them."""
+    told = Told(history(0))
+    await told.tell(200)
+    late = await told.tell(50, later=True)
+    await told.report()
+    told.today.on_facts(late)
+    await told.tell(100)
+    same(await told.report(), told.plainly())
+
+
+async def test_a_report_is_of_its_moment_whatever_is_booked_while_it_is_made():
+    told = Told(history(0))
+    await told.tell(200)
+    books, wanted = await told.today.books(told.now), told.plainly()
+    now = told.now
+    await told.tell(200)
+    await told.today.books(told.now)
+    same(books.view(0, now), wanted)
+
+
+async def test_what_a_failed_commit_left_in_the_journal_is_booked_once_the_writer_is_back():
+    """Nobody was told of it: so the writer's new life is what counts, and not what was heard."""
+    told = Told(history(0))
+    await told.tell(200)
+    await told.report()
+    await told.tell(50, later=True)
+    told.today.begin(State())
+    await told.tell(100)
+    same(await told.report(), told.plainly())
 
 
 async def test_books_of_the_day_before_are_remembered_until_the_journal_has_them():
