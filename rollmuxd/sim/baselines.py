@@ -618,7 +618,7 @@ _OURS: Final[tuple[Contender, ...]] = (
     IdlestGroup(),
     *LOOMS,
     *GUARDED,
-    *(Replanned(of) for of in (RollMuxUnpruned(), *GUARDED)),
+    *(Replanned(of) for of in (RollMuxUnpruned(), *(it for it in LOOMS if it.name == "loom-warm"), *GUARDED)),
 )
 
 
