@@ -60,6 +60,7 @@ ROUTES = {
     "GET /v1/groups/{group}": (READER, 200),
     "GET /v1/facts": (READER, 200),
     "GET /v1/report": (READER, 200),
+    "GET /v1/overview": (READER, 200),
     "POST /v1/plan": (WRITER, 200),
     "POST /v1/jobs": (WRITER, 201),
     "POST /v1/jobs/{job}/pause": (IN_CHARGE, 200),

@@ -51,3 +51,22 @@ class HostPage(wire.Answer, frozen=True):
 
     items: list[HostView]
     next: str | None = None
+
+
+class OverviewLists(wire.Answer, frozen=True):
+    """The first page of each list; of slots, if they were asked for."""
+
+    pools: wire.PoolPage
+    nodes: NodePage
+    hosts: HostPage
+    groups: wire.GroupPage
+    jobs: wire.JobPage
+    slots: wire.SlotPage | None = None
+
+
+class Overview(wire.Answer, frozen=True):
+    """Who asks, and how all is; ``lists`` null: as it was when the caller got this ``tag``."""
+
+    me: wire.MeView
+    tag: str
+    lists: OverviewLists | None = None

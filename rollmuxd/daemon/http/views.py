@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from rollmuxd.core import decision as core_decision
-from rollmuxd.core.estimates import iteration_ms
+from rollmuxd.core.estimates import iteration_ms, phase_ms, quantile_ms, reckoned_from, solo_ms
 from rollmuxd.core.model import (
     Fence,
     Gpu,
@@ -20,6 +21,7 @@ from rollmuxd.core.model import (
     Millis,
     Node,
     NodeStatus,
+    PhaseSpec,
     PhaseTimes,
     Slot,
     SlotStatus,
@@ -111,6 +113,7 @@ def job_view(core: Scheduler, job: Job, now: Millis, *, waiting: bool, reason: s
         admission=job.admission,
         slo=job.spec.slo,
         promised=job.promised,
+        at_risk=job.at_risk,
         priority=job.spec.priority,
         iterations=job.progress.finished,
         slowdown=None if slowdown is None else round(slowdown, 4),
@@ -150,45 +153,44 @@ def explanation(core: Scheduler, job: Job, now: Millis) -> wire.Explanation:
 
 
 def _planned_slowdown(job: Job, group: Group | None) -> float | None:
-    """What its group's plan gives an iteration over its planned solo iteration, where every phase's time is planned."""
-    planned = [phase.planned_ms for phase in job.spec.phases]
-    if job.planned_period_ms is None or group is None or any(time is None for time in planned):
+    """What its group's plan gives an iteration over its solo iteration, where every phase's time is known."""
+    solo = solo_ms(job)
+    if job.planned_period_ms is None or group is None or not solo:
         return None
-    solo = sum(time or 0 for time in planned) + sum(phase.gap_ms for phase in job.spec.phases)
-    return round(iteration_ms(job.planned_period_ms, group, job) / solo, 4) if solo else None
+    return round(iteration_ms(job.planned_period_ms, group, job) / solo, 4)
 
 
 def _estimates(job: Job) -> dict[str, wire.Estimate]:
-    nothing = PhaseTimes()
-    return {
-        phase.name: _estimate(phase.planned_ms, job.times.get(phase.name, nothing))
-        for phase in (*job.spec.phases, *job.spec.side)
-    }
+    return {phase.name: _estimate(job, phase) for phase in (*job.spec.phases, *job.spec.side)}
 
 
-def _estimate(planned: Millis | None, times: PhaseTimes) -> wire.Estimate:
-    if not times.count:
-        return wire.Estimate(planned_s=seconds(planned), count=0)
-    recent = sorted(times.recent_ms)
-    return wire.Estimate(
-        planned_s=seconds(planned),
+def _estimate(job: Job, phase: PhaseSpec) -> wire.Estimate:
+    times = job.times.get(phase.name, PhaseTimes())
+    found = wire.Estimate(
+        planned_s=seconds(phase.planned_ms),
         count=times.count,
-        mean_s=round(times.total_ms / times.count / 1000, 3),
-        p50_s=seconds(_quantile(recent, 0.5)),
-        p95_s=seconds(_quantile(recent, 0.95)),
+        reckoned_s=seconds(phase_ms(job, phase)),
+        reckoned_from=reckoned_from(job, phase),
     )
-
-
-def _quantile(ascending: Sequence[Millis], share: float) -> Millis | None:
-    return ascending[min(len(ascending) - 1, int(share * len(ascending)))] if ascending else None
+    if not times.count:
+        return found
+    return replace(
+        found,
+        mean_s=round(times.total_ms / times.count / 1000, 3),
+        p50_s=seconds(quantile_ms(times, 0.5)),
+        p95_s=seconds(quantile_ms(times, 0.95)),
+    )
 
 
 # ---- slots -----------------------------------------------------------------------------------------------------------
 
 
-def slot_view(core: Scheduler, slot: Slot, job: Job, caller: Caller, now: Millis) -> wire.SlotView:
-    """One slot, as this caller may see it: its fence is for those who may act on the job."""
-    queued = slot.status is SlotStatus.QUEUED
+def slot_view(core: Scheduler, slot: Slot, job: Job, caller: Caller, now: Millis, *, why: bool = True) -> wire.SlotView:
+    """One slot, as this caller may see it: its fence is for those who may act on the job.
+
+    ``why``: of one that is queued also its position, why it waits, and for how long, which takes some thought.
+    """
+    queued = why and slot.status is SlotStatus.QUEUED
     on = slot.status in ON
     return wire.SlotView(
         slot=slot.id,

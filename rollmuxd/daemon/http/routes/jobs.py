@@ -30,6 +30,8 @@ class JobsQuery(Query, frozen=True):
     owner: Id | UnsetType = UNSET
     status: JobStatus | UnsetType = UNSET
     pool: Id | UnsetType = UNSET
+    #: those that have ended or are lost, too
+    over: bool = True
     limit: Limit = 100
     after: Id | UnsetType = UNSET
 
@@ -80,6 +82,7 @@ async def list_jobs(call: Call, query: JobsQuery) -> JobPage:
             call.caller.may_read(job)
             and query.owner in (UNSET, job.owner)
             and query.status in (UNSET, job.status)
+            and (query.over or job.status not in (JobStatus.ENDED, JobStatus.LOST))
             and (query.pool is UNSET or any(want.pool == query.pool for want in job.spec.wants))
         )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 import anyio
 from msgspec import UNSET, UnsetType
@@ -319,6 +319,10 @@ def _status_of(slot: SlotId) -> Callable[[State], str]:
     return status
 
 
+_OVER: Final = (SlotStatus.OVER, SlotStatus.WITHDRAWN)
+_LEFT_OUT: Final = {"all": (), "open": _OVER, "holding": (*_OVER, SlotStatus.QUEUED)}
+
+
 class SlotsQuery(Query, frozen=True):
     """Filters of the list of slots."""
 
@@ -326,13 +330,21 @@ class SlotsQuery(Query, frozen=True):
     status: SlotStatus | UnsetType = UNSET
     pool: Id | UnsetType = UNSET
     job: Id | UnsetType = UNSET
+    #: those that are not over, or those of them that are no longer queued
+    which: Literal["all", "open", "holding"] = "all"
+    #: say of those that are queued why, and for how long: which takes some thought
+    why: bool = True
     limit: Limit = 100
     after: Id | UnsetType = UNSET
 
 
 @routes.get("/v1/slots", problems=(404,))
 async def list_slots(call: Call, query: SlotsQuery) -> SlotPage:
-    """Open slots, and each job's last few that ended."""
+    """Open slots, and each job's last few that ended.
+
+    ``which=open``: without those; ``holding``: of these, those that hold GPUs. ``why=false``: of those that are queued
+    neither position, expected wait nor reasons, which for a thousand would take long.
+    """
 
     def look(core: Scheduler, now: Millis) -> SlotPage:
         jobs = core.state.jobs
@@ -345,12 +357,13 @@ async def list_slots(call: Call, query: SlotsQuery) -> SlotPage:
                 and (of is None or slot.job == of)
                 and query.owner in (UNSET, job.owner)
                 and query.status in (UNSET, slot.status)
+                and slot.status not in _LEFT_OUT[query.which]
                 and (query.pool is UNSET or query.pool in _pools(job, slot.phase))
             )
 
         slots = filter(wanted, core.state.slots.values())
         found, following = views.page(slots, lambda slot: slot.id, query.limit, query.after)
-        items = [views.slot_view(core, slot, jobs[slot.job], call.caller, now) for slot in found]
+        items = [views.slot_view(core, slot, jobs[slot.job], call.caller, now, why=query.why) for slot in found]
         return SlotPage(items=items, next=following)
 
     return await call.read(look)
