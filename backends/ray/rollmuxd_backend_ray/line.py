@@ -68,7 +68,7 @@ class Line:
                 answer = await self._ask(writer, Ask(self._next(), node, reach_s, limit_s or 0, wish))
         except TimeoutError as error:
             if not joined:
-                raise ContactLost(f"the Ray cluster at {self._address} is not joined yet") from error
+                raise ContactLost(self._why or f"the Ray cluster at {self._address} is not joined yet") from error
             self._went_unanswered()
             raise ContactLost(f"the envoy in the cluster did not answer within {limit_s:g} s") from error
         self._unanswered = 0

@@ -4,8 +4,8 @@
 
 starts a head and these nodes, says ``{"address": "127.0.0.1:41234"}`` in one line when they are there, and serves until
 it is ended, or who has started it is gone. What it is told on its standard input it does, a line each, and answers with
-a line: ``kill NODE`` (as a machine that is switched off), ``start NODE``, ``restart`` (head and nodes, another cluster
-at the same address). Needs Ray.
+a line: ``kill NODE`` (as a machine that is switched off), ``start NODE``, ``restart NODE...`` (another cluster at the
+same address, with these). Needs Ray.
 """
 
 import contextlib
@@ -88,8 +88,9 @@ class Cluster:
             _kill(process.process.pid for some in node.all_processes.values() for process in some)
             self._cluster.worker_nodes.discard(node)
 
-    def restart(self) -> None:
+    def restart(self, names: Sequence[str]) -> None:
         """All of it is killed, and another cluster is at its address: nothing of it was kept."""
+        self._names = tuple(names)
         for name in list(self._nodes):
             self.kill_node(name)
         head = self._cluster.head_node
@@ -193,8 +194,8 @@ def main(folder: str, *names: str) -> None:
                     cluster.kill_node(name)
                 case ["start", name]:
                     cluster.start_node(name)
-                case ["restart"]:
-                    cluster.restart()
+                case ["restart", *these]:
+                    cluster.restart(these)
             answer({"done": line.strip()})
 
 

@@ -3,13 +3,17 @@
 All live tests are in this file, so that they share one cluster.
 """
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import anyio
+import anyio.abc
 import pytest
 
-from rollmuxd.spi import HostConfig, contract
+from rollmuxd.spi import ContactLost, HostConfig, ProcessOrder, contract
 from rollmuxd.spi.contract import BackendContract
 from rollmuxd_backend_ray import RayBackend
 from rollmuxd_backend_ray.line import Line
@@ -87,3 +91,163 @@ class TestRayBackend(BackendContract):
 
     async def is_running(self, backend, pid):
         return next(one for one in self.ours if one.pid == pid).poll() is None
+
+
+@pytest.fixture
+def opened(live, made_up, tmp_path):
+    """A function that opens a backend with an envoy of its own, and these options."""
+
+    async def open_(*hosts, kind=RayBackend, **options):
+        given = {"address": live.address, "made_up_gpus": made_up(), "state_dir": str(tmp_path), **options}
+        return await kind.open([HostConfig(id=host) for host in hosts], given)
+
+    live.start("box")
+    return open_
+
+
+async def seen(backend, host="box"):
+    """Ask again and again, until it is seen; what was said until then."""
+    said = []
+    with anyio.fail_after(40):
+        while True:
+            try:
+                await backend.observe(host)
+            except ContactLost as error:
+                said.append(str(error))
+                await anyio.sleep(0.1)
+            else:
+                return said
+
+
+@pytest.mark.asyncio
+async def test_a_node_that_is_killed_breaks_what_is_under_way_there_and_nothing_elsewhere(live, opened, tmp_path):
+    Sharing.serving = live.envoy()
+    backend = await opened("box", "crate", kind=Sharing)
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, _hold)
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        stream = await backend.connect("box", "127.0.0.1", port)
+        begun, ended = tmp_path / "begun", []
+
+        async def last():
+            with pytest.raises(ContactLost) as lost:
+                await backend.run("box", ("sh", "-c", f"echo > {begun}; sleep 30"), timeout_s=60)
+            ended.append(str(lost.value))
+
+        tasks.start_soon(last)
+        with anyio.fail_after(20):
+            while not begun.exists():
+                await anyio.sleep(0.02)
+            live.kill("box")
+            with pytest.raises(anyio.BrokenResourceError):
+                await stream.receive()
+            while not ended:
+                await anyio.sleep(0.02)
+            await backend.observe("crate")
+            for _ in range(3):
+                with pytest.raises(ContactLost):
+                    await backend.observe("box")
+        await stream.aclose()
+        tasks.cancel_scope.cancel()
+    live.start("box")
+    await seen(backend)
+    await backend.close()
+
+
+async def _hold(stream):
+    async with stream:
+        await anyio.sleep_forever()
+
+
+@pytest.mark.asyncio
+async def test_jobs_processes_and_the_daemons_next_calls_outlive_an_envoy_that_is_killed(opened):
+    backend = await opened("box", starts_processes=True)
+    order = ProcessOrder(
+        launch="l1", job="j1", run=1, owner="o", user="u", name="n", argv=("sleep", "600"), cwd="/", env={}
+    )
+    await seen(backend)
+    process = await backend.start("box", order)
+    envoy = next(iter(backend._lines.values()))._process
+    os.kill(envoy.pid, signal.SIGKILL)
+    await seen(backend)
+    assert await backend.alive("box", "l1")
+    assert await backend.start("box", order) == process, "it was started a second time"
+    assert await backend.stop("box", "l1")
+    await backend.close()
+
+
+@pytest.mark.asyncio
+async def test_an_envoy_ends_with_whoever_started_it_and_the_commands_that_it_had_with_it(live, opened, tmp_path):
+    socket, mark = str(tmp_path / "s"), tmp_path / "mark"
+    envoy = live.start_envoy(socket)
+    Sharing.serving = socket
+    backend = await opened("crate", kind=Sharing)
+    async with anyio.create_task_group() as tasks:
+
+        async def last():
+            with pytest.raises(ContactLost):
+                await backend.run("crate", ("sh", "-c", f"echo $$ > {mark}; sleep 600"), timeout_s=600)
+
+        tasks.start_soon(last)
+        with anyio.fail_after(20):
+            while not (mark.exists() and mark.read_text().strip()):
+                await anyio.sleep(0.02)
+            envoy.stdin.close()  # as it is when the daemon is killed
+            while envoy.poll() is None:
+                await anyio.sleep(0.02)
+            while Path(f"/proc/{int(mark.read_text())}").exists():
+                await anyio.sleep(0.02)
+    envoy.stdout.close()
+    await backend.close()
+
+
+@pytest.mark.asyncio
+async def test_a_host_is_the_node_that_labels_and_resources_say(opened, live):
+    Sharing.serving = live.envoy()
+
+    async def said(**options):
+        backend = await opened("h100", kind=Sharing, **options)
+        found = (await backend.check("h100"))[0]
+        await backend.close()
+        return found.said
+
+    assert "crate at" in await said(labels={"rack": "crate"}, resources={"GPU": 2})
+    assert "2 nodes of the cluster are with 2 GPU" in await said(resources={"GPU": 2})
+    assert "labelled rack=crate and with 3 GPU" in await said(labels={"rack": "crate"}, resources={"GPU": 3})
+
+
+@pytest.mark.asyncio
+async def test_where_there_is_no_cluster_the_loop_goes_on_and_the_next_try_is_told(opened):
+    backend = await opened("box", address="127.0.0.1:1", connect_s=2.0)
+    turns = 0
+
+    async def beat():
+        nonlocal turns
+        while True:
+            await anyio.sleep(0.005)
+            turns += 1
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(beat)
+        with pytest.raises(ContactLost, match=r"box: the Ray cluster at 127\.0\.0\.1:1 cannot be reached"):
+            await backend.observe("box")
+        tasks.cancel_scope.cancel()
+    assert turns > 20
+    line = next(iter(backend._lines.values()))
+    line._failed, line._next_at = 9, line._now() + 30
+    with pytest.raises(ContactLost, match=r"next try in (29|30) s"):
+        await backend.observe("box")
+    assert "ray" not in sys.modules, "Ray has come into this process"
+    await backend.close()
+
+
+@pytest.mark.asyncio
+async def test_a_head_that_has_begun_anew_is_joined_by_itself(live, opened):
+    """The last one here: nothing of the old cluster is there any more."""
+    backend = await opened("box")
+    await seen(backend)
+    live.cluster.do("restart", "box")
+    live.up = {"box"}
+    said = await seen(backend)
+    assert said, "what answered was of the old cluster"
+    await backend.close()
