@@ -1,0 +1,250 @@
+"""Where the phases of verl's PPO trainers begin and end: of ``RayPPOTrainer``, and of v1's with ``trainer_mode=sync``.
+
+    export VERL_USE_EXTERNAL_MODULES=rollmuxd_hook_verl
+    python -m verl.trainer.main_ppo ... +rollmux.name=math-7b +rollmux.slo=2.0
+
+- ``init``: workers and engines are made, a checkpoint is loaded, the engine gets its first weights.
+- ``rollout``: from the request to generate until the engine sleeps.
+- ``train``: from the first work on the trainer's GPUs after that (a reward model beside it, log-probabilities, values)
+  through the updates of critic and actor. The advantage is computed by the controller, within it.
+- ``sync``: the weights on their way to the engine, which wakes for it.
+- Validation has ``eval``, and saving ``save``, where the job declares these (``+rollmux.side.eval.seconds=120``). Else
+  validation is within ``sync``, with whose weights it generates, and saving within ``train``.
+
+Trainer and engine of these trainers are on the same GPUs, so all phases are of one pool, ``train``. One is left before
+the next begins. What the controller does between them (rewards, metrics, logging) is a time of the job's own.
+"""
+
+import contextlib
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import rollmuxd
+from rollmuxd_hook_kit.contract import check, check_class, facts_under
+from rollmuxd_hook_kit.turns import Turns
+from rollmuxd_hook_verl.contract import PPO_TRAINER, V1_TRAINER, VERL
+from rollmuxd_hook_verl.residency import Engine, check_offload
+
+_PHASES = ("rollout", "train", "sync")
+
+#: what a mixin is mixed into, to a type checker
+_Trainer: Any = object
+
+
+def share(module: ModuleType) -> None:
+    """Have the trainer of one of verl's modules take part. Raises :class:`UnknownVerl`; then nothing was changed."""
+    import verl
+
+    root = Path(verl.__file__).parents[1]
+    check(VERL, verl.__version__, facts_under(root, VERL))
+    known, mixin = next(
+        (known, mixin)
+        for known, mixin in ((PPO_TRAINER, SharingPPO), (V1_TRAINER, SharingV1))
+        if hasattr(module, known.name)
+    )
+    theirs = getattr(module, known.name)
+    same = {name: getattr(theirs, name) for name in ("__module__", "__qualname__", "__doc__")}
+    setattr(module, known.name, type(theirs)(known.name, (mixin, theirs), {**same, "theirs": theirs}))
+
+
+class Sharing(_Trainer):  # type: ignore[misc]
+    """What both trainers have in common."""
+
+    #: verl's own class
+    theirs: type
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        check_class(VERL, type(self), Sharing, self.theirs)
+        config = inspect.signature(super().__init__).bind(*args, **kwargs).arguments["config"]
+        _check_mode(config)
+        given = _given(config)
+        side = given.get("side") or {}
+        self._eval_phase = "eval" if "eval" in side else "sync"
+        self._save_phase = "save" if "save" in side else "train"
+        parking = given.pop("parking", config.trainer.device != "cpu")
+        settings = _job_settings(given, config)
+        super().__init__(*args, **kwargs)
+        if parking:
+            check_offload(config, reference=self.use_reference_policy, critic=self.use_critic)
+        self._job = rollmuxd.job(**settings)
+        self._engine = Engine(lambda: self.global_steps)
+        if parking:
+            self._engine.attach(self._job, pool="train")
+        # What a worker has been asked to do is through when the call returns.
+        self._turns = Turns(self._job, settle=lambda: None)
+
+    # ---- life --------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _ending_with_an_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._turns.end(error)
+            raise
+
+    def _begin(self) -> None:
+        self._turns.start()
+        self._turns.go("init")
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """verl's; the job ends with it."""
+        with self._ending_with_an_error():
+            trained = super().fit(*args, **kwargs)
+        self._turns.end()
+        return trained
+
+    def _watch_engine(self) -> None:
+        """Have what the trainer asks of its engines, through verl's manager of them, begin and end phases."""
+        manager = self.checkpoint_manager
+        send, sleep = self._engine.watch(manager)
+
+        def update_weights(*args: Any, **kwargs: Any) -> Any:
+            with self._turns.within("sync", or_in=("init", self._eval_phase)):
+                sent = send(*args, **kwargs)
+            if self._turns.current == "init":  # the last of it
+                self._turns.leave()
+            return sent
+
+        def sleep_replicas(*args: Any, **kwargs: Any) -> Any:
+            slept = sleep(*args, **kwargs)
+            if self._turns.current == "rollout":
+                self._turns.leave()
+            return slept
+
+        manager.update_weights, manager.sleep_replicas = update_weights, sleep_replicas
+
+    # ---- train -------------------------------------------------------------------------------------------------------
+
+    def _training(self) -> None:
+        # (A reward model that stands beside the trainer scores validations too.)
+        if self._turns.current != self._eval_phase:
+            self._turns.go("train")
+
+    def _compute_reward_colocate(self, *args: Any, **kwargs: Any) -> Any:
+        self._training()
+        return super()._compute_reward_colocate(*args, **kwargs)
+
+    def _compute_old_log_prob(self, *args: Any, **kwargs: Any) -> Any:
+        self._training()
+        return super()._compute_old_log_prob(*args, **kwargs)
+
+    def _compute_ref_log_prob(self, *args: Any, **kwargs: Any) -> Any:
+        self._training()
+        return super()._compute_ref_log_prob(*args, **kwargs)
+
+    def _compute_values(self, *args: Any, **kwargs: Any) -> Any:
+        self._training()
+        return super()._compute_values(*args, **kwargs)
+
+    def _update_critic(self, *args: Any, **kwargs: Any) -> Any:
+        self._training()
+        return super()._update_critic(*args, **kwargs)
+
+    def _update_actor(self, *args: Any, **kwargs: Any) -> Any:
+        self._training()
+        return super()._update_actor(*args, **kwargs)
+
+    # ---- around it ---------------------------------------------------------------------------------------------------
+
+    def _validate(self, *args: Any, **kwargs: Any) -> Any:
+        with self._turns.within(self._eval_phase, or_in=()):
+            return super()._validate(*args, **kwargs)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        with self._turns.within(self._save_phase, or_in=()):
+            return super()._save_checkpoint(*args, **kwargs)
+
+
+class SharingPPO(Sharing):
+    """Mixin for ``RayPPOTrainer``."""
+
+    def init_workers(self, *args: Any, **kwargs: Any) -> Any:
+        """verl's, with the job's GPUs for itself."""
+        with self._ending_with_an_error():
+            self._begin()
+            made = super().init_workers(*args, **kwargs)
+            self._watch_engine()
+            self._watch_generation()
+            return made
+
+    def _watch_generation(self) -> None:
+        generate = self.async_rollout_manager.generate_sequences
+
+        def generate_sequences(*args: Any, **kwargs: Any) -> Any:
+            if self._turns.current != self._eval_phase:
+                self._turns.go("rollout")
+            generated = generate(*args, **kwargs)
+            if self._turns.current == "rollout" and self._turns.slot is not None:
+                answers = generated.batch["response_mask"]
+                self._turns.slot.measure(sequences=len(answers), tokens=float(answers.sum()))
+            return generated
+
+        self.async_rollout_manager.generate_sequences = generate_sequences
+
+
+class SharingV1(Sharing):
+    """Mixin for the trainers of v1."""
+
+    def init(self, *args: Any, **kwargs: Any) -> Any:
+        """verl's, with the job's GPUs for itself."""
+        with self._ending_with_an_error():
+            self._begin()
+            return super().init(*args, **kwargs)
+
+    def _setup(self, *args: Any, **kwargs: Any) -> Any:
+        made = super()._setup(*args, **kwargs)
+        self._watch_engine()
+        return made
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """verl's, which begins with the request to generate."""
+        self._turns.go("rollout")
+        return super().step(*args, **kwargs)
+
+
+def _check_mode(config: Any) -> None:
+    mode = config.trainer.get("v1", {}).get("trainer_mode", "sync") if config.trainer.get("use_v1", False) else "sync"
+    if mode != "sync":
+        raise ValueError(
+            f"trainer.v1.trainer_mode={mode}: its rollouts go on while it trains, so that there is no moment at which "
+            "another job could have its GPUs. Say trainer.v1.trainer_mode=sync, or take the hook out again: "
+            f"{VERL.take_out}"
+        )
+
+
+def _given(config: Any) -> dict[str, Any]:
+    """What stands under ``rollmux`` in the run's configuration."""
+    from omegaconf import OmegaConf
+
+    given = OmegaConf.select(config, "rollmux")
+    plain = OmegaConf.to_container(given, resolve=True) if OmegaConf.is_config(given) else given
+    if plain is not None and not isinstance(plain, dict):
+        raise TypeError(f"rollmux={plain!r}: what a run says to rollmuxd is a mapping: +rollmux.name=math-7b")
+    return {str(key): value for key, value in (plain or {}).items()}
+
+
+def _job_settings(given: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """The keywords of :func:`rollmuxd.job` for this run."""
+    gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    settings = {"name": _name(config), "train": {}, "phases": dict.fromkeys(_PHASES, "train"), **given}
+    if "rollout" in settings or "pools" in settings:
+        raise ValueError(
+            "rollmux.rollout: engine and trainer of this run are on the same GPUs, so give it those of rollmux.train"
+        )
+    if not {"nodes", "gpus", "named"} & settings["train"].keys():
+        settings["train"] = {"gpus": gpus, **settings["train"]}
+    if missing := [phase for phase in _PHASES if phase not in settings["phases"]]:
+        raise ValueError(
+            f"rollmux.phases: there is no {' and no '.join(missing)} among {', '.join(settings['phases'])}"
+        )
+    return settings
+
+
+def _name(config: Any) -> str:
+    name = str(config.trainer.get("experiment_name") or "verl")
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:100] or "verl"

@@ -1,0 +1,297 @@
+"""verl's own ``RayPPOTrainer.fit`` over workers that stand in (``verl_tiny``): where its phases are, and that they
+change no bit of what it learns.
+
+The fake daemon grants at once and writes down which phases ran.
+"""
+
+import importlib.util
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: .ci/run says what these tests need of verl")
+pytest.importorskip("ray", reason="Ray is not installed: .ci/run says what these tests need of verl")
+pytest.importorskip("tensordict", reason="tensordict is not installed: .ci/run says what these tests need of verl")
+if importlib.util.find_spec("verl") is None:
+    pytest.skip("verl is not installed: .ci/run says what these tests need of it", allow_module_level=True)
+
+import torch
+
+from rollmuxd import SlotLost
+from rollmuxd.testing import fake_daemon
+from rollmuxd_hook_verl import UnknownVerl
+
+# verl, Ray and transformers warn of each other; to import them takes its time.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(240)]
+
+STEP = ["rollout", "train", "sync"]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """The program, as a module, in a verl that has imported the hook."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(Path(__file__).parent))
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setenv("VERL_USE_EXTERNAL_MODULES", "rollmuxd_hook_verl")
+        yield importlib.import_module("verl_tiny")
+    sys.path.remove(str(Path(__file__).parent))
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_this_machine(monkeypatch, tmp_path):
+    for name in ("URL", "SOCKET", "API_KEY", "REQUIRED", "JOB", "RUN_KEY"):
+        monkeypatch.delenv(f"ROLLMUX_{name}", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def out(tmp_path):
+    return str(tmp_path / "out")
+
+
+@pytest.fixture
+def daemon():
+    with fake_daemon() as fake:
+        yield fake
+
+
+def steps(many):
+    return f"trainer.total_training_steps={many}"
+
+
+def ran(trainer):
+    """The same trainer, through its whole run; all that is asked of engine and workers is noted with the phase."""
+    trainer.init_workers()
+    workers = trainer.actor_rollout_wg
+    workers.watch = workers.engine.watch = lambda: trainer._turns.current
+    trainer.fit()
+    return trainer
+
+
+def solo(tiny, out, *more):
+    """The weights of the same run by verl alone."""
+    theirs = tiny.ray_trainer.RayPPOTrainer.theirs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny.ray_trainer, "RayPPOTrainer", theirs)
+        trainer = tiny.trainer(out, *more)
+    trainer.init_workers()
+    trainer.fit()
+    assert not hasattr(trainer, "_turns")
+    return tiny.digest(trainer.actor_rollout_wg.model)
+
+
+# ---- where the phases are --------------------------------------------------------------------------------------------
+
+
+def test_each_step_is_a_rollout_a_train_and_a_sync_and_not_a_bit_is_different(tiny, out, daemon):
+    trainer = ran(tiny.trainer(out, steps(3), "trainer.experiment_name=math 7B"))
+    assert daemon.phases == ["init", *STEP * 3]
+    assert daemon.ended == {"math-7B": "finished"}
+    assert tiny.digest(trainer.actor_rollout_wg.model) == solo(tiny, out, steps(3))
+
+
+def test_the_engine_generates_in_the_rollout_and_sleeps_before_it_is_left(tiny, out, daemon):
+    workers = ran(tiny.trainer(out, steps(2))).actor_rollout_wg
+    asked = [("generate", "rollout"), ("sleep", "rollout"), ("update", "sync")]
+    assert workers.engine.asked == [("sleep", None), ("update", "init"), *asked * 2]
+    assert workers.asked == [("init", None), *[("log_prob", "train"), ("update_actor", "train")] * 2]
+
+
+def test_a_resumed_run_loads_its_checkpoint_in_init_and_learns_the_same(tiny, out, daemon):
+    more = ("trainer.save_freq=2", "trainer.resume_mode=auto")
+    ran(tiny.trainer(out, steps(2), *more))
+    resumed = ran(tiny.trainer(out, steps(4), *more)).actor_rollout_wg
+    assert ("load", "init") in resumed.asked
+    assert tiny.digest(resumed.model) == solo(tiny, out + "-solo", steps(4))
+
+
+def test_validation_and_saving_are_in_sync_and_train_where_they_are_not_declared(tiny, out, daemon):
+    more = ("trainer.val_before_train=True", "trainer.test_freq=1", "trainer.save_freq=2")
+    workers = ran(tiny.trainer(out, steps(2), *more)).actor_rollout_wg
+    assert daemon.phases == ["init", "sync", *[*STEP, "sync"] * 2]
+    assert ("save", "train") in workers.asked
+    assert [phase for what, phase in workers.engine.asked if what == "generate"] == ["sync", *["rollout", "sync"] * 2]
+
+
+def test_validation_and_saving_have_side_phases_where_they_are_declared(tiny, out, daemon):
+    side = ("+rollmux.side.eval.seconds=30", "+rollmux.side.save={seconds: 30, every: 2}")
+    more = ("trainer.val_before_train=True", "trainer.test_freq=1", "trainer.save_freq=2")
+    trainer = ran(tiny.trainer(out, steps(2), *side, *more))
+    workers = trainer.actor_rollout_wg
+    assert daemon.phases == ["init", "eval", *STEP, "eval", "rollout", "train", "save", "sync", "eval"]
+    assert ("save", "save") in workers.asked
+    assert [phase for what, phase in workers.engine.asked if what == "generate"] == ["eval", *["rollout", "eval"] * 2]
+    (body,) = daemon.registered
+    assert [(phase.name, phase.every) for phase in body.side] == [("init", 0), ("eval", 0), ("save", 2)]
+    assert tiny.digest(workers.model) == solo(tiny, out + "-solo", steps(2), *more)
+
+
+def test_a_reference_model_computes_in_train(tiny, out, daemon):
+    more = "actor_rollout_ref.actor.use_kl_loss=True"
+    trainer = tiny.trainer(out, steps(1), more, role="ActorRolloutRef")
+    workers = ran(trainer).actor_rollout_wg
+    assert workers.asked == [("init", None), ("log_prob", "train"), ("ref", "train"), ("update_actor", "train")]
+
+
+def test_what_was_generated_goes_with_the_rollout(tiny, out, daemon):
+    ran(tiny.trainer(out, steps(1)))
+    assert daemon.measured == [("rollout", {"sequences": 24.0, "tokens": 144.0})]
+
+
+# ---- what is registered ----------------------------------------------------------------------------------------------
+
+
+def test_what_stands_under_rollmux_is_what_the_job_says(tiny, out, daemon):
+    ran(tiny.trainer(out, steps(1), "+rollmux={name: mine, slo: 2.0, train: {ram_gb: 3}}", "trainer.n_gpus_per_node=4"))
+    (body,) = daemon.registered
+    assert (body.name, body.slo, list(body.wants), body.wants["train"].gpus) == ("mine", 2.0, ["train"], 4)
+    assert body.states["train"].ram_gb == 3
+    assert {phase.name: phase.pools for phase in body.phases} == {phase: ["train"] for phase in STEP}
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "said"),
+    [
+        ("+rollmux.priorty=3", TypeError, "priority"),
+        ("+rollmux=math", TypeError, "is a mapping"),
+        ("+rollmux.rollout.nodes=1", ValueError, "on the same GPUs"),
+        ("+rollmux.phases={rollout: train, train: train}", ValueError, "there is no sync among rollout, train"),
+        ("trainer.device=cuda", ValueError, r"actor\.fsdp_config\.param_offload=True .*optimizer_offload=True"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_before_anything_is_sent(tiny, out, daemon, more, error, said):
+    with pytest.raises(error, match=said):
+        tiny.trainer(out, more)
+    assert daemon.calls == []
+
+
+def test_a_mode_in_which_rollouts_and_training_overlap_is_refused(tiny, out, daemon):
+    for mode in ("colocate_async", "separate_async"):
+        with pytest.raises(ValueError, match=f"trainer_mode={mode}: its rollouts go on while it trains"):
+            tiny.trainer(out, f"trainer.v1.trainer_mode={mode}")
+    assert daemon.calls == []
+
+
+def test_a_trainer_with_a_loop_of_its_own_is_refused(tiny, out, daemon):
+    class Own(tiny.ray_trainer.RayPPOTrainer):
+        def fit(self):
+            return None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny.ray_trainer, "RayPPOTrainer", Own)
+        with pytest.raises(UnknownVerl, match=r"Own\.fit takes the place of verl's"):
+            tiny.trainer(out)
+    assert daemon.calls == []
+
+
+# ---- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("error", "reason"), [(KeyboardInterrupt(), "interrupted"), (OSError("no disk"), "failed")])
+@pytest.mark.parametrize("where", ["compute_log_prob", "update_actor", "update_weights"])
+def test_whatever_ends_a_run_releases_its_slot_and_ends_the_job(tiny, out, daemon, where, error, reason):
+    trainer = tiny.trainer(out, steps(2), "trainer.experiment_name=tiny")
+    trainer.init_workers()
+    setattr(trainer.actor_rollout_wg, where, lambda *_, **__: raising(error))
+    with pytest.raises(type(error)):
+        trainer.fit()
+    assert daemon.ended["tiny"].startswith(reason)
+    assert len(daemon.phases) == len([call for call in daemon.calls if call.path.endswith("/release")])
+
+
+def raising(error):
+    raise error
+
+
+def test_workers_that_cannot_be_made_give_the_gpus_back(tiny, out, daemon):
+    trainer = tiny.trainer(out, "trainer.experiment_name=tiny")
+    trainer.resource_pool_manager.create_resource_pool = lambda: raising(ValueError("no GPUs left"))
+    with pytest.raises(ValueError, match="no GPUs left"):
+        trainer.init_workers()
+    assert daemon.phases == ["init"]
+    assert len([call for call in daemon.calls if call.path.endswith("/release")]) == 1
+    assert daemon.ended["tiny"].startswith("failed: ValueError")
+
+
+def test_a_lost_slot_ends_the_run_where_the_phase_is_left(tiny, out, daemon):
+    daemon.lose("train", after=1)
+    trainer = tiny.trainer(out, steps(5))
+    trainer.init_workers()
+    with pytest.raises(SlotLost):
+        trainer.fit()
+    assert trainer.global_steps == 2
+
+
+# ---- parking ---------------------------------------------------------------------------------------------------------
+
+
+class Parked:
+    """Between phases the GPUs are another job's: parked, seen to be empty, and loaded again."""
+
+    def __init__(self, trainer, daemon):
+        self.daemon = daemon
+        self.slept = []
+        go = trainer._turns.go
+
+        def moved(phase):
+            if trainer._turns.current not in (None, phase):
+                trainer._turns.leave()
+            if trainer._turns.current is None and phase != "init":
+                self.ordered("park")
+                self.slept.append((phase, trainer.actor_rollout_wg.engine.weights is None))
+                self.ordered("load")
+            go(phase)
+
+        trainer._turns.go = moved
+
+    def ordered(self, kind):
+        assert self.daemon.result_of(self.daemon.order(kind, "train", warm=True)).ok
+
+
+def test_parked_and_loaded_between_any_two_phases_not_a_bit_is_different(tiny, out, daemon):
+    more = (steps(3), "trainer.test_freq=1")
+    trainer = tiny.trainer(out, "+rollmux.parking=True", "+rollmux.side.eval.seconds=9", *OFFLOAD, *more)
+    parked = Parked(trainer, daemon)
+    workers = ran(trainer).actor_rollout_wg
+    assert parked.slept == [(phase, True) for phase in ["rollout", "train", "sync", "eval"] * 3]
+    # It is woken for those who generate, and not for the others.
+    assert [what for what, _ in workers.engine.asked].count("update") == 1 + 3 * 3
+    assert tiny.digest(workers.model) == solo(tiny, out, *more)
+
+
+OFFLOAD = (
+    "actor_rollout_ref.actor.fsdp_config.param_offload=True",
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True",
+)
+
+
+def test_parking_is_refused_where_verl_would_keep_something_on_the_gpus(tiny, out, daemon):
+    more = ("actor_rollout_ref.rollout.free_cache_engine=False", "actor_rollout_ref.actor.use_kl_loss=True")
+    with pytest.raises(ValueError, match="between its phases") as refused:
+        tiny.trainer(out, "+rollmux.parking=True", OFFLOAD[0], *more, role="ActorRolloutRef")
+    for name in (
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True",
+        "actor_rollout_ref.ref.fsdp_config.param_offload=True",
+        "actor_rollout_ref.rollout.free_cache_engine=True",
+    ):
+        assert name in str(refused.value)
+    assert "actor.fsdp_config.param_offload" not in str(refused.value)
+    assert daemon.calls == []
+
+
+# ---- without a daemon ------------------------------------------------------------------------------------------------
+
+
+def test_without_a_daemon_nothing_is_different(tiny, out, capfd):
+    trainer = ran(tiny.trainer(out, steps(2)))
+    assert tiny.digest(trainer.actor_rollout_wg.model) == solo(tiny, out, steps(2))
+    assert "no daemon" in capfd.readouterr().err
+    assert os.environ.get("ROLLMUX_URL") is None
