@@ -1,6 +1,7 @@
-"""Real GRPO runs of TRL under a real daemon: `examples/trl_grpo.py`, as a user starts it."""
+"""Real GRPO runs of TRL under a real daemon: `examples/trl_grpo.py`, in processes of their own."""
 
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -17,131 +18,143 @@ if importlib.util.find_spec("trl") is None or importlib.util.find_spec("torch") 
     pytest.skip("TRL is not installed: pip install 'rollmuxd-hook-trl[trl]'", allow_module_level=True)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-STEPS, SAVE_EVERY = 12, 6
-TASKS = ("high", "same")
-
-ALONE = """
-import sys, torch, trl_grpo
-torch.set_num_threads(1)
-for task in sys.argv[2:]:
-    run = trl_grpo.trainer(task, sys.argv[1], max_steps={steps})
-    run.train()
-    print(f"trl-{{task}}: weights {{trl_grpo.digest(run.model)}}")
-"""
-
+STARTER = Path(__file__).with_name("workloads") / "trl_runs.py"
+STEPS, SAVE_EVERY = 8, 4
+#: by job: what it trains
+THREE = {"trl-high": dict(task="high"), "trl-same": dict(task="same"), "trl-other": dict(task="high", seed=2)}
 #: longer than this no collective may take: who waited for a turn in one would end the process group
 GROUP_TIMEOUT_S = 8
-
-RANKS = """
-import sys, torch, trl, trl_grpo
-torch.set_num_threads(1)
-more = dict(max_steps=6, ddp_backend="gloo", ddp_timeout={timeout_s})
-alone = trl_grpo.trainer("high", "alone", kind=trl.GRPOTrainer, **more)
-alone.train()
-shared = trl_grpo.trainer("high", "shared", rollmux=dict(name="ranks", parking=True), **more)
-shared.train()
-for name, run in (("alone", alone), ("shared", shared)):
-    print(f"{{name}}: weights {{trl_grpo.digest(run.model)}}")
-torch.distributed.destroy_process_group()
-"""
-
-SERVED = """
-import sys, torch, trl, trl_grpo
-from trl.trainer import grpo_trainer
-from rollmuxd_hook_trl.fake import FakeGeneration
-torch.set_num_threads(1)
-grpo_trainer.VLLMGeneration = FakeGeneration
-task, more = sys.argv[1], dict(
-    max_steps=4, use_vllm=True, vllm_mode="server", vllm_importance_sampling_correction=False,
-    eval_strategy="steps", eval_steps=2, eval_dataset=trl_grpo.Dataset.from_dict({"prompt": ["1="] * 8}),
-)
-alone = trl_grpo.trainer(task, "alone", kind=trl.GRPOTrainer, **more)
-alone.train()
-pools = dict(rollout=dict(nodes=1), train=dict(nodes=1))
-shared = trl_grpo.trainer(task, "shared", rollmux=dict(name=task, **pools), **more)
-shared.train()
-for run in (alone, shared):
-    print(f"{task}: weights {trl_grpo.digest(run.model)}")
-"""
+RANKS = 4
 
 
-class Runs:
-    """Processes of the example, and what each has said."""
+class Starter:
+    """The process that all runs of this file are forks of."""
 
-    def __init__(self, folder):
-        self.folder = folder
-        self.started = []
-
-    def start(self, command, log, **environment):
+    def __init__(self, home):
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX_", "XDG_"))}
-        env = {**kept, "HOME": str(self.folder), "PYTHONPATH": str(EXAMPLES), **environment}
-        with (self.folder / log).open("ab") as out:
-            process = subprocess.Popen(
-                [sys.executable, *command], cwd=self.folder, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-            )
-        self.started.append((process, self.folder / log))
-        return process
+        env = {**kept, "HOME": str(home), "PYTHONPATH": str(EXAMPLES), "PYTHONWARNINGS": "ignore"}
+        self._process = subprocess.Popen(
+            [sys.executable, str(STARTER)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
-    def weights(self):
-        """By job; of all that were started, which must have ended well."""
-        for process, log in self.started:
-            assert process.wait(240) in (0, -signal.SIGKILL), log.read_text()
-        said = "".join(log.read_text() for log in sorted({log for _, log in self.started}))
-        return re.findall(r"(\S+): weights (\w+)", said)
+    def __call__(self, **what):
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
 
     def close(self):
-        for process, log in self.started:
-            process.kill()
-            process.wait()
-            print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-40:]))
+        self._process.stdin.close()
+        self._process.wait(20)
+        self._process.stdout.close()
 
 
-@pytest.fixture
-def runs(tmp_path):
-    made = Runs(tmp_path)
+@pytest.fixture(scope="module")
+def starter(tmp_path_factory):
+    made = Starter(tmp_path_factory.mktemp("home"))
     yield made
     made.close()
 
 
-def test_two_runs_on_one_gpu_one_killed_and_resumed_end_with_the_weights_that_each_has_alone(live, runs):
-    runs.start(["-c", ALONE.format(steps=STEPS), "alone", *TASKS], "alone.log", ROLLMUX_URL="off")
+class Runs:
+    """What was started in one test, and what each has said."""
+
+    def __init__(self, folder, starter, live):
+        self.folder = folder
+        self._starter = starter
+        self._live = live
+        self._started = {}
+
+    def start(self, run, log, environment, **arguments):
+        """Its pid."""
+        log = self.folder / log
+        asked = {"run": run, "with": arguments, "cwd": str(self.folder), "log": str(log), "environment": environment}
+        pid = self._starter(**asked)["pid"]
+        self._started[pid] = log
+        return pid
+
+    def kill(self, pid):
+        for each in (*self._live.children_of(pid), pid):
+            os.kill(each, signal.SIGKILL)
+        assert self._ended(pid) == -signal.SIGKILL
+
+    def weights(self):
+        """By job; of all that were started and not killed, which must have ended well."""
+        for pid, log in list(self._started.items()):
+            assert self._ended(pid) == 0, log.read_text()
+        said = "".join(log.read_text() for log in sorted(self.folder.glob("*.log")))
+        return re.findall(r"(\S+): weights (\w+)", said)
+
+    def _ended(self, pid):
+        def status():
+            found = self._starter(ask=pid)["status"]
+            return None if found is None else (found,)
+
+        (found,) = self._live.until(f"process {pid} has ended", status, within=240)
+        del self._started[pid]
+        return found
+
+    def close(self):
+        for pid in self._started:
+            os.kill(pid, signal.SIGKILL)
+        for log in self.folder.glob("*.log"):
+            print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-40:]))
+
+
+@pytest.fixture
+def runs(tmp_path, starter, live):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    made = Runs(folder, starter, live)
+    yield made
+    made.close()
+
+
+def where(daemon):
+    """The environment of a run that is to be shared."""
+    return {"ROLLMUX_URL": daemon.url, "ROLLMUX_REQUIRED": "1"}
+
+
+def test_three_runs_on_one_gpu_one_killed_and_resumed_end_with_the_weights_that_each_has_alone(live, runs):
+    runs.start("alone", "alone.log", {"ROLLMUX_URL": "off"}, runs=THREE, max_steps=STEPS)
     daemon = live.daemon((("0", "train"),))
+    first = live.holder("first", phase="train", rollout=None)
 
-    def shared(task, *more):
-        command = [EXAMPLES / "trl_grpo.py", "--task", task, "--steps", str(STEPS), "--parking", "--out", task, *more]
-        return runs.start(command, f"{task}.log", ROLLMUX_URL=daemon.url, ROLLMUX_REQUIRED="1")
+    def shared(name, *more):
+        of = [part for key, value in THREE[name].items() for part in (f"--{key}", str(value))]
+        steps = ["--steps", str(STEPS), "--save-every", str(SAVE_EVERY)]
+        arguments = ["--name", name, *of, *steps, "--parking", "--out", name, *more]
+        return runs.start("example", f"{name}.log", where(daemon), arguments=arguments)
 
-    saving = ("--save-every", str(SAVE_EVERY))
-    first = shared("high", *saving)
-    shared("same")
-    checkpoint = runs.folder / "high" / f"checkpoint-{SAVE_EVERY}" / "trainer_state.json"
+    pids = {name: shared(name) for name in THREE}
+    live.until("all three wait", lambda: all(name in daemon.jobs() and daemon.waits(name) for name in THREE), within=60)
+    first.do("leave")
+    first.do("end")
+    checkpoint = runs.folder / "trl-high" / f"checkpoint-{SAVE_EVERY}" / "trainer_state.json"
     live.until("a checkpoint is there", checkpoint.exists, within=200)
-    for pid in (*live.children_of(first.pid), first.pid):
-        os.kill(pid, signal.SIGKILL)
-    first.wait()
-    assert not (runs.folder / "high" / f"checkpoint-{STEPS}").exists()
-    shared("high", *saving, "--resume")
+    runs.kill(pids["trl-high"])
+    assert not (runs.folder / "trl-high" / f"checkpoint-{STEPS}").exists()
+    shared("trl-high", "--resume")
 
     weights = runs.weights()
     assert sorted(weights) == sorted([*dict(weights).items()] * 2), weights
-    assert {name for name, _ in weights} == {"trl-high", "trl-same"}
+    assert {name for name, _ in weights} == set(THREE)
 
-    # They did share: each was parked for the other, and no GPU was held by both.
-    parked = {fact["job"] for fact in daemon.facts("order_issued") if fact.get("kind") == "park"}
-    assert len(parked) >= 2
-    assert {name: job["status"] for name, job in daemon.jobs().items()} == {"trl-high": "ended", "trl-same": "ended"}
+    # They did share: each was parked for another, and no GPU was held by two.
+    parked = {fact["job"] for fact in daemon.facts("order_issued", kind="park")}
+    assert {name: job["status"] for name, job in daemon.jobs().items()} == dict.fromkeys(["first", *THREE], "ended")
+    assert {daemon.job(name)["job"] for name in THREE} <= parked
 
 
-def test_two_ranks_outlive_a_pause_and_a_restart_that_take_longer_than_their_collectives_may(live, runs):
+def test_four_ranks_outlive_a_pause_and_a_restart_that_take_longer_than_their_collectives_may(live, runs):
     daemon = live.daemon((("0", "train"),))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    for rank in ("0", "1"):
-        command = ["-c", RANKS.format(timeout_s=GROUP_TIMEOUT_S)]
-        of_rank = {"RANK": rank, "LOCAL_RANK": rank, "ROLLMUX_URL": daemon.url, "ROLLMUX_REQUIRED": "1"}
-        runs.start(command, f"rank{rank}.log", **where, **of_rank)
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS), **where(daemon)}
+    more = dict(max_steps=4, ddp_backend="gloo", ddp_timeout=GROUP_TIMEOUT_S)
+    for rank in map(str, range(RANKS)):
+        of_rank = {**group, "RANK": rank, "LOCAL_RANK": rank}
+        runs.start("ranks", f"rank{rank}.log", of_rank, name="ranks", more=more)
 
     live.until("it is in the midst of it", lambda: len(daemon.facts("slot_released")) >= 4, within=200)
     daemon.post("/v1/jobs/ranks/pause")
@@ -154,20 +167,21 @@ def test_two_ranks_outlive_a_pause_and_a_restart_that_take_longer_than_their_col
     daemon.post("/v1/jobs/ranks/resume")
 
     weights = runs.weights()
-    assert sorted(name for name, _ in weights) == ["alone", "alone", "shared", "shared"]
+    assert sorted(name for name, _ in weights) == ["alone"] * RANKS + ["shared"] * RANKS
     assert len({sha for _, sha in weights}) == 1, weights
     live.until("it has ended", lambda: daemon.job("ranks")["status"] == "ended")
 
 
 def test_two_runs_with_servers_roll_out_and_train_at_once_and_hand_weights_on_with_both_pools(live, runs):
     daemon = live.daemon(live.one_and_one)
-    for task in TASKS:
-        runs.start(["-c", SERVED, task], f"{task}.log", ROLLMUX_URL=daemon.url, ROLLMUX_REQUIRED="1")
+    tasks = ("high", "same")
+    for task in tasks:
+        runs.start("served", f"{task}.log", where(daemon), task=task)
     weights = runs.weights()
     assert sorted(weights) == sorted([*dict(weights).items()] * 2), weights
-    assert {name for name, _ in weights} == set(TASKS)
+    assert {name for name, _ in weights} == set(tasks)
     # An evaluation (after steps 2 and 4) is a sync, after which the server has the weights of that step.
     step = ["sync", "rollout", "train"]
     phases = ["init", "init", *step, *step, "sync", "rollout", "train", *step, "sync", "train"]
-    for task in TASKS:
+    for task in tasks:
         assert [fact["phase"] for fact in daemon.facts("slot_queued", job=daemon.job(task)["job"])] == phases

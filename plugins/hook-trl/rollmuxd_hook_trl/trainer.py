@@ -165,6 +165,14 @@ class Sharing(_Trainer):  # type: ignore[misc]
         self._turns.end()
         return trained
 
+    def _load_optimizer_and_scheduler(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_optimizer_and_scheduler(*args, **kwargs)
+        # On the CPU what torch has read from a file lies in memory that is not its own, which cannot be parked.
+        for state in self._part("optimizer").state.values() if self._parking and self.optimizer is not None else ():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and not value.untyped_storage().resizable():
+                    state[key] = value.clone()
+
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's, in a slot for all that it needs."""
         with self._turns.within(self._eval_phase):

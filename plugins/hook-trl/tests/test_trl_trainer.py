@@ -425,6 +425,23 @@ def test_parked_and_loaded_between_any_two_phases_not_a_bit_is_different(runs, t
     assert runs.digest(run.model) == solo(runs, trl, out, **more)
 
 
+def test_a_resumed_run_is_parked_like_any_other(runs, trl, out, daemon):
+    more = dict(max_steps=2, save_strategy="steps", save_steps=1)
+    runs.trainer("high", out, **more).train()
+    parked = []
+
+    class Parked(runs.GRPOTrainer):
+        def _calculate_rewards(self, *args, **kwargs):
+            for kind in ("park", "load"):
+                parked.append(daemon.result_of(daemon.order(kind, "train", warm=True)).error)
+            return super()._calculate_rewards(*args, **kwargs)
+
+    run = runs.trainer("high", out, kind=Parked, rollmux=dict(parking=True), **more)
+    run.train(resume_from_checkpoint=f"{out}/checkpoint-1")
+    assert parked == ["", ""]
+    assert runs.digest(run.model) == solo(runs, trl, out + "-solo", **more)
+
+
 def test_after_training_the_model_is_the_users_again(runs, out, daemon, monkeypatch):
     from rollmuxd_hook_trl import trainer
 
