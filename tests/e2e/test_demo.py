@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,20 @@ def test_over_ssh_it_is_the_same():
     assert [job["iterations"] for job in found["jobs"]] == [3, 3, 3]
     assert found["switches"]["loads"] > 0
     assert "the host is reached by ssh, at" in ran.stderr
+
+
+def test_over_ray_it_is_the_same():
+    pytest.importorskip("rollmuxd_backend_ray")
+    if find_spec("ray") is None:
+        pytest.skip("there is no Ray here; pip install ray")
+    ran = demo("--backend", "ray", "--no-sequential")
+
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert (found["backend"], found["violations"]) == ("ray", [])
+    assert [job["iterations"] for job in found["jobs"]] == [3, 3, 3]
+    assert found["switches"]["loads"] > 0
+    assert "the host is a node of a Ray cluster" in ran.stderr
 
 
 def test_a_daemon_that_is_killed_in_the_middle_costs_a_pause_and_nothing_else():

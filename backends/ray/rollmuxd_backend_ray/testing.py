@@ -32,6 +32,7 @@ _SOON: Final = {
     "health_check_failure_threshold": 3,
 }
 _PATIENCE_S: Final = 60.0
+_LOOK_S: Final = 0.5
 
 
 class Cluster:
@@ -173,7 +174,7 @@ def serving(names: Sequence[str]) -> Iterator[Cluster]:
 
 
 def main(folder: str, *names: str) -> None:
-    """Serve until standard input ends, or SIGTERM."""
+    """Serve until SIGTERM, or the end of who has started this."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     # A path of at most 107 bytes for Ray's sockets, of which it needs seventy for itself.
     os.environ["RAY_TMPDIR"] = folder if len(folder) < 36 else _short(folder)
@@ -188,7 +189,7 @@ def main(folder: str, *names: str) -> None:
 
     with serving(names) as cluster:
         answer({"address": cluster.address})
-        for line in sys.stdin:
+        for line in _told():
             match line.split():
                 case ["kill", name]:
                     cluster.kill_node(name)
@@ -197,6 +198,21 @@ def main(folder: str, *names: str) -> None:
                 case ["restart", *these]:
                     cluster.restart(these)
             answer({"done": line.strip()})
+
+
+def _told() -> Iterator[str]:
+    """Lines of standard input, which may have none, until the parent is gone."""
+    parent = os.getppid()
+    with selectors.DefaultSelector() as waiting:
+        with contextlib.suppress(PermissionError):  # a file, or nothing: there is nobody who says anything
+            waiting.register(sys.stdin, selectors.EVENT_READ)
+        while os.getppid() == parent:
+            if waiting.select(_LOOK_S):
+                line = sys.stdin.readline()
+                if line:
+                    yield line
+                else:
+                    waiting.unregister(sys.stdin)
 
 
 def _short(folder: str) -> str:

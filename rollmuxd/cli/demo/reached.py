@@ -1,8 +1,8 @@
-"""How the demo's host is reached: by the mock, or by SSH to a server of the demo's own.
+"""How the demo's host is reached: by the mock, by SSH to a server of the demo's own, as a node of its own Ray cluster.
 
-Over SSH its GPUs are made up as well: in a file of the host, which the backend reads there and in which the mock's
-driver moves bytes by commands. The server is OpenSSH's, in a network namespace with an address of its own where this
-user may make one, else on a port of this machine.
+Elsewhere than on the mock its GPUs are made up as well: in a file of the host, which the backend reads there and in
+which the mock's driver moves bytes by commands. The SSH server is OpenSSH's, in a network namespace with an address of
+its own where this user may make one, else on a port of this machine.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rollmuxd.cli.calls import Failed
 
 if TYPE_CHECKING:
     from rollmuxd.cli.demo.run import Children
 
-BACKENDS = ("mock", "ssh")
+BACKENDS = ("mock", "ssh", "ray")
 
 NODES = """
 [[hosts.nodes]]
@@ -44,7 +45,12 @@ class Reached(Protocol):
 
 def reach(backend: str, folder: Path, children: Children) -> Reached:
     """The demo's host. Raises Failed where it cannot be made."""
-    return Mock() if backend == "mock" else Ssh(folder / "ssh", children)
+    match backend:
+        case "ssh":
+            return Ssh(folder / "ssh", children)
+        case "ray":
+            return Ray(folder / "ray", children)
+    return Mock()
 
 
 class Mock:
@@ -68,21 +74,26 @@ memory = {json.dumps(str(folder / "memory.json"))}
 {NODES}"""
 
 
-class Ssh:
-    """A host behind a server that runs for as long as the demo does."""
+class Elsewhere(ABC):
+    """A host behind something of the demo's own, that runs for as long as the demo does."""
+
+    #: the backend, what has to be installed for it, and how
+    name: str
+    packages: tuple[str, ...]
+    remedy = "make setup installs them"
+    where: str
 
     def __init__(self, folder: Path, children: Children) -> None:
-        if find_spec("rollmuxd_backend_ssh") is None or find_spec("rollmuxd_backend_mock") is None:
-            raise Failed(
-                "the demo over ssh needs rollmuxd-backend-ssh and rollmuxd-backend-mock; make setup installs them"
-            )
+        missing = [package for package in ("rollmuxd_backend_mock", *self.packages) if find_spec(package) is None]
+        if missing:
+            raise Failed(f"the demo over {self.name} needs {' and '.join(missing)}; {self.remedy}")
         from rollmuxd.cli.demo.run import environment, tail
 
         folder.mkdir(parents=True)
         log = folder / "servers.log"
         with log.open("w") as stderr:
             server = children.start(
-                [sys.executable, "-m", "rollmuxd_backend_ssh.testing", folder, "box"],
+                [sys.executable, "-m", f"rollmuxd_backend_{self.name}.testing", folder, "box"],
                 env=environment(),
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -91,10 +102,16 @@ class Ssh:
         with server.stdout:
             said = server.stdout.readline()
         if not said:
-            raise Failed(f"the demo's ssh server has not started: {tail(log, 1) or 'it said nothing'}")
-        told = json.loads(said)
-        self._config: str = told["config"]
-        self.where = f"the host is reached by ssh, at {told['where']['box']}"
+            raise Failed(f"what the demo reaches by {self.name} has not started: {tail(log, 1) or 'it said nothing'}")
+        self.told(json.loads(said))
+
+    @abstractmethod
+    def told(self, what: dict[str, Any]) -> None:
+        """What the server has said of itself."""
+
+    @abstractmethod
+    def options(self) -> str:
+        """The lines of ``[backends.NAME]``."""
 
     def tables(self, folder: Path) -> str:
         """Its GPUs are in a file of the host, as the backend and the driver know it."""
@@ -105,12 +122,12 @@ class Ssh:
         return f"""\
 [[hosts]]
 id = "box"
-backend = "ssh"
+backend = "{self.name}"
 ram_gb = 16
 options = {{made_up_gpus = {json.dumps(str(gpus))}}}
 {NODES}
-[backends.ssh]
-config = {json.dumps(self._config)}
+[backends.{self.name}]
+{self.options()}
 python = {json.dumps(sys.executable)}
 
 [residency.mock]
@@ -118,3 +135,34 @@ made_up_gpus = {json.dumps(str(gpus))}
 record = {json.dumps(str(folder / "witness.jsonl"))}
 python = {json.dumps(sys.executable)}
 """
+
+
+class Ssh(Elsewhere):
+    """A host behind a server."""
+
+    name, packages = "ssh", ("rollmuxd_backend_ssh",)
+
+    def told(self, what: dict[str, Any]) -> None:
+        """Its ssh configuration, and where it is."""
+        self._config: str = what["config"]
+        self.where = f"the host is reached by ssh, at {what['where']['box']}"
+
+    def options(self) -> str:
+        """As a user's own ssh would find it."""
+        return f"config = {json.dumps(self._config)}"
+
+
+class Ray(Elsewhere):
+    """A node of a cluster."""
+
+    name, packages = "ray", ("rollmuxd_backend_ray", "ray")
+    remedy = "make setup installs the backend, and pip install ray Ray itself"
+
+    def told(self, what: dict[str, Any]) -> None:
+        """Where its head is."""
+        self._address: str = what["address"]
+        self.where = f"the host is a node of a Ray cluster, whose head is at {self._address}"
+
+    def options(self) -> str:
+        """The cluster's address; the node has the host's name."""
+        return f"address = {json.dumps(self._address)}"
