@@ -102,18 +102,36 @@ def _show(view: dict[str, Any]) -> None:
     if estimates:
         click.echo()
         table(
-            ["PHASE", "#PLANNED s", "#MEAN s", "#MEDIAN s", "#P95 s", "#TIMES"],
+            ["PHASE", "#STATED s", "#PLANNED s", "PLANNED ON", "#MEAN s", "#MEDIAN s", "#P95 s", "#TIMES"],
             [
-                [name, seen.get("planned_s"), seen.get("mean_s"), seen.get("p50_s"), seen.get("p95_s"), seen["count"]]
+                [
+                    name,
+                    seen.get("planned_s"),
+                    seen.get("reckoned_s"),
+                    _planned_on(seen),
+                    seen.get("mean_s"),
+                    seen.get("p50_s"),
+                    seen.get("p95_s"),
+                    seen["count"],
+                ]
                 for name, seen in estimates.items()
             ],
             "",
         )
 
 
+def _planned_on(seen: dict[str, Any]) -> str:
+    """What the time that plans reckon with was made of."""
+    if seen.get("reckoned_s") is None:
+        return ""
+    return f"{seen['reckoned_from']} times" if seen.get("reckoned_from") else "as stated"
+
+
 def _promise(view: dict[str, Any]) -> str:
     if view.get("slo") is None:
         return "none: best effort"
+    if view.get("at_risk"):
+        return f"{cell(view['slo'])}, promised, and at risk: the plan has no room for it"
     return f"{cell(view['slo'])}, {'promised' if view.get('promised') else 'not promised (yet)'}"
 
 

@@ -41,6 +41,16 @@ def phase_ms(job: Job, phase: PhaseSpec) -> Millis | None:
     return mean_ms(times) if times is not None and times.count >= ENOUGH else None
 
 
+def reckoned_from(job: Job, phase: PhaseSpec) -> int:
+    """How many observations the phase's time for planning is the mean of; 0: it is as stated, or not known."""
+    times = job.times.get(phase.name)
+    if times is None or phase_ms(job, phase) is None:
+        return 0
+    if times.planned_ms is not None:
+        return times.planned_from
+    return len(times.recent_ms) if phase.planned_ms is None else 0
+
+
 def unstated_ms(job: Job) -> dict[str, Millis]:
     """What was measured of the cycle phases that nobody has stated."""
     found = {}

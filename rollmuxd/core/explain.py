@@ -7,7 +7,16 @@ from rollmuxd.core import forecast
 from rollmuxd.core.admission import limits_of, over_its_nodes, waiting_order
 from rollmuxd.core.cycle import PLACED, Cycle
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.estimates import credit_ms, iteration_ms, likely_ms, phase_ms, quantile_ms, slowdown, solo_ms
+from rollmuxd.core.estimates import (
+    credit_ms,
+    iteration_ms,
+    likely_ms,
+    phase_ms,
+    quantile_ms,
+    reckoned_from,
+    slowdown,
+    solo_ms,
+)
 from rollmuxd.core.model import (
     Dispatch,
     Group,
@@ -323,10 +332,9 @@ def _reckoned(job: Job) -> list[str]:
         times, took = job.times.get(phase.name, PhaseTimes()), phase_ms(job, phase)
         if took is None:
             continue
-        whence = "as stated" if phase.planned_ms is not None else f"the mean of {len(times.recent_ms)} observations"
-        if times.planned_ms is not None:
-            stated = "" if phase.planned_ms is None else f"; {_s(phase.planned_ms)} s were stated"
-            whence = f"the mean of {times.planned_from} observations{stated}"
+        count = reckoned_from(job, phase)
+        stated = "" if phase.planned_ms is None else f"; {_s(phase.planned_ms)} s were stated"
+        whence = f"the mean of {count} observations{stated}" if count else "as stated"
         text = f"Plans reckon with {_s(took)} s for its {phase.name}, {whence}."
         middle, late = quantile_ms(times, 0.5), quantile_ms(times, 0.95)
         if middle is not None and late is not None:

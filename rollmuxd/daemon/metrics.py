@@ -287,6 +287,13 @@ def _promise_gauges(state: State, may_read: Callable[[Job], bool]) -> Iterator[M
     credit = GaugeMetricFamily(
         "rollmux_job_credit_seconds", "By how much a job is ahead of its bound; of the same.", labels=["owner", "job"]
     )
+    risky = GaugeMetricFamily(
+        "rollmux_jobs_at_risk", "Jobs for whose promise the plan of their group has no room.", labels=["owner"]
+    )
+    at_risk = Tally(state.jobs[name].owner for name in state.at_risk)
+    for owner in state.owners:
+        risky.add_metric([owner], at_risk[owner])
+    yield risky
     counts: Tally[str] = Tally(dict.fromkeys(state.owners, 0))
     promised = [(credit_ms(job), job) for job in state.jobs.values() if job.promised and job.live]
     judged = [(ahead, job) for ahead, job in promised if ahead is not None and job.progress.finished >= JUDGED_FROM]

@@ -218,6 +218,29 @@ class MovesTable(_Table):
     """Seconds that parking what it had loaded may take then. Default: ten minutes."""
 
 
+class EstimatesTable(_Table):
+    drift: Annotated[float, Field(ge=0, le=10)] = 0.1
+    """The share of the time that plans reckon with by which a phase's recent mean has to be off, and by more than
+    chance would have it, before its group is planned anew. 0: never; plans go on as they were told."""
+
+    window: Annotated[int, Field(ge=2, le=64)] = 20
+    """Iterations that this mean is of, at most."""
+
+    enough: Annotated[int, Field(ge=2, le=64)] = 8
+    """And at least, counted from when plans were made with the phase's times last: till then what a job states holds.
+    Default: eight, as the guard, which judges from there on too, should find them true."""
+
+    replan_every_s: Annotated[float, Field(ge=0, le=604_800)] = 900.0
+    """Seconds after which one job has plans made anew again, and a promise at risk is looked at again. Default: a
+    quarter of an hour."""
+
+    @model_validator(mode="after")
+    def _enough_in_window(self) -> "EstimatesTable":
+        if self.enough > self.window:
+            raise ValueError(f"enough is {self.enough}, and window {self.window}: make enough at most window")
+        return self
+
+
 class OverstayTable(_Table):
     least_s: Seconds = 600.0
     """Seconds that a slot may run in any case; beyond that, and three times the p95 of its phase, it is warned about.
@@ -454,6 +477,7 @@ class Settings(BaseSettings):
     lease: LeaseTable = LeaseTable()
     relaunch: RelaunchTable = RelaunchTable()
     moves: MovesTable = MovesTable()
+    estimates: EstimatesTable = EstimatesTable()
     overstay: OverstayTable = OverstayTable()
     limits: LimitsTable = LimitsTable()
     defaults: DefaultsTable = DefaultsTable()
@@ -547,6 +571,10 @@ class Settings(BaseSettings):
             relaunch_after_ms=_ms(self.relaunch.after_s),
             relaunch_limit=self.relaunch.limit,
             relaunch_window_ms=_ms(self.relaunch.within_s),
+            drift=self.estimates.drift,
+            drift_window=self.estimates.window,
+            drift_enough=self.estimates.enough,
+            replan_every_ms=_ms(self.estimates.replan_every_s),
             moves=Moves(self.moves.enabled),
             moves_at_a_time=self.moves.at_a_time,
             move_every_ms=_ms(self.moves.every_h * 3600),

@@ -618,13 +618,15 @@ _OURS: Final[tuple[Contender, ...]] = (
     IdlestGroup(),
     *LOOMS,
     *GUARDED,
-    *(Replanned(of) for of in (RollMuxUnpruned(), *(it for it in LOOMS if it.name == "loom-warm"), *GUARDED)),
 )
+#: of these, also as they are where plans follow what phases are seen to take
+_ALSO_REPLANNED: Final = ("rollmux-unpruned", "loom-warm", *(guarded.name for guarded in GUARDED))
 
 
 def contenders() -> dict[str, Contender]:
     """Ours, then the policies of installed packages, none of which is imported before it is used."""
-    known = {contender.name: contender for contender in _OURS}
+    replanned = (Replanned(contender) for contender in _OURS if contender.name in _ALSO_REPLANNED)
+    known = {contender.name: contender for contender in (*_OURS, *replanned)}
     return known | {name: Plugged(name) for name in discovery.names("policy") if name not in known}
 
 

@@ -64,6 +64,9 @@ class Estimate(Answer, frozen=True):
     mean_s: float | None = None
     p50_s: float | None = None
     p95_s: float | None = None
+    #: what plans reckon with: what was stated (``planned_s``), or the mean of so many observations; 0: as stated
+    reckoned_s: float | None = None
+    reckoned_from: int = 0
 
 
 class JobView(Answer, frozen=True):
@@ -83,6 +86,8 @@ class JobView(Answer, frozen=True):
     admission: str = ""
     slo: float | None = None
     promised: bool = False
+    #: as long as phases take what they do now, the group's plan has no room for its promise
+    at_risk: bool = False
     priority: int = 0
     iterations: int = 0
     #: mean iteration / solo iteration; judged from the eighth iteration on

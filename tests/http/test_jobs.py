@@ -29,7 +29,8 @@ async def test_a_placed_job_shows_where_it_sits(running):
         assert view["pins"] == {"rollout": ["h1/gpu0-1"], "train": ["h1/gpu2-3"]}
         assert view["promised"] is True
         assert view["estimates"]["rollout"] == {
-            "planned_s": 10.0, "count": 0, "mean_s": None, "p50_s": None, "p95_s": None
+            "planned_s": 10.0, "count": 0, "mean_s": None, "p50_s": None, "p95_s": None,
+            "reckoned_s": 10.0, "reckoned_from": 0,
         }  # fmt: skip
         explained = (await client.get(f"/v1/jobs/{job.id}/explain")).json()
         assert explained["sentences"]
