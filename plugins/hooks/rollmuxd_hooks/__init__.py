@@ -1,0 +1,14 @@
+"""Hooks for frameworks whose loop runs in one process that talks to workers: one module each, nothing of them here.
+
+``contract`` says what each hook rests on, as data. ``installed`` holds the installed framework against it, when a hook
+is imported. ``loop`` is a framework's loop as a job. The rest are the hooks, each a few methods of its framework and
+the phase that each of them is in:
+
+- ``openrlhf``: ``python -m rollmuxd_hooks.openrlhf`` in place of ``python -m openrlhf.cli.train_ppo_ray``
+- ``skyrl``: ``python -m rollmuxd_hooks.skyrl``, or the mixin ``Sharing`` for an experiment of one's own
+- ``areal``, ``roll``, ``slime``, ``nemo_rl``: the same names, imported from here
+
+A new one: its :class:`~rollmuxd_hook_kit.contract.Contract` in ``contract``, a module that calls
+:func:`~rollmuxd_hooks.installed.look_at` first, makes a :class:`~rollmuxd_hooks.loop.Loop` and puts brackets around
+methods by :func:`~rollmuxd_hooks.loop.around`; facts by ``make drift``; a test that drives its loop.
+"""

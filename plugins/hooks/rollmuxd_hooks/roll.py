@@ -1,0 +1,82 @@
+"""ROLL: ``from rollmuxd_hooks.roll import RLVRPipeline`` in place of ROLL's.
+
+ROLL loads and offloads its clusters by itself, step by step, wherever their GPUs are.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollmuxd_hook_kit.contract import check_class
+from rollmuxd_hooks.contract import ROLL
+from rollmuxd_hooks.installed import look_at
+from rollmuxd_hooks.loop import Loop, Shape, around, get, refuse
+
+look_at(ROLL, "roll")
+
+from roll.pipeline.rlvr.rlvr_pipeline import RLVRPipeline as Theirs  # noqa: E402
+
+__all__ = ["RLVRPipeline"]
+
+
+class RLVRPipeline(Theirs):  # type: ignore[misc]
+    """ROLL's, taking part in rollmuxd. ``rollmux``: keywords of :func:`rollmuxd.job`."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        check_class(ROLL, cls, RLVRPipeline, Theirs)
+
+    def __init__(self, pipeline_config: Any, rollmux: Mapping[str, Any] | None = None) -> None:
+        if pipeline_config.async_pipeline:
+            raise refuse("async_generation_ratio > 0", "set it to 0")
+        self._shape = _shape(pipeline_config)
+        self._loop = Loop(rollmux, name=str(get(pipeline_config, "exp_name", default="roll")), shape=self._shape)
+        self._loop.begin()
+        try:
+            super().__init__(pipeline_config)
+            self._bracket()
+        except BaseException as error:
+            self._loop.end(error)
+            raise
+
+    def run(self) -> Any:
+        """ROLL's, as a job; it ends with this."""
+        with self._loop.to_its_end():
+            return super().run()
+
+    def model_update(self, global_step: Any) -> Any:
+        """ROLL's, in a slot for both."""
+        self._loop.sync()
+        return super().model_update(global_step)
+
+    def val(self, global_step: Any) -> Any:
+        """ROLL's; rollouts follow, in the same slot."""
+        self._loop.rollout()
+        return super().val(global_step)
+
+    def do_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """ROLL's, in a slot that is held anyway."""
+        with self._loop.saving():
+            return super().do_checkpoint(*args, **kwargs)
+
+    def _bracket(self) -> None:
+        loop = self._loop
+        around(self.actor_infer, "load_states", before=loop.rollout)
+        models = [self.actor_train, *_clusters(get(self, "references")), get(self, "reference"), get(self, "critic")]
+        for cluster in models:
+            for method in ("compute_log_probs", "compute_values", "train_step"):
+                if hasattr(cluster, method):
+                    around(cluster, method, before=loop.train)
+        if self._shape is Shape.TWO_POOLS and not loop.resident:
+            # From the weights' arrival until the rollout has its turn they are there, and others may want the GPUs.
+            loop.parked_by(lambda: self.actor_infer.offload_states(blocking=True), pool="rollout")
+
+
+def _clusters(references: Any) -> list[Any]:
+    return list(references.values()) if isinstance(references, Mapping) else []
+
+
+def _shape(config: Any) -> Shape:
+    """Whether any GPU both generates and trains."""
+    generates = get(config, "actor_infer", "device_mapping", default=())
+    trains = get(config, "actor_train", "device_mapping", default=())
+    return Shape.ONE_POOL if set(generates) & set(trains) else Shape.TWO_POOLS

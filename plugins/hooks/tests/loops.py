@@ -1,0 +1,541 @@
+"""Drives the loops of frameworks in one process, with nothing behind them: ``python loops.py FRAMEWORK ...``.
+
+The loops of OpenRLHF, SkyRL and AReaL are those of real releases (``FRAMEWORKS/openrlhf-0.11.2``, as ``make drift
+ARGS="--keep .venv/frameworks ..."`` leaves them); what they import besides is made up here, and their workers write
+down what they are told, and in which phase. Of slime, ROLL and NeMo-RL, which are on no package index, the folder
+``standins`` has loops of our own with the same methods, which the hooks take for them. Without
+``ROLLMUX_URL`` the daemon is a fake.
+
+Prints one JSON list: each thing that was done to GPUs, the phase and the slot that were held, and when.
+"""
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import inspect
+import json
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+from rollmuxd.testing import fake_daemon
+
+FRAMEWORKS = Path(sys.prefix) / "frameworks"
+#: rounds of hashing for each thing that is done (10,000 take some milliseconds)
+WORK = int(os.environ.get("LOOPS_WORK", "1"))
+#: without a real daemon
+FAKE = os.environ.get("ROLLMUX_URL") is None
+STANDINS = Path(__file__).with_name("standins")
+
+#: what was done, in which phase and slot, and when by the monotonic clock
+DONE: list[tuple[str, str | None, str | None, float]] = []
+#: the turns of the job
+TURNS = []
+
+
+def done(what):
+    """Something is done that needs GPUs."""
+    turns = TURNS[-1] if TURNS else None
+    held = turns.slot.id if turns is not None and turns.slot is not None else None
+    DONE.append((what, turns.current if turns is not None else None, held, time.monotonic()))
+    print(f"done: {what}", file=sys.stderr)
+    hashlib.pbkdf2_hmac("sha256", what.encode(), b"work", WORK)
+
+
+class Anything:
+    """Whatever is asked of it: a decorator that leaves things as they are, a base class, a config, a tensor."""
+
+    def __call__(self, *args, **kwargs):
+        plain = len(args) == 1 and not kwargs and (inspect.isfunction(args[0]) or inspect.isclass(args[0]))
+        return args[0] if plain else Anything()
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything()
+
+    def __mro_entries__(self, bases):
+        return ()
+
+    def __getitem__(self, key):
+        return Anything()
+
+    def __setitem__(self, key, value): ...
+
+    def __iter__(self):
+        return iter(())
+
+    def __len__(self):
+        return 0
+
+    def __or__(self, other):
+        return self
+
+    __ror__ = __or__
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_): ...
+
+
+class Ref:
+    """What Ray answers with."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+class Handle:
+    """An actor: its methods run where they are called."""
+
+    def __init__(self, target):
+        self._target = target
+
+    def __getattr__(self, name):
+        method = getattr(self._target, name)
+        return SimpleNamespace(remote=lambda *args, **kwargs: Ref(method(*args, **kwargs)))
+
+
+def made_up_ray():
+    """As much of Ray as these loops ask for."""
+
+    def actor(what):
+        if not inspect.isclass(what):
+            function = SimpleNamespace(remote=lambda *args, **kwargs: Ref(what(*args, **kwargs)))
+            function.options = lambda **_: function
+            return function
+        return SimpleNamespace(
+            __ray_metadata__=SimpleNamespace(modified_class=what), remote=lambda *a, **k: Handle(what(*a, **k))
+        )
+
+    def value(ref):
+        return [value(one) for one in ref] if isinstance(ref, list) else ref.value if isinstance(ref, Ref) else ref
+
+    return dict(
+        remote=lambda *args, **kwargs: actor(args[0]) if args else actor,
+        get=lambda ref, **_: value(ref),
+        put=Ref,
+        wait=lambda refs, **_: (refs, []),
+        is_initialized=lambda: True,
+        ObjectRef=Ref,
+    )
+
+
+class MadeUp(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the modules under ``roots`` (all) that are not in ``real``, and has them consist of :class:`Anything`."""
+
+    def __init__(self, roots, real, **contents):
+        self._roots = roots
+        self._real = real
+        self._contents = {name.replace("__", "."): content for name, content in contents.items()}
+
+    def find_spec(self, name, path, target=None):
+        if name in self._real or (self._roots and name.partition(".")[0] not in self._roots):
+            return None
+        spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
+        # Packages on the way to real modules lead to where these are.
+        spec.submodule_search_locations = [str(Path(root, *name.split("."))) for root in sys.path[:1]]
+        return spec
+
+    def create_module(self, spec):
+        content = self._contents.get(spec.name, {})
+
+        class Module(ModuleType):
+            def __getattr__(self, attribute):
+                if attribute.startswith("__"):
+                    raise AttributeError(attribute)
+                return Anything()
+
+        module = Module(spec.name)
+        vars(module).update(content)
+        return module
+
+    def exec_module(self, module): ...
+
+
+def install(version, real, **contents):
+    """Have a release found, of which only the modules ``real`` are its own."""
+    framework = real[0].partition(".")[0]
+    sys.path.insert(0, str(FRAMEWORKS / f"{framework}-{version}"))
+    heavy = ("ray", "torch", "transformers", "numpy", "datasets")
+    sys.meta_path.insert(0, MadeUp({framework, *heavy}, set(real), ray=made_up_ray(), **contents))
+    sys.meta_path.append(MadeUp(set(), set()))
+    _say_version(framework, version)
+
+
+def _say_version(package, version):
+    """The files of a wheel are there, and its metadata with them; nothing else is to be found under that name."""
+    (metadata,) = (FRAMEWORKS / f"{package}-{version}").parent.glob(f"{package}-{version}")
+    assert metadata.is_dir()
+    import importlib.metadata
+
+    before = importlib.metadata.version
+    importlib.metadata.version = lambda name: version if name == package else before(name)
+
+
+def watched():
+    """Know the turns of the job that a hook makes."""
+    from rollmuxd_hooks import loop
+
+    class Watched(loop.Turns):
+        def __init__(self, *args):
+            super().__init__(*args)
+            TURNS.append(self)
+
+    loop.Turns = Watched
+
+
+class Group:
+    """Workers of OpenRLHF or SkyRL: what they are told is written down, with their role."""
+
+    def __init__(self, role):
+        self.role = role
+
+    def tell(self, what):
+        done(f"{self.role}.{what}")
+        return [Ref({})]
+
+
+# ---- OpenRLHF --------------------------------------------------------------------------------------------------------
+
+
+def openrlhf(version, *more):
+    """``train_ppo_ray`` of the release: its arguments, its driver and its trainer."""
+
+    class Workers(Group):
+        def __init__(self, nodes, gpus, kind, **_):
+            super().__init__(kind if isinstance(kind, str) else "critic")
+
+        def async_init_model_from_pretrained(self, *_, **__):
+            return self.tell("load")
+
+        def async_run_method(self, method_name, **_):
+            return self.tell(method_name)
+
+        def async_run_method_batch(self, method_name, **_):
+            return self.tell(method_name)
+
+        def async_save_model(self):
+            return self.tell("save_model")
+
+    class Samples:
+        def __init__(self, **_):
+            self.left = 3
+
+        def generate_samples(self, **_):
+            self.left -= 1
+            done("engines.generate")
+            return [Anything()], None, 1, self.left == 0
+
+        def generate_eval_samples(self, **_):
+            done("engines.generate_eval")
+            return []
+
+    class Experiences:
+        def __init__(self, actor, *_):
+            self.actor = actor
+
+        def make_experience_batch(self, samples):
+            self.actor.tell("forward")
+            return [Anything()]
+
+    class Loader:
+        def __len__(self):
+            return 3
+
+        def state_dict(self):
+            return {}
+
+    install(
+        version,
+        ["openrlhf.cli.train_ppo_ray", "openrlhf.trainer.ppo_trainer", "openrlhf.utils.config"],
+        openrlhf__utils={"get_strategy": lambda args: SimpleNamespace(args=args, print=print_nothing)},
+        openrlhf__trainer__ray={"create_vllm_engines": lambda *_, **__: done("engines.start") or [Anything()]},
+        openrlhf__trainer__ray__launcher={"RayActorGroup": Workers, "ReferenceModelActor": "ref"},
+        openrlhf__trainer__ray__ppo_actor={"PolicyModelActor": "actor"},
+        openrlhf__trainer__ray__vllm_engine={"batch_vllm_engine_call": lambda _, what, **__: done(f"engines.{what}")},
+        openrlhf__trainer__ppo_utils__samples_generator={"SamplesGenerator": Samples},
+        openrlhf__trainer__ppo_utils__experience_maker={"RemoteExperienceMaker": Experiences},
+    )
+    from rollmuxd_hook_kit.late import when_imported
+
+    def data(module):
+        module.prepare_datasets = lambda strategy, tokenizer: (Loader(), Loader(), 3)
+
+    when_imported("openrlhf.trainer.ppo_trainer", data)
+    sys.argv = [
+        *("train_ppo_ray", "--actor.model_name_or_path", "tiny", "--reward.remote_url", "http://reward"),
+        *("--vllm.num_engines", "8", "--train.num_episodes", "1", "--algo.kl.init_coef", "0", "--eval.steps", "2"),
+        *("--algo.advantage.estimator", "group_norm", "--rollout.n_samples_per_prompt", "2"),
+        *("--ckpt.save_steps", "2", "--eval.dataset", "some", "--logger.logging_steps", "1", *more),
+    ]
+    runpy.run_module("rollmuxd_hooks.openrlhf", run_name="__main__")
+
+
+def print_nothing(*_):
+    """The framework would tell its arguments."""
+
+
+# ---- SkyRL -----------------------------------------------------------------------------------------------------------
+
+
+def skyrl(version, layout="colocated", *_):
+    """The trainer of the release, and its dispatch to workers."""
+    made = []
+    colocate_all = layout == "colocated"
+
+    class Engines:
+        async def sleep(self, **_):
+            done("engines.sleep")
+
+        async def wake_up(self, tags=None):
+            done(f"engines.wake_up {tags[0]}")
+
+        async def pause_generation(self, **_): ...
+
+        async def resume_generation(self, **_): ...
+
+        def increment_weight_version(self): ...
+
+    class Workers(Group):
+        def offload_to_cpu(self, **_):
+            done(f"{self.role}.offload")
+
+        def backload_to_gpu(self, **_):
+            done(f"{self.role}.backload")
+
+        def async_run_ray_method(self, how, method, *_, **__):
+            return self.tell(method)
+
+    class Plain:
+        def __init__(self, config):
+            self.cfg = config
+
+        def get_trainer(self, cfg):
+            return made[0](cfg)
+
+        def _setup_trainer(self):
+            done("engines.start")
+            trainer = self.get_trainer(self.cfg)
+            trainer.build_models(None, None, None)
+            return trainer
+
+        def run(self):
+            asyncio.run(self._setup_trainer().train())
+
+    sky = "skyrl.backends.skyrl_train.workers.worker_dispatch"
+    install(
+        version,
+        ["skyrl.train.trainer", sky],
+        skyrl__train__utils__trainer_utils={"ResumeMode": SimpleNamespace(NONE=None)},
+        skyrl__train__config={"SkyRLTrainConfig": SimpleNamespace(from_cli_overrides=lambda _: config(colocate_all))},
+        skyrl__train__entrypoints__main_base={"BasePPOExp": Plain},
+        skyrl__train__generators__utils={"prepare_generator_input": lambda *_: (Anything(), [])},
+    )
+    from skyrl.backends.skyrl_train.workers.worker_dispatch import WorkerDispatch
+
+    from rollmuxd_hooks import skyrl as hook
+
+    class Trainer(hook.RayPPOTrainer):
+        def __init__(self, config):
+            self.cfg = config
+            self.colocate_all = colocate_all
+            self.inference_engine_client = Engines()
+            self.train_dataloader = [Anything(), Anything()]
+            self.eval_dataloader = Anything()
+            self.generator = self.tokenizer = self.tracker = Anything()
+            self.all_metrics, self.all_timings = {}, {}
+            self.global_step, self.total_training_steps = 0, 2
+            self.resume_mode = None
+            self.ref_model = None
+            self._training_control = SimpleNamespace(should_save=False, should_evaluate=False, reset=lambda: None)
+            self._ray_gpu_monitor = self._vllm_metrics_scraper = self.trajectory_logger = None
+            self._num_training_gpus = 1
+
+        def build_models(self, *_):
+            done("models.build")
+            self.dispatch = WorkerDispatch(self.cfg, Workers("policy"), inference_engine_client=Engines())
+
+        def init_weight_sync_state(self): ...
+
+        def _fire(self, *_, **__): ...
+
+        async def generate(self, input_batch):
+            done("engines.generate")
+            return Batch()
+
+        def postprocess_generator_output(self, output, uids, *_):
+            done("rewards")
+            return output, uids
+
+        def convert_to_training_input(self, *_):
+            return Batch()
+
+        def compute_advantages_and_returns(self, data):
+            return data
+
+        def fwd_logprobs_values_reward(self, data):
+            self.dispatch._ensure_on_gpu("policy", need_optimizer=False)
+            done("policy.forward")
+            return data
+
+        def train_critic_and_policy(self, data):
+            self.dispatch._ensure_on_gpu("policy")
+            done("policy.train")
+            return {}
+
+        async def eval(self, **_):
+            done("engines.generate_eval")
+            return {}
+
+        def save_checkpoints(self):
+            done("policy.save")
+
+        def _remove_tail_data(self, batch):
+            return batch
+
+    class Batch(dict):
+        metadata = Anything()
+
+        def __missing__(self, key):
+            return [Anything()]
+
+        def pop(self, key, *_):
+            return None
+
+        def get(self, key, default=None):
+            return default
+
+    made.append(Trainer)
+    hook.main()
+
+
+def config(colocate_all):
+    """What SkyRL's loop asks of its configuration."""
+    return Config(
+        trainer=Config(
+            run_name="sky",
+            placement=Config(colocate_all=colocate_all, colocate_policy_ref=False),
+            eval_interval=2,
+            eval_before_train=False,
+            algorithm=Config(use_kl_in_reward=False, dynamic_sampling=Config(type=None)),
+            epochs=1,
+            dump_data_batch=False,
+            ckpt_interval=2,
+            hf_save_interval=0,
+            update_ref_every_epoch=False,
+            max_training_steps=None,
+            print_example_interval=0,
+            strategy="fsdp",
+            policy=Config(model=Config(lora=Config(rank=0))),
+        ),
+        generator=Config(step_wise_trajectories=False),
+    )
+
+
+class Config(SimpleNamespace):
+    """With anything for what is not in it."""
+
+    def __getattr__(self, name):
+        return Anything()
+
+
+# ---- AReaL -----------------------------------------------------------------------------------------------------------
+
+
+def areal(version, layout="colocated", *_):
+    """The trainer's loop of the release; its constructor would start clusters, and is ours."""
+
+    colocated = layout != "apart"
+    heavy = {"prepare_batch", "compute_logp", "ppo_update", "update_weights", "onload", "offload"}
+
+    class Engine:
+        def __init__(self, role):
+            self.role = role
+
+        def __getattr__(self, name):
+            def told(*args, **kwargs):
+                done(f"{self.role}.{name}")
+                return [{}] if name == "prepare_batch" else Anything()
+
+            return told if name in heavy else Anything()
+
+    install(version, ["areal.trainer.rl_trainer"])
+    sys.modules["areal.trainer.rl_trainer"] = module = importlib.import_module("areal.trainer.rl_trainer")
+    plain = module.PPOTrainer
+
+    def made(self, config):
+        self.config = config
+        self.actor, self.ref, self.rollout, self.eval_rollout = (
+            Engine(role) for role in ("actor", "ref", "rollout", "eval_rollout")
+        )
+        self.critic = self.teacher = self.data_controller = self.recover_info = None
+        self.train_dataloader = [1, 2]
+        self.saver = self.weight_update_meta = Anything()
+        self._should_offload_rollout = colocated
+        self._should_offload_actor = self._should_offload_ref = True
+        self._should_offload_critic = self._should_offload_teacher = False
+        done("models.build")
+        self._apply_initial_offload_policy()
+
+    plain.__init__ = made
+    plain._is_actor_rollout_colocated = lambda self, config: colocated
+    plain._save_hf = lambda self, **_: done("actor.save")
+    plain._evaluate = lambda self, **_: done("eval_rollout.generate")
+    plain._save_recover_checkpoint = plain._export_and_commit_stats = plain._save_perf_tracer = lambda self, **_: None
+    plain._requires_proxy_workflow = lambda self, workflow: False
+    from rollmuxd_hooks.areal import PPOTrainer
+
+    role = SimpleNamespace(offload=True, should_compute_prox_logp=lambda: False)
+    trainer = PPOTrainer(
+        Config(
+            experiment_name="math",
+            trial_name="1",
+            actor=role,
+            ref=SimpleNamespace(offload=layout != "stays"),
+            critic=None,
+            teacher=None,
+            memory_profiler=None,
+            total_train_epochs=1,
+            total_train_steps=None,
+        )
+    )
+    trainer.train(workflow=object())
+
+
+# ---- stand-ins -------------------------------------------------------------------------------------------------------
+
+
+def standin(framework, script="train", *arguments):
+    """A user's script over a loop of our own."""
+    root = STANDINS / framework
+    sys.path.insert(0, str(root))
+    sys.meta_path.insert(0, MadeUp({"ray"}, set(), ray=made_up_ray()))
+    sys.modules["loops"] = sys.modules[__name__]
+    path = str(root / f"{script}.py")
+    sys.argv = [path, *arguments]
+    # As `python train.py` has it: a hook may look at the script.
+    sys.modules["__main__"].__file__ = path
+    runpy.run_path(path, run_name="__main__")
+
+
+def run(framework, *arguments):
+    """Drive one of them; what was done."""
+    watched()
+    with contextlib.redirect_stdout(sys.stderr), fake_daemon() if FAKE else contextlib.nullcontext():
+        real = {"openrlhf": openrlhf, "skyrl": skyrl, "areal": areal}
+        (real[framework] if framework in real else functools.partial(standin, framework))(*arguments)
+    return DONE
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(*sys.argv[1:])))

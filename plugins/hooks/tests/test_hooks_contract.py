@@ -1,0 +1,115 @@
+"""What the hooks look at before training starts: a release that they do not know is refused, with what is different."""
+
+import copy
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollmuxd_hook_kit.contract import UnknownFramework, differences, facts_under
+from rollmuxd_hooks.contract import CONTRACTS, OPENRLHF
+from rollmuxd_hooks.installed import look_at, version_of
+
+HERE = Path(__file__).parent
+FRAMEWORKS = Path(sys.prefix) / "frameworks"
+RECORDED = {
+    contract.framework: json.loads((HERE / f"facts-{contract.framework.lower()}.json").read_text())
+    for contract in CONTRACTS
+}
+#: as .ci/run downloads them
+ON_THE_INDEX = ["openrlhf==0.10.4", "openrlhf==0.11.2", "skyrl==0.2.0", "skyrl==0.3.0", "areal==1.0.4"]
+RELEASES = [(contract, version) for contract in CONTRACTS for version in RECORDED[contract.framework]]
+NEWEST = [(contract, next(reversed(RECORDED[contract.framework]))) for contract in CONTRACTS]
+
+
+def named(value):
+    return value if isinstance(value, str) else value.framework
+
+
+@pytest.mark.parametrize(("contract", "version"), RELEASES, ids=named)
+def test_a_release_that_was_looked_at_is_taken(contract, version):
+    assert differences(contract, version, RECORDED[contract.framework][version]) == []
+
+
+def test_of_each_framework_at_least_two_releases_were_looked_at():
+    assert [named(contract) for contract in CONTRACTS if len(RECORDED[contract.framework]) < 2] == []
+
+
+@pytest.mark.parametrize("release", ON_THE_INDEX)
+def test_what_is_recorded_of_a_release_is_what_is_in_it(release):
+    package, version = release.split("==")
+    (contract,) = (contract for contract in CONTRACTS if contract.package == package)
+    root = FRAMEWORKS / f"{contract.package}-{version}"
+    if not root.is_dir():
+        pytest.skip(f'{release} is not here: make drift ARGS="--keep .venv/frameworks {release}"')
+    assert facts_under(root, contract) == RECORDED[contract.framework][version]
+
+
+@pytest.mark.parametrize(("contract", "version"), NEWEST, ids=named)
+def test_each_method_that_is_gone_or_asks_for_more_is_named(contract, version):
+    facts = RECORDED[contract.framework][version]
+    for key, name in [(key, name) for key, what in facts.items() for name in what["methods"]]:
+        gone, more = copy.deepcopy(facts), copy.deepcopy(facts)
+        del gone[key]["methods"][name]
+        more[key]["methods"][name]["parameters"].insert(0, "stranger")
+        assert any(f" {name}" in difference for difference in differences(contract, version, gone))
+        (said,) = differences(contract, version, more)
+        assert f"{name} is known as (" in said
+        assert "stranger" in said
+
+
+@pytest.mark.parametrize(("contract", "version"), NEWEST, ids=named)
+def test_a_call_that_is_no_longer_made_is_named(contract, version):
+    facts = RECORDED[contract.framework][version]
+    for what in contract.classes:
+        for name, method in what.methods.items():
+            for call in method.calls:
+                other = copy.deepcopy(facts)
+                other[what.key]["methods"][name]["calls"].remove(call)
+                (said,) = differences(contract, version, other)
+                assert said.endswith(f"{name} does not call {call}")
+
+
+@pytest.mark.parametrize(("contract", "version"), NEWEST, ids=named)
+def test_a_release_to_come_is_refused_though_nothing_differs(contract, version):
+    (said,) = differences(contract, "99.0", RECORDED[contract.framework][version])
+    assert said.startswith(f"the hook knows {contract.framework} ")
+    assert said.endswith("and this is 99.0")
+
+
+# ---- what is installed -----------------------------------------------------------------------------------------------
+
+
+def test_without_the_framework_the_refusal_says_so():
+    with pytest.raises(UnknownFramework, match="is for OpenRLHF, and there is no package noopenrlhf here"):
+        look_at(OPENRLHF, "noopenrlhf")
+
+
+def test_a_framework_that_differs_is_refused_with_what_to_do(tmp_path, monkeypatch):
+    (tmp_path / "otherrlhf").mkdir()
+    (tmp_path / "otherrlhf" / "__init__.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UnknownFramework) as refused:
+        look_at(OPENRLHF, "otherrlhf")
+    assert "the hook knows OpenRLHF 0.10 to 0.11, and this is unknown; there is no openrlhf/trainer" in str(
+        refused.value
+    )
+    assert str(refused.value).endswith("or take the hook out again: python -m openrlhf.cli.train_ppo_ray")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pyproject.toml", '[project]\nname = "some"\nversion = "0.3.1"\n'),
+        ("setup.py", 'setup(\n    name="some",\n    version="0.3.1",\n)'),
+    ],
+)
+def test_a_checkout_that_is_not_installed_says_what_it_is(tmp_path, name, text):
+    assert version_of("no-such-package", tmp_path) == ""
+    (tmp_path / name).write_text(text)
+    assert version_of("no-such-package", tmp_path) == "0.3.1"
+
+
+def test_what_is_installed_is_asked_first():
+    assert version_of("pytest", HERE) == pytest.__version__

@@ -1,0 +1,253 @@
+"""The loops of frameworks, driven to their ends: each thing that they do on GPUs is done in its phase.
+
+Of OpenRLHF, SkyRL and AReaL these are the released loops (``loops.py``); the workers write down what they are told.
+A line is one slot: the phase, and what was done in it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LOOPS = Path(__file__).with_name("loops.py")
+FRAMEWORKS = Path(sys.prefix) / "frameworks"
+SLEEPING = ("--train.colocate_all", "--vllm.enable_sleep", "--ds.enable_sleep")
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def drive(home, *arguments, hook=""):
+    """One loop, in a process of its own under a daemon that grants everything."""
+    framework, release = arguments[:2]
+    if framework in ("openrlhf", "skyrl", "areal") and not (FRAMEWORKS / f"{framework}-{release}").is_dir():
+        pytest.skip(
+            f'{framework} {release} is not here: make drift ARGS="--keep .venv/frameworks {framework}=={release}"'
+        )
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX_", "XDG_"))}
+    if hook:
+        (home / "job.toml").write_text(hook)
+        env["ROLLMUX_HOOK"] = str(home / "job.toml")
+    return subprocess.run(
+        [sys.executable, LOOPS, *arguments],
+        env={**env, "HOME": str(home)}, cwd=home, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def slots(told):
+    """What was done, a line a slot."""
+    assert told.returncode == 0, told.stderr
+    lines = []
+    last = None
+    for what, phase, slot, _ in json.loads(told.stdout.splitlines()[-1]):
+        if (phase, slot) != last:
+            lines.append(f"{phase}:")
+            last = (phase, slot)
+        lines[-1] += f" {what}"
+    return lines
+
+
+STEP = [
+    "rollout: engines.generate",
+    "train: actor.forward actor.append actor.reload_states actor.fit actor.offload_states",
+]
+WEIGHTS = "rollout: engines.wake_up actor.broadcast_to_vllm"
+
+
+@pytest.mark.parametrize("release", ["0.10.4", "0.11.2"])
+def test_openrlhf_generates_and_trains_in_turn(tmp_path, release):
+    found = slots(drive(tmp_path, "openrlhf", release, *SLEEPING))
+    last = {
+        # (0.10.4 drops what it has generated last.)
+        "0.10.4": ["train: actor.save_model"],
+        "0.11.2": [STEP[1], f"{WEIGHTS} actor.save_model"],
+    }[release]
+    assert found == [
+        "init: engines.start actor.load",
+        *STEP,
+        f"{WEIGHTS} engines.generate",
+        STEP[1],
+        f"{WEIGHTS} actor.save_checkpoint engines.generate_eval engines.generate",
+        *last,
+    ]
+
+
+UPDATE = "engines.wake_up weights policy.broadcast_to_inference_engines policy.offload engines.wake_up kv_cache"
+TRAIN = "train: policy.backload policy.forward policy.backload policy.train"
+
+
+@pytest.mark.parametrize("release", ["0.2.0", "0.3.0"])
+def test_skyrl_generates_and_trains_in_turn_and_has_rewards_while_it_holds_no_gpu(tmp_path, release):
+    found = slots(drive(tmp_path, "skyrl", release))
+    assert found == [
+        "init: engines.start models.build",
+        f"rollout: policy.backload {UPDATE} engines.generate engines.sleep",
+        "None: rewards",
+        TRAIN,
+        f"rollout: policy.offload {UPDATE} engines.generate engines.sleep",
+        "None: rewards",
+        f"{TRAIN} policy.save",
+        f"rollout: policy.offload {UPDATE} engines.generate_eval engines.sleep"
+        # (0.2.0 saves what it has just saved.)
+        + {"0.2.0": " policy.save", "0.3.0": ""}[release],
+    ]
+
+
+AREAL_TRAIN = (
+    "train: ref.onload ref.compute_logp ref.offload actor.onload actor.ppo_update actor.update_weights actor.save "
+    "actor.offload"
+)
+AREAL_ROLLOUT = "rollout.onload actor.prepare_batch rollout.offload"
+AREAL_EVAL = "rollout: eval_rollout.onload eval_rollout.generate eval_rollout.offload"
+
+
+def test_areal_colocated_generates_and_trains_in_turn(tmp_path):
+    assert slots(drive(tmp_path, "areal", "1.0.4")) == [
+        "init: models.build rollout.offload ref.offload actor.offload",
+        f"rollout: {AREAL_ROLLOUT}",
+        AREAL_TRAIN,
+        f"{AREAL_EVAL} {AREAL_ROLLOUT}",
+        AREAL_TRAIN,
+        AREAL_EVAL,
+    ]
+
+
+def test_areals_evaluation_has_slots_of_its_own_where_the_job_declares_them(tmp_path):
+    found = slots(drive(tmp_path, "areal", "1.0.4", hook="[side.eval]\nseconds = 60\nevery = 1\n"))
+    assert [line.partition(":")[0] for line in found] == ["init", *["rollout", "train", "eval"] * 2]
+
+
+def test_areal_apart_shares_the_gpus_that_it_trains_on(tmp_path):
+    assert slots(drive(tmp_path, "areal", "1.0.4", "apart")) == [
+        "init: models.build ref.offload actor.offload",
+        "None: actor.prepare_batch",
+        AREAL_TRAIN,
+        "None: eval_rollout.generate actor.prepare_batch",
+        AREAL_TRAIN,
+        "None: eval_rollout.generate",
+    ]
+
+
+SLIME_WEIGHTS = "engines.onload_weights actor.update_weights engines.onload_kv"
+
+
+def test_slime_with_two_pools_has_both_for_the_weights(tmp_path):
+    assert slots(drive(tmp_path, "slime", "train", "offload")) == [
+        "init: gpus.found engines.start engines.offload actor.load",
+        f"sync: {SLIME_WEIGHTS}",
+        "rollout: engines.generate engines.offload",
+        "train: actor.train",
+        f"sync: {SLIME_WEIGHTS} engines.generate_eval",
+        "rollout: engines.generate engines.offload",
+        "train: actor.train actor.save",
+        f"sync: {SLIME_WEIGHTS}",
+    ]
+
+
+def test_slime_colocated_takes_weights_with_the_rollout_that_follows(tmp_path):
+    assert slots(drive(tmp_path, "slime", "train", "offload", "colocate")) == [
+        "init: gpus.found engines.start engines.offload actor.load",
+        f"rollout: {SLIME_WEIGHTS} engines.generate engines.offload",
+        "train: actor.train",
+        f"rollout: {SLIME_WEIGHTS} engines.generate_eval engines.generate engines.offload",
+        "train: actor.train actor.save",
+        f"rollout: {SLIME_WEIGHTS}",
+    ]
+
+
+ROLL_TRAIN = (
+    "train: reference.compute_log_probs critic.compute_values actor_train.compute_log_probs critic.train_step "
+    "actor_train.train_step actor_train.save"
+)
+ROLL_ROOM = "critic.offload_states actor_train.offload_states"
+
+
+def test_roll_with_two_pools_has_both_for_the_weights(tmp_path):
+    assert slots(drive(tmp_path, "roll", "train")) == [
+        f"init: clusters.start {ROLL_ROOM}",
+        "sync: actor_train.model_update",
+        "rollout: actor_infer.load_states actor_infer.generate actor_infer.offload_states",
+        f"{ROLL_TRAIN} {ROLL_ROOM}",
+        "sync: actor_train.model_update",
+        "rollout: actor_infer.load_states actor_infer.validate actor_infer.generate actor_infer.offload_states",
+        ROLL_TRAIN,
+    ]
+
+
+def test_roll_colocated_takes_weights_with_the_rollout_that_follows(tmp_path):
+    found = slots(drive(tmp_path, "roll", "train", "colocate"))
+    assert [line.partition(":")[0] for line in found] == ["init", "rollout", "train", "rollout", "train"]
+    assert found[1].startswith("rollout: actor_train.model_update actor_infer.load_states")
+
+
+def test_nemo_rl_leaves_the_gpus_when_generation_is_finished(tmp_path):
+    refit = (
+        "policy.offload_before_refit engines.wake_up engines.load_weights policy.offload_after_refit engines.wake_up"
+    )
+    trained = (
+        "train: policy.prepare_for_lp_inference policy.get_logprobs policy.prepare_for_training policy.train "
+        f"policy.save_checkpoint {refit}"
+    )
+    assert slots(drive(tmp_path, "nemo_rl", "train")) == [
+        "init: models.build",
+        f"train: {refit} engines.generate engines.sleep",
+        f"{trained} engines.generate engines.sleep",
+        f"{trained} engines.sleep",
+        "train: engines.wake_up engines.validate engines.sleep",
+    ]
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+OVERLAP = "its rollouts run on while it trains, so there is no time at which the GPUs of one are free"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("openrlhf", "0.11.2", "--train.async_enable"), f"--train.async_enable: {OVERLAP}; leave it out"),
+        (("slime", "train_async"), f"this driver goes on while rollout_manager.generate.remote(...) runs: {OVERLAP}"),
+        (("roll", "train", "async"), f"async_generation_ratio > 0: {OVERLAP}; set it to 0"),
+        (("nemo_rl", "train", "async"), f"grpo.async_grpo.enabled: {OVERLAP}"),
+        (("nemo_rl", "train", "plane"), "data_plane.enabled: NeMo-RL takes another loop for it (grpo_sync)"),
+        (
+            ("openrlhf", "0.11.2", "--train.colocate_all"),
+            "off the GPUs only with --train.colocate_all, --vllm.enable_sleep",
+        ),
+        (
+            ("skyrl", "0.3.0", "apart"),
+            "off the GPUs only with trainer.placement.colocate_all=true; for a daemon that only",
+        ),
+        (
+            ("areal", "1.0.4", "stays"),
+            "models of this run stay on the GPUs: say ref.offload=true (and enable_offload=true)",
+        ),
+        (("slime", "train"), "off the GPUs only with --offload-rollout and --offload-train"),
+        (("nemo_rl", "train", "apart"), "off the GPUs only with policy.generation.colocated.enabled=true"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_run_that_cannot_share_is_refused_before_anything_is_started(tmp_path, arguments, said):
+    told = drive(tmp_path, *arguments)
+    assert told.returncode == 1
+    assert said in told.stderr.splitlines()[-1]
+    assert "done:" not in told.stderr
+
+
+def test_what_stays_on_its_gpus_may_say_so_where_nothing_is_handed_on(tmp_path):
+    found = slots(drive(tmp_path, "skyrl", "0.3.0", "apart", hook="resident = true\n"))
+    assert found[:5] == [
+        "init: engines.start models.build",
+        "sync: policy.broadcast_to_inference_engines",
+        "rollout: engines.generate",
+        "None: rewards",
+        "train: policy.forward policy.train",
+    ]
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    told = drive(tmp_path, "roll", "train", hook="name = \n")
+    assert told.returncode == 1
+    assert f"ROLLMUX_HOOK={tmp_path / 'job.toml'}: Invalid value" in told.stderr.splitlines()[-1]
