@@ -22,7 +22,7 @@ EDITABLE  = -e ".[$(EXTRAS)]" $(foreach project,$(PROJECTS),-e ./$(project))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check bench results gpu chaos swarm fuzz drift newcomer fmt constraints clean
+.PHONY: help setup demo test check bench results gpu chaos swarm machine fuzz drift newcomer fmt constraints clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ gpu: ## on a machine with a GPU, a bare CUDA image with torch too: what only a G
 
 swarm: $(STAMP) ## random simulated histories with faults for BUDGET_S seconds; one JSON object on stdout
 	@$(BIN)/python tests/swarm/run.py --budget $(or $(BUDGET_S),60) $(ARGS)
+
+machine: $(STAMP) ## the core's state machine with many seeds for BUDGET_S seconds; one JSON object on stdout
+	@$(BIN)/python tests/core/machine.py --budget $(or $(BUDGET_S),60) $(ARGS)
 
 chaos: $(STAMP) ## kill, stop and restart a live daemon and its clients for BUDGET_S seconds; one JSON object on stdout
 	@$(BIN)/python tests/chaos/storm.py --budget $(or $(BUDGET_S),60) $(ARGS)

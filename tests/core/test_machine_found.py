@@ -1,0 +1,44 @@
+"""What ``make machine`` has found stays found, and is found in few steps."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rollmuxd.core import inventory
+
+sys.path.insert(0, str(Path(__file__).parent))
+import machine
+
+#: seed 117: both hosts of a job whose process came back are restarted, and its request waits for word of its states
+STOOD_STILL = (
+    "state.some_jobs_are_there(kinds=['syncs', 'inits'], dispatch=Dispatch.WHEEL)",
+    "state.reboot(host='h2')",
+    "state.a_good_while(lingers=True, names=['D', 'B', 'A', 'C'], rounds=4)",
+    "state.a_good_while(lingers=True, names=['C', 'D', 'B', 'A'], rounds=4)",
+    "state.process_restarts(at_once=False, name='A')",
+    "state.a_good_while(lingers=True, names=['D', 'B', 'C', 'A'], rounds=1)",
+    "state.reboot(host='h1')",
+    "state.reboot(host='h2')",
+)
+
+
+def test_what_was_found_once_does_not_come_back() -> None:
+    assert machine.play(list(STOOD_STILL)) == ""
+
+
+def test_a_sequence_that_fails_is_made_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody goes on when a node was looked at: who was first in the way may be found without the rest."""
+    monkeypatch.setattr(inventory, "go_on", lambda *_: None)
+    error = AssertionError()
+    looks = [f"state.look(host={host!r})" for host in ("h1", "h2")]
+    for step in ("state = Machine()", *STOOD_STILL[:2], *looks, *STOOD_STILL[2:], "state.teardown()"):
+        error.add_note(step)
+    steps = machine.steps_of(error)
+    assert len(steps) == len(STOOD_STILL) + len(looks)
+    wrong = machine.play(steps)
+    assert wrong.startswith("AssertionError: never granted")
+    found = machine.shorter(steps, wrong, time.monotonic() + 60)
+    assert machine.play(found).startswith("AssertionError: never granted")
+    assert len(found) < len(STOOD_STILL)
