@@ -51,6 +51,7 @@ grace_s = {grace_s}
 order_s = {order_s}
 clear_s = {clear_s}
 observe_s = {observe_s}
+hold_s = {hold_s}
 
 [[hosts]]
 id = "mock"
@@ -125,6 +126,7 @@ class LiveDaemon:
             "order_s": 10.0,
             "clear_s": 30.0,
             "observe_s": 0.5,
+            "hold_s": 30.0,
             "policy": "rollmux",
             **settings,
         }

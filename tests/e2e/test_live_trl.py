@@ -116,7 +116,7 @@ def where(daemon):
 
 def test_three_runs_on_one_gpu_one_killed_and_resumed_end_with_the_weights_that_each_has_alone(live, runs):
     runs.start("alone", "alone.log", {"ROLLMUX_URL": "off"}, runs=THREE, max_steps=STEPS)
-    daemon = live.daemon((("0", "train"),))
+    daemon = live.daemon((("0", "train"),), hold_s=0)
     first = live.holder("first", phase="train", rollout=None)
 
     def shared(name, *more):
@@ -173,7 +173,7 @@ def test_four_ranks_outlive_a_pause_and_a_restart_that_take_longer_than_their_co
 
 
 def test_two_runs_with_servers_roll_out_and_train_at_once_and_hand_weights_on_with_both_pools(live, runs):
-    daemon = live.daemon(live.one_and_one)
+    daemon = live.daemon(live.one_and_one, hold_s=0)
     tasks = ("high", "same")
     for task in tasks:
         runs.start("served", f"{task}.log", where(daemon), task=task)
