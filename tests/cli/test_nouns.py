@@ -113,7 +113,26 @@ def test_a_job_is_shown_with_its_promise_and_its_measured_times(rollmuxd, daemon
         promised=True,
         credit_s=30.25,
         pins={"rollout": ["box/gpu0"]},
-        estimates={"rollout": {"planned_s": None, "count": 9, "mean_s": 4.5, "p50_s": 4.0, "p95_s": 6.125}},
+        estimates={
+            "rollout": {
+                "planned_s": None,
+                "count": 9,
+                "mean_s": 4.5,
+                "p50_s": 4.0,
+                "p95_s": 6.125,
+                "reckoned_s": 4.75,
+                "reckoned_from": 8,
+            },
+            "train": {
+                "planned_s": 2.0,
+                "count": 0,
+                "mean_s": None,
+                "p50_s": None,
+                "p95_s": None,
+                "reckoned_s": 2.0,
+                "reckoned_from": 0,
+            },
+        },
     )
 
     ran = rollmuxd("job show j1")
@@ -121,7 +140,14 @@ def test_a_job_is_shown_with_its_promise_and_its_measured_times(rollmuxd, daemon
     assert ["bound", "2, promised"] in stripped(ran)
     assert ["credit", "30.25 s"] in stripped(ran)
     assert ["nodes", "rollout: box/gpu0"] in stripped(ran)
-    assert ["rollout", "-", "4.5", "4", "6.12", "9"] in stripped(ran)
+    assert ["rollout", "-", "4.75", "8 times", "4.5", "4", "6.12", "9"] in stripped(ran)
+    assert ["train", "2", "2", "as stated", "-", "-", "-", "0"] in stripped(ran)
+
+
+def test_a_promise_at_risk_is_shown_as_such(rollmuxd, daemon, a_job):
+    daemon["GET /v1/jobs/j1"] = a_job(slo=2.0, promised=True, at_risk=True)
+
+    assert "at risk" in rollmuxd("job show j1").out
 
 
 @pytest.mark.parametrize(
