@@ -23,9 +23,11 @@ from itertools import combinations
 from typing import Final, Literal, TypeAlias, get_args
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
-from rollmuxd.core.estimates import credit_ms
+from rollmuxd.core.estimates import credit_ms, solo_ms
 from rollmuxd.core.facts import PlannedVisit
+from rollmuxd.core.guard import JUDGED_AFTER, RESERVE, mean_solo_ms
 from rollmuxd.core.loom_plan import MOST_ROUNDS, Planner
 from rollmuxd.core.loom_regroup import Crew, Scheme, Search, Step, horizon_hours
 from rollmuxd.core.loom_sitting import (
@@ -40,6 +42,7 @@ from rollmuxd.core.loom_sitting import (
 )
 from rollmuxd.core.loom_words import Need, Plan, Room
 from rollmuxd.core.model import (
+    Dispatch,
     Group,
     GroupId,
     Job,
@@ -171,7 +174,7 @@ class Loom(RollMux):
         for group in state.groups.values():
             if len(group.jobs) + len(group.coming) >= self.max_group or group.dispatch is not self.dispatch:
                 continue
-            if not may_share(state, job, group):
+            if not may_share(state, job, group) or not self._bears(state, group):
                 continue
             sitting = self._sitting(state, group)
             if sitting is None:
@@ -208,7 +211,9 @@ class Loom(RollMux):
             pool: Room(room.price, room.worth, room.ram_mb, room.gpu_mb, len(free.get(pool, ())))
             for pool, room in planner.rooms.items()
         }
-        plan = planner.fit((*sitting.needs, need), dict(enumerate(sitting.seats)), rooms, closed)
+        there = [state.jobs[name] for name in (*sitting.jobs, job.id)]
+        needs = [_first_turn_paid(one, asks) for one, asks in zip(there, (*sitting.needs, need), strict=True)]
+        plan = planner.fit(needs, dict(enumerate(sitting.seats)), rooms, closed)
         if plan is None:
             return None
         pins = _named(plan.seats[-1], sitting.names, free)
@@ -466,6 +471,8 @@ class Loom(RollMux):
                 continue
             if group.jobs and not may_share(state, state.jobs[group.jobs[0]], group):
                 continue
+            if not self._bears(state, group):
+                continue
             sitting = self._sitting(state, group)
             if sitting is None or len(sitting.jobs) < len(group.jobs):
                 continue
@@ -488,7 +495,28 @@ class Loom(RollMux):
             return 0, 0
         if not job.promised or job.spec.slo is None or not takes:
             return takes, 2
-        return takes, max(0, min(2, int((credit_ms(job) or 0) / (job.spec.slo * takes))))
+        credit = credit_ms(job) or 0
+        if self.dispatch is Dispatch.CREDIT:  # what the guard asks for stays with it, or it would be sent away again
+            if job.progress.finished < JUDGED_AFTER:
+                return takes, 0
+            credit -= self._reserve_ms(job)
+        return takes, max(0, min(2, int(credit / (job.spec.slo * takes))))
+
+    def _bears(self, state: State, group: Group) -> bool:
+        """Whether all members can afford that somebody comes, if it is credit that keeps promises there.
+
+        Whoever comes loads what he has, and takes what nobody knows. The guard acts for whom it has begun to judge;
+        before that, nobody but who already has what it asks for can be helped any more.
+        """
+        members = [state.jobs[name] for name in group.jobs if state.jobs[name].promised]
+        return group.dispatch is not Dispatch.CREDIT or all(
+            (credit_ms(job) or 0) >= self._reserve_ms(job) for job in members
+        )
+
+    def _reserve_ms(self, job: Job) -> Millis:
+        """What the guard wants a job to keep: the way out, and an iteration."""
+        takes = self._takes_ms.get(job.spec.movable, 0)
+        return int((job.spec.slo or 1) * takes) + RESERVE * (mean_solo_ms(job) or solo_ms(job) or 0)
 
     def _go_on(self, state: State) -> Move | None:
         """The next step of the regrouping that is under way; None: there is none, or something came in between."""
@@ -545,6 +573,18 @@ class Loom(RollMux):
             saves_per_hour=scheme.saves,
             costs=scheme.costs,
         )
+
+
+def _first_turn_paid(job: Job, need: Need) -> Need:
+    """The job, its bound so much lower as makes up for a turn's wait within the iterations before it is judged.
+
+    A certificate speaks of a wheel that has been turning. Who joins waits for his first turn, and whoever is there
+    waits for his once: at most one turn, which credit pays for. Who has no such credit yet earns it while it is not
+    judged; so (JUDGED_AFTER + 1) iterations have to fit into what JUDGED_AFTER may take.
+    """
+    if need.limit_ms is None or (credit_ms(job) or 0) >= need.limit_ms:
+        return need
+    return replace(need, limit_ms=need.limit_ms * JUDGED_AFTER // (JUDGED_AFTER + 1))
 
 
 def _named(

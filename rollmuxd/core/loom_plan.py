@@ -15,12 +15,12 @@ The **value** of a plan is what its nodes cost per hour, less ``mu`` times what 
 at its solo pace is worth what it would cost alone. With ``mu`` 0 only dollars per hour count.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from math import ceil, gcd, inf
 from operator import mul
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from rollmuxd.core.loom_fill import Filled, Filling, orders
 from rollmuxd.core.loom_words import Need, Pins, Plan, Room, Seats, numbered
@@ -35,12 +35,26 @@ EXTRA_NODES: Final = 2
 FILLINGS, FILLINGS_SEATED = 1, 2
 #: candidates that are tried for one set of jobs, at most
 CANDIDATES: Final = 100
+#: rates that are filled, and candidates that are tried, between two yields
+FILLED_A_STEP, TRIED_A_STEP = 8, 8
 #: turns after which a fixpoint that was not met is given up: those that exist are met in three
 TURNS: Final = 3
 #: what progress counts for where dollars are equal
 TIE: Final = 1e-3
 #: plans that are remembered
 REMEMBERED: Final = 50_000
+
+T = TypeVar("T")
+
+
+def at_once(steps: Generator[None, None, T]) -> T:
+    """What a search comes to, without a pause."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as over:
+            found: T = over.value
+            return found
 
 
 class Planner:
@@ -116,19 +130,24 @@ class Planner:
 
     # ---- one group ---------------------------------------------------------------------------------------------------
 
-    def plan(self, jobs: tuple[int, ...]) -> Plan | None:
+    def plan(self, jobs: tuple[int, ...]) -> Generator[None, None, Plan | None]:
         """The plan of least value that was found for some jobs, by ascending number; None: they cannot share."""
         if jobs in self._known:
             return self._known[jobs]
+        needs = [self.needs[job] for job in jobs]
+        made = self.alone(needs[0]) if len(needs) == 1 else (yield from self.fit_in_steps(needs))
         if len(self._known) >= REMEMBERED:
             self._known.clear()
-        needs = [self.needs[job] for job in jobs]
-        made = self._known[jobs] = self.alone(needs[0]) if len(needs) == 1 else self.fit(needs)
+        self._known[jobs] = made
         return made
 
     def knows(self, jobs: tuple[int, ...]) -> bool:
         """Whether the plan of some jobs is remembered."""
         return jobs in self._known
+
+    def cannot(self, jobs: tuple[int, ...]) -> bool:
+        """Whether it is remembered that some jobs cannot share."""
+        return jobs in self._known and self._known[jobs] is None
 
     def fit(
         self,
@@ -145,9 +164,17 @@ class Planner:
             rooms: the pools, where they differ from the planner's.
             closed: nodes that nobody else is to be put on.
         """
-        here = rooms or self.rooms
-        tries = _Tries(self, needs, seated or {}, here, closed or {})
-        return tries.best()
+        return at_once(self.fit_in_steps(needs, seated, rooms, closed))
+
+    def fit_in_steps(
+        self,
+        needs: Sequence[Need],
+        seated: Mapping[int, Seats] | None = None,
+        rooms: Mapping[PoolName, Room] | None = None,
+        closed: Mapping[PoolName, frozenset[int]] | None = None,
+    ) -> Generator[None, None, Plan | None]:
+        """The same, for whoever does something else whenever it yields."""
+        return _Tries(self, needs, seated or {}, rooms or self.rooms, closed or {}).best()
 
     def fit_named(self, pins: Mapping[int, Pins]) -> Plan | None:
         """A certified plan of jobs, by number, each of whom sits on given nodes."""
@@ -201,18 +228,25 @@ class _Tries:
         self.most = {pool: self._most(pool) for pool in self.pools}
         self.worth = [planner.worth(need) for need in needs]
 
-    def best(self) -> Plan | None:
+    def best(self) -> Generator[None, None, Plan | None]:
         """Candidates by what they could at best be worth, until one is certified that no later one can beat."""
         if not self._could():
             return None
+        candidates: list[Candidate] = []
+        for filled, counts in enumerate(self.planner.rates(self.needs), 1):
+            candidates += self._candidates(counts)
+            if filled % FILLED_A_STEP == 0:
+                yield
+        candidates.sort(key=lambda it: it[:3])
         best: Plan | None = None
-        candidates = sorted(self._candidates(), key=lambda it: it[:3])
-        for bound, _, counts, turn, low, fillings in candidates[:CANDIDATES]:
+        for tried, (bound, _, counts, turn, low, fillings) in enumerate(candidates[:CANDIDATES], 1):
             if best is not None and bound >= best.value - TIE:
                 break
             made = self._certify(counts, turn, low, fillings)
             if made is not None and (best is None or made.value < best.value):
                 best = made
+            if tried % TRIED_A_STEP == 0:
+                yield
         return best
 
     def _could(self) -> bool:
@@ -235,23 +269,19 @@ class _Tries:
             return int(min(least, self.had[pool] + self.rooms[pool].spare))
         return int(min(sum(widths), self.had[pool] + self.rooms[pool].spare))
 
-    def _candidates(self) -> Iterator[Candidate]:
-        """Rates at which nobody is late by his own doing, with every pool filled."""
-        rounds = [need.round_ms for need in self.needs]
-        limits = [need.limit_ms or inf for need in self.needs]
-        for counts in self.planner.rates(self.needs):
-            turn = min(map(mul, counts, limits))
-            longest = max(map(mul, counts, rounds))
-            if longest > turn:
-                continue
-            filled: list[list[Filled]] = []
-            for pool in self.pools:
-                ways = list(self._fillings(pool, counts, turn))
-                if not ways:
-                    break
-                filled.append(ways)
-            else:
-                yield from self._combined(counts, turn, longest, filled)
+    def _candidates(self, counts: tuple[int, ...]) -> Iterator[Candidate]:
+        """These rates, if nobody is late by his own doing, with every pool filled."""
+        turn = min(count * (need.limit_ms or inf) for count, need in zip(counts, self.needs, strict=True))
+        longest = max(count * need.round_ms for count, need in zip(counts, self.needs, strict=True))
+        if longest > turn:
+            return
+        filled: list[list[Filled]] = []
+        for pool in self.pools:
+            ways = list(self._fillings(pool, counts, turn))
+            if not ways:
+                return
+            filled.append(ways)
+        yield from self._combined(counts, turn, longest, filled)
 
     def _combined(
         self, counts: tuple[int, ...], turn: float, longest: Millis, filled: list[list[Filled]]

@@ -165,7 +165,7 @@ class Search:
         while grow and len(found) < SETS:
             members = grow.pop()
             known = self.planner.knows(members)
-            plan = self.planner.plan(members)
+            plan = yield from self.planner.plan(members)
             if not known:
                 planned += 1
                 if planned % PLANS_A_STEP == 0:
@@ -182,9 +182,7 @@ class Search:
 
     def _could_share(self, members: tuple[int, ...], job: int) -> bool:
         """Who cannot share with some of them cannot with all of them; only what is known already is asked."""
-        return all(
-            not self.planner.knows((member, job)) or self.planner.plan((member, job)) is not None for member in members
-        )
+        return not any(self.planner.cannot((member, job)) for member in members)
 
     def _least_moves(self, members: tuple[int, ...], home: Mapping[int, GroupId]) -> float:
         """What the moves cost at least that bring these together, in the group where most of them are."""
@@ -224,7 +222,7 @@ class Search:
                     best = (total, chosen)
         if best is None or best[0] >= now * hours - LEAST_GAIN:
             return None
-        steps = self._steps(crews, best[1])
+        steps = yield from self._steps(crews, best[1])
         if not steps:  # there is no such order; or nobody has to move, and it is only the wheel that could be better
             return None
         costs = sum(self.costs[step.job] for step in steps)
@@ -250,13 +248,13 @@ class Search:
                 if best is not None and costs + least >= best[0]:
                     continue
                 seats = {job: crew.seats[job] for job in part if job in stay} if crew is not None else {}
-                plan = self._fit(part, seats)
+                plan = yield from self._fit(part, seats)
                 yield
                 if plan is not None and (best is None or costs + plan.value * hours < best[0]):
                     best = (costs + plan.value * hours, plan, seats)
         return best
 
-    def _fit(self, part: Sequence[int], seats: Mapping[int, Pins]) -> Plan | None:
+    def _fit(self, part: Sequence[int], seats: Mapping[int, Pins]) -> Generator[None, None, Plan | None]:
         """A plan in which some sit where they sit, and the others on these nodes or on new ones."""
         needs = [self.planner.needs[job] for job in part]
         if len(needs) == 1:
@@ -265,13 +263,14 @@ class Search:
             pool: Room(room.price, room.worth, room.ram_mb, room.gpu_mb, len(self.free.get(pool, ())))
             for pool, room in self.planner.rooms.items()
         }
-        return self.planner.fit(needs, {part.index(job): mine for job, mine in numbered(seats)[1].items()}, rooms)
+        seated = {part.index(job): mine for job, mine in numbered(seats)[1].items()}
+        return (yield from self.planner.fit_in_steps(needs, seated, rooms))
 
     # ---- in which order ----------------------------------------------------------------------------------------------
 
     def _steps(
         self, crews: Sequence[Crew], chosen: Sequence[tuple[Crew | None, Plan, dict[int, Pins]]]
-    ) -> list[Step] | None:
+    ) -> Generator[None, None, list[Step] | None]:
         """Moves, each certified with the mover in both places; None: there is no such order."""
         taken: dict[NodeId, None] = {}
         sit: dict[GroupId, dict[int, Pins]] = {crew.group: dict(crew.seats) for crew in crews}
@@ -285,7 +284,12 @@ class Search:
         steps: list[Step] = []
         detours = 0
         while wanted:
-            ready = next((step for step in wanted if self._joins(sit, step)), None)
+            ready = None
+            for step in wanted:
+                yield
+                if self._joins(sit, step):
+                    ready = step
+                    break
             if ready is None:
                 ready = self._detour(wanted, taken, detours)
                 detours += 1

@@ -117,6 +117,7 @@ class _Fluid:
         return outcome
 
     def arrive(self, job: SimJob) -> None:
+        self.count_credit()
         began = time.perf_counter()
         name = self.tell(RegisterJob("team", "sim", job.spec), job)
         self.outcome.decision_us.append((time.perf_counter() - began) * 1e6)
@@ -140,18 +141,23 @@ class _Fluid:
             self.progress(self.ended)
 
     def tick(self, at: Millis) -> None:
-        """Have the scheduler go on looking for moves; jobs' credit is what it would have counted from their slots."""
+        """Have the scheduler go on looking for moves."""
         if at != self.ticks_at:
             return
         self.ticks_at = None
-        for name, course in self.courses.items():
-            self.flow(course)
-            progress = self.core.state.jobs[name].progress
-            progress.solo_ms = int(course.outcome.solo_ms)
-            progress.elapsed_ms = int(course.outcome.elapsed_ms) + max(0, course.resumes - at)
+        self.count_credit()
         began = time.perf_counter()
         self.tell(Tick())
         self.outcome.regroup_us.append((time.perf_counter() - began) * 1e6)
+
+    def count_credit(self) -> None:
+        """Jobs' progress, and so their credit, is what the scheduler would have counted from their slots."""
+        for name, course in self.courses.items():
+            self.flow(course)
+            progress = self.core.state.jobs[name].progress
+            progress.finished = int(course.outcome.iterations)
+            progress.solo_ms = int(course.outcome.solo_ms)
+            progress.elapsed_ms = int(course.outcome.elapsed_ms) + max(0, course.resumes - self.kernel.now)
 
     def tell(self, given: Input, job: SimJob | None = None) -> JobId:
         """Have the scheduler decide; then everybody's pace is what the new plan says."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from figures import Json, Rounds, at_least, at_most, median, quantile, say, short
+from figures import Json, Rounds, at_least, at_most, collector_of_a_daemon, median, quantile, say, short
 from msgspec.structs import replace
 from world import CONFIG, World, inventory, job_spec
 
@@ -191,7 +191,8 @@ def placement(budget_s: float, residents: Sequence[int]) -> Json:
         say(f"core: {number} jobs are placed, in {groups} groups ({time.monotonic() - began:.1f} s more)")
         assert not core.state.waiting, f"{len(core.state.waiting)} jobs found no place"
         found[str(number)] = _one_more(budget_s / len(residents), core, policy, newcomers)
-    found[str(residents[-1])]["loom"] = _woven(budget_s / len(residents), core.state, newcomers)
+    with collector_of_a_daemon():
+        found[str(residents[-1])]["loom"] = _woven(budget_s / len(residents), core.state, newcomers)
     return found
 
 

@@ -75,6 +75,17 @@ def no_collector() -> Iterator[None]:
         gc.enable()
 
 
+@contextmanager
+def collector_of_a_daemon() -> Iterator[None]:
+    """Python's collector of garbage runs as seldom as a daemon has it run (``daemon/app.py: main``)."""
+    before = gc.get_threshold()
+    gc.set_threshold(50_000, 50, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 def many_files() -> None:
     """Take as many open files as this process may have; what it starts inherits that."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -5,12 +5,14 @@ planned; it shares no code with the planner.
 """
 
 import random
+from itertools import islice
+from typing import Any
 
 import pytest
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import invariants
+from rollmuxd.core import invariants, loom_plan
 from rollmuxd.core.config import Config, DriverTraits, Moves
 from rollmuxd.core.loom import Loom
 from rollmuxd.core.model import JobSpec, Movable, PhaseSpec, StateSpec, Want
@@ -74,6 +76,13 @@ class Cluster:
         for job in self.core.state.jobs.values():
             job.progress.solo_ms += round(seconds * 1000)
             job.progress.elapsed_ms += round(seconds * 1000)
+
+    def has_run(self, name: str, iterations: int, *, solo_s: int, took_s: int) -> None:
+        """One job has finished so many iterations."""
+        progress = self.core.state.jobs[self.core.state.names[f"team/{name}"]].progress
+        progress.finished += iterations
+        progress.solo_ms += 1000 * iterations * solo_s
+        progress.elapsed_ms += 1000 * iterations * took_s
 
     def keeps_every_promise(self) -> None:
         state = self.core.state
@@ -148,6 +157,22 @@ def test_a_short_job_joins_a_long_one_and_goes_round_more_often() -> None:
     assert placed.promised
     assert 0 < (placed.period_ms or 0) <= 1.4 * 300_000 * visits.count("short") / 2  # two visits an iteration
     loom.keeps_every_promise()
+
+
+@pytest.mark.parametrize(
+    ("earned", "slo", "shares"),
+    [
+        (0, 1.2, False),  # who is there could not pay for the wait that a newcomer is
+        (25, 1.2, True),
+        (25, 1.05, False),  # the newcomer could not pay for its own first turn before it is judged
+    ],
+)
+def test_who_joins_can_pay_for_the_wait_for_a_first_turn(earned: int, slo: float, *, shares: bool) -> None:
+    cluster = Cluster(4, 4, Loom(objective="cost"))
+    cluster.arrives(job("a", 100, 100, 1.05))
+    cluster.has_run("a", earned, solo_s=200, took_s=200)
+    cluster.arrives(job("b", 100, 100, slo))  # one rolls out while the other trains: 200 s, as alone
+    assert cluster.mates() == ([{"a", "b"}] if shares else [{"a"}, {"b"}])
 
 
 def test_jobs_of_different_train_widths_share() -> None:
@@ -283,6 +308,52 @@ def test_who_may_not_cannot_afford_it_or_would_lose_by_it_stays(
     cluster.ends("d")
     assert cluster.looks_for_moves() == []
     assert cluster.mates() == [{"a"}, {"c"}]
+
+
+@pytest.mark.parametrize(
+    ("iterations", "took_s", "shares"),
+    [
+        (7, 200, False),  # it is not judged yet, so that nobody would act if it fell behind
+        (8, 200, True),
+        (8, 300, False),  # it has no more than it would need to get away
+    ],
+)
+def test_where_durations_are_uncertain_nobody_is_joined_or_moved_before_it_has_a_reserve(
+    iterations: int, took_s: int, *, shares: bool
+) -> None:
+    cluster = Cluster(6, 4, Loom(objective="cost", uncertain=True, warm_s=30))
+    for name in ("a", "b", "c"):
+        cluster.arrives(job(name, 100, 110, 1.6))
+    assert cluster.mates() == [{"a"}, {"b"}, {"c"}]
+    cluster.now = 10 * HOUR_MS
+    for name in ("a", "b"):
+        cluster.has_run(name, iterations, solo_s=210, took_s=took_s)
+    cluster.ends("c")  # a search begins when something has changed
+    cluster.looks_for_moves()
+    assert cluster.mates() == ([{"a", "b"}] if shares else [{"a"}, {"b"}])
+
+
+def test_the_search_for_moves_does_little_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a daemon others are heard between them, so what matters is the longest: counted, not timed."""
+    orders = [0]
+    settles = loom_plan.settles_narrow
+
+    def counted(*given: Any) -> bool:
+        orders[-1] += 1
+        return settles(*given)
+
+    monkeypatch.setattr(loom_plan, "settles_narrow", counted)
+    policy, chance = Loom(objective="cost", regroup=2), random.Random(3)
+    cluster = Cluster(30, 30, policy)
+    for number in range(16):
+        cluster.arrives(job(f"j{number}", chance.uniform(50, 900), chance.uniform(50, 500), chance.uniform(1.1, 2.5)))
+    cluster.has_earned(100_000)
+    orders.clear()
+    orders.append(0)
+    for _ in islice(policy.regroup(cluster.core.state, 100 * HOUR_MS), 300):
+        orders.append(0)
+    assert sum(orders) > 2_000
+    assert max(orders) < 70
 
 
 @pytest.mark.parametrize("seed", range(2))
