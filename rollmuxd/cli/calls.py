@@ -88,9 +88,8 @@ class Call:
         """DELETE."""
         return self.daemon.delete(path, dict(body) if body is not None else None)
 
-    def items(self, path: str, **params: Any) -> Iterator[dict[str, Any]]:
-        """Every item of a list, page after page."""
-        after = None
+    def items(self, path: str, *, after: str | None = None, **params: Any) -> Iterator[dict[str, Any]]:
+        """Every item of a list, page after page; ``after``: those that come after this one."""
         while True:
             page = self.get(path, after=after, **params)
             yield from page["items"]

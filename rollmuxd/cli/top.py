@@ -18,6 +18,7 @@ from rollmuxd.cli.calls import Call, console, talks
 
 #: how many looks the line of a pool's use goes back
 LOOKS: Final = 60
+LISTS: Final = ("pools", "nodes", "hosts", "groups", "jobs", "slots")
 
 
 @click.command(short_help="Live view of pools, jobs and what waits.")
@@ -48,32 +49,34 @@ class Watch:
     def __init__(self, call: Call, owner: str | None) -> None:
         self._call, self._owner = call, owner
         self.held: dict[str, deque[float]] = {}
+        self._tag: str | None = None
+        self._seen: dict[str, list[dict[str, Any]]] = {}
 
     def look(self) -> dict[str, Any]:
         """What there is now: the daemon's own views, as its lists have them."""
-        call = self._call
-        seen: dict[str, Any] = {
-            "at": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "pools": list(call.items("/v1/pools", limit=1000)),
-            "nodes": list(call.items("/v1/nodes", limit=1000)),
-            "hosts": list(call.items("/v1/hosts", limit=1000)),
-            "groups": list(call.items("/v1/groups", limit=1000)),
-            "jobs": [
-                job
-                for job in call.items("/v1/jobs", limit=1000, owner=self._owner)
-                if job["status"] not in ("ended", "lost")
-            ],
-            # Not those that are queued: each would be told why, which for a thousand takes the daemon a second.
-            "slots": [
-                slot
-                for status in ("running", "tail", "loading", "reclaiming")
-                for slot in call.items("/v1/slots", limit=1000, status=status)
-            ],
-        }
-        for pool in seen["pools"]:
+        answer = self._call.get(
+            "/v1/overview", since=self._tag, slots="holding", over="false", owner=self._owner, limit=1000
+        )
+        # Without lists they are as they were.
+        if (lists := answer["lists"]) is not None:
+            self._tag = answer["tag"]
+            self._seen = {name: self._whole(name, lists[name]) for name in LISTS}
+        for pool in self._seen["pools"]:
             share = pool["gpus_held"] / pool["gpus"] if pool["gpus"] else 0.0
             self.held.setdefault(pool["pool"], deque(maxlen=LOOKS)).append(share)
-        return seen
+        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return {"at": at, **self._seen}
+
+    def _whole(self, name: str, page: dict[str, Any]) -> list[dict[str, Any]]:
+        """A list of which the first page is here."""
+        items = list(page["items"])
+        if page["next"] is not None:
+            asked = {
+                "jobs": {"over": "false", "owner": self._owner},
+                "slots": {"which": "holding", "why": "false", "owner": self._owner},
+            }
+            items += self._call.items(f"/v1/{name}", after=page["next"], limit=1000, **asked.get(name, {}))
+        return items
 
 
 def _print_once(watch: Watch) -> None:

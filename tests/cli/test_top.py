@@ -4,7 +4,6 @@ import io
 import json
 import os
 import pty
-import re
 import select
 import socketserver
 import subprocess
@@ -12,6 +11,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler
+from urllib.parse import parse_qsl
 
 import pytest
 from rich.cells import cell_len
@@ -103,12 +103,18 @@ def there(daemon, table, monkeypatch):
             return cls(2025, 6, 1, 12, 0, 34, tzinfo=zone)
 
     monkeypatch.setattr(top_command, "datetime", Clock)
-    for path, items in table.items():
-        daemon[f"GET {path}"] = lambda asked, items=items: {
-            "items": [item for item in items if asked.get("status") in (None, item.get("status"))],
-            "next": None,
-        }
+    daemon["GET /v1/overview"] = lambda asked: overview(table, asked)
     return daemon
+
+
+def overview(table, asked):
+    """What a daemon answers that has these lists: nothing new to who knows its tag."""
+    assert asked["over"] == "false"
+    if asked.get("since") == "t1":
+        return {"tag": "t1", "lists": None}
+    lists = {path.removeprefix("/v1/"): {"items": items, "next": None} for path, items in table.items()}
+    lists["jobs"] = {"items": [job for job in table["/v1/jobs"] if job["status"] != "ended"], "next": None}
+    return {"tag": "t1", "lists": lists}
 
 
 def test_one_look_shows_pools_nodes_jobs_against_their_bounds_and_what_waits(rollmuxd, there):
@@ -128,11 +134,45 @@ def test_as_json_it_is_the_daemons_own_lists(rollmuxd, there, table):
     assert said["slots"] == [SLOT]
 
 
-def test_queued_slots_are_not_asked_for_since_each_would_be_thought_about(rollmuxd, there):
-    rollmuxd("top --once")
+def test_one_call_is_all_that_a_look_takes_and_queued_slots_are_not_thought_about(rollmuxd, there):
+    rollmuxd("top --once --owner vision")
 
-    asked = [sent["status"] for _, path, sent in there.asked if path == "/v1/slots"]
-    assert asked == ["running", "tail", "loading", "reclaiming"]
+    ((_, path, sent),) = there.asked
+    assert path == "/v1/overview"
+    assert (sent["slots"], sent["owner"]) == ("holding", "vision")
+
+
+def test_who_looks_again_is_told_only_what_is_new(table):
+    answers = []
+
+    class Call:
+        def get(self, path, **asked):
+            answers.append(overview(table, asked))
+            return answers[-1]
+
+    watch = top_command.Watch(Call(), None)
+    first, again = watch.look(), watch.look()
+    assert [answer["lists"] is None for answer in answers] == [False, True]
+    assert {**first, "at": ""} == {**again, "at": ""}
+    assert list(watch.held["rollout"]) == [0.5, 0.5]
+
+
+def test_a_list_of_more_than_a_page_is_read_to_its_end_with_the_same_filters(table):
+    asked_of = []
+
+    class Call:
+        def get(self, path, **asked):
+            answer = overview(table, asked)
+            answer["lists"]["jobs"]["next"] = "j3"
+            return answer
+
+        def items(self, path, **asked):
+            asked_of.append((path, asked))
+            return iter([{"job": "j5"}])
+
+    seen = top_command.Watch(Call(), "vision").look()
+    assert [job["job"] for job in seen["jobs"]] == ["j1", "j2", "j3", "j5"]
+    assert asked_of == [("/v1/jobs", {"after": "j3", "limit": 1000, "over": "false", "owner": "vision"})]
 
 
 def test_a_name_moves_no_cursor(rollmuxd, there, table):
@@ -188,9 +228,8 @@ def handler(table):
 
         def do_GET(self):
             path, _, query = self.path.partition("?")
-            status = re.search(r"status=(\w+)", query)
-            items = [item for item in table[path] if status is None or item.get("status") == status[1]]
-            body = json.dumps({"items": items, "next": None}).encode()
+            assert path == "/v1/overview"
+            body = json.dumps(overview(table, dict(parse_qsl(query)))).encode()
             self.send_response(503 if self.server.gone else 200)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))

@@ -100,6 +100,73 @@ def test_the_picture_moves_while_jobs_take_turns(screen: Screen, cluster: Any) -
     screen.keep("overview-dark")
 
 
+#: a redraw, with every call on the canvas counted
+COUNTED = """() => {
+    const calls = { draws: 0, texts: 0 };
+    const to = rollmux.gantt.context;
+    const names = { fillRect: "draws", strokeRect: "draws", fillText: "texts", stroke: "draws", measureText: "texts" };
+    for (const [name, kind] of Object.entries(names)) {
+        to[name] = (...given) => {
+            calls[kind] += 1;
+            return CanvasRenderingContext2D.prototype[name].apply(to, given);
+        };
+    }
+    rollmux.gantt.draw();
+    for (const name of Object.keys(names)) delete to[name];
+    return { ...calls, bars: rollmux.gantt.drawn.bars, rows: rollmux.gantt.rows.length };
+}"""
+#: what changes in the page when it is drawn once more, and nothing has happened
+CHANGES = """() => {
+    const now = rollmux.now();
+    rollmux.now = () => now;
+    rollmux.drawAll();
+    const seen = new MutationObserver(() => {});
+    seen.observe(document.body, { subtree: true, childList: true, attributes: true, characterData: true });
+    rollmux.drawAll();
+    delete rollmux.now;
+    return seen.takeRecords().map(({ type, target, attributeName }) =>
+        `${type} ${attributeName ?? ""} of ${(target.closest ?? target.parentNode.closest).call(target, "[id]")?.id}`);
+}"""
+
+
+def test_a_redraw_makes_no_more_strokes_than_there_is_to_see(screen: Screen) -> None:
+    """However fast the machine: a bar is a fill and a frame, a row its ground, its name and its note."""
+    screen.evaluate("rollmux.gantt.show(rollmux.history.earliest, rollmux.now())")
+    counted = screen.evaluate(COUNTED)
+    assert counted["bars"] > 20
+    ticks = 20
+    assert counted["draws"] <= 2 * counted["bars"] + 6 * counted["rows"] + 2 * ticks
+    assert counted["texts"] <= counted["bars"] + 2 * counted["rows"] + ticks
+
+
+def test_what_has_not_changed_is_left_alone(screen: Screen) -> None:
+    for tab in ("jobs", "nodes", "groups", "hosts"):
+        screen.click(f"#tab-{tab}")
+        assert screen.evaluate(CHANGES) == []
+
+
+def test_an_idle_page_asks_for_nothing_but_news(screen: Screen, cluster: Any) -> None:
+    """Lists are asked for with what is known of them, and the answer is that nothing is new."""
+    asked = screen.evaluate(
+        """async () => {
+            const said = [];
+            const get = rollmux.api.get;
+            rollmux.api.get = async (path, query, signal) => {
+                const answer = await get.call(rollmux.api, path, query, signal);
+                if (path === "/v1/overview") said.push([query.since === answer.tag, answer.lists === null]);
+                return answer;
+            };
+            for (let times = 0; times < 20; times += 1) await rollmux.refresh();
+            delete rollmux.api.get;
+            return said;
+        }"""
+    )
+    assert len(asked) == 20
+    assert all(same == left_out for same, left_out in asked)
+    lists = screen.evaluate("rollmux.figures.lists")
+    assert lists >= 1 + sum(not left_out for _, left_out in asked)
+
+
 def test_what_is_drawn_is_what_the_daemon_says(screen: Screen, cluster: Any) -> None:
     """Slots that ended while the page was open have the times that the journal has."""
     screen.until("a slot that came and went", "[...rollmux.history.slots.values()].some((slot) => slot.over)")

@@ -25,9 +25,30 @@ export function fill(element, ...children) {
   return element;
 }
 
+/**
+ * The same, where children are made anew each time and most are as they were: those stay, so that the browser has
+ * nothing to lay out and nothing blinks. Not for what has listeners that know more than can be seen.
+ */
+export function show(element, ...children) {
+  const made = document.createDocumentFragment();
+  fill(made, ...children);
+  const [old, fresh] = [[...element.childNodes], [...made.childNodes]];
+  for (const [index, node] of fresh.entries()) {
+    if (old[index] === undefined) element.append(node);
+    else if (!old[index].isEqualNode(node)) old[index].replaceWith(node);
+  }
+  for (const node of old.slice(fresh.length)) node.remove();
+  return element;
+}
+
 /** Change text only where it is another: a screen reader, and the layout, are told of changes only. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
+}
+
+/** Set an attribute only where it is another. */
+export function set(element, name, value) {
+  if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
 }
 
 export const $ = (id) => document.getElementById(id);

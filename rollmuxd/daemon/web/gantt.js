@@ -133,6 +133,11 @@ export class Gantt {
     this.scrolled = Math.round(Math.min(room, Math.max(0, this.scrolled)));
   }
 
+  /** Whether time has gone on by a pixel since it was drawn. */
+  get moved() {
+    return Math.abs(this.look.now() - (this.now ?? -Infinity)) * (this.width - this.gutter) >= this.span;
+  }
+
   timeAt(x) {
     return this.from + ((x - this.gutter) / (this.width - this.gutter)) * this.span;
   }
@@ -172,7 +177,8 @@ export class Gantt {
     to.rect(0, AXIS, this.width, this.height - AXIS);
     to.clip();
     const shown = this._visible();
-    this._ruled = this._ticks().at.map((at) => Math.round(this.xOf(at)));
+    for (const row of shown) this._ground(row);
+    this._rules();
     for (const row of shown) this._lane(row);
     this._grid();
     for (const row of shown) this._label(row);
@@ -191,6 +197,36 @@ export class Gantt {
     return AXIS + row.top - this.scrolled;
   }
 
+  /** What a lane's bars are on. */
+  _ground(row) {
+    if (row.kind === "head") return;
+    const { context: to, gutter, look } = this;
+    const { marks } = look;
+    const [top, height] = [this._y(row) + 1, row.height - 2];
+    const x = (at) => Math.min(this.width, Math.max(gutter, this.xOf(at)));
+    to.fillStyle = marks.get("--lane");
+    to.fillRect(gutter, top, x(this.now) - gutter, height);
+    if (row.allocated !== undefined) {
+      // Where no job is placed, the lane is cut out of the picture.
+      to.fillStyle = marks.get("--panel");
+      const holes = gaps(row.allocated(), this.from, Math.min(this.to, this.now)).filter(([t0, t1]) => x(t1) > x(t0));
+      for (const [t0, t1] of holes) to.fillRect(x(t0), top, x(t1) - x(t0), height);
+      to.fillStyle = marks.pattern(to, "sparse", marks.get("--faint"));
+      for (const [t0, t1] of holes) to.fillRect(x(t0), top, x(t1) - x(t0), height);
+    }
+  }
+
+  /** A line for each tick of the axis, through all lanes: heads are drawn over it. */
+  _rules() {
+    const { context: to, gutter } = this;
+    const bottom = Math.min(this.height, AXIS + (this.total ?? 0) - this.scrolled);
+    to.fillStyle = this.look.marks.get("--line");
+    for (const at of this._ticks().at) {
+      const x = Math.round(this.xOf(at));
+      if (x > gutter) to.fillRect(x, AXIS, 1, bottom - AXIS);
+    }
+  }
+
   _lane(row) {
     if (row.kind === "head") return;
     const { context: to, gutter, look } = this;
@@ -199,18 +235,6 @@ export class Gantt {
     const right = this.width;
     const x = (at) => Math.min(right, Math.max(gutter, this.xOf(at)));
     const lane = row.lane();
-    to.fillStyle = marks.get("--lane");
-    to.fillRect(gutter, top, x(this.now) - gutter, height);
-    if (row.allocated !== undefined) {
-      // Where no job is placed, the lane is cut out of the picture.
-      to.fillStyle = marks.get("--panel");
-      const holes = gaps(row.allocated(), this.from, Math.min(this.to, this.now));
-      for (const [t0, t1] of holes) to.fillRect(x(t0), top, x(t1) - x(t0), height);
-      to.fillStyle = marks.pattern(to, "sparse", marks.get("--faint"));
-      for (const [t0, t1] of holes) to.fillRect(x(t0), top, x(t1) - x(t0), height);
-    }
-    to.fillStyle = marks.get("--line");
-    for (const at of this._ruled) if (at > gutter) to.fillRect(at, top - 1, 1, height + 2);
     for (const back of lane.backs) {
       if (back.t1 <= this.from || back.t0 >= this.to) continue;
       const [left, end] = [x(back.t0), x(Math.min(back.t1, this.now))];

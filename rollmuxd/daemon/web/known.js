@@ -19,9 +19,9 @@ const GAP_MOST = 20000;
 const FEED_MS = 500;
 const LISTS_MS = 4000;
 const LISTS_TIMES = 40;
-/** the report is asked for by itself where there are no more facts than these */
-const REPORT_UNASKED = 100000;
-const OPEN = ["queued", "loading", "running", "tail", "reclaiming"];
+/** the report is asked for again after so long */
+const REPORT_MS = 30000;
+const LISTS = ["jobs", "nodes", "groups", "hosts", "pools"];
 
 /**
  * Whoever extends it says what is to happen: ``began()`` the first picture can be drawn, ``listed()`` the lists are new,
@@ -34,9 +34,12 @@ export class Known {
     this.me = null;
     this.clearAll();
     this.offset = null;
+    /** what the daemon says of the lists that are here: while it says the same, they need not be read again */
+    this.tag = undefined;
     this.report = null;
-    this.reportSpan = 86400;
+    this.reportSpan = SPANS.two;
     this.reportError = "";
+    this.reportedAt = -Infinity;
     this.back = { wanted: Infinity, reading: false };
     /** what was read and how long it took: for those who measure */
     this.figures = { firstPaintMs: null, facts: 0, lists: 0 };
@@ -120,7 +123,6 @@ export class Known {
     const life = (this.life = new AbortController());
     this.clearAll();
     try {
-      await this._know(life.signal);
       await this._begin(life.signal);
     } catch (error) {
       if (life.signal.aborted) return;
@@ -131,28 +133,20 @@ export class Known {
     }
     this._follow(life.signal);
     this._relist(life.signal);
-    // To close the books the daemon reads all facts of the day: of very many it is asked to when somebody wants it.
-    if (this.me.last - this.me.first < REPORT_UNASKED) this.askReport(this.reportSpan);
-  }
-
-  async _know(signal) {
-    const asked = performance.now();
-    this.me = await this.api.get("/v1/me", {}, signal);
-    // Half of the way there and back is as near as one comes.
-    this.offset = Date.parse(this.me.now) - (asked + performance.now()) / 2;
+    this.askReport(this.reportSpan);
   }
 
   /** The present from the lists, and of the past no more than a picture needs. */
   async _begin(signal) {
-    await this._lists(signal);
-    const open = await Promise.all(OPEN.map((status) => this.api.list("/v1/slots", { status }, signal)));
+    this.tag = undefined;
+    const slots = await this._lists(signal, "open");
     const after = Math.max(this.me.first - 1, this.me.last - BEGIN);
     const page =
       after < this.me.last
         ? await this.api.get("/v1/facts", { after: after || undefined, limit: BEGIN }, signal)
         : { facts: [], last: this.me.last };
     this._take(page.facts, after, page.last);
-    for (const slot of open.flat()) this.history.knowSlot(slot);
+    for (const slot of slots) this.history.knowSlot(slot);
     this.began();
   }
 
@@ -161,12 +155,24 @@ export class Known {
     this.figures.facts += facts.length;
   }
 
-  async _lists(signal) {
+  /** Read how all is, and the slots that are asked for; null where nothing has happened since the last time. */
+  async _lists(signal, which = "none") {
     const began = performance.now();
-    const [jobs, nodes, groups, hosts, pools] = await Promise.all(
-      ["jobs", "nodes", "groups", "hosts", "pools"].map((list) => this.api.list(`/v1/${list}`, {}, signal)),
-    );
+    const { me, tag, lists } = await this.api.get("/v1/overview", { since: this.tag, slots: which }, signal);
+    if (this.me === null || which !== "none") {
+      // Half of the way there and back is as near as one comes.
+      this.offset = Date.parse(me.now) - (began + performance.now()) / 2;
+    }
+    this.me = me;
+    if (lists === null) return null;
+    const rest = (name, query) =>
+      lists[name].next === null
+        ? lists[name].items
+        : this.api.list(`/v1/${name}`, { ...query, after: lists[name].next }, signal).then((more) => [...lists[name].items, ...more]);
+    const [jobs, nodes, groups, hosts, pools] = await Promise.all(LISTS.map((name) => rest(name)));
+    const slots = which === "none" ? [] : await rest("slots", { which, why: false });
     this.listsTook = performance.now() - began;
+    this.tag = tag;
     Object.assign(this, { jobs, groups, hosts, pools: pools.sort((a, b) => natural(a.pool, b.pool)) });
     this.jobById = new Map(jobs.map((job) => [job.job, job]));
     this.nodes = new Map(nodes.map((node) => [node.node, node]));
@@ -185,6 +191,7 @@ export class Known {
       this.jobById,
     );
     this.figures.lists += 1;
+    return slots;
   }
 
   /** Follow the feed until the end of this life. Asked no more often than the eye follows, and not for who looks away. */
@@ -231,6 +238,8 @@ export class Known {
     let asked = performance.now();
     while (!signal.aborted) {
       await pause(250, signal);
+      const due = performance.now() - this.reportedAt > REPORT_MS && this.reportSpan !== SPANS.hour;
+      if (due && !document.hidden) this.askReport(this.reportSpan);
       const age = performance.now() - asked;
       const least = Math.max(LISTS_MS / 2, this.listsTook * LISTS_TIMES);
       if (document.hidden || age < least || (!this.stale && age < 2 * Math.max(LISTS_MS, least))) continue;
@@ -242,8 +251,7 @@ export class Known {
 
   async refresh(signal = this.life?.signal) {
     try {
-      await this._lists(signal);
-      await this.listed();
+      if ((await this._lists(signal)) !== null) await this.listed();
     } catch (error) {
       if (signal?.aborted) return;
       if (error.status === 401) this.askForKey(error.message);
@@ -282,9 +290,10 @@ export class Known {
     this.reckoning = true;
     this.reportSpan = span;
     this.reportError = "";
+    this.reportedAt = performance.now();
     try {
-      const since = span === null ? undefined : new Date(this.now() - span * 1000).toISOString();
-      this.report = await this.api.get("/v1/report", { since }, this.life.signal);
+      const since = span.since(this.now());
+      this.report = await this.api.get("/v1/report", { since: since && new Date(since).toISOString() }, this.life.signal);
     } catch (error) {
       if (error.name === "AbortError") return;
       this.report = null;
@@ -295,6 +304,21 @@ export class Known {
     this.reported();
   }
 }
+
+const DAY = 86400000;
+const days = (count) => (now) => (Math.floor(now / DAY) - count) * DAY;
+
+/**
+ * Spans of a report. They begin with a day (UTC), since of days the daemon has the books; only the last hour makes it
+ * read facts, and is not what one is shown unasked.
+ */
+export const SPANS = {
+  hour: { id: "hour", text: "last hour", since: (now) => now - 3600000 },
+  today: { id: "today", text: "today", since: days(0) },
+  two: { id: "two", text: "since yesterday", since: days(1) },
+  week: { id: "week", text: "last 7 days", since: days(6) },
+  all: { id: "all", text: "all that is kept", since: () => undefined },
+};
 
 /** So long, or until all is over. */
 export const pause = (ms, signal) =>

@@ -1,7 +1,7 @@
 // The dashboard: has what is known of the daemon drawn, and its controls do what they say.
 
 import { clock, count, duration, number, percent } from "./format.js";
-import { $, fill, h, say } from "./dom.js";
+import { $, fill, h, say, show } from "./dom.js";
 import { Gantt } from "./gantt.js";
 import { JobPage } from "./job.js";
 import { Known, natural } from "./known.js";
@@ -10,7 +10,7 @@ import { GLYPHS, legend, Marks } from "./marks.js";
 import { usage } from "./measure.js";
 import { toast } from "./actions.js";
 import { Table } from "./table.js";
-import { reportView, spanText } from "./report.js";
+import { reportView } from "./report.js";
 import { lists } from "./lists.js";
 import {
   chosen,
@@ -109,7 +109,7 @@ class App extends Known {
 
   /** The span of the report, in words. */
   spanText() {
-    return spanText(this.reportSpan);
+    return this.reportSpan.text;
   }
 
   online() {
@@ -156,9 +156,11 @@ class App extends Known {
   tick() {
     if (document.hidden || this.me === null) return;
     say($("clock"), clock(this.now()));
-    if (this.active?.follows) this.active.request();
+    // What is the same to the pixel is not drawn again.
+    const moved = this.active?.moved ?? false;
+    if (moved && this.active.follows) this.active.request();
     if (!this.changed) {
-      if (this.page === null) this.drawLines();
+      if (this.page === null && moved) this.drawLines();
       return;
     }
     this.changed = false;
@@ -169,7 +171,7 @@ class App extends Known {
     this.lanes.refresh();
     const counts = countJobs(this);
     this.counts = counts;
-    fill(
+    show(
       $("sums"),
       ["running", "queued", "placement"].map((name) =>
         h(
@@ -198,7 +200,7 @@ class App extends Known {
     if (this.me === null || this.page !== null) return;
     const at = this.knownUntil();
     const shares = usage(this.lanes, this._pools(), at - 1, at, 1, at);
-    fill(
+    show(
       $("pools"),
       this.pools.map((pool) => poolCard(this, pool, shares.get(pool.pool))),
       jobsCard(this, this.counts ?? countJobs(this)),
@@ -245,7 +247,7 @@ class App extends Known {
         ? this.gantt.timeAt(cursor)
         : Math.min(this.knownUntil(), this.gantt.to) - width;
     const index = Math.floor((at - from) / width);
-    fill(
+    show(
       $("values"),
       [...shares].flatMap(([pool, of], index_) => {
         const colour = `var(${this.lines.colour(index_)})`;

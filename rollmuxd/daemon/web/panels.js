@@ -1,7 +1,7 @@
 // Cards, lists and notes around the picture.
 
 import { clock, count, dateAndTime, duration, number, percent, seconds } from "./format.js";
-import { fill, h, say, $ } from "./dom.js";
+import { fill, h, say, show, $ } from "./dom.js";
 import { GLYPHS, kindText, statusText } from "./marks.js";
 import { statusOf } from "./history.js";
 import { buttons } from "./actions.js";
@@ -166,8 +166,9 @@ export function savingCard(app) {
     );
   }
   const { saving } = report;
-  // Of a first minute, in which states are loaded and no iteration is finished, a share says nothing.
-  const share = saving.gpu_hours_alone > 0.05 ? saving.gpu_hours_saved / saving.gpu_hours_alone : null;
+  // Of a first minute, in which states are loaded and no iteration is finished, these figures say nothing.
+  const early = saving.gpu_hours_alone <= 0.05;
+  const share = early ? null : saving.gpu_hours_saved / saving.gpu_hours_alone;
   return h(
     "article",
     { class: "card", data: { card: "saving" }, title: `baseline: ${saving.baseline}` },
@@ -175,11 +176,13 @@ export function savingCard(app) {
     h(
       "div",
       { class: "big" },
-      `${hours(Math.abs(saving.gpu_hours_saved))} `,
+      early ? "– " : `${hours(Math.abs(saving.gpu_hours_saved))} `,
       h(
         "span",
         { class: "dim small" },
-        `GPU-h ${saving.gpu_hours_saved < 0 ? "more than alone" : "saved"}${share === null ? "" : `, ${percent(Math.abs(share))}`}`,
+        early
+          ? "too early to say what it saves"
+          : `GPU-h ${saving.gpu_hours_saved < 0 ? "more than alone" : "saved"}, ${percent(Math.abs(share))}`,
       ),
     ),
     h(
@@ -243,7 +246,7 @@ export function trouble(app) {
       found.push(["draining", null, `${seconds(-job.credit_s)} behind its bound of ${number(job.slo, 2)}`, job.job]);
     }
   }
-  for (const slot of app.history.slots.values()) {
+  for (const slot of app.history.newestOfJob.values()) {
     if (slot.overstays !== undefined && slot.ended === undefined && slot.over === undefined) {
       found.push([
         "draining",
@@ -254,7 +257,7 @@ export function trouble(app) {
     }
   }
   say($("trouble-count"), found.length ? number(found.length) : "");
-  fill(
+  show(
     $("trouble"),
     found.length
       ? found
@@ -311,7 +314,7 @@ export function waitingJobs(app) {
         ),
       ),
   ];
-  fill($("waiting"), items.length ? items : h("li", { class: "why" }, "nobody waits"));
+  show($("waiting"), items.length ? items : h("li", { class: "why" }, "nobody waits"));
 }
 
 /** Who has what a queued slot waits for, where that is known. */
@@ -344,7 +347,7 @@ export function eventRow(event) {
 
 export function recentEvents(app) {
   const found = app.history.events.slice(-60).reverse();
-  fill(
+  show(
     $("recent"),
     found.length ? found.map(eventRow) : h("li", { class: "dim" }, h("span", {}, ""), h("span", {}, ""), "nothing yet"),
   );

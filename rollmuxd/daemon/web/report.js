@@ -2,25 +2,21 @@
 
 import { dateAndTime, number, percent, duration } from "./format.js";
 import { h } from "./dom.js";
-
-const SPANS = [
-  ["hour", 3600, "last hour"],
-  ["day", 86400, "last day"],
-  ["week", 604800, "last week"],
-  ["all", null, "all that is kept"],
-];
-
-export const spanText = (span) => SPANS.find(([, seconds]) => seconds === span)[2];
+import { SPANS } from "./known.js";
 
 export function reportView(app) {
   const choice = h(
     "div",
     { class: "choice", role: "group", "aria-label": "Span of the report" },
-    SPANS.map(([id, span, text]) =>
+    Object.values(SPANS).map((span) =>
       h(
         "button",
-        { "aria-pressed": String(app.reportSpan === span), data: { report: id }, onclick: () => app.askReport(span) },
-        text,
+        {
+          "aria-pressed": String(app.reportSpan === span),
+          data: { report: span.id },
+          onclick: () => app.askReport(span),
+        },
+        span.text,
       ),
     ),
   );

@@ -1,6 +1,6 @@
 // A list of thousands of rows of which only those in sight are elements; told to a screen reader by their numbers.
 
-import { fill, h } from "./dom.js";
+import { h, say, set, show } from "./dom.js";
 
 const ROW = 25;
 const BEYOND = 12;
@@ -78,10 +78,11 @@ export class Table {
   }
 
   draw(anew = false) {
-    this.body.style.height = `${this.shown.length * ROW}px`;
-    this.element.setAttribute("aria-rowcount", this.shown.length + 1);
-    this.none.hidden = this.shown.length > 0;
-    this.none.textContent = this.items.length ? "nothing fits the filter" : this.empty;
+    const tall = `${this.shown.length * ROW}px`;
+    if (this.body.style.height !== tall) this.body.style.height = tall;
+    set(this.element, "aria-rowcount", this.shown.length + 1);
+    if (this.none.hidden !== this.shown.length > 0) this.none.hidden = this.shown.length > 0;
+    say(this.none, this.items.length ? "nothing fits the filter" : this.empty);
     const height = this.element.clientHeight || 560;
     const first = Math.max(0, Math.floor(this.element.scrollTop / ROW) - BEYOND);
     const last = Math.min(this.shown.length, Math.ceil((this.element.scrollTop + height) / ROW) + BEYOND);
@@ -103,7 +104,7 @@ export class Table {
       if (anew || row.item !== item) this._write(row, item);
       const top = `${index * ROW}px`;
       if (row.style.top !== top) row.style.top = top;
-      row.setAttribute("aria-rowindex", index + 2);
+      set(row, "aria-rowindex", index + 2);
       there.set(key, row);
     }
     for (const [key, row] of this.elements) if (!there.has(key)) row.remove();
@@ -123,10 +124,10 @@ export class Table {
       const content = column.cell(item);
       if (typeof content === "string") {
         if (cell.childElementCount || cell.textContent !== content) cell.textContent = content;
-        cell.title = column.title?.(item) ?? (content.length > 14 ? content : "");
+        set(cell, "title", column.title?.(item) ?? (content.length > 14 ? content : ""));
       } else {
-        fill(cell, content);
-        cell.title = column.title?.(item) ?? "";
+        show(cell, content);
+        set(cell, "title", column.title?.(item) ?? "");
       }
     }
   }
