@@ -1,0 +1,133 @@
+"""Loops of released frameworks, and of stand-ins, as jobs of a real daemon: they take turns on what they share.
+
+What they do is in ``plugins/hooks/tests/loops.py``; each process writes down what it did on its GPUs, in which
+slot, and when.
+"""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LOOPS = Path(__file__).parents[2] / "plugins" / "hooks" / "tests" / "loops.py"
+FRAMEWORKS = Path(sys.prefix) / "frameworks"
+SKYRL = ("skyrl", "0.3.0")
+OPENRLHF = ("openrlhf", "0.11.2", "--train.colocate_all", "--vllm.enable_sleep", "--ds.enable_sleep")
+AREAL = ("areal", "1.0.4")
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def loops(tmp_path):
+    """Starts loops by name; what each has done, once all have ended well."""
+    started = {}
+
+    def start(daemon, name, *arguments):
+        if arguments[0] in ("skyrl", "openrlhf", "areal") and not (FRAMEWORKS / "-".join(arguments[:2])).is_dir():
+            what = "==".join(arguments[:2])
+            pytest.skip(f'{what} is not here: make drift ARGS="--keep .venv/frameworks {what}"')
+        (tmp_path / f"{name}.toml").write_text(f'name = "{name}"\n')
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("ROLLMUX_", "XDG_"))}
+        ours = {"ROLLMUX_URL": daemon.url, "ROLLMUX_REQUIRED": "1", "ROLLMUX_HOOK": str(tmp_path / f"{name}.toml")}
+        with (tmp_path / f"{name}.out").open("wb") as out, (tmp_path / f"{name}.err").open("wb") as said:
+            started[name] = subprocess.Popen(
+                [sys.executable, LOOPS, *arguments],
+                env={**env, **ours, "HOME": str(tmp_path), "LOOPS_WORK": "20000"},
+                cwd=tmp_path,
+                stdout=out,
+                stderr=said,
+            )
+
+    def ended():
+        for name, process in started.items():
+            assert process.wait(90) == 0, (tmp_path / f"{name}.err").read_text()
+        return {name: json.loads((tmp_path / f"{name}.out").read_text().splitlines()[-1]) for name in started}
+
+    start.ended = ended
+    yield start
+    for process in started.values():
+        process.kill()
+        process.wait()
+
+
+def in_order(done):
+    """All that was done in slots, by time: whose it was, the slot, and what."""
+    everything = [(at, name, slot, what) for name, events in done.items() for what, _, slot, at in events if slot]
+    return [(name, slot, what) for _, name, slot, what in sorted(everything)]
+
+
+def left_behind(done, name):
+    """What the others did while something of that run of SkyRL was on the GPUs."""
+    comes = {"policy.backload": "policy", "engines.wake_up weights": "engines"}
+    goes = {"policy.offload": "policy", "engines.sleep": "engines"}
+    there, found = set(), []
+    for _, who, what in sorted((at, who, what) for who, events in done.items() for what, _, _, at in events):
+        if who != name:
+            found += [f"{who} {what} beside {', '.join(sorted(there))}"] if there else []
+        elif what in comes:
+            there.add(comes[what])
+        elif what in goes:
+            there.discard(goes[what])
+    return found
+
+
+def phases(daemon, name):
+    """The phases that a job was granted, in order."""
+    job = daemon.job(name)["job"]
+    return [fact["phase"] for fact in daemon.facts("slot_queued", job=job)]
+
+
+def test_runs_of_three_frameworks_take_turns_on_one_gpu(live, loops):
+    daemon = live.daemon((("0", "train"),), hold_s=0)
+    for name, loop in (("sky", SKYRL), ("open", OPENRLHF), ("are", AREAL)):
+        loops(daemon, name, *loop)
+    done = loops.ended()
+
+    stays = [key for key, _ in itertools.groupby(in_order(done), key=lambda one: one[:2])]
+    assert len(stays) == len(set(stays)), f"a slot was interrupted: {stays}"
+    assert left_behind(done, "sky") == []
+    assert phases(daemon, "sky") == ["init", *["rollout", "train"] * 2, "rollout"]
+    assert phases(daemon, "open") == ["init", *["rollout", "train"] * 3, "rollout"]
+    assert phases(daemon, "are") == ["init", *["rollout", "train"] * 2, "rollout"]
+    assert {job["status"] for job in daemon.jobs().values()} == {"ended"}
+    assert {job["reason"] for job in daemon.jobs().values()} == {"finished"}
+
+
+def test_engines_of_two_runs_on_two_pools_are_never_on_the_same_gpus(live, loops):
+    daemon = live.daemon((("0", "rollout"), ("1", "train")), hold_s=0)
+    for name in ("a", "b"):
+        loops(daemon, name, "slime", "train", "offload")
+    done = loops.ended()
+
+    there = {"a": False, "b": False}
+    # Parking is done while the loop waits: in no slot of its own.
+    everything = sorted((at, name, what) for name, events in done.items() for what, _, _, at in events)
+    for _, name, what in everything:
+        if what in ("engines.onload", "engines.onload_weights", "engines.generate"):
+            there[name] = True
+            assert there != {"a": True, "b": True}, f"{name} {what}, while the other's engines are there"
+        elif what == "engines.offload":
+            there[name] = False
+    for name in ("a", "b"):
+        assert phases(daemon, name) == ["init", *["sync", "rollout", "train"] * 2, "sync"]
+
+
+def test_a_daemon_that_only_watches_has_them_wait_for_nothing(live, loops):
+    daemon = live.daemon((("0", "rollout"), ("1", "train")), mode="observe")
+    for name, loop in (
+        ("roll", ("roll", "train")),
+        ("nemo", ("nemo_rl", "train")),
+        ("slime", ("slime", "train", "offload")),
+    ):
+        loops(daemon, name, *loop)
+    loops.ended()
+
+    assert daemon.facts("order_issued") == []
+    assert {job["admission"] for job in daemon.jobs().values()} == {"observed"}
+    assert phases(daemon, "roll") == ["init", *["sync", "rollout", "train"] * 2]
+    assert phases(daemon, "nemo") == ["init", *["train"] * 4]
