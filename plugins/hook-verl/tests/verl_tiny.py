@@ -11,6 +11,7 @@ weights that are not the trainer's, is an error here. The checksum of the weight
 import argparse
 import hashlib
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -253,6 +254,8 @@ def config(out: str, *more: str) -> Any:
                 "data.val_batch_size=6",
                 "data.dataloader_num_workers=0",
                 "data.seed=1",
+                # (At the end of an epoch verl resumes with the order of the first.)
+                "data.shuffle=False",
                 "actor_rollout_ref.rollout.n=4",
                 "actor_rollout_ref.rollout.name=vllm",
                 "actor_rollout_ref.rollout.agent.num_workers=1",
@@ -312,14 +315,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", default="verl-out", help="where checkpoints go")
+    parser.add_argument("--alone", action="store_true", help="once more without the hook, after this")
+    parser.add_argument("--when", type=Path, help="write PATH-NAME once all is imported, and begin when PATH is there")
     parser.add_argument("more", nargs="*", help="as on verl's command line")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     torch.set_num_threads(1)
+    if asked.when:
+        Path(f"{asked.when}-{asked.name}").touch()
+        while not asked.when.exists():
+            time.sleep(0.02)
     more = [f"trainer.experiment_name={asked.name}", f"trainer.total_training_steps={asked.steps}", *asked.more]
-    run = trainer(asked.out, *more, seed=asked.seed)
-    run.init_workers()
-    run.fit()
-    print(f"{asked.name}: weights {digest(run.actor_rollout_wg.model)}", flush=True)
+    for out in (asked.out, *([asked.out + "-alone"] if asked.alone else [])):
+        run = trainer(out, *more, seed=asked.seed)
+        run.init_workers()
+        run.fit()
+        print(f"{asked.name}: weights {digest(run.actor_rollout_wg.model)}", flush=True)
+        ray_trainer.RayPPOTrainer = getattr(run, "theirs", type(run))
 
 
 if __name__ == "__main__":
