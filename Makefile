@@ -71,6 +71,9 @@ bench: $(STAMP) ## measure; progress on stderr, one JSON object on stdout (BENCH
 gpu: ## on a machine with a GPU, a bare CUDA image with torch too: what only a GPU can show; one JSON object on stdout
 	@$(or $(PYTHON),python3) tests/gpu/run.py $(ARGS)
 
+certificates: $(STAMP) ## execute PLANS random certified wheels (3,000) and hold each to its bounds
+	@ROLLMUX_PLANS=$$(( $(or $(PLANS),3000) / 2 )) $(BIN)/python -m pytest -q --timeout 3600 tests/core/test_wheel_rates.py $(ARGS)
+
 swarm: $(STAMP) ## random simulated histories with faults for BUDGET_S seconds; one JSON object on stdout
 	@$(BIN)/python tests/swarm/run.py --budget $(or $(BUDGET_S),60) $(ARGS)
 
@@ -83,7 +86,7 @@ chaos: $(STAMP) ## kill, stop and restart a live daemon and its clients for BUDG
 fuzz: $(STAMP) ## fuzz a live daemon, wire, configuration and journals for BUDGET_S seconds; one JSON object on stdout
 	@$(BIN)/python tests/fuzz/run.py --budget $(or $(BUDGET_S),60) $(ARGS)
 
-drift: $(STAMP) ## hold the newest TRL, verl ... on the package index against what their hooks know (ARGS="trl==1.15.0": this)
+drift: $(STAMP) ## hold the newest TRL, verl, SkyRL ... on the package index against what their hooks know (ARGS="trl==1.15.0": this)
 	@$(BIN)/python plugins/hook-kit/tests/drift.py $(ARGS)
 
 newcomer: $(STAMP) ## install a clean copy into a clean home, and type the tutorial there (needs a package index)

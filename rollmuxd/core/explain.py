@@ -34,7 +34,7 @@ from rollmuxd.core.model import (
     StateStatus,
     Visit,
 )
-from rollmuxd.core.policy import Refusal
+from rollmuxd.core.policy import Refusal, SaysWhatBinds
 from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.wishes import Wishes
 
@@ -190,7 +190,7 @@ class Explainer:
             return []
         took = iteration_ms(turn, group, job)
         often = "" if took in (0, turn) else f", and it goes round {turn // took} times in that"
-        said = [f"The group turns once in {_s(turn)} s{often}."]
+        said = [f"The group turns once in {_s(turn)} s{often}.", *self._binds(group)]
         if solo:
             said.append(f"So its iteration takes {took / solo:.2f} times the {_s(solo)} s that it takes alone.")
         if job.spec.slo is None or not job.promised:
@@ -202,6 +202,19 @@ class Explainer:
             said.append("Its promise is at risk: the plan has no room for it, as long as phases take what they do now.")
         spare = f"{_s(abs(bound - took))} s {'to spare' if bound >= took else 'too little'}"
         return [*said, f"It is promised {job.spec.slo:g} times, {_s(bound)} s: {spare}."]
+
+    def _binds(self, group: Group) -> list[str]:
+        """Why the group turns no faster, where its policy says it: who waits for whom, round and round."""
+        policy = self._c.policy
+        found = policy.binding(self._c.state, group.id) if isinstance(policy, SaysWhatBinds) else None
+        if found is None or len(group.jobs) < 2:
+            return []
+        legs = [
+            f"{self._c.state.jobs[link.leg.job].spec.name} on {', '.join(link.leg.nodes)} ({_s(link.leg.busy_ms)} s)"
+            for link in found.links
+        ]
+        turns = "" if found.turns == 1 else f", {_s(found.took_ms)} s in {found.turns} turns"
+        return [f"It turns no faster, as each of these waits for the one before: {', then '.join(legs)}{turns}."]
 
     # ---- slots -----------------------------------------------------------------------------------------------------
 

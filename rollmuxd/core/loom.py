@@ -57,6 +57,7 @@ from rollmuxd.core.model import (
 from rollmuxd.core.placement import Candidate, RollMux, Shape, may_share
 from rollmuxd.core.policy import Move, Placed, Replan
 from rollmuxd.core.state import State
+from rollmuxd.core.wheel import Binding, binding
 
 Objective: TypeAlias = Literal["cost", "work", "throughput"]
 
@@ -280,6 +281,11 @@ class Loom(RollMux):
         members = (sitting.jobs[at] for at in plan.order)
         wheel = tuple(PlannedVisit(name, phase) for name in members for phase in phases[name])
         return Replan(plan.period_ms, wheel=wheel)
+
+    def binding(self, state: State, group: GroupId) -> Binding | None:
+        """The cycle of the event graph that is the group's period."""
+        summary = self._summary(state, state.groups[group], fresh=True)
+        return None if summary.unknown or self.dispatch is not Dispatch.WHEEL else binding(summary.legs)
 
     # ---- what planning looks at --------------------------------------------------------------------------------------
 

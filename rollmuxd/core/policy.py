@@ -6,7 +6,7 @@ the simulator, so what was scored is what will run.
 """
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -14,6 +14,7 @@ from rollmuxd.core.decision import Reason
 from rollmuxd.core.facts import PlannedVisit
 from rollmuxd.core.model import Dispatch, GroupId, Job, JobId, JobStatus, Millis, NodeId, PoolName
 from rollmuxd.core.state import State
+from rollmuxd.core.wheel import Binding
 
 
 class Placed(Struct, frozen=True):
@@ -117,4 +118,13 @@ class Policy(Protocol):
 
     def period_ms(self, state: State, group: GroupId) -> Millis | None:
         """The planned period of a group; None while a member's times are not known."""
+        ...
+
+
+@runtime_checkable
+class SaysWhatBinds(Protocol):
+    """A policy may also say, to people, why a group's wheel turns no faster."""
+
+    def binding(self, state: State, group: GroupId) -> Binding | None:
+        """The cycle of legs that the group's period hangs on; None: nobody knows, or the wheel takes no time."""
         ...

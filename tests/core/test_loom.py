@@ -175,6 +175,23 @@ def test_who_joins_can_pay_for_the_wait_for_a_first_turn(earned: int, slo: float
     assert cluster.mates() == ([{"a", "b"}] if shares else [{"a"}, {"b"}])
 
 
+def test_who_asks_is_told_what_the_wheel_hangs_on() -> None:
+    """The rollout node is never idle, so it is that; the paper's rule, whose order is one turn each, says nothing."""
+    cluster = Cluster(4, 4, Loom(objective="cost"))
+    for name in ("a", "b"):
+        cluster.arrives(job(name, 100, 80, 2.0))
+    assert cluster.mates() == [{"a", "b"}]
+    story = cluster.core.explain(cluster.core.state.names["team/a"], 0)
+    assert [said for said in story.sentences if "turns" in said] == [
+        "The group turns once in 200.0 s.",
+        "It turns no faster, as each of these waits for the one before: b on r0 (100.0 s), then a on r0 (100.0 s).",
+    ]
+    paper = Cluster(4, 4, RollMux())
+    for name in ("a", "b"):
+        paper.arrives(job(name, 100, 80, 2.0))
+    assert not any("no faster" in said for said in paper.core.explain(paper.core.state.names["team/a"], 0).sentences)
+
+
 def test_jobs_of_different_train_widths_share() -> None:
     cluster = Cluster(6, 2, Loom(objective="cost"))
     wide = cluster.arrives(job("wide", 100, 100, 2.0, nodes=(2, 2)))

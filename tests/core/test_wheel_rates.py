@@ -1,9 +1,11 @@
 """Wheels in which jobs go round at rates of their own: what is certified is what happens, whatever the durations.
 
 The execution below is its own: a list of visits is served one by one, each node and each job taking its visits in the
-wheel's order, with durations drawn for each. It shares no code with the certificate.
+wheel's order, with durations drawn for each. It shares no code with the certificate. ``make certificates`` tries more
+plans (``ROLLMUX_PLANS`` of each width).
 """
 
+import os
 import random
 from fractions import Fraction
 from functools import lru_cache
@@ -17,6 +19,7 @@ from rollmuxd.core.wheel import Leg, binding, certified, lower_bound_ms, period_
 
 ROOMS = {"rollout": Room(1.0, 1.0), "train": Room(3.0, 3.0)}
 TURNS = 40
+PLANS = int(os.environ.get("ROLLMUX_PLANS", "400"))
 
 
 def drawn_need(chance: random.Random, number: int, *, widest: int = 1, gaps: bool = False) -> Need:
@@ -32,7 +35,7 @@ def drawn_need(chance: random.Random, number: int, *, widest: int = 1, gaps: boo
 
 
 @lru_cache
-def drawn_plans(widest: int, count: int = 400) -> list[Plan]:
+def drawn_plans(widest: int, count: int = PLANS) -> list[Plan]:
     chance = random.Random(widest)
     planner, plans = Planner(ROOMS), []
     while len(plans) < count:
