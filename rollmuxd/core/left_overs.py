@@ -3,6 +3,9 @@
 The first park of a state writes down what it left. More than was agreed is no end in itself: where every other job of
 the node still fits beside it, the job is written down with what it takes (an alarm for people, and room that placement
 counts from then on), and the GPUs are given on. Where somebody would not fit, the job that takes his room goes.
+
+A job that declared no state for a node has agreed to leave nothing there: what its process keeps is not known to be of
+any size, and nobody can have it moved. So it goes too, before the node does, which others have a right to.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +14,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.launching import kill
-from rollmuxd.core.letting_go import given_back, may_still_fill, quarantine, see_gpus, settle
+from rollmuxd.core.letting_go import clear_limit_mb, given_back, may_still_fill, quarantine, see_gpus, settle
 from rollmuxd.core.model import Job, JobState, Millis, Node, OnLoss, StateStatus
 from rollmuxd.core.state import leaves_mb
 from rollmuxd.core.turns import dispatch
@@ -40,16 +43,18 @@ def judge(c: Cycle, node: Node, sights: Mapping[str, i.GpuSight]) -> None:
     """Parked states that leave more than was agreed, once memory had the time that it takes to be given back."""
     for name in dict.fromkeys(gpu.stain for gpu in node.gpus.values() if gpu.stain is not None):
         job = c.state.jobs[name]
-        parked = [kept for kept in _states(c, node, job) if kept.status is StateStatus.PARKED]
+        states = _states(c, node, job)
+        parked = [kept for kept in states if kept.status is StateStatus.PARKED]
         if node.unclear_since is None or c.now - node.unclear_since < c.config.left_over_ms:
             return
         if parked and job.live and not may_still_fill(c, node, name):
             _judge(c, node, job, parked[-1], sights, node.unclear_since)
+        elif not states and job.live:
+            _judge_stateless(c, node, job, sights, node.unclear_since)
 
 
 def _judge(c: Cycle, node: Node, job: Job, kept: JobState, sights: Mapping[str, i.GpuSight], since: Millis) -> None:
-    unclear = [gpu for gpu, known in node.gpus.items() if known.stain == job.id and given_back(c, known)]
-    worst = max(unclear, key=lambda gpu: sights[gpu].used_mb, default=None)
+    worst = _worst(c, node, job, sights)
     if worst is None:
         return
     used = sights[worst].used_mb
@@ -70,10 +75,35 @@ def _judge(c: Cycle, node: Node, job: Job, kept: JobState, sights: Mapping[str, 
         f"its {kept.pool} state left {left / 1000:g} GB on {worst} when parked, {agreed / 1000:g} GB were agreed "
         f"(leftover_gb), and {trouble}",
     )
+    _has_gone(c, node, job)
+
+
+def _judge_stateless(c: Cycle, node: Node, job: Job, sights: Mapping[str, i.GpuSight], since: Millis) -> None:
+    worst = _worst(c, node, job, sights)
+    limit = clear_limit_mb(c, node)
+    if worst is None or sights[worst].used_mb <= limit or c.now - since < c.config.clear_limit_ms // 2:
+        return
+    quarantine(
+        c,
+        job,
+        f"it keeps {sights[worst].used_mb / 1000:g} GB on {worst}, which it has released ({limit / 1000:g} GB would be "
+        f"clear), and declared no state for {' and '.join(node.pools)}: declare one, or free the memory in the phase",
+    )
+    _has_gone(c, node, job)
+
+
+def _has_gone(c: Cycle, node: Node, job: Job) -> None:
+    """After a quarantine: end its process where that is ours to do, and let the others go on."""
     if job.spec.on_loss is OnLoss.KILL or job.launch is not None:
         c.do(kill(job))
     settle(c, job)
     dispatch(c, node.group)
+
+
+def _worst(c: Cycle, node: Node, job: Job, sights: Mapping[str, i.GpuSight]) -> str | None:
+    """Of the GPUs that the job gave back and that were not seen clear since, the one with most on it."""
+    unclear = [gpu for gpu, known in node.gpus.items() if known.stain == job.id and given_back(c, known)]
+    return max(unclear, key=lambda gpu: sights[gpu].used_mb, default=None)
 
 
 def _why_not_let(c: Cycle, node: Node, job: Job, kept: JobState, left_mb: int, used_mb: int) -> str | None:
