@@ -12,6 +12,8 @@ last time, and one job has plans made anew no more often than ``replan_every_ms`
 looked at again when somebody has left or joined it, and each time as long has passed.
 """
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
@@ -23,6 +25,9 @@ from rollmuxd.core.model import Dispatch, Group, GroupId, Job, JobStatus, Millis
 from rollmuxd.core.moving import CHANGES, are_on, plan, refused
 from rollmuxd.core.policy import Move, Replan
 from rollmuxd.core.turns import dispatch
+
+#: a group whose promises are at risk is looked at again after so long at the earliest
+AGAIN_MS: Final = 60_000
 
 
 def watch(c: Cycle, job: Job) -> None:
@@ -93,7 +98,7 @@ def settle(c: Cycle, group: Group, job: Job, why: str, *, changed: bool = False)
     if found.wheel:
         dispatch(c, group.id)
     if are:
-        c.soft.at(c.now + c.config.replan_every_ms, "relieve", group.id)
+        c.soft.at(c.now + max(AGAIN_MS, c.config.replan_every_ms), "relieve", group.id)
         relieve(c, group)
 
 
