@@ -170,11 +170,15 @@ class _Run:
             time.sleep(self._step_s)
 
     def _view(self) -> dict[str, Any] | None:
-        """The job as it is; None: the daemon is away, which stops nobody."""
+        """The job as it is; None: the daemon is away."""
+        return self._look(f"/v1/jobs/{part(self._talk.job)}")
+
+    def _look(self, path: str) -> dict[str, Any] | None:
+        """What the daemon says of it; None: the daemon is away, which stops nobody."""
         from rollmuxd.client.errors import TooManyRequests, Unavailable, Unreachable
 
         try:
-            view: dict[str, Any] = self._daemon.get(f"/v1/jobs/{part(self._talk.job)}")
+            view: dict[str, Any] = self._daemon.get(path)
         except (Unreachable, Unavailable, TooManyRequests):
             return None
         return view
@@ -200,7 +204,7 @@ class _Run:
         names = dict.fromkeys(name for pinned in view["pins"].values() for name in pinned)
         if not names:
             return {}
-        nodes = {name: self._daemon.get(f"/v1/nodes/{name}") for name in names}
+        nodes = {name: self._node(name) for name in names}
         hosts = list(dict.fromkeys(node["host"] for node in nodes.values()))
         here = host or (socket.gethostname() if socket.gethostname() in hosts or len(hosts) > 1 else hosts[0])
         if here not in hosts or (len(hosts) > 1 and host is None):
@@ -212,6 +216,12 @@ class _Run:
             pool: [gpu["gpu"] for name in names if nodes[name]["host"] == here for gpu in nodes[name]["gpus"]]
             for pool, names in view["pins"].items()
         }
+
+    def _node(self, name: str) -> dict[str, Any]:
+        while (node := self._look(f"/v1/nodes/{name}")) is None:
+            self._beat()
+            time.sleep(self._step_s)
+        return node
 
     def _start(self, crew: Crew, role: Role, gpus: Mapping[str, list[str]], out: IO[bytes] | None) -> None:
         mine = list(dict.fromkeys(gpu for pool in role.pools or gpus for gpu in gpus.get(pool, ())))

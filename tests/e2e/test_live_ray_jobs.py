@@ -1,0 +1,164 @@
+"""Jobs that run on Ray, in the shape of verl's: each reserves whole GPUs, and two of them take turns on the same ones.
+
+Ray is real; its GPUs are numbers that it is told (``--num-gpus``), and the daemon's are the mock's.
+"""
+
+import importlib.util
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(180)]
+
+WORKLOAD = Path(__file__).with_name("workloads") / "placement_groups.py"
+RAY = Path(sys.executable).with_name("ray")
+JOB = """
+name = "{name}"
+rollout = {{nodes = 1}}
+train = {{nodes = 1}}
+
+[ray]
+program = {program}
+arguments = ["--object-store-memory=80000000", "--num-cpus=4", "--include-log-monitor=false", {more}]
+{address}
+"""
+ROUNDS = 3
+
+
+@pytest.fixture(autouse=True)
+def ray_is_there():
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("there is no Ray here; pip install ray")
+
+
+class OnRay:
+    """Jobs, each started by ``rollmuxd run`` with a Ray or a node of its own."""
+
+    def __init__(self, live, folder):
+        self.live, self.folder, self.record = live, folder, folder / "record.jsonl"
+        self.record.touch()
+        self.started = {}
+
+    def start(self, name, resource, *, more="", address=""):
+        file = self.folder / f"{name}.toml"
+        file.write_text(JOB.format(name=name, program=json.dumps(str(RAY)), more=more, address=address))
+        plain = {key: value for key, value in os.environ.items() if not key.startswith(("ROLLMUX_", "XDG_", "RAY_"))}
+        self.started[name] = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "rollmuxd", "run", "--job", file, "--"),
+                *(sys.executable, WORKLOAD, name, self.record, str(ROUNDS), resource),
+            ],
+            env={**plain, "ROLLMUX_URL": self.live.daemons[-1].url, "HOME": str(self.folder), "PYTHONWARNINGS": ""},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def said(self, name):
+        """What a job has said, to its good end."""
+        out, err = self.started[name].communicate(timeout=150)
+        assert self.started[name].returncode == 0, f"{out}\n{err}"
+        return {key: value for line in out.splitlines() for key, value in json.loads(line).items()}
+
+    def stays(self):
+        """Who computed on which GPU from when to when, in order."""
+        lines = [json.loads(line) for line in self.record.read_text().splitlines()]
+        begun, found = {}, []
+        for line in lines:
+            key = (line["job"], line["gpu"])
+            if line["what"] == "begin":
+                begun[key] = line["at"]
+            else:
+                found.append((line["gpu"], begun.pop(key), line["at"], line["job"]))
+        return sorted(found)
+
+    def end(self):
+        for process in self.started.values():
+            process.terminate()
+        for process in self.started.values():
+            process.communicate(timeout=40)
+
+
+@pytest.fixture
+def on_ray(live, tmp_path):
+    made = OnRay(live, tmp_path)
+    yield made
+    made.end()
+
+
+def took_turns(stays):
+    """Nobody came while another was there, and neither had it all before the other."""
+    for gpu in ("mock/gpu0", "mock/gpu1"):
+        mine = [stay for stay in stays if stay[0] == gpu]
+        assert sorted(job for *_, job in mine) == ["a"] * ROUNDS + ["b"] * ROUNDS
+        for (_, _, left, job), (_, came, _, other) in itertools.pairwise(mine):
+            assert left <= came, f"{other} came to {gpu} while {job} was on it"
+        order = "".join(job for *_, job in mine)
+        assert order not in ("aaabbb", "bbbaaa"), "one of them has waited until the other was through"
+
+
+def test_two_jobs_that_reserve_all_gpus_each_on_a_ray_of_its_own_take_turns_on_them(live, on_ray):
+    live.daemon((("0", "rollout"), ("1", "train")), lease_s=20.0, heartbeat_s=2.0)
+    for name in ("a", "b"):
+        on_ray.start(name, "GPU", more='"--include-dashboard=false"')
+    a, b = on_ray.said("a"), on_ray.said("b")
+
+    for said in (a, b):
+        assert (said["resources"]["GPU"], said["done"]) == (2, ROUNDS)
+        # Without us: on one Ray the second group of this shape waits until the first is gone.
+        assert (said["beside"], said["state"]) == (False, "PENDING")
+        assert sorted(gpus[0] for gpus, _ in said["gpus"]) == ["0", "1"]
+        assert all(gpus == [seen] for gpus, seen in said["gpus"])
+    assert a["address"] != b["address"]
+    took_turns(on_ray.stays())
+    # Both Rays are gone with all their processes.
+    pids = {json.loads(line)["pid"] for line in on_ray.record.read_text().splitlines()}
+    assert len(pids) == 4
+    assert not any(live.lives(pid) for pid in pids)
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """A Ray that has no GPUs to give; its address."""
+    folder = Path(tempfile.mkdtemp(prefix="rx-", dir="/tmp"))
+    plain = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    argv = [
+        *(RAY, "start", "--head", "--port=0", f"--temp-dir={folder}", "--num-gpus=0", "--num-cpus=1", "--block"),
+        *("--object-store-memory=80000000", "--include-dashboard=false", "--include-log-monitor=false"),
+        *("--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats"),
+    ]
+    with (tmp_path / "head.log").open("w") as log:
+        head = subprocess.Popen(argv, env={**plain, "PYTHONWARNINGS": ""}, stdout=log, stderr=log)
+    address = folder / "ray_current_cluster"
+    try:
+        give_up = time.monotonic() + 60
+        while not (address.exists() and address.read_text()):
+            assert head.poll() is None, (tmp_path / "head.log").read_text()
+            assert time.monotonic() < give_up, (tmp_path / "head.log").read_text()
+            time.sleep(0.05)
+        yield address.read_text().strip()
+    finally:
+        head.terminate()
+        head.wait(30)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_two_jobs_on_one_shared_ray_have_each_their_gpus_under_a_name_of_their_own(live, on_ray, shared):
+    live.daemon((("0", "rollout"), ("1", "train")), lease_s=20.0, heartbeat_s=2.0)
+    for name in ("a", "b"):
+        on_ray.start(name, f"rollmuxd_gpu_{name}", address=f'address = "{shared}"')
+    for name in ("a", "b"):
+        said = on_ray.said(name)
+        assert (said["resources"][f"rollmuxd_gpu_{name}"], said["done"]) == (2, ROUNDS)
+        assert "GPU" not in said["resources"], "anybody might be given it"
+        # Its workers are on the job's own node, and see what that was started with.
+        assert [seen for _, seen in said["gpus"]] == ["0,1", "0,1"]
+    took_turns(on_ray.stays())
