@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from rollmuxd.cli import own_ray
 from rollmuxd.cli.calls import Failed
+from rollmuxd.cli.own_ray import RayTable
 
 #: keys of a job that are no pools
 KEYS: Final = frozenset(
@@ -38,6 +40,8 @@ class JobFile:
     path: Path
     table: Mapping[str, Any]
     roles: tuple[Role, ...]
+    #: a Ray of the job's own is wanted
+    ray: RayTable | None = None
 
     def registration(self, key: str, **more: Any) -> Any:
         """The body of ``POST /v1/jobs``. Raises Failed, naming the file and the key."""
@@ -67,6 +71,7 @@ def read(path: Path, command: Sequence[str]) -> JobFile:
     if not isinstance(said.get("name"), str):
         raise Failed(f'{path}: there is no name in it; say name = "math-7b"')
     roles = said.pop("roles", {})
+    ray = own_ray.read(str(path), said.pop("ray")) if "ray" in said else None
     if not isinstance(roles, dict):
         raise Failed(f"{path}: roles are tables, [roles.trainer] with a command")
     if bool(roles) == bool(command):
@@ -74,8 +79,8 @@ def read(path: Path, command: Sequence[str]) -> JobFile:
         raise Failed(f"{path} {one}; give either [roles.NAME] with command there, or -- COMMAND here")
     pools = [name for name in said if name not in KEYS and name != "name"] or list(_BY_DEFAULT)
     if command:
-        return JobFile(path, said, (Role("main", tuple(command)),))
-    return JobFile(path, said, tuple(_role(path, name, table, pools) for name, table in roles.items()))
+        return JobFile(path, said, (Role("main", tuple(command)),), ray)
+    return JobFile(path, said, tuple(_role(path, name, table, pools) for name, table in roles.items()), ray)
 
 
 def _role(path: Path, name: str, table: Any, pools: Sequence[str]) -> Role:

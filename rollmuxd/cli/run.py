@@ -23,6 +23,7 @@ from rollmuxd.cli import job_file
 from rollmuxd.cli.calls import Call, Failed, part, print_json, talks
 from rollmuxd.cli.job_file import JobFile, Role
 from rollmuxd.cli.logs import begin, folder_of, watched_by
+from rollmuxd.cli.own_ray import OwnRay
 from rollmuxd.cli.processes import Crew
 from rollmuxd.daemon.visible import visible
 
@@ -126,8 +127,9 @@ class _Run:
             with contextlib.ExitStack() as files, Crew(grace_s) as crew:
                 self._daemon.run(self._talk.start())
                 gpus = self._gpus(self._until_placed(), host)
+                ray = self._own_ray(files, gpus, logs)
                 for role in self._job.roles:
-                    self._start(crew, role, gpus, files.enter_context(_output(logs, role)))
+                    self._start(crew, role, gpus, files.enter_context(_output(logs, role.name)), ray)
                 ended = self._until_one_ends(crew, grace_s)
                 if ended is None:
                     why = ""  # somebody else has ended it
@@ -223,11 +225,26 @@ class _Run:
             time.sleep(self._step_s)
         return node
 
-    def _start(self, crew: Crew, role: Role, gpus: Mapping[str, list[str]], out: IO[bytes] | None) -> None:
+    def _own_ray(self, files: contextlib.ExitStack, gpus: Mapping[str, list[str]], logs: Path | None) -> dict[str, str]:
+        """The Ray that the job wants for itself; what its commands need to know of it."""
+        if self._job.ray is None:
+            return {}
+        mine = list(dict.fromkeys(gpu for some in gpus.values() for gpu in some))
+        env = {**os.environ, **(visible(mine) if gpus else {})}
+        ray = files.enter_context(OwnRay(self._job.ray, self._talk.name))
+        told = ray.start(mine if gpus else None, env, files.enter_context(_output(logs, "ray")), self._beat)
+        what = "a node of its own in the Ray" if self._job.ray.address else "a Ray of its own"
+        _say(f"{what} at {told['RAY_ADDRESS']}, on {', '.join(mine) or 'the GPUs that it finds'}")
+        return told
+
+    def _start(
+        self, crew: Crew, role: Role, gpus: Mapping[str, list[str]], out: IO[bytes] | None, more: Mapping[str, str]
+    ) -> None:
         mine = list(dict.fromkeys(gpu for pool in role.pools or gpus for gpu in gpus.get(pool, ())))
         env = {
             **os.environ,
             **(visible(mine) if gpus else {}),
+            **more,
             "ROLLMUX_URL": str(self._daemon.address),
             "ROLLMUX_JOB": self._talk.name,
             "ROLLMUX_RUN_KEY": self._key,
@@ -287,7 +304,7 @@ def _detach(
 
     view = call.post("/v1/jobs", msgspec.to_builtins(job.registration(key, replace=replace)))
     logs = folder_of(view["name"], key)
-    begin(logs, (role.name for role in job.roles))
+    begin(logs, (*(role.name for role in job.roles), *(["ray"] if job.ray else [])))
     more = ["--host", host] if host else []
     argv = ["run", "--job", str(job.path), "--key", key, "--logs", str(logs), "--grace", f"{grace_s:g}", *more]
     env = {**os.environ, "ROLLMUX_URL": str(getattr(call.daemon, "address", call.url or ""))}
@@ -312,12 +329,12 @@ def _detach(
 
 
 @contextlib.contextmanager
-def _output(logs: Path | None, role: Role) -> Iterator[IO[bytes] | None]:
+def _output(logs: Path | None, name: str) -> Iterator[IO[bytes] | None]:
     """Where a role's output goes; None: where ours goes."""
     if logs is None:
         yield None
         return
-    with (logs / f"{role.name}.log").open("ab") as out:
+    with (logs / f"{name}.log").open("ab") as out:
         yield out
 
 

@@ -18,7 +18,7 @@ from rollmuxd.spi.contract import BackendContract
 from rollmuxd_backend_ray import RayBackend
 from rollmuxd_backend_ray.line import Line
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(180)]
 
 GPUS = ("box/gpu0", "box/gpu1")
 BOX = HostConfig(id="box", gpus=GPUS)
