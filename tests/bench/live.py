@@ -104,9 +104,14 @@ price_per_gpu_hour = {price}
 
 
 class Daemon:
-    """A daemon with a state directory of its own, with mock hosts of one node of eight GPUs each."""
+    """A daemon with a state directory of its own, with mock hosts of one node of eight GPUs each.
 
-    def __init__(self, folder: Path, hosts: list[tuple[str, str, float]], *, max_group: int = 5) -> None:
+    ``more``: what else its configuration says.
+    """
+
+    def __init__(
+        self, folder: Path, hosts: list[tuple[str, str, float]], *, max_group: int = 5, more: str = ""
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.state = folder / "state"
@@ -114,7 +119,7 @@ class Daemon:
         self.config = folder / "rollmux.toml"
         text = CONFIG.format(state=json.dumps(str(self.state)), lease_s=LEASE_S, max_group=max_group)
         self.config.write_text(
-            text + "".join(HOST.format(id=name, pool=pool, price=price) for name, pool, price in hosts)
+            text + "".join(HOST.format(id=name, pool=pool, price=price) for name, pool, price in hosts) + more
         )
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -177,9 +182,11 @@ def ready(path: Path) -> bool:
 
 
 @contextmanager
-def daemon(folder: Path, hosts: list[tuple[str, str, float]], *, max_group: int = 5) -> Iterator[Daemon]:
+def daemon(
+    folder: Path, hosts: list[tuple[str, str, float]], *, max_group: int = 5, more: str = ""
+) -> Iterator[Daemon]:
     """A daemon that runs."""
-    made = Daemon(folder, hosts, max_group=max_group)
+    made = Daemon(folder, hosts, max_group=max_group, more=more)
     try:
         made.start()
         yield made

@@ -1,5 +1,6 @@
 """The benchmarks run, and print what they say they print. How fast it was is not asked here."""
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -12,12 +13,13 @@ import pytest
 RUN = Path(__file__).with_name("run.py")
 
 
-def bench(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(RUN), *options], capture_output=True, text=True, timeout=55, check=False)
+def bench(*options: str, within: float = 55) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(RUN), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=within, check=False)
 
 
-def measured(name: str) -> dict[str, Any]:
-    ended = bench("--only", name, "--budget", "1", "--small")
+def measured(name: str, within: float = 55) -> dict[str, Any]:
+    ended = bench("--only", name, "--budget", "1", "--small", within=within)
     assert ended.returncode == 0, ended.stderr
     result: dict[str, Any] = json.loads(ended.stdout)
     assert set(result) == {"machine", name}
@@ -67,6 +69,20 @@ def test_the_dashboard_is_measured_in_a_browser() -> None:
     assert found["slots"] > 400
     assert found["redraw_bars"] > 100
     assert found["facts_per_s"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.timeout(240)
+def test_the_hook_for_trl_is_measured_on_real_runs() -> None:
+    for name in ("torch", "trl"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip("TRL is not installed: pip install 'rollmuxd-hook-trl[trl]'")
+    found = measured("trl", within=230)
+
+    assert 0 < found["hook_us"] < 1000 * found["hook_step_ms"]
+    assert 0 < found["daemon_ms"] < found["daemon_step_ms"] * 10
+    assert found["wall_s"] >= found["bound_s"] > 2 * found["train_s"]
 
 
 def test_a_benchmark_that_is_not_there_is_named() -> None:
