@@ -4,6 +4,7 @@ from itertools import combinations
 
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
+from rollmuxd.core import shares
 from rollmuxd.core.config import Config, OwnerLimits
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.errors import Impossible, TooMany
@@ -67,7 +68,7 @@ def _admit_round(c: Cycle, only: JobId | None) -> bool:
             continue
         if pools & reserved and name != only:
             continue
-        shape, slo = _shape_of(job), job.spec.slo or float("inf")
+        shape, slo = _shape_of(c, job), job.spec.slo or float("inf")
         fits_not = refused.get(shape, 0.0) >= slo or (only is not None and name != only)
         placed = None if fits_not or pools & reserved else c.policy.place(c.state, job)
         if placed is not None and over_its_nodes(c, job, placed):
@@ -77,7 +78,7 @@ def _admit_round(c: Cycle, only: JobId | None) -> bool:
             grew = grew or placed.admission != "packing"
             continue
         refused[shape] = max(slo, refused.get(shape, 0.0))
-        if c.now - job.registered_at >= c.config.bounded_wait_ms and _others_are_in_the_way(c.state, job):
+        if c.now - job.registered_at >= c.config.bounded_wait_ms and _others_are_in_the_way(c, job):
             reserved |= pools
     return grew and bool(c.state.waiting)
 
@@ -85,22 +86,19 @@ def _admit_round(c: Cycle, only: JobId | None) -> bool:
 def over_its_nodes(c: Cycle, job: Job, placed: Placed) -> str:
     """Why the job's owner may not have that placement; empty: it may."""
     most = limits_of(c, job.owner).max_nodes
-    if not most:
-        return ""
-    known = c.state.owners.get(job.owner)
-    held = known.nodes if known is not None else {}
-    more = {name for nodes in placed.pins.values() for name in nodes} - held.keys()
-    if len(held) + len(more) <= most:
-        return ""
-    return f"owner {job.owner} holds {len(held)} of its {most} nodes, and it would take {len(more)} more"
+    return shares.over_its_nodes(job.owner, c.state.owners.get(job.owner), placed.pins, most)
 
 
-def _others_are_in_the_way(state: State, job: Job) -> bool:
+def _others_are_in_the_way(c: Cycle, job: Job) -> bool:
     """Whether the nodes it wants are there, so that keeping them from newcomers lets it in one day.
 
-    One that waits for a node that is lost or drained would otherwise keep everybody out for as long.
+    One that waits for a node that is lost or drained, or for its owner to give some back, would otherwise keep
+    everybody out for as long.
     """
-    up = [node for node in state.nodes.values() if node.status is NodeStatus.UP]
+    most, owner = limits_of(c, job.owner).max_nodes, c.state.owners.get(job.owner)
+    if most and owner is not None and len(owner.nodes) + _wanted(job.spec) > most:
+        return False
+    up = [node for node in c.state.nodes.values() if node.status is NodeStatus.UP]
     return all(
         sum(want.pool in node.pools and (not want.named or node.id in want.named) for node in up)
         >= max(want.nodes, len(want.named))
@@ -149,11 +147,19 @@ def look_for_left_overs(c: Cycle, job: Job) -> None:
                 break
 
 
-def _shape_of(job: Job) -> object:
+def _shape_of(c: Cycle, job: Job) -> object:
     """What placement looks at of a job, for not trying the like again in one round."""
     spec = job.spec
     times = tuple((name, kept.count and kept.total_ms // kept.count) for name, kept in job.times.items())
-    return (spec.phases, spec.wants, spec.states, spec.park, spec.colocate, times, tuple(job.last_pins.items()))
+    limited = job.owner if limits_of(c, job.owner).max_nodes else ""
+    before = tuple(job.last_pins.items())
+    return (limited, spec.phases, spec.wants, spec.states, spec.park, spec.colocate, times, before)
+
+
+def _wanted(spec: JobSpec) -> int:
+    """The nodes that a job wants, at least."""
+    counts = [max(want.nodes, len(want.named)) for want in spec.wants]
+    return max(counts) if spec.colocate else sum(counts)
 
 
 def check_owner(c: Cycle, owner: str, spec: JobSpec, known: Job | None) -> None:
@@ -164,8 +170,7 @@ def check_owner(c: Cycle, owner: str, spec: JobSpec, known: Job | None) -> None:
             f"priority {spec.priority}: jobs of owner {owner} have {limits.max_priority} at most "
             f"(owners.{owner}.max_priority); register it with that"
         )
-    counts = [max(want.nodes, len(want.named)) for want in spec.wants]
-    wanted = max(counts) if spec.colocate else sum(counts)
+    wanted = _wanted(spec)
     if limits.max_nodes and wanted > limits.max_nodes:
         raise Impossible(
             f"{wanted} nodes are wanted, and owner {owner} has {limits.max_nodes} at most (owners.{owner}.max_nodes)"

@@ -208,8 +208,10 @@ class Loom(RollMux):
             pool: frozenset(n for n, name in enumerate(names) if not self._takes(state, job, pool, name))
             for pool, names in sitting.names.items()
         }
+        most, owner = self.max_nodes.get(job.owner), state.owners.get(job.owner)
+        left = len(state.nodes) if not most else max(0, most - len(owner.nodes if owner is not None else ()))
         rooms = {
-            pool: Room(room.price, room.worth, room.ram_mb, room.gpu_mb, len(free.get(pool, ())))
+            pool: Room(room.price, room.worth, room.ram_mb, room.gpu_mb, min(left, len(free.get(pool, ()))))
             for pool, room in planner.rooms.items()
         }
         there = [state.jobs[name] for name in (*sitting.jobs, job.id)]
@@ -222,7 +224,7 @@ class Loom(RollMux):
             return None
         bought = [name for pool, names in pins.items() for name in names if name not in sitting.names.get(pool, ())]
         candidate = Candidate(group, pins, "scaling" if bought else "packing", 0.0)
-        if self._miss_ram(state, job, candidate) or self._miss_memory(state, job, candidate):
+        if self._short(state, job, candidate):
             return None
         grows = plan.value - value_of(planner, sitting)
         return grows, self._answer(state, job, group, (*sitting.jobs, job.id), plan, pins, bought)
@@ -232,8 +234,7 @@ class Loom(RollMux):
         node = state.nodes[name]
         if node.status is not NodeStatus.UP or node.drain or pool not in node.pools:
             return False
-        candidate = Candidate(None, {pool: (name,)}, "", 0.0)
-        return self._miss_ram(state, job, candidate) is None and self._miss_memory(state, job, candidate) is None
+        return self._short(state, job, Candidate(None, {pool: (name,)}, "", 0.0)) is None
 
     def _answer(
         self,

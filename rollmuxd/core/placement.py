@@ -12,7 +12,7 @@ tie keeps an existing group. What the paper leaves open and we had to choose:
 - Pruning (skip a saturated group) is a switch; off, only the promises themselves reject (research 6.5, note b).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations, islice
 from math import ceil
 
@@ -41,6 +41,7 @@ from rollmuxd.core.model import (
     Want,
 )
 from rollmuxd.core.policy import Move, Placed, Refusal, Replan, Verdict
+from rollmuxd.core.shares import over_its_nodes
 from rollmuxd.core.state import State, leaves_mb
 from rollmuxd.core.wheel import Leg, certified, closed_form_is_exact, period_ms
 
@@ -121,6 +122,7 @@ class RollMux:
         self.prune, self.max_group, self.whole_pools = prune, max_group, tuple(whole_pools)
         if uncertain:
             self.dispatch = Dispatch.CREDIT
+        self.max_nodes: Mapping[str, int] = {}
         self._summaries: dict[GroupId, Summary] = {}
 
     # ---- the protocol ----------------------------------------------------------------------------------------------
@@ -235,9 +237,12 @@ class RollMux:
             text = "of the free nodes, not enough have the RAM for its parked states on their hosts, or they overlap"
             reasons.append(Reason("no_ram", text))
         elif wishes and all(wishes) and not any(want.named for want in job.spec.wants):
+            if self._owner_is_full(state, job):
+                return reasons
             suggestions[" and ".join(wishes)] = None
         elif not wishes:
             reasons += self._why_too_slow_alone(job, suggestions)
+            reasons += self._why_too_many_alone(state, job)
         return reasons
 
     def _why_too_slow_alone(self, job: Job, suggestions: dict[str, None]) -> list[Reason]:
@@ -250,6 +255,17 @@ class RollMux:
         text = f"even alone its iteration would take {_s(takes)} s, as it moves its states, and its SLO allows"
         data = {"period_s": takes / 1000, "limit_s": allowed / 1000, "job": job.id}
         return [Reason("own_slo", f"{text} {_s(allowed)} s", data)]
+
+    def _owner_is_full(self, state: State, job: Job) -> bool:
+        """Whether its owner may not have as many further nodes as it wants."""
+        most, owner = self.max_nodes.get(job.owner), state.owners.get(job.owner)
+        wanted = sum(max(want.nodes, len(want.named)) for want in job.spec.wants)
+        return bool(most) and owner is not None and len(owner.nodes) + wanted > (most or 0)
+
+    def _why_too_many_alone(self, state: State, job: Job) -> list[Reason]:
+        pins = _free_nodes(state, job, [want for want in job.spec.wants if not want.named], {})
+        miss = None if pins is None else self._miss_nodes(state, job, Candidate(None, pins, "isolated", 0.0))
+        return [] if miss is None else [miss.reason]
 
     # ---- candidates --------------------------------------------------------------------------------------------------
 
@@ -341,15 +357,13 @@ class RollMux:
         moves = job.spec.park is Park.AT_RELEASE or len(set(nodes)) < len(nodes)
         if moves and shape.limit_ms is not None and shape.shared_ms > shape.limit_ms:
             return None  # even alone it moves its states each time, and its promise has no room for that
-        if self._miss_ram(state, job, candidate) or self._miss_memory(state, job, candidate):
-            return None
-        return candidate
+        return None if self._short(state, job, candidate) else candidate
 
     # ---- does it do? -------------------------------------------------------------------------------------------------
 
     def _miss(self, state: State, shape: "Shape", candidate: Candidate) -> Miss | None:
         """Why a candidate does not do, for people; another SLO is no help where RAM or memory are short as well."""
-        short = self._miss_ram(state, shape.job, candidate) or self._miss_memory(state, shape.job, candidate)
+        short = self._short(state, shape.job, candidate)
         group = candidate.group
         if group is None or self._too_slow_ms(state, shape, candidate) is None:
             return short
@@ -358,11 +372,15 @@ class RollMux:
         return slow if short is None else Miss(slow.reason)
 
     def _fits(self, state: State, shape: "Shape", candidate: Candidate) -> bool:
-        """Whether every member's promise, every host's RAM and every GPU's memory allow it."""
+        """Whether every member's promise, every host's RAM, every GPU's memory and the owner's limit allow it."""
+        return self._too_slow_ms(state, shape, candidate) is None and self._short(state, shape.job, candidate) is None
+
+    def _short(self, state: State, job: Job, candidate: Candidate) -> Miss | None:
+        """What there is too little of, whatever the times."""
         return (
-            self._too_slow_ms(state, shape, candidate) is None
-            and self._miss_ram(state, shape.job, candidate) is None
-            and self._miss_memory(state, shape.job, candidate) is None
+            self._miss_nodes(state, job, candidate)
+            or self._miss_ram(state, job, candidate)
+            or self._miss_memory(state, job, candidate)
         )
 
     def _too_slow_ms(self, state: State, shape: "Shape", candidate: Candidate) -> Millis | None:
@@ -396,6 +414,12 @@ class RollMux:
     def _period_ms(self, legs: tuple[Leg, ...]) -> Millis:
         """What everybody's iteration takes in a group of these legs. Another order within groups has another."""
         return period_ms(legs)
+
+    def _miss_nodes(self, state: State, job: Job, candidate: Candidate) -> Miss | None:
+        """How many nodes the job's owner may hold."""
+        most = self.max_nodes.get(job.owner, 0)
+        over = over_its_nodes(job.owner, state.owners.get(job.owner), candidate.pins, most) if most else ""
+        return Miss(Reason("owner_nodes", over, {"owner": job.owner})) if over else None
 
     def _miss_ram(self, state: State, job: Job, candidate: Candidate) -> Miss | None:
         """Residency (paper, constraint 1): the parked states of all jobs on a host fit its RAM budget."""

@@ -5,7 +5,7 @@ what it has derived from the state, under the versions that the state carries. T
 the simulator, so what was scored is what will run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -128,3 +128,14 @@ class SaysWhatBinds(Protocol):
     def binding(self, state: State, group: GroupId) -> Binding | None:
         """The cycle of legs that the group's period hangs on; None: nobody knows, or the wheel takes no time."""
         ...
+
+
+@runtime_checkable
+class HeedsOwners(Protocol):
+    """What a policy is, besides, that plans around how many nodes an owner may hold.
+
+    The scheduler fills it in. Of other policies, a placement that is too wide for its owner is refused.
+    """
+
+    #: by owner, who has a limit
+    max_nodes: Mapping[str, int]

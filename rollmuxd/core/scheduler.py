@@ -21,7 +21,7 @@ from rollmuxd.core.estimates import credit_ms, slowdown
 from rollmuxd.core.explain import Explainer, Story
 from rollmuxd.core.facts import name
 from rollmuxd.core.model import GroupId, JobId, Millis, SessionId, SlotId
-from rollmuxd.core.policy import Policy
+from rollmuxd.core.policy import HeedsOwners, Policy
 from rollmuxd.core.soft import Soft
 from rollmuxd.core.state import State
 from rollmuxd.core.turns import dispatch
@@ -89,6 +89,8 @@ class Scheduler:
 
     def __init__(self, config: Config, policy: Policy, state: State | None = None) -> None:
         self.config, self.policy = config, policy
+        if isinstance(policy, HeedsOwners):
+            policy.max_nodes = {name: owner.max_nodes for name, owner in config.owners.items() if owner.max_nodes}
         self._cycle = Cycle(config, policy, state if state is not None else State())
         self._explainer = Explainer(self._cycle)
 

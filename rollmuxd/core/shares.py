@@ -6,12 +6,22 @@ their facts; in between it is what follows from the GPUs held. Where two waiting
 goes first whose owner has the least use for its share.
 """
 
+from collections.abc import Mapping
 from math import isqrt
 
-from rollmuxd.core.model import Millis, Owner
+from rollmuxd.core.model import Millis, NodeId, Owner, PoolName
 
 #: fixed point: this is 1
 _ONE = 1 << 64
+
+
+def over_its_nodes(name: str, owner: Owner | None, pins: Mapping[PoolName, tuple[NodeId, ...]], most: int) -> str:
+    """Why an owner may not have those nodes, where it may hold so many at most; empty: it may. 0: there is no limit."""
+    held = owner.nodes if owner is not None else {}
+    more = {node for nodes in pins.values() for node in nodes} - held.keys()
+    if not most or len(held) + len(more) <= most:
+        return ""
+    return f"owner {name} holds {len(held)} of its {most} nodes, and it would take {len(more)} more"
 
 
 def _roots() -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import pytest
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants, loom_plan
-from rollmuxd.core.config import Config, DriverTraits, Moves
+from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits
 from rollmuxd.core.loom import Loom
 from rollmuxd.core.model import JobSpec, Movable, PhaseSpec, StateSpec, Want
 from rollmuxd.core.placement import RollMux
@@ -27,10 +27,12 @@ TURNS = 30
 class Cluster:
     """A scheduler over some nodes of 8 GPUs, each a host of its own. A train node costs three times a rollout node."""
 
-    def __init__(self, rollout: int, train: int, policy: Policy, *, ram_gb: int = 2000, gpu_gb: int = 0) -> None:
+    def __init__(self, rollout: int, train: int, policy: Policy, *, ram_gb: int = 2000, gpu_gb: int = 0,
+                 max_nodes: int = 0) -> None:  # fmt: skip
         config = Config(
-            lease_ms=1 << 50, drivers={"channel": DriverTraits(copies=True)}, moves=Moves.ON, move_every_ms=0
-        )
+            lease_ms=1 << 50, drivers={"channel": DriverTraits(copies=True)}, moves=Moves.ON, move_every_ms=0,
+            owners={"team": OwnerLimits(max_nodes=max_nodes)},
+        )  # fmt: skip
         self.core, self.now = Scheduler(config, policy), 0
         hosts, nodes = [], []
         for pool, count, price in (("rollout", rollout, 1.0), ("train", train, 3.0)):
@@ -228,6 +230,16 @@ def test_ram_and_left_over_memory_are_counted_in_every_plan() -> None:
     again = tight.arrives(job("b", 100, 60, 2.0, gpu_gb=75, left_gb=4))
     assert again is not None
     assert again.pins["rollout"] == ("r1",)
+
+
+@pytest.mark.parametrize(("slo", "unlimited"), [(1.9, "scaling"), (None, "isolated")])
+def test_an_owners_limit_is_planned_around(slo: float | None, unlimited: str) -> None:
+    """Who may have no more nodes shares those that he has, where he would else take free ones."""
+    for most, expected in ((0, unlimited), (2, "packing")):
+        cluster = Cluster(6, 6, Loom(objective="throughput"), max_nodes=most)
+        placed = [cluster.arrives(job(name, 100, 60, slo)) for name in ("first", "second")]
+        assert [it and it.admission for it in placed] == ["isolated", expected]
+        cluster.keeps_every_promise()
 
 
 def test_who_is_promised_nothing_takes_free_nodes_and_slows_nobody() -> None:
