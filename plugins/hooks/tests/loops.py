@@ -1,9 +1,8 @@
 """Drives the loops of frameworks in one process, with nothing behind them: ``python loops.py FRAMEWORK ...``.
 
-The loops of OpenRLHF, SkyRL and AReaL are those of real releases (``FRAMEWORKS/openrlhf-0.11.2``, as ``make drift
-ARGS="--keep .venv/frameworks ..."`` leaves them); what they import besides is made up here, and their workers write
-down what they are told, and in which phase. Of slime, ROLL and NeMo-RL, which are on no package index, the folder
-``standins`` has loops of our own with the same methods, which the hooks take for them. Without
+The loops of OpenRLHF, SkyRL and AReaL are those of real releases; what they import besides is made up (``made_up.py``),
+and their workers write down what they are told, and in which phase. Of slime, ROLL and NeMo-RL, which are on no package
+index, the folder ``standins`` has loops of our own with the same methods, which the hooks take for them. Without
 ``ROLLMUX_URL`` the daemon is a fake.
 
 Prints one JSON list: each thing that was done to GPUs, the phase and the slot that were held, and when.
@@ -14,21 +13,18 @@ import contextlib
 import functools
 import hashlib
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
-import inspect
 import json
 import os
 import runpy
 import sys
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
+
+from made_up import Anything, Config, MadeUp, Ref, install, made_up_ray
 
 from rollmuxd.testing import fake_daemon
 
-FRAMEWORKS = Path(sys.prefix) / "frameworks"
 #: rounds of hashing for each thing that is done (10,000 take some milliseconds)
 WORK = int(os.environ.get("LOOPS_WORK", "1"))
 #: without a real daemon
@@ -48,138 +44,6 @@ def done(what):
     DONE.append((what, turns.current if turns is not None else None, held, time.monotonic()))
     print(f"done: {what}", file=sys.stderr)
     hashlib.pbkdf2_hmac("sha256", what.encode(), b"work", WORK)
-
-
-class Anything:
-    """Whatever is asked of it: a decorator that leaves things as they are, a base class, a config, a tensor."""
-
-    def __call__(self, *args, **kwargs):
-        plain = len(args) == 1 and not kwargs and (inspect.isfunction(args[0]) or inspect.isclass(args[0]))
-        return args[0] if plain else Anything()
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Anything()
-
-    def __mro_entries__(self, bases):
-        return ()
-
-    def __getitem__(self, key):
-        return Anything()
-
-    def __setitem__(self, key, value): ...
-
-    def __iter__(self):
-        return iter(())
-
-    def __len__(self):
-        return 0
-
-    def __or__(self, other):
-        return self
-
-    __ror__ = __or__
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_): ...
-
-
-class Ref:
-    """What Ray answers with."""
-
-    def __init__(self, value):
-        self.value = value
-
-
-class Handle:
-    """An actor: its methods run where they are called."""
-
-    def __init__(self, target):
-        self._target = target
-
-    def __getattr__(self, name):
-        method = getattr(self._target, name)
-        return SimpleNamespace(remote=lambda *args, **kwargs: Ref(method(*args, **kwargs)))
-
-
-def made_up_ray():
-    """As much of Ray as these loops ask for."""
-
-    def actor(what):
-        if not inspect.isclass(what):
-            function = SimpleNamespace(remote=lambda *args, **kwargs: Ref(what(*args, **kwargs)))
-            function.options = lambda **_: function
-            return function
-        return SimpleNamespace(
-            __ray_metadata__=SimpleNamespace(modified_class=what), remote=lambda *a, **k: Handle(what(*a, **k))
-        )
-
-    def value(ref):
-        return [value(one) for one in ref] if isinstance(ref, list) else ref.value if isinstance(ref, Ref) else ref
-
-    return dict(
-        remote=lambda *args, **kwargs: actor(args[0]) if args else actor,
-        get=lambda ref, **_: value(ref),
-        put=Ref,
-        wait=lambda refs, **_: (refs, []),
-        is_initialized=lambda: True,
-        ObjectRef=Ref,
-    )
-
-
-class MadeUp(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules under ``roots`` (all) that are not in ``real``, and has them consist of :class:`Anything`."""
-
-    def __init__(self, roots, real, **contents):
-        self._roots = roots
-        self._real = real
-        self._contents = {name.replace("__", "."): content for name, content in contents.items()}
-
-    def find_spec(self, name, path, target=None):
-        if name in self._real or (self._roots and name.partition(".")[0] not in self._roots):
-            return None
-        spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
-        # Packages on the way to real modules lead to where these are.
-        spec.submodule_search_locations = [str(Path(root, *name.split("."))) for root in sys.path[:1]]
-        return spec
-
-    def create_module(self, spec):
-        content = self._contents.get(spec.name, {})
-
-        class Module(ModuleType):
-            def __getattr__(self, attribute):
-                if attribute.startswith("__"):
-                    raise AttributeError(attribute)
-                return Anything()
-
-        module = Module(spec.name)
-        vars(module).update(content)
-        return module
-
-    def exec_module(self, module): ...
-
-
-def install(version, real, **contents):
-    """Have a release found, of which only the modules ``real`` are its own."""
-    framework = real[0].partition(".")[0]
-    sys.path.insert(0, str(FRAMEWORKS / f"{framework}-{version}"))
-    heavy = ("ray", "torch", "transformers", "numpy", "datasets")
-    sys.meta_path.insert(0, MadeUp({framework, *heavy}, set(real), ray=made_up_ray(), **contents))
-    sys.meta_path.append(MadeUp(set(), set()))
-    _say_version(framework, version)
-
-
-def _say_version(package, version):
-    """The files of a wheel are there, and its metadata with them; nothing else is to be found under that name."""
-    (metadata,) = (FRAMEWORKS / f"{package}-{version}").parent.glob(f"{package}-{version}")
-    assert metadata.is_dir()
-    import importlib.metadata
-
-    before = importlib.metadata.version
-    importlib.metadata.version = lambda name: version if name == package else before(name)
 
 
 def watched():
@@ -258,7 +122,7 @@ def openrlhf(version, *more):
     install(
         version,
         ["openrlhf.cli.train_ppo_ray", "openrlhf.trainer.ppo_trainer", "openrlhf.utils.config"],
-        openrlhf__utils={"get_strategy": lambda args: SimpleNamespace(args=args, print=print_nothing)},
+        openrlhf__utils={"get_strategy": lambda args: SimpleNamespace(args=args, print=lambda *_: None)},
         openrlhf__trainer__ray={"create_vllm_engines": lambda *_, **__: done("engines.start") or [Anything()]},
         openrlhf__trainer__ray__launcher={"RayActorGroup": Workers, "ReferenceModelActor": "ref"},
         openrlhf__trainer__ray__ppo_actor={"PolicyModelActor": "actor"},
@@ -279,10 +143,6 @@ def openrlhf(version, *more):
         *("--ckpt.save_steps", "2", "--eval.dataset", "some", "--logger.logging_steps", "1", *more),
     ]
     runpy.run_module("rollmuxd_hooks.openrlhf", run_name="__main__")
-
-
-def print_nothing(*_):
-    """The framework would tell its arguments."""
 
 
 # ---- SkyRL -----------------------------------------------------------------------------------------------------------
@@ -440,13 +300,6 @@ def config(colocate_all):
         ),
         generator=Config(step_wise_trajectories=False),
     )
-
-
-class Config(SimpleNamespace):
-    """With anything for what is not in it."""
-
-    def __getattr__(self, name):
-        return Anything()
 
 
 # ---- AReaL -----------------------------------------------------------------------------------------------------------

@@ -113,3 +113,19 @@ def test_a_checkout_that_is_not_installed_says_what_it_is(tmp_path, name, text):
 
 def test_what_is_installed_is_asked_first():
     assert version_of("pytest", HERE) == pytest.__version__
+
+
+def test_the_class_behind_an_actor_of_ray_is_where_the_hook_for_openrlhf_looks():
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install ray")
+
+    class Base:
+        def __init__(self, said):
+            self.said = said
+
+    @ray.remote
+    class Trainer(Base):
+        def __init__(self, said):
+            super().__init__(said + " twice")
+
+    made = Trainer.__ray_metadata__.modified_class("once")
+    assert made.said == "once twice"
