@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 def doctor(hosts: tuple[str, ...], bundle: Path | None, config: Path | None, as_json: bool) -> None:
     """Look at each configured host as an operator would, and say what to do. Exits with 1 if one cannot be used.
 
-    Connection, driver, GPUs, RAM, limits, clock and Python. Nothing is changed, and the daemon may run.
+    Connection, driver, GPUs, RAM, limits, clock and Python; and of live jobs' engines (vLLM, SGLang) whether they were
+    started in a way in which they can be parked. Nothing is changed, and the daemon may run.
 
     --bundle collects what a bug report needs: version, settings, state, last facts and log lines, and a check of the
     journal. Names of owners, users, jobs and hosts are in it. API keys and their hashes, idempotency keys, environments

@@ -1,7 +1,8 @@
 """``rollmuxd doctor``: looks at each configured host as an operator would, through the backend that reaches it.
 
 It needs no daemon and disturbs none: backends are opened anew, and asked; nothing is started, ended or written on a
-host. What a backend finds by itself (:class:`rollmuxd.spi.ChecksHosts`) comes first, then what is true of any host.
+host. What a backend finds by itself (:class:`rollmuxd.spi.ChecksHosts`) comes first, then what is true of any host,
+then what residency drivers say of the states that live jobs have there (:class:`rollmuxd.spi.ExaminesStates`).
 """
 
 import tempfile
@@ -14,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from rollmuxd.core.model import HostId
+from rollmuxd.daemon.doctor_engines import Engines
 from rollmuxd.daemon.settings import HostTable, Settings, gpu_id
 from rollmuxd.spi import Backend, ChecksHosts, Finding, Inventory, PluginError, Sight, discovery
 
@@ -59,9 +61,13 @@ async def examine(settings: Settings, only: Sequence[HostId] = ()) -> tuple[Exam
             else:
                 backends[name] = opened
 
+        engines = Engines(settings)
+
         async def look(host: HostTable) -> None:
             findings, shown = await _host(backends[host.backend], host)
             found[host.id].extend(findings)
+            if shown is not None:
+                found[host.id].extend(await engines.examine(backends[host.backend], host.id))
             if shown is not None:
                 seen[host.id] = shown
 
@@ -69,6 +75,7 @@ async def examine(settings: Settings, only: Sequence[HostId] = ()) -> tuple[Exam
             for host in wanted:
                 if host.backend in backends:
                     tasks.start_soon(look, host)
+        await engines.close()
         for backend in backends.values():
             await backend.close()
     for about, finding in _between(seen, wanted):

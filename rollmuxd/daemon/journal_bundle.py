@@ -229,7 +229,7 @@ def _of_journal(path: Path, scrub: Scrubber, count: int) -> dict[str, bytes]:
                 "SELECT seq, CAST(body AS BLOB) FROM facts ORDER BY seq DESC LIMIT ?", (count,)
             ).fetchall()
             parts["facts.jsonl"] = b"".join(_fact(seq, body, scrub) for seq, body in reversed(rows))
-            parts["state.json"] = _json(scrub.value(msgspec.to_builtins(_replayed(connection, path))))
+            parts["state.json"] = _json(scrub.value(msgspec.to_builtins(replayed(connection, path))))
     except (sqlite3.Error, JournalError, BrokenInvariant, msgspec.MsgspecError, KeyError, ValueError) as error:
         parts["state.json"] = _json({"cannot be made": scrub.text(str(error))})
     return parts
@@ -243,7 +243,8 @@ def _fact(seq: int, body: bytes, scrub: Scrubber) -> bytes:
     return json.dumps({"seq": seq, **fact}).encode() + b"\n"
 
 
-def _replayed(connection: sqlite3.Connection, path: Path) -> State:
+def replayed(connection: sqlite3.Connection, path: Path) -> State:
+    """The state that a journal comes to, read without a word to whoever writes it. Raises JournalError."""
     tip, base = journal_file.base_of(connection, path)
     state = State() if base is None else msgspec.json.decode(base, type=State)
     reader = Reader(connection, path)

@@ -32,6 +32,7 @@ from rollmuxd.spi.errors import ContactLost, NotDone, NotInstalled, PluginError
 from rollmuxd.spi.residency import (
     Channel,
     ChannelCommand,
+    ExaminesStates,
     NoOlder,
     Probed,
     RankResult,
@@ -47,6 +48,7 @@ __all__ = [
     "ChecksHosts",
     "ContactLost",
     "DriverTraits",
+    "ExaminesStates",
     "Finding",
     "GpuId",
     "GpuInfo",

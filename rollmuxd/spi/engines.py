@@ -17,7 +17,7 @@ from msgspec import Struct
 from rollmuxd.core.config import DriverTraits
 from rollmuxd.core.model import OrderId, OrderKind, StateSpec
 from rollmuxd.spi import http
-from rollmuxd.spi.backend import runs_commands
+from rollmuxd.spi.backend import Finding, runs_commands
 from rollmuxd.spi.errors import ContactLost, NotDone, PluginError
 from rollmuxd.spi.options import FIELDS, Options, check_fields, filled, of_state
 from rollmuxd.spi.residency import Channel, NoOlder, Probed, StateOrder
@@ -109,6 +109,8 @@ class EngineDriver:
     health: ClassVar[str] = "/health"
     #: answered in any way, at once, by an engine that is there, though it is parked
     presence: ClassVar[str] = "/health"
+    #: how an engine has to be started
+    flags: ClassVar[str] = ""
     admin_options = frozenset({"start", "stop"})
 
     def __init__(self, *, anywhere: bool = False, headers: Mapping[str, str] | None = None) -> None:
@@ -147,6 +149,9 @@ class EngineDriver:
     async def look(self, engine: Engine, kind: OrderKind) -> Probed:
         """What the engine says about an order to load or park it that was begun."""
         raise NotImplementedError
+
+    async def check_flags(self, engine: Engine) -> object:
+        """Raise NotDone for an engine that was started in a way in which it cannot be parked."""
 
     def check_own(self, options: Options) -> None:
         """Raise ValueError for what the driver's own options cannot be."""
@@ -197,6 +202,24 @@ class EngineDriver:
         if any(one.known and not one.done for one in found):
             return Probed(known=True, error="; ".join(one.error for one in found if one.error))
         return Probed(known=all(one.known for one in found), done=all(one.done for one in found))
+
+    async def examine(self, order: StateOrder) -> tuple[Finding, ...]:
+        """Whether each engine of a state is there, and was started as it has to be."""
+        return tuple([await self._examined(engine) for engine in self.engines(order)])
+
+    async def _examined(self, engine: Engine) -> Finding:
+        what = f"{self.name} of {engine.order.name}"
+        try:
+            with anyio.fail_after(ASK_S):
+                await self.check_flags(engine)
+        except NotThere as error:
+            remedy = "its job starts it in its init phase; where that is over, it has died, or url leads elsewhere"
+            return Finding(what, "warning", str(error), remedy)
+        except NotDone as error:
+            return Finding(what, "warning", str(error), f"start it with {self.flags}" if self.flags else "")
+        except (PluginError, TimeoutError) as error:
+            return Finding(what, "warning", str(error) or f"{engine} does not answer", "look at its log")
+        return Finding(what, "good", f"{engine} was started as it has to be")
 
     def options(self, state: StateSpec) -> Options:
         """What the job says about a state."""

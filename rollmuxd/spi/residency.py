@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from rollmuxd.core.config import DriverTraits
 from rollmuxd.core.model import Fence, GpuId, HostId, JobId, NodeId, OrderId, OrderKind, PoolName, StateSpec
-from rollmuxd.spi.backend import Backend
+from rollmuxd.spi.backend import Backend, Finding
 from rollmuxd.spi.errors import NotDone
 
 #: states whose last order a driver remembers
@@ -180,4 +180,13 @@ class Residency(Protocol):
 
     async def close(self) -> None:
         """Let go of connections; states stay where they are. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class ExaminesStates(Protocol):
+    """What a driver has besides, if it can see whether a state could be moved as it is: for ``rollmuxd doctor``."""
+
+    async def examine(self, order: StateOrder) -> tuple[Finding, ...]:
+        """What is good and what is not where this state would be moved. Moves nothing; what goes wrong is a finding."""
         ...

@@ -1,14 +1,22 @@
 """``rollmuxd doctor``: what is wrong with a host is found, and said with what to do."""
 
+import contextlib
 import json
 import time
 
+import anyio
 import pytest
+from anyio.from_thread import start_blocking_portal
 
+from rollmuxd.core import facts as f
+from rollmuxd.core.inputs import HostSpec, NodeSpec
+from rollmuxd.core.model import JobSpec, JobStatus, PhaseSpec, StateSpec, Want
 from rollmuxd.daemon import doctor
+from rollmuxd.daemon.journal import Journal
 from rollmuxd.daemon.settings import HostTable
 from rollmuxd.spi import GpuInfo, GpuSight, Inventory, Sight
 from rollmuxd_backend_local import findings
+from rollmuxd_vllm.fake import FakeVllm
 
 GPU = {"uuid": "GPU-0", "name": "NVIDIA H20", "total_mb": 97_871}
 
@@ -162,3 +170,73 @@ def test_limits_and_clocks_are_warned_about_with_what_to_do(machine, what, words
     assert of(about(**machine))[what].level == "warning"
     assert words in of(about(**machine))[what].remedy
     assert what not in of(about()) or of(about())[what].level == "good"
+
+
+# ---- engines that live jobs have declared ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def declared(settings, tmp_path):
+    """A function from a vLLM engine to the path of a rollmux.toml, whose journal has a live job with that engine."""
+
+    def write(engine, *, ended=False):
+        path = settings(GPU)
+        node = NodeSpec("box/gpu0", "box", ("box/gpu0",), ("rollout",), "H20", 97_000)
+        state = StateSpec("rollout", gpu_mb=17_500, driver="vllm", options=(("url", engine.url),))
+        spec = JobSpec("math", phases=(PhaseSpec("rollout", ("rollout",)),), wants=(Want("rollout"),), states=(state,))
+        wheel = (f.PlannedVisit("j1", "rollout"),)
+        facts = [
+            f.HostAdded(1, HostSpec("box", "local", 90_000)),
+            f.NodeAdded(1, node),
+            f.NodeUp(1, "box/gpu0"),
+            f.JobRegistered(1, "j1", "team", "ann", 1, spec),
+            f.JobPlaced(1, "j1", "g1", {"rollout": ("box/gpu0",)}, wheel, JobStatus.ADMITTED, "isolated"),
+        ] + ([f.JobEnded(2, "j1", "done", "ann")] if ended else [])
+
+        async def keep():
+            journal = Journal.open(tmp_path / "state")
+            await journal.append(list(enumerate(facts, 1)))
+            await journal.close()
+
+        anyio.run(keep)
+        return path
+
+    return write
+
+
+@contextlib.contextmanager
+def served(**engine):
+    """A vLLM that answers while a command of this thread runs."""
+    with start_blocking_portal() as portal:
+        fake = FakeVllm(**engine)
+        portal.call(fake.start)
+        yield fake
+        portal.call(fake.stop)
+
+
+def test_an_engine_of_a_live_job_that_could_not_be_parked_is_found_with_what_to_do(rollmuxd, declared):
+    with served(sleep_mode=False) as engine:
+        ran = rollmuxd(f"doctor --json --config {declared(engine)}")
+        finding = found(ran)["vllm of math"]
+        assert (ran.code, finding["level"]) == (0, "warning")
+        assert f"{engine.url} on box was started without --enable-sleep-mode" in finding["said"]
+        assert "VLLM_SERVER_DEV_MODE=1" in finding["remedy"]
+
+
+def test_an_engine_that_was_started_as_it_has_to_be_is_good(rollmuxd, declared):
+    with served() as engine:
+        assert found(rollmuxd(f"doctor --json --config {declared(engine)}"))["vllm of math"]["level"] == "good"
+
+
+def test_an_engine_of_a_job_that_has_ended_is_not_looked_for(rollmuxd, declared):
+    with served(dev_mode=False) as engine:
+        assert "vllm of math" not in found(rollmuxd(f"doctor --json --config {declared(engine, ended=True)}"))
+        assert engine.calls == []
+
+
+def test_a_journal_that_cannot_be_read_is_said(rollmuxd, declared, tmp_path):
+    with served() as engine:
+        path = declared(engine)
+        (tmp_path / "state" / "journal.sqlite3").write_bytes(b"no journal at all")
+        finding = found(rollmuxd(f"doctor --json --config {path}"))["engines"]
+        assert (finding["level"], finding["remedy"]) == ("warning", "rollmuxd journal check")

@@ -55,11 +55,12 @@ def test_over_ssh_it_is_the_same():
     testing = pytest.importorskip("rollmuxd_backend_ssh.testing")
     if testing.SSHD is None:
         pytest.skip("there is no sshd here; install openssh-server")
-    ran = demo("--backend", "ssh", "--no-sequential")
+    ran = demo("--backend", "ssh")
 
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert (found["backend"], found["violations"]) == ("ssh", [])
+    assert found["weights_identical"] is True
     assert [job["iterations"] for job in found["jobs"]] == [3, 3, 3]
     assert found["switches"]["loads"] > 0
     assert "the host is reached by ssh, at" in ran.stderr

@@ -41,6 +41,7 @@ class SglangResidency(EngineDriver):
     traits = DriverTraits(idempotent=False, probes=True)
     own_options: ClassVar[tuple[str, ...]] = ("weights", "tags")
     default_url = "http://127.0.0.1:30000"
+    flags = '--enable-memory-saver, and with weights="keep" (the default) --enable-weights-cpu-backup'
     #: (its /health generates a token, which a paused engine never does)
     presence = "/model_info"
 
@@ -62,8 +63,7 @@ class SglangResidency(EngineDriver):
     async def sleep(self, engine: Engine) -> None:
         """Pause with requests retracted (an engine that computes dies of being released), then release."""
         options = self.options(engine.order.state)
-        info = await self._info(engine)
-        _check_flags(engine, info, options.one_of("weights", "keep", _WEIGHTS_FROM))
+        info = await self.check_flags(engine)
         told = self._told_to(engine, info)
         there = [tag for tag in options.texts("tags", _ALL_TAGS) if tag not in (told.tags or ())]
         if not there:
@@ -159,6 +159,12 @@ class SglangResidency(EngineDriver):
         sight = await engine.order.backend.observe(engine.order.host)
         used = [seen.used_mb for seen in sight.gpus if seen.gpu in engine.order.gpus]
         return all(mb < (state.gpu_mb + state.leftover_mb) / 2 for mb in used)
+
+    async def check_flags(self, engine: Engine) -> dict[str, Any]:
+        """What it says of itself. Refuses one that would answer 200 and free nothing, or lose its weights."""
+        info = await self._info(engine)
+        _check_flags(engine, info, self.options(engine.order.state).one_of("weights", "keep", _WEIGHTS_FROM))
+        return info
 
     @staticmethod
     async def _info(engine: Engine) -> dict[str, Any]:

@@ -324,3 +324,25 @@ def test_an_installed_sglang_has_the_calls_that_are_made_and_the_oddities_that_a
     assert "should be called only when server is idle" in updater
     for tag in ("kv_cache", "weights", "cuda_graph"):
         assert f'"{tag}"' in tags
+
+
+# ---- what doctor is told ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("engine", "options", "level", "said"),
+    [
+        ({}, {}, "good", "was started as it has to be"),
+        ({"memory_saver": False}, {}, "warning", "without --enable-memory-saver"),
+        ({"cpu_backup": False}, {}, "warning", "without --enable-weights-cpu-backup"),
+        ({"cpu_backup": False}, {"weights": "job"}, "good", "was started as it has to be"),
+    ],
+)
+async def test_an_engine_is_looked_at_for_how_it_was_started_and_not_moved(engine, options, level, said):
+    async with Bench(**engine) as bench:
+        (finding,) = await bench.driver.examine(bench.order(LOAD, **options))
+        assert finding.level == level
+        assert said in finding.said
+        assert ("--enable-memory-saver" in finding.remedy) == (level == "warning")
+        assert not any(call.startswith("POST") for call in bench.engine.calls)

@@ -39,6 +39,7 @@ class VllmResidency(EngineDriver):
     traits = DriverTraits(idempotent=True, probes=True)
     own_options: ClassVar[tuple[str, ...]] = ("level", "weights", "mode")
     default_url = "http://127.0.0.1:8000"
+    flags = "--enable-sleep-mode, and VLLM_SERVER_DEV_MODE=1 in its environment"
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
@@ -68,7 +69,7 @@ class VllmResidency(EngineDriver):
         """``POST /sleep``, and see that it sleeps."""
         options = self.options(engine.order.state)
         level = _level_for(options, engine.order)
-        await self._check_flags(engine)
+        await self.check_flags(engine)
         mode = options.one_of("mode", "abort", ("abort", "wait", "keep"))
         asleep_at = await self._state_of(engine) if await self._is_sleeping(engine) else None
         # Told another level in its sleep it would stay as it is, and say the other one from then on.
@@ -155,10 +156,11 @@ class VllmResidency(EngineDriver):
             raise NotDone(f"{engine} sleeps at level 2, and the job names no source of weights: start it anew")
         return level
 
-    async def _check_flags(self, engine: Engine) -> None:
+    async def check_flags(self, engine: Engine) -> None:
         """Refuse an engine that would answer 200 and free nothing; where it does not tell, the GPUs will."""
         if _key(engine) in self._looked_at:
             return
+        await self._is_sleeping(engine, limit_s=ASK_S)  # has it these calls at all
         try:
             # The first time it collects much about its machine, which may take longer; then it is asked again.
             answer = await engine.call("GET", "/server_info", params={"config_format": "json"}, limit_s=5)

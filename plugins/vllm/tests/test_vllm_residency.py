@@ -442,6 +442,39 @@ def test_only_admins_may_say_what_is_run():
     assert VllmResidency.admin_options == {"start", "stop"}
 
 
+# ---- what doctor is told ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("engine", "level", "said", "remedy"),
+    [
+        ({}, "good", "was started as it has to be", ""),
+        ({"sleep_mode": False}, "warning", "without --enable-sleep-mode", "and VLLM_SERVER_DEV_MODE=1"),
+        ({"dev_mode": False}, "warning", "knows no GET /is_sleeping", "and VLLM_SERVER_DEV_MODE=1"),
+    ],
+)
+async def test_an_engine_is_looked_at_for_how_it_was_started_and_not_moved(engine, level, said, remedy):
+    async with Bench(**engine) as bench:
+        order = bench.order(LOAD)
+        (finding,) = await bench.driver.examine(order)
+        assert (finding.what, finding.level) == (f"vllm of {order.name}", level)
+        assert said in finding.said
+        assert remedy in finding.remedy
+        assert not any(call.startswith("POST") for call in bench.engine.calls)
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_is_not_there_is_a_warning_that_says_who_starts_it():
+    async with Bench() as bench:
+        order = bench.order(LOAD)
+        await bench.engine.stop()
+        (finding,) = await bench.driver.examine(order)
+        assert finding.level == "warning"
+        assert "nobody listens" in finding.said
+        assert "init phase" in finding.remedy
+
+
 # ---- against the real one --------------------------------------------------------------------------------------------
 
 
