@@ -1,6 +1,8 @@
 """Runs of verl's own trainer loop under a real daemon: `plugins/hook-verl/tests/verl_tiny.py`, as verl is started."""
 
+import contextlib
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -24,41 +26,65 @@ PARKING = (
 )
 
 
+#: to import verl takes seconds, so it is done once, and each run is a fork of that
+MANY = """
+import json, os, sys
+import verl_tiny
+pids = []
+for line in sys.stdin:
+    pids.append(os.fork())
+    if pids[-1] == 0:
+        asked = json.loads(line)
+        log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1), os.dup2(log, 2)
+        sys.argv[1:] = asked["options"]
+        verl_tiny.main()
+        sys.exit()
+    print(pids[-1], flush=True)
+print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]))
+"""
+
+
 class Runs:
     """Processes of the program, and what each has said."""
 
     def __init__(self, folder, url):
-        self.folder, self.url = folder, url
-        self.started = []
-
-    def start(self, name, seed, when, *more):
-        log = self.folder / f"{name}-{len(self.started)}.log"
+        self.folder = folder
+        self.logs, self.pids = [], []
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("ROLLMUX_", "XDG_"))}
-        hooked = {"VERL_USE_EXTERNAL_MODULES": "rollmuxd_hook_verl", "ROLLMUX_URL": self.url, "ROLLMUX_REQUIRED": "1"}
+        hooked = {"VERL_USE_EXTERNAL_MODULES": "rollmuxd_hook_verl", "ROLLMUX_URL": url, "ROLLMUX_REQUIRED": "1"}
+        self._all = subprocess.Popen(
+            [sys.executable, "-c", MANY],
+            cwd=folder,
+            env={**kept, "HOME": str(folder), "PYTHONPATH": str(PROGRAM.parent), **hooked},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self, name, seed, *more):
+        """The pid of a run."""
+        self.logs.append(self.folder / f"{name}-{len(self.logs)}.log")
         options = ["--name", name, "--seed", str(seed), "--steps", str(STEPS), "--out", str(self.folder / name)]
-        options += ["--when", str(self.folder / when)]
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, PROGRAM, *options, *PARKING, *more],
-                cwd=self.folder,
-                env={**kept, "HOME": str(self.folder), **hooked},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-            )
-        self.started.append((process, log))
-        return process
+        asked = {"log": str(self.logs[-1]), "options": [*options, *PARKING, *more]}
+        self._all.stdin.write(json.dumps(asked) + "\n")
+        self._all.stdin.flush()
+        self.pids.append(int(self._all.stdout.readline()))
+        return self.pids[-1]
 
     def weights(self):
-        """By job; of all that were started, which must have ended well."""
-        for process, log in self.started:
-            assert process.wait(240) in (0, -signal.SIGKILL), log.read_text()
-        return re.findall(r"(\S+): weights (\w+)", "".join(log.read_text() for _, log in self.started))
+        """By job; of all that were started, which must have ended well, or been killed."""
+        ended, _ = self._all.communicate(timeout=240)
+        assert set(json.loads(ended)) <= {0, -signal.SIGKILL}, ended
+        self.pids = []
+        return re.findall(r"(\S+): weights (\w+)", "".join(log.read_text() for log in self.logs))
 
     def close(self):
-        for process, log in self.started:
-            process.kill()
-            process.wait()
+        for pid in (self._all.pid, *self.pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._all.communicate()
+        for log in self.logs:
             print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-40:]))
 
 
@@ -72,20 +98,14 @@ def runs(live, tmp_path):
 def test_two_runs_on_one_gpu_one_killed_and_resumed_end_with_the_weights_that_each_has_alone(live, runs):
     daemon = live.daemons[0]
     saving = f"trainer.save_freq={SAVE_EVERY}"
-    first = runs.start("one", 1, "now", saving)
-    runs.start("two", 2, "now", "--alone", "trainer.test_freq=8", "+rollmux.side.eval.seconds=10")
-    runs.start("one", 1, "later", "--alone", saving, "+rollmux.replace=True")
-    for ready in ("now-one", "now-two", "later-one"):
-        live.until("all have imported what they need", (runs.folder / ready).exists, within=200)
-
-    (runs.folder / "now").touch()
+    first = runs.start("one", 1, saving)
+    runs.start("two", 2, "--alone", "trainer.test_freq=8", "+rollmux.side.eval.seconds=10")
     saved = runs.folder / "one" / "latest_checkpointed_iteration.txt"
-    live.until("a checkpoint is there", saved.exists, within=100, every=0.01)
-    for pid in (*live.children_of(first.pid), first.pid):
+    live.until("a checkpoint is there", saved.exists, within=200, every=0.01)
+    for pid in (*live.children_of(first), first):
         os.kill(pid, signal.SIGKILL)
-    first.wait()
     assert int(saved.read_text()) < STEPS
-    (runs.folder / "later").touch()
+    runs.start("one", 1, "--alone", saving, "+rollmux.replace=True")
 
     weights = runs.weights()
     assert sorted(weights) == sorted([*dict(weights).items()] * 2), weights

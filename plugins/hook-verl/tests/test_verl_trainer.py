@@ -146,6 +146,62 @@ def test_what_was_generated_goes_with_the_rollout(tiny, out, daemon):
     assert daemon.measured == [("rollout", {"sequences": 24.0, "tokens": 144.0})]
 
 
+# ---- verl's newer trainer --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def v1(tiny):
+    """The program for ``trainer.use_v1=True``."""
+    return importlib.import_module("verl_tiny_v1")
+
+
+def test_the_newer_trainer_has_the_same_phases_and_not_a_bit_is_different(v1, tiny, out, daemon):
+    more = (steps(2), "trainer.val_before_train=True", "trainer.test_freq=1", "trainer.save_freq=2")
+    side = ("+rollmux.side.eval.seconds=30", "+rollmux.side.save.seconds=30", "trainer.experiment_name=tiny")
+    trainer, agents = v1.trainer(out, *more, *side)
+    workers = trainer.actor_rollout_wg
+    workers.watch = workers.engine.watch = lambda: trainer._turns.current
+    trainer.fit(agents)
+    assert daemon.phases == ["init", "eval", *STEP, "eval", "rollout", "train", "save", "sync", "eval"]
+    assert daemon.ended == {"tiny": "finished"}
+    generated = [("generate", "rollout")] * 4  # one for each answer to a question
+    step = [*generated, ("sleep", "rollout"), ("update", "sync"), ("generate", "eval")]
+    assert workers.engine.asked[2:] == [("generate", "eval"), *step * 2]
+    learned = [("log_prob", "train"), ("update_actor", "train")]
+    assert workers.asked == [("init", None), *learned * 2, ("save", "save")]
+
+    alone, agents = v1.trainer(out + "-alone", *more, alone=True)
+    alone.fit(agents)
+    assert not hasattr(alone, "_turns")
+    assert tiny.digest(workers.model) == tiny.digest(alone.actor_rollout_wg.model)
+
+
+def test_modes_of_the_newer_trainer_in_which_rollouts_and_training_overlap_are_refused(v1, out, daemon):
+    for mode in ("colocate_async", "separate_async"):
+        with pytest.raises(ValueError, match=f"trainer_mode={mode}: its rollouts go on while it trains"):
+            v1.trainer(out, f"trainer.v1.trainer_mode={mode}", *SEPARATE)
+    assert daemon.calls == []
+
+
+#: without which verl itself refuses the mode
+SEPARATE = (
+    "trainer.v1.separate_async.parameter_sync_step=1",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.n_gpus_per_node=1",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+)
+
+
+def test_an_error_of_the_newer_trainer_ends_the_job(v1, out, daemon):
+    trainer, agents = v1.trainer(out, steps(2), "trainer.experiment_name=tiny")
+    trainer.actor_rollout_wg.update_actor = lambda *_: raising(OSError("no disk"))
+    with pytest.raises(OSError, match="no disk"):
+        trainer.fit(agents)
+    assert daemon.ended["tiny"].startswith("failed")
+    assert daemon.phases == ["init", "rollout", "train"]
+    assert len([call for call in daemon.calls if call.path.endswith("/release")]) == 3
+
+
 # ---- what is registered ----------------------------------------------------------------------------------------------
 
 
@@ -155,6 +211,14 @@ def test_what_stands_under_rollmux_is_what_the_job_says(tiny, out, daemon):
     assert (body.name, body.slo, list(body.wants), body.wants["train"].gpus) == ("mine", 2.0, ["train"], 4)
     assert body.states["train"].ram_gb == 3
     assert {phase.name: phase.pools for phase in body.phases} == {phase: ["train"] for phase in STEP}
+
+
+def test_what_the_how_to_says_is_what_verls_command_line_takes(tiny):
+    from rollmuxd_hook_verl.trainer import _given
+
+    said = ("+rollmux.name=math-7b", "+rollmux.slo=2.0", "+rollmux.side.eval.seconds=120", "+rollmux.train.ram_gb=80")
+    given = _given(tiny.composed(*said))
+    assert given == {"name": "math-7b", "slo": 2.0, "side": {"eval": {"seconds": 120}}, "train": {"ram_gb": 80}}
 
 
 @pytest.mark.parametrize(
@@ -170,13 +234,6 @@ def test_what_stands_under_rollmux_is_what_the_job_says(tiny, out, daemon):
 def test_a_setting_that_cannot_be_is_refused_before_anything_is_sent(tiny, out, daemon, more, error, said):
     with pytest.raises(error, match=said):
         tiny.trainer(out, more)
-    assert daemon.calls == []
-
-
-def test_a_mode_in_which_rollouts_and_training_overlap_is_refused(tiny, out, daemon):
-    for mode in ("colocate_async", "separate_async"):
-        with pytest.raises(ValueError, match=f"trainer_mode={mode}: its rollouts go on while it trains"):
-            tiny.trainer(out, f"trainer.v1.trainer_mode={mode}")
     assert daemon.calls == []
 
 
