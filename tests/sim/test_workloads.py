@@ -388,6 +388,15 @@ def test_a_plan_is_the_mean_the_first_ten_steps_or_the_worst_and_the_work_is_the
     assert len(work) == 1
 
 
+def test_every_other_code_base_can_be_kept_for_later(tmp_path):
+    options = logs(tmp_path, one=[(1, 1)] * 3, two=[(1, 1)] * 4, three=[(1, 1)] * 5)
+    lengths = {}
+    for half in ("all", "odd", "even"):
+        workload = read("real-logs", Options(data=options.data, more={"logs": half})).draw(0)
+        lengths[half] = {len(job.series) for job in workload.jobs}
+    assert lengths == {"all": {2, 3, 4}, "odd": {2, 4}, "even": {3}}  # less the first step of each
+
+
 @needs_data
 def test_families_of_logs_weigh_alike():
     workload = read("real-logs", Options(data=str(DATA), slo=None)).draw(0)

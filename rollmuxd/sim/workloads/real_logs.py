@@ -9,6 +9,8 @@ it begins again.
 
 The logs are of small co-located runs (0.5B to 7.6B parameters): shape and variance are real, absolute times are not.
 How long single responses took is not in them, so no tail is released.
+
+``logs`` takes every other family (``odd``, ``even``), so that what was tried on one half can be held against the other.
 """
 
 import random
@@ -27,6 +29,8 @@ ORIGIN: Final = (
     "such as those of github.com/HappynessI/verl-for-AgentGym or github.com/jianghoucheng/Agent_On_Policy_Distillation "
     "(both Apache-2.0). Give the folder above it as --data or $ROLLMUX_DATA"
 )
+#: which families are drawn from, counted from 1 as ``runs.csv`` has them
+LOGS: Final = ("all", "odd", "even")
 #: passes that run on the trainer beside the actor's update
 PASSES: Final = ("old_logprob_s", "ref_s", "values_s", "critic_update_s", "adv_s")
 
@@ -59,8 +63,11 @@ class RealLogs(Iterated):
     """The production trace's jobs, each replaying a log; a seed draws which."""
 
     def __init__(self, name: str, summary: str, options: Options) -> None:
-        super().__init__(name, summary, options)
-        self._families = families(find(f"{FOLDER}/runs.csv", options.data, ORIGIN).parent)
+        super().__init__(name, summary, options, ("logs",))
+        known = families(find(f"{FOLDER}/runs.csv", options.data, ORIGIN).parent)
+        self._families = {"all": known, "odd": known[::2], "even": known[1::2]}[self._terms.choice("logs", LOGS)]
+        if not self._families:
+            raise ValueError(f"logs=even wants two code bases, and {len(known)} is there")
 
     def _source(self) -> str:
         return f"arrivals and types of the production trace, iterations of {sum(map(len, self._families))} logged runs"
