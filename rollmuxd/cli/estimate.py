@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rollmuxd.cli.calls import Call, Failed, print_json, table, talks
+from rollmuxd.cli.feed import Time, last_facts
 
 if TYPE_CHECKING:
     from rollmuxd.sim.estimate import Estimate, Range
+    from rollmuxd.sim.observed import Seen
     from rollmuxd.sim.training_logs import Step
 
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option("--observed", is_flag=True, help="Of the daemon's jobs, as it has seen them; in mode observe, say.")
 @click.option("--job", "names", multiple=True, help="With --observed: of these jobs (default: the last five).")
+@click.option("--since", type=Time(), help="With --observed: from this time on (default: the last 50,000 facts).")
 @click.option("--jobs", type=click.IntRange(2, 5), help="So many jobs, in turn like each log (default: two or all).")
 @click.option("--rollout-gpus", default=8, show_default=True, type=click.IntRange(1), help="GPUs of the rollout pool.")
 @click.option("--train-gpus", default=8, show_default=True, type=click.IntRange(1), help="GPUs of the train pool.")
@@ -38,6 +42,7 @@ def estimate(
     *,
     observed: bool,
     names: tuple[str, ...],
+    since: str | None,
     jobs: int | None,
     rollout_gpus: int,
     train_gpus: int,
@@ -63,10 +68,18 @@ def estimate(
 
     if observed == bool(logs):
         raise Failed("give either --log FILE (a training log), or --observed (what a daemon has seen)")
-    if names and not observed:
-        raise Failed("--job names a job that a daemon has seen: it goes with --observed")
+    for option, given in (("--job", names), ("--since", since)):
+        if given and not observed:
+            raise Failed(f"{option} is about what a daemon has seen: it goes with --observed")
     try:
-        steps = _observed(call, names) if observed else {str(path): read(path) for path in logs}
+        steps: dict[str, list[Step]] = {}
+        if observed:
+            seen = _seen(call, names, since)
+            steps = {name: of.steps for name, of in seen.items()}
+            # Both phases ran on the same GPUs: as many as both pools, unless it is said.
+            ran_on = ran_on or (rollout_gpus + train_gpus if _together(seen) else 0)
+        else:
+            steps = {str(path): read(path) for path in logs}
         mine = list(steps.values())
         count = jobs or max(2, len(mine))
         found = estimated(
@@ -82,31 +95,96 @@ def estimate(
     for name, its in steps.items():
         rollout, train = sum(s.rollout_s for s in its) / len(its), sum(s.train_s for s in its) / len(its)
         click.echo(f"{name}: {len(its)} steps, rollout {rollout:.1f} s, train {train:.1f} s on average")
-    _show(found)
+    show(found)
 
 
-def _observed(call: Call, names: tuple[str, ...]) -> dict[str, list[Step]]:
-    """The iterations of a daemon's jobs, by job; of the last five that finished some, unless jobs are named."""
-    from rollmuxd.sim.history import fact_of
-    from rollmuxd.sim.observed import LEAST, observed
+def sharing(call: Call, since: str | None) -> dict[str, Any]:
+    """What sharing would have made of the jobs that a daemon has watched, on its own nodes; or why that is not known.
 
-    facts, after = [], 0
-    while True:
-        page = call.get("/v1/facts", after=after, limit=5_000)
-        facts += [fact_of(fact) for fact in page["facts"]]
-        if page["last"] == after:
-            break
-        after = page["last"]
-    found = observed(facts)
+    A job that ran both phases on one node's GPUs is set against pools that have half of these each.
+    """
+    import msgspec
+
+    from rollmuxd.sim.estimate import Costs, Gpus
+    from rollmuxd.sim.estimate import estimate as estimated
+
+    try:
+        seen = _seen(call, (), since)
+    except Failed as error:
+        return {"jobs": [], "reason": error.message, "estimate": None}
+    sizes = _sizes(call)
+    pool = next(iter(seen.values())).pool
+    if pool:
+        whole = sizes.get(pool, 2)
+        gpus = Gpus(max(1, whole // 2), max(1, whole - whole // 2), whole)
+    else:
+        gpus = Gpus(next((size for name, size in sizes.items() if name != "train"), 1), sizes.get("train", 1))
+    mine = [of.steps for of in seen.values()]
+    found = estimated([mine[number % len(mine)] for number in range(max(2, len(mine)))], gpus, Costs())
+    return {
+        "jobs": list(seen),
+        "reason": "",
+        "rollout_gpus": gpus.rollout,
+        "train_gpus": gpus.train,
+        "ran_on": gpus.ran_on,
+        "estimate": msgspec.to_builtins(found),
+    }
+
+
+def show_sharing(told: Mapping[str, Any]) -> None:
+    """For people."""
+    import msgspec
+
+    from rollmuxd.sim.estimate import Estimate
+
+    if told["estimate"] is None:
+        click.echo(f"what sharing would have saved is not known yet: {told['reason']}")
+        return
+    ran = f", where both phases ran on the same {told['ran_on']}" if told["ran_on"] else ""
+    click.echo(
+        f"what sharing would have saved, had {', '.join(told['jobs'])} shared pools of {told['rollout_gpus']} and "
+        f"{told['train_gpus']} GPUs{ran}:"
+    )
+    show(msgspec.convert(told["estimate"], Estimate))
+
+
+def _sizes(call: Call) -> dict[str, int]:
+    """GPUs of the largest node of each pool."""
+    sizes: dict[str, int] = {}
+    for node in call.items("/v1/nodes"):
+        for pool in node["pools"]:
+            sizes[pool] = max(sizes.get(pool, 0), len(node["gpus"]))
+    return sizes
+
+
+def _seen(call: Call, names: tuple[str, ...], since: str | None) -> dict[str, Seen]:
+    """What a daemon has seen of its jobs, by job; of the last five that finished some iterations, unless named.
+
+    Jobs that ran both phases on the same GPUs, and jobs that did not, are not thrown together: those that are like the
+    last one are taken.
+    """
+    from rollmuxd.sim.observed import LEAST, as_registered, observed
+
+    jobs = [(job["job"], job["name"], job["run"], job["cycle"]) for job in call.items("/v1/jobs")]
+    found = observed(as_registered(last_facts(call, since), jobs))
     if missing := [name for name in names if name not in found]:
         there = ", ".join(found) or "none"
         raise Failed(f"job {missing[0]} has not finished {LEAST} iterations; jobs that have: {there}")
     if not found:
         raise Failed(f"no job has finished {LEAST} iterations yet; come again when one has")
-    return {name: found[name] for name in names or list(found)[-5:]}
+    chosen = {name: found[name] for name in names or found}
+    alike = {name: of for name, of in chosen.items() if of.pool == list(chosen.values())[-1].pool}
+    if names and len(alike) < len(chosen):
+        raise Failed("some of these jobs ran both phases on the same GPUs, and some did not: ask for them separately")
+    return dict(list(alike.items())[-5:])
 
 
-def _show(found: Estimate) -> None:
+def _together(seen: dict[str, Seen]) -> bool:
+    return all(of.pool for of in seen.values())
+
+
+def show(found: Estimate) -> None:
+    """For people."""
     click.echo(f"\n{found.jobs} jobs, {found.iterations} iterations each, played by the scheduler:\n")
     table(
         ["", "#WALL min", "#GAIN OF SHARING", ""],

@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from rollmuxd.cli.calls import Call, table, talks
+from rollmuxd.cli.estimate import sharing, show_sharing
+from rollmuxd.cli.feed import Time, last_facts
 
-_AGO: Final = re.compile(r"(\d+(?:\.\d+)?)([mhdw])")
-_UNITS: Final = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 #: of what ran last, so many facts are drawn at most
 DRAWN: Final = 20_000
-
-
-class Time(click.ParamType[str]):
-    """A time of the calendar, as it is passed on, or so long ago: ``7d``."""
-
-    name = "time"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The time as the daemon takes it."""
-        ago = _AGO.fullmatch(value)
-        if ago is None:
-            return value
-        at = datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
-        return at.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 @click.command(short_help="What GPUs were used for, and what sharing saved.")
@@ -48,6 +33,8 @@ class Time(click.ParamType[str]):
 def report(call: Call, since: str | None, until: str | None, by: str, as_csv: bool, html: Path | None) -> None:
     """GPU-hours held, used and charged, against what each job alone would have used.
 
+    Of a daemon that only watches (mode observe): what sharing would have saved, as the simulator plays what was seen.
+
     Held time is charged to its holder; what a group's nodes were not held is split among its jobs by what they held;
     the rest of the inventory is unallocated. So the rows and the rest add up to all GPU-hours that there were.
     """
@@ -59,7 +46,11 @@ def report(call: Call, since: str | None, until: str | None, by: str, as_csv: bo
         asked = {name: value for name, value in {"since": since, "until": until}.items() if value is not None}
         click.echo(call.daemon.text("/v1/report", by=by, format="csv", **asked), nl=False)
     else:
-        call.answer(call.get("/v1/report", since=since, until=until, by=by), _show)
+        view = call.get("/v1/report", since=since, until=until, by=by)
+        if view.get("mode") == "observe":
+            call.answer({**view, "sharing": sharing(call, since)}, _show_watched)
+        else:
+            call.answer(view, _show)
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -86,7 +77,8 @@ def _last(call: Call, view: Mapping[str, Any]) -> list[Any]:
 
     end = round(datetime.fromisoformat(view["until"]).timestamp() * 1000)
     begin = round(datetime.fromisoformat(view["since"]).timestamp() * 1000)
-    facts = _facts(call)
+    # The last of all facts: of a span that ended long before them nothing is drawn.
+    facts = last_facts(call, most=DRAWN)
     inside = [fact for fact in facts if fact.at <= end]
     if not inside:
         return []
@@ -102,22 +94,13 @@ def _stretch(facts: list[Any]) -> int:
     return max(60_000, last - first + 1)
 
 
-def _facts(call: Call) -> list[Any]:
-    """The last of all facts: of a span that ended long before them nothing is drawn."""
-    from rollmuxd.sim.history import fact_of
-
-    feed = call.get("/v1/me")
-    after = max(feed["first"] - 1, feed["last"] - DRAWN)
-    found: list[Any] = []
-    while True:
-        page = call.get("/v1/facts", after=after, limit=5_000)
-        found += [fact_of(fact) for fact in page["facts"]]
-        if page["last"] == after or page["last"] >= feed["last"]:
-            return found
-        after = page["last"]
-
-
 # ---- for people ------------------------------------------------------------------------------------------------------
+
+
+def _show_watched(view: dict[str, Any]) -> None:
+    """Of a daemon that has given nobody a GPU: what it could have made of what it saw."""
+    click.echo("this daemon only watches (mode observe): no GPU was held, and nothing is charged\n")
+    show_sharing(view["sharing"])
 
 
 def _show(view: dict[str, Any]) -> None:

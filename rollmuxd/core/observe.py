@@ -2,7 +2,7 @@
 
 A job has a group of its own and no pins. So nobody waits for anybody, no state is moved, no GPU is held, and what is
 learnt is the truth of the day before: when each phase began and ended. What sharing would have made of it is for the
-simulator to say (``rollmuxd estimate --observed``).
+simulator to say (``rollmuxd report``, ``rollmuxd estimate --observed``).
 """
 
 from collections.abc import Iterator

@@ -94,7 +94,7 @@ class DaemonTable(_Table):
 
     mode: Literal["share", "observe"] = "share"
     """``share``: jobs share nodes. ``observe``: jobs only tell when their phases begin and end; nobody is made to wait,
-    nothing is held, moved or ended, and ``rollmuxd estimate --observed`` says what sharing would have gained."""
+    nothing is held, moved or ended, and ``rollmuxd report`` says what sharing would have gained."""
 
     policy: Name = "rollmux"
     """Which policy decides what shares which nodes, by the name of its entry point (``rollmuxd.policies``)."""
@@ -146,12 +146,41 @@ class RollMuxTable(_Table):
     has earned some. Promises are then kept by measuring, not by proof."""
 
 
+class LoomTable(_Table):
+    objective: Literal["throughput", "cost", "work"] = "throughput"
+    """What is dear. ``throughput``: nodes that one owns cost nothing while enough of them idle, and their price when
+    they run short. ``cost``: dollars per hour, whoever is slowed within his bound. ``work``: dollars for the work that
+    there is, since a slowed job stays longer."""
+
+    rounds: Annotated[int, Field(ge=1, le=8)] = 8
+    """Iterations of one job in a turn of its group at most; 1 is strict round robin. Default: 8, beyond which little
+    is gained."""
+
+    regroup: Annotated[int, Field(ge=1, le=3)] = 3
+    """Groups that are looked at together for a better partition of their jobs; 2: pairs only, 1: nobody is moved."""
+
+    warm_s: Annotated[float, Field(ge=0)] = 30.0
+    """Seconds that moving a job is reckoned to take which loads its state elsewhere."""
+
+    relaunch_s: Annotated[float, Field(ge=0)] = 300.0
+    """The same, of a job that is started again elsewhere."""
+
+    max_group: Annotated[int, Field(ge=1, le=64)] = 5
+    """Jobs in a group at most."""
+
+    uncertain: bool = False
+    """As under ``[policy.rollmux]``: credit and a guard instead of certified wheels."""
+
+
 class PolicyTable(BaseModel):
     # Other policies' tables are theirs to check.
     model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
 
     rollmux: RollMuxTable = RollMuxTable()
-    """Options of the policy ``rollmux``. Other policies have tables of their own, ``[policy.NAME]``."""
+    """Options of the policy ``rollmux``, the paper's rule."""
+
+    loom: LoomTable = LoomTable()
+    """Options of the policy ``loom``. Other policies have tables of their own, ``[policy.NAME]``."""
 
 
 class LeaseTable(_Table):
@@ -546,7 +575,7 @@ class Settings(BaseSettings):
                 )
         strange = [name for name in self.policy.model_extra or {} if name != self.daemon.policy]
         if strange:
-            meant = difflib.get_close_matches(strange[0], ["rollmux", self.daemon.policy], 1)
+            meant = difflib.get_close_matches(strange[0], ["rollmux", "loom", self.daemon.policy], 1)
             hint = f"did you mean policy.{meant[0]}?" if meant else f"daemon.policy is {self.daemon.policy!r}"
             raise ValueError(f"policy.{strange[0]} is not a setting; {hint}")
         return self

@@ -1,43 +1,83 @@
-"""The iterations of a daemon's jobs, from its facts: what ``rollmuxd estimate --observed`` works with."""
+"""The iterations of a daemon's jobs, from its facts: what ``rollmuxd estimate --observed`` and ``report`` work with."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Final
 
-from rollmuxd.core.facts import Fact
+from msgspec import Struct
+
+from rollmuxd.core.facts import AnyFact, Fact, JobRegistered
+from rollmuxd.core.model import JobId, JobSpec, PhaseSpec
 from rollmuxd.sim.training_logs import Step
 from rollmuxd.sim.workloads.journal import Reading, Run
 
 #: finished iterations from which on they say something
 LEAST: Final = 3
-_TRAIN: Final = "train"
+#: of a job, so many of its last iterations count: what it does now
+ITERATIONS: Final = 150
+_ROLLOUT, _TRAIN, _SYNC = "rollout", "train", "sync"
 
 
-def observed(facts: Iterable[Fact]) -> dict[str, list[Step]]:
-    """Each job's iterations, by its name, in the order in which the jobs came; of its last run that finished enough.
+class Seen(Struct, frozen=True):
+    """What was seen of a job."""
 
-    A phase over one pool is rollout, or, where the pool is called ``train``, training; one over several hands on
-    weights. Own gaps are the means of what was seen.
+    steps: list[Step]
+    #: the one pool on which both phases ran, one after the other; empty: each had its own
+    pool: str = ""
+
+
+def observed(facts: Iterable[Fact]) -> dict[str, Seen]:
+    """What was seen of each job, by its name, in the order in which the jobs came; of its last run that did enough.
+
+    A phase is rollout or training by its name, else by its pool; one over several pools hands on weights. Own gaps are
+    the means of what was seen.
     """
     reading = Reading()
     for fact in facts:
         reading.hear(fact)
     reading.finish()
-    found: dict[str, list[Step]] = {}
+    found: dict[str, Seen] = {}
     for run in reading.runs:
         if len(run.series) >= LEAST and (steps := _steps(run)):
-            found.pop(run.name, None)
-            found[run.name] = steps
+            pools = {pool for phase in run.spec.phases for pool in phase.pools}
+            found.pop(run.spec.name, None)
+            found[run.spec.name] = Seen(steps[-ITERATIONS:], pools.pop() if len(pools) == 1 else "")
     return found
+
+
+def as_registered(
+    facts: Iterable[AnyFact], jobs: Iterable[tuple[JobId, str, int, Mapping[str, Iterable[str]]]]
+) -> list[AnyFact]:
+    """The facts, and before them registrations of jobs (id, name, run, pools by phase) that they only go on with."""
+    told = list(facts)
+    begun = {fact.job for fact in told if isinstance(fact, JobRegistered)}
+    at = told[0].at if told else 0
+    before: list[AnyFact] = [
+        JobRegistered(at, job, "", "", run, JobSpec(name, tuple(_phases(cycle)), ()))
+        for job, name, run, cycle in jobs
+        if job not in begun
+    ]
+    return before + told
+
+
+def _phases(cycle: Mapping[str, Iterable[str]]) -> Iterable[PhaseSpec]:
+    return (PhaseSpec(phase, tuple(pools)) for phase, pools in cycle.items())
+
+
+def _kind(phase: PhaseSpec) -> str:
+    if len(phase.pools) > 1 or phase.name == _SYNC:
+        return _SYNC
+    if phase.name in {_ROLLOUT, _TRAIN}:
+        return phase.name
+    return _TRAIN if phase.pools[0] == _TRAIN else _ROLLOUT
 
 
 def _steps(run: Run) -> list[Step]:
     gap_s = sum(fmean(gaps) for gaps in run.gaps.values() if gaps) / 1000
     made = []
     for durations in run.series:
-        seconds = {"rollout": 0.0, "train": 0.0, "sync": 0.0}
+        seconds = {_ROLLOUT: 0.0, _TRAIN: 0.0, _SYNC: 0.0}
         for phase, took in zip(run.spec.phases, durations, strict=True):
-            kind = "sync" if len(phase.pools) > 1 else "train" if phase.pools[0] == _TRAIN else "rollout"
-            seconds[kind] += took / 1000
-        made.append(Step(seconds["rollout"], seconds["train"], seconds["sync"], gap_s))
+            seconds[_kind(phase)] += took / 1000
+        made.append(Step(seconds[_ROLLOUT], seconds[_TRAIN], seconds[_SYNC], gap_s))
     return [step for step in made if step.rollout_s > 0 and step.train_s > 0]

@@ -83,6 +83,8 @@ class JobView(Answer, frozen=True):
     group: str | None = None
     #: nodes by pool
     pins: dict[str, list[str]] = {}
+    #: pools by phase, in the order of its cycle
+    cycle: dict[str, list[str]] = {}
     admission: str = ""
     slo: float | None = None
     promised: bool = False
@@ -480,6 +482,8 @@ class ReportView(Answer, frozen=True):
     pools: list[PoolRow]
     saving: Saving
     bill: Bill
+    #: the daemon's; ``observe``: no GPU was held, and there is nothing to be charged
+    mode: str = "share"
 
 
 class Health(Answer, frozen=True):

@@ -145,6 +145,29 @@ def test_three_runs_on_one_gpu_one_killed_and_resumed_end_with_the_weights_that_
     assert {daemon.job(name)["job"] for name in THREE} <= parked
 
 
+def test_runs_that_are_only_watched_never_wait_and_the_report_says_what_sharing_would_have_saved(live, runs):
+    daemon = live.daemon((("0-3", "train"),), mode="observe")
+    for task in ("high", "same"):
+        arguments = ["--task", task, "--steps", "6", "--parking", "--out", task]
+        runs.start("example", f"{task}.log", where(daemon), arguments=arguments)
+    assert {name for name, _ in runs.weights()} == {"trl-high", "trl-same"}
+    assert daemon.facts("order_issued") == []
+
+    def report(*more):
+        command = [sys.executable, "-m", "rollmuxd", "report", "--url", daemon.url, *more]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    told = json.loads(report("--json"))["sharing"]
+    # Both phases ran on the same four GPUs: against pools of two and two.
+    assert sorted(told["jobs"]) == ["trl-high", "trl-same"]
+    assert (told["rollout_gpus"], told["train_gpus"], told["ran_on"]) == (2, 2, 4)
+    against = {one["baseline"]: one["gain"] for one in told["estimate"]["against"]}
+    assert set(against) == {"one after the other on the same pools", "one after the other, each on all 4 GPUs"}
+    assert all(0 < gain["low"] <= gain["middle"] <= gain["high"] for gain in against.values())
+    for line in ("what sharing would have saved", "one after the other on the same pools", "each on all 4 GPUs"):
+        assert line in report()
+
+
 def test_four_ranks_outlive_a_pause_and_a_restart_that_take_longer_than_their_collectives_may(live, runs):
     daemon = live.daemon((("0", "train"),))
     with socket.socket() as free:

@@ -110,6 +110,7 @@ def job_view(core: Scheduler, job: Job, now: Millis, *, waiting: bool, reason: s
         reason=reason or job.reason,
         group=job.group,
         pins={pool: list(nodes) for pool, nodes in job.pins.items()},
+        cycle={phase.name: list(phase.pools) for phase in job.spec.phases},
         admission=job.admission,
         slo=job.spec.slo,
         promised=job.promised,

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
+from msgspec.structs import replace
 
 from rollmuxd.core.model import Millis
 from rollmuxd.daemon.http import problems
@@ -47,6 +48,7 @@ async def get_report(call: Call, query: ReportQuery) -> ReportView | Plain:
     except FactsGone as error:
         raise Refusal(problems.GONE, str(error), data={"first": error.first}) from None
     report = books.view(since or 0, end, by=query.by, owner=None if call.caller.admin else call.caller.owner)
+    report = replace(report, mode=services.settings.daemon.mode)
     wants_csv = query.format == "csv" if query.format else "text/csv" in (call.header(b"accept") or "")
     return Plain(as_csv(report), "text/csv; charset=utf-8") if wants_csv else report
 
