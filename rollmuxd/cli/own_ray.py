@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final, Self, TypeAlias
 
 from rollmuxd.cli.calls import Failed
 
@@ -33,6 +34,10 @@ _LOOK_S: Final = 0.05
 _SAID: Final = "said"
 #: Ray's sockets need seventy bytes of the 107 that a path may have
 _SHORT: Final = "/tmp"  # noqa: S108  # mkdtemp makes a folder of one's own there
+
+
+#: runs ``ray start``: its argument vector, and what its environment has besides
+_Run: TypeAlias = Callable[[list[str], dict[str, str]], None]
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ class OwnRay:
         self._left.close()
 
     def start(
-        self, gpus: Sequence[str] | None, env: Mapping[str, str], out: IO[bytes] | None, beat: Callable[[], None]
+        self, gpus: Sequence[str] | None, env: dict[str, str], out: IO[bytes] | None, beat: Callable[[], None]
     ) -> dict[str, str]:
         """Start it with these GPUs (None: as many as it finds); what the job's commands need to know of it.
 
@@ -96,29 +101,28 @@ class OwnRay:
         plain = {name: value for name, value in env.items() if name not in ("RAY_ADDRESS", "RAY_TMPDIR")}
         begin = self._node if self._table.address else self._head
         try:
-            return begin(argv, gpus, folder, lambda argv: self._run(argv, plain, folder / _SAID, beat))
+            return begin(argv, gpus, folder, lambda argv, more: self._run(argv, plain | more, folder / _SAID, beat))
         finally:
             if out is not None and (folder / _SAID).exists():
                 out.write((folder / _SAID).read_bytes())
                 out.flush()
 
-    def _head(
-        self, argv: list[str], gpus: Sequence[str] | None, folder: Path, run: Callable[[list[str]], None]
-    ) -> dict[str, str]:
+    def _head(self, argv: list[str], gpus: Sequence[str] | None, folder: Path, run: _Run) -> dict[str, str]:
         """A cluster of its own."""
         dashboard = _free_port()
+        # Ray's ports are open to the network; it lets in who has this (older versions of Ray do not ask for it).
+        only_us = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         argv += ["--head", "--port=0", f"--temp-dir={folder}", f"--dashboard-port={dashboard}"]
-        run(argv if gpus is None else [*argv, f"--num-gpus={len(gpus)}"])
+        run(argv if gpus is None else [*argv, f"--num-gpus={len(gpus)}"], only_us)
         return {
+            **only_us,
             "RAY_ADDRESS": (folder / "ray_current_cluster").read_text(encoding="ascii").strip(),
             "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
             # What is started with ray.init(address="local") in spite of it finds nobody else's, either.
             "RAY_TMPDIR": str(folder),
         }
 
-    def _node(
-        self, argv: list[str], gpus: Sequence[str] | None, folder: Path, run: Callable[[list[str]], None]
-    ) -> dict[str, str]:
+    def _node(self, argv: list[str], gpus: Sequence[str] | None, folder: Path, run: _Run) -> dict[str, str]:
         """A node of its own in a cluster that others share."""
         if gpus is None:
             raise Failed(
@@ -128,7 +132,7 @@ class OwnRay:
         mine = resource_of(self._job)
         argv += [f"--address={self._table.address}", f"--node-name=rollmuxd-{self._job}"]
         argv += ["--num-gpus=0", f"--resources={json.dumps({mine: len(gpus)})}"]
-        run(argv)
+        run(argv, {})
         return {"RAY_ADDRESS": self._table.address, "ROLLMUX_RAY_RESOURCE": mine}
 
     def _run(self, argv: list[str], env: Mapping[str, str], said: Path, beat: Callable[[], None]) -> None:

@@ -225,12 +225,24 @@ class _Run:
             time.sleep(self._step_s)
         return node
 
+    def _environment(self, gpus: list[str] | None) -> dict[str, str]:
+        """Ours, with these GPUs (None: as it is), and with what makes ``rollmuxd.job`` join this run."""
+        joins = {
+            "ROLLMUX_URL": str(self._daemon.address),
+            "ROLLMUX_JOB": self._talk.name,
+            "ROLLMUX_RUN_KEY": self._key,
+        }
+        if self._call.api_key:
+            joins["ROLLMUX_API_KEY"] = self._call.api_key
+        return {**os.environ, **(visible(gpus) if gpus is not None else {}), **joins}
+
     def _own_ray(self, files: contextlib.ExitStack, gpus: Mapping[str, list[str]], logs: Path | None) -> dict[str, str]:
         """The Ray that the job wants for itself; what its commands need to know of it."""
         if self._job.ray is None:
             return {}
         mine = list(dict.fromkeys(gpu for some in gpus.values() for gpu in some))
-        env = {**os.environ, **(visible(mine) if gpus else {})}
+        # Ray's workers have the environment that Ray was started with, and a loop may be in one of them.
+        env = self._environment(mine if gpus else None)
         ray = files.enter_context(OwnRay(self._job.ray, self._talk.name))
         told = ray.start(mine if gpus else None, env, files.enter_context(_output(logs, "ray")), self._beat)
         what = "a node of its own in the Ray" if self._job.ray.address else "a Ray of its own"
@@ -241,17 +253,7 @@ class _Run:
         self, crew: Crew, role: Role, gpus: Mapping[str, list[str]], out: IO[bytes] | None, more: Mapping[str, str]
     ) -> None:
         mine = list(dict.fromkeys(gpu for pool in role.pools or gpus for gpu in gpus.get(pool, ())))
-        env = {
-            **os.environ,
-            **(visible(mine) if gpus else {}),
-            **more,
-            "ROLLMUX_URL": str(self._daemon.address),
-            "ROLLMUX_JOB": self._talk.name,
-            "ROLLMUX_RUN_KEY": self._key,
-            **role.env,
-        }
-        if self._call.api_key:
-            env["ROLLMUX_API_KEY"] = self._call.api_key
+        env = {**self._environment(mine if gpus else None), **more, **role.env}
         try:
             pid = crew.start(role.name, role.argv, env=env, cwd=role.cwd, out=out)
         except (OSError, ValueError) as error:

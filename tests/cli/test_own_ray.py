@@ -61,6 +61,8 @@ def test_a_ray_of_its_own_has_the_jobs_gpus_and_no_port_or_folder_that_another_c
         assert found["RAY_API_SERVER_ADDRESS"] == f"http://127.0.0.1:{dashboard}"
         assert f"--temp-dir={found['RAY_TMPDIR']}" in argv
         assert len(found["RAY_TMPDIR"]) < 30, "there is no room for the names of Ray's sockets"
+    assert f"RAY_AUTH_TOKEN={again[0]['RAY_AUTH_TOKEN']}" in (ray.folder / "env").read_text().splitlines()
+    assert told[0]["RAY_AUTH_TOKEN"] != again[0]["RAY_AUTH_TOKEN"], "one of them lets the other in"
     own = re.compile("--(temp-dir|dashboard-port|dashboard-agent-listen-port)=")
     assert not {one for one in told[1] if own.match(one)} & {one for one in again[1] if own.match(one)}
 

@@ -28,8 +28,12 @@ class Worker:
     """One rank, in one bundle."""
 
     def gpus(self):
-        """What Ray gave it, and what it sees."""
-        return [str(gpu) for gpu in ray.get_gpu_ids()], os.environ.get("CUDA_VISIBLE_DEVICES")
+        """What Ray gave it, what it sees, and whose it is: loops of verl are in such a worker."""
+        return (
+            [str(gpu) for gpu in ray.get_gpu_ids()],
+            os.environ.get("CUDA_VISIBLE_DEVICES"),
+            os.environ["ROLLMUX_JOB"],
+        )
 
     def compute(self, phase, gpu, seconds):
         """Be on that GPU for so long."""
@@ -81,7 +85,7 @@ workers = [
 given = ray.get([worker.gpus.remote() for worker in workers], timeout=PATIENCE_S)
 say(gpus=given)
 if resource == "GPU":  # the worker that Ray gave a GPU is the one that computes on it
-    workers = [workers[[gpus[0] for gpus, _ in given].index(str(number))] for number in range(GPUS)]
+    workers = [workers[[gpus[0] for gpus, *_ in given].index(str(number))] for number in range(GPUS)]
 
 until_all_are_here()
 with rollmuxd.job(name) as job:
