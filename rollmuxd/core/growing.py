@@ -6,8 +6,9 @@ from rollmuxd.core import lives
 from rollmuxd.core.cycle import NOTHING, SERVED, Cycle
 from rollmuxd.core.decision import Answer, Directive
 from rollmuxd.core.errors import Conflict
-from rollmuxd.core.model import GpuId, NodeStatus, Slot, SlotStatus
+from rollmuxd.core.model import GpuId, NodeStatus, Slot, SlotStatus, StateStatus
 from rollmuxd.core.requests import check_holder, phase_nodes
+from rollmuxd.core.rotation import find_phase
 
 
 def offer(c: Cycle, slot: Slot) -> tuple[GpuId, ...]:
@@ -29,15 +30,20 @@ def offer(c: Cycle, slot: Slot) -> tuple[GpuId, ...]:
 
 def in_the_way(c: Cycle, slot: Slot) -> str:
     """Why the slot cannot have all GPUs of its nodes; empty: it can."""
-    for name in phase_nodes(c, c.state.jobs[slot.job], slot):
+    job = c.state.jobs[slot.job]
+    phase = find_phase(c.state, job.id, slot.phase)
+    for name in () if phase is None else c.state.phase_nodes(job, phase):
         node = c.state.nodes[name]
         if node.status is not NodeStatus.UP:
             return f"node {name} is {node.status}"
         for gpu, it in node.gpus.items():
             if it.holder not in (None, slot.id):
                 return f"{gpu} is held by slot {it.holder}"
-            if it.stain not in (None, slot.job):
+            if it.stain not in (None, job.id):
                 return f"{gpu} has not been seen clear of {c.state.jobs[it.stain or ''].spec.name}"
+        for kept in (c.state.states[key] for key in node.states):
+            if kept.job == job.id and kept.pool in phase.pools and kept.status is not StateStatus.LOADED:
+                return f"its {kept.pool} state on {name} is {kept.status}"
     return ""
 
 
