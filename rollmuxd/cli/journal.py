@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from rollmuxd.cli.bars import Bar
 from rollmuxd.cli.calls import Failed, print_json
 
 config_option = click.option(
@@ -88,8 +89,8 @@ def check(file: Path | None, state_dir: Path, as_json: bool, settings: Any) -> N
     """
     from rollmuxd.daemon import journal_tools
 
-    with _refusals():
-        found = journal_tools.check(journal_tools.journal_in(file if file is not None else state_dir))
+    with _refusals(), Bar("facts checked") as bar:
+        found = journal_tools.check(journal_tools.journal_in(file if file is not None else state_dir), bar)
     if as_json:
         _as_json(found)
     else:
@@ -108,8 +109,8 @@ def backup(file: Path, state_dir: Path, as_json: bool, settings: Any) -> None:
     """
     from rollmuxd.daemon import journal_tools
 
-    with _refusals():
-        made = journal_tools.backup(journal_tools.journal_in(state_dir), file)
+    with _refusals(), Bar("copied, facts checked") as bar:
+        made = journal_tools.backup(journal_tools.journal_in(state_dir), file, bar)
     if as_json:
         _as_json(made)
     else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rollmuxd.cli.bars import Bar
 from rollmuxd.cli.calls import Failed, table
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ def compare(
         report.check()
         _writable(html)
     found = []
-    with _progress(len(some), "runs") as advance:
+    with Bar("runs", len(some)) as advance:
         for task, outcome in runs.run_all(some, processes):
             found.append((task, outcome))
             advance(len(found))
@@ -305,7 +306,7 @@ def run(
         if path is not None:
             _writable(path)
     drawn = runs.draw(task)
-    with _progress(len(drawn.jobs), "jobs") as advance:
+    with Bar("jobs", len(drawn.jobs)) as advance:
         outcome, _ = record.run(task, drawn, facts=facts, trace=trace, progress=advance)
     if as_json:
         row = tables.summary([outcome])[0]
@@ -348,27 +349,3 @@ def _write_html(path: Path, outcomes: list[Outcome], title: str, spans: list[Ite
     command = shlex.join(["rollmuxd", *sys.argv[1:]])
     report.write(path, outcomes, title=title, command=command, spans=spans)
     click.echo(f"wrote {path}", err=True)
-
-
-class _progress:  # noqa: N801 a context manager that reads like a function
-    """A bar on stderr while somebody watches, and nothing otherwise."""
-
-    def __init__(self, total: int, what: str) -> None:
-        self.total, self.what = total, what
-        self.bar: Any = None
-
-    def __enter__(self) -> Callable[[int], None]:
-        if not sys.stderr.isatty():
-            return lambda done: None
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn(self.what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        self.bar.start()
-        task = self.bar.add_task(self.what, total=self.total)
-        return lambda done: self.bar.update(task, completed=done)
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()

@@ -11,11 +11,11 @@ import os
 import secrets
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from zlib import crc32
 
 import msgspec
@@ -39,6 +39,11 @@ from rollmuxd.daemon.journal_file import (
 
 #: what SQLite says of its own pages, at most so many lines of it
 SAID_AT_MOST: Final = 20
+#: how many facts are done is told so often
+TOLD_EVERY: Final = 1_000
+
+#: is told how many facts are done, of how many
+Tell: TypeAlias = Callable[[int, int], None]
 
 
 class Checked(Struct, frozen=True):
@@ -88,8 +93,10 @@ def journal_in(path: Path) -> Path:
 # ---- check -----------------------------------------------------------------------------------------------------------
 
 
-def check(path: Path) -> Checked:
+def check(path: Path, tell: Tell = lambda done, total: None) -> Checked:
     """Read everything: SQLite's pages, the chain, each fact; replay it, and compare with what the snapshots say.
+
+    ``tell`` is called now and then with how many facts are done, of how many.
 
     Raises:
         JournalRefused: there is no such file.
@@ -103,7 +110,7 @@ def check(path: Path) -> Checked:
         with closing(connect(path, readonly=True)) as connection:
             connection.execute("BEGIN")  # one instant, whatever a daemon writes meanwhile
             wrong += _pages(connection)
-            _look(connection, path, found, wrong, notes)
+            _look(connection, path, found, wrong, notes, tell)
     except JournalError as error:
         wrong.append(str(error).removeprefix(f"{path}: ").removesuffix(f"; {journal_file.REMEDY}"))
     except sqlite3.Error as error:
@@ -119,7 +126,7 @@ def _pages(connection: sqlite3.Connection) -> list[str]:
 
 
 def _look(
-    connection: sqlite3.Connection, path: Path, found: dict[str, Any], wrong: list[str], notes: list[str]
+    connection: sqlite3.Connection, path: Path, found: dict[str, Any], wrong: list[str], notes: list[str], tell: Tell
 ) -> None:
     found["format"] = connection.execute("PRAGMA user_version").fetchone()[0]
     if found["format"] == 0:
@@ -151,6 +158,8 @@ def _look(
                 raise JournalDamaged(path, f"fact {seq} cannot follow from those before it ({error!r})") from error
         last = seq
         _compare(state, seq, snapshots, wrong)
+        if seq % TOLD_EVERY == 0 or seq == good.seq:
+            tell(seq - tip.seq, good.seq - tip.seq)
     found["last"], found["last_at"] = last, state.at
     if last == tip.seq:
         found["first"] = found["last"] = tip.seq
@@ -194,8 +203,8 @@ def _compare(state: State, seq: int, snapshots: dict[int, bytes], wrong: list[st
 # ---- backup ----------------------------------------------------------------------------------------------------------
 
 
-def backup(path: Path, to: Path) -> Checked:
-    """Copy a journal, in use or not, as it is at one instant; what the copy holds, checked.
+def backup(path: Path, to: Path, tell: Tell = lambda done, total: None) -> Checked:
+    """Copy a journal, in use or not, as it is at one instant; what the copy holds, checked (``tell``: how far it is).
 
     Raises:
         JournalRefused: it cannot be read, or the copy cannot be written, or is not good.
@@ -215,7 +224,7 @@ def backup(path: Path, to: Path) -> Checked:
         with closing(sqlite3.connect(part, isolation_level=None)) as connection:
             # Whoever copies it into place by hand gets a new incarnation, too.
             set_meta(connection, "opened", "a backup")
-        checked = check(part)
+        checked = check(part, tell)
         if not checked.good:
             raise JournalRefused(
                 f"{path}: the copy is not good, so the journal is not: {'; '.join(checked.wrong)}; no backup was made"

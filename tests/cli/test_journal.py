@@ -3,7 +3,10 @@
 import asyncio
 import json
 import os
+import pty
 import sqlite3
+import subprocess
+import sys
 import time
 from contextlib import closing
 
@@ -40,6 +43,22 @@ def test_a_check_says_in_one_line_how_it_is_and_in_its_exit_status(rollmuxd, sta
     bad = rollmuxd(f"journal check {state_dir}")
     assert (bad.code, len(bad.lines)) == (1, 1)
     assert "DAMAGED: fact 2 of 3 is damaged" in bad.out
+
+
+def test_on_a_terminal_a_check_and_a_backup_show_how_far_they_are(state_dir, tmp_path):
+    for command in (f"check {state_dir}", f"backup {tmp_path}/copy --state-dir {state_dir}"):
+        ours, theirs = pty.openpty()
+        with os.fdopen(theirs, "wb") as terminal:
+            ran = subprocess.run(
+                [sys.executable, "-m", "rollmuxd", "journal", *command.split()],
+                stdout=subprocess.PIPE, stderr=terminal, env={**os.environ, "TERM": "xterm", "HOME": str(tmp_path)},
+            )  # fmt: skip
+            told = os.read(ours, 65536).decode()
+        os.close(ours)
+        assert ran.returncode == 0
+        assert b"3/3" not in ran.stdout  # scripts read that
+        assert "facts checked" in told
+        assert "3/3" in told
 
 
 def test_a_check_answers_scripts_in_json_with_the_same_status(rollmuxd, state_dir):
