@@ -32,7 +32,9 @@ def in_the_way(c: Cycle, slot: Slot) -> str:
     """Why the slot cannot have all GPUs of its nodes; empty: it can."""
     job = c.state.jobs[slot.job]
     phase = find_phase(c.state, job.id, slot.phase)
-    for name in () if phase is None else c.state.phase_nodes(job, phase):
+    if phase is None:
+        return f"{job.spec.name} has no phase {slot.phase} any more"
+    for name in c.state.phase_nodes(job, phase):
         node = c.state.nodes[name]
         if node.status is not NodeStatus.UP:
             return f"node {name} is {node.status}"
