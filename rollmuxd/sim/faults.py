@@ -642,7 +642,10 @@ class Trouble:
         self.world.kernel.after(1 + self.chance.within(RETRY_MS), self._knocks, process, process.life, given, then)
 
     def _knocks(self, process: "Process", life: int, given: i.Input, then: "Then | None") -> None:
-        if process.life == life and process.silent:
+        waits_for = "" if process.request is None else process.request.request_id
+        if process.life == life and isinstance(given, i.RequestSlot) and given.request_id != waits_for:
+            process.knocks = False  # it has asked in another call meanwhile, and was granted
+        elif process.life == life and process.silent:
             self.knock(process, given, then)  # it will call when it wakes up
         elif process.life == life:
             process.knocks = False

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Final
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core.model import Dispatch, Fence, SlotId
+from rollmuxd.core.model import Dispatch, Fence, GpuId, SlotId
 from rollmuxd.sim.checkers.books import Asked, Heeded, Member, Stay, Turn
 from rollmuxd.sim.checkers.placements import Placements
 from rollmuxd.sim.checkers.turns import Turns
@@ -60,6 +60,13 @@ class Slots(Placements, Turns):
             if any(gpu not in self.loaded_on[key] for gpu in held):
                 on = self.loaded_on[key]
                 self._broken("who_is_granted_finds_its_state_loaded", f"slot {name} is granted, {key} is on {on}")
+
+    def who_grows_finds_its_state_loaded(self, name: SlotId, more: tuple[GpuId, ...], stay: Stay) -> None:
+        """Where its state was parked for others meanwhile, there is nothing to run on."""
+        for key, node in stay.keys:
+            where = self.kept.get(key, "gone")
+            if where != "loaded" and not set(self.places[node].gpus).isdisjoint(more):
+                self._broken("who_grows_finds_its_state_loaded", f"slot {name} grows to {more}, and {key} is {where}")
 
     def fences_only_grow(self, name: SlotId, fence: Fence) -> None:
         """One for each grant, each greater than every one before."""
@@ -210,6 +217,7 @@ class Slots(Placements, Turns):
         more = tuple(gpu for gpu in fact.gpus if gpu not in asked.gpus)
         self.a_gpu_is_held_by_one_slot(fact.slot, more)
         self.a_gpu_is_given_on_only_when_seen_clear(fact.slot, asked.job, more)
+        self.who_grows_finds_its_state_loaded(fact.slot, more, self.members[asked.job].stays[asked.phase])
         self.held.update(dict.fromkeys(more, fact.slot))
         self.stain.update(dict.fromkeys(more, asked.job))
         asked.status, asked.gpus = "running", fact.gpus
