@@ -76,7 +76,25 @@ def _clusters(references: Any) -> list[Any]:
 
 
 def _shape(config: Any) -> Shape:
-    """Whether any GPU both generates and trains."""
-    generates = get(config, "actor_infer", "device_mapping", default=())
-    trains = get(config, "actor_train", "device_mapping", default=())
-    return Shape.ONE_POOL if set(generates) & set(trains) else Shape.TWO_POOLS
+    """One pool if any GPU both generates and trains. Raises ValueError for a model that is on neither's GPUs."""
+    generates, trains = _gpus(get(config, "actor_infer")), _gpus(get(config, "actor_train"))
+    if generates & trains:
+        return Shape.ONE_POOL
+    references = {"reference": get(config, "reference"), **dict(get(config, "reference_configs", default={}))}
+    for role, model in {**references, "critic": get(config, "critic")}.items():
+        _check(role, _gpus(model) - trains, "actor_train")
+    for role, model in dict(get(config, "rewards", default={})).items():
+        _check(f"reward {role}", _gpus(model) - generates, "actor_infer")
+    return Shape.TWO_POOLS
+
+
+def _gpus(model: Any) -> set[int]:
+    return set(get(model, "device_mapping", default=()))
+
+
+def _check(role: str, stray: set[int], beside: str) -> None:
+    if stray:
+        raise ValueError(
+            f"{role} is on GPUs {', '.join(map(str, sorted(stray)))}, which are none of {beside}'s, and it works while "
+            f"the job holds only these: put them into {beside}'s device_mapping, or take GPUs of these"
+        )

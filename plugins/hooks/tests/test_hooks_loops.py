@@ -210,6 +210,10 @@ OVERLAP = "its rollouts run on while it trains, so there is no time at which the
         (("openrlhf", "0.11.2", "--train.async_enable"), f"--train.async_enable: {OVERLAP}; leave it out"),
         (("slime", "train_async"), f"this driver goes on while rollout_manager.generate.remote(...) runs: {OVERLAP}"),
         (("roll", "train", "async"), f"async_generation_ratio > 0: {OVERLAP}; set it to 0"),
+        (
+            ("roll", "train", "stray"),
+            "critic is on GPUs 2, which are none of actor_train's, and it works while the job",
+        ),
         (("nemo_rl", "train", "async"), f"grpo.async_grpo.enabled: {OVERLAP}"),
         (("nemo_rl", "train", "plane"), "data_plane.enabled: NeMo-RL takes another loop for it (grpo_sync)"),
         (
