@@ -4,10 +4,10 @@
     python -m verl.trainer.main_ppo ... +rollmux.name=math-7b +rollmux.slo=2.0
 
 - ``init``: workers and engines are made, a checkpoint is loaded, the engine gets its first weights.
+- ``sync``: the weights on their way to the engine, which wakes for it.
 - ``rollout``: from the request to generate until the engine sleeps.
 - ``train``: from the first work on the trainer's GPUs after that (a reward model beside it, log-probabilities, values)
   through the updates of critic and actor. The advantage is computed by the controller, within it.
-- ``sync``: the weights on their way to the engine, which wakes for it.
 - Validation has ``eval``, and saving ``save``, where the job declares these (``+rollmux.side.eval.seconds=120``). Else
   validation is within ``sync``, with whose weights it generates, and saving within ``train``.
 
@@ -17,6 +17,7 @@ the next begins. What the controller does between them (rewards, metrics, loggin
 
 import contextlib
 import inspect
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,7 +30,8 @@ from rollmuxd_hook_kit.turns import Turns
 from rollmuxd_hook_verl.contract import PPO_TRAINER, V1_TRAINER, VERL
 from rollmuxd_hook_verl.residency import Engine, check_offload
 
-_PHASES = ("rollout", "train", "sync")
+#: In this order: who follows comes upon an engine that sleeps, and no weights are sent twice.
+_PHASES = ("sync", "rollout", "train")
 
 #: what a mixin is mixed into, to a type checker
 _Trainer: Any = object
@@ -246,5 +248,6 @@ def _job_settings(given: Mapping[str, Any], config: Any) -> dict[str, Any]:
 
 
 def _name(config: Any) -> str:
-    name = str(config.trainer.get("experiment_name") or "verl")
+    # (A run that `rollmuxd run` has started joins the job that it was started for.)
+    name = os.environ.get("ROLLMUX_JOB") or str(config.trainer.get("experiment_name") or "verl")
     return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:100] or "verl"

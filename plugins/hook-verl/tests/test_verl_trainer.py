@@ -221,6 +221,20 @@ def test_what_the_how_to_says_is_what_verls_command_line_takes(tiny):
     assert given == {"name": "math-7b", "slo": 2.0, "side": {"eval": {"seconds": 120}}, "train": {"ram_gb": 80}}
 
 
+def test_the_engine_is_asleep_where_the_cycle_ends_and_another_job_follows(tiny, out, daemon):
+    ran(tiny.trainer(out, steps(1)))
+    (body,) = daemon.registered
+    assert [phase.name for phase in body.phases] == ["sync", "rollout", "train"]
+
+
+def test_what_rollmuxd_run_has_started_is_called_as_its_job(tiny, out, daemon, monkeypatch):
+    monkeypatch.setenv("ROLLMUX_JOB", "math-7b")
+    monkeypatch.setenv("ROLLMUX_RUN_KEY", "k1")
+    ran(tiny.trainer(out, steps(1), "trainer.experiment_name=another"))
+    (body,) = daemon.registered
+    assert (body.name, body.idempotency_key) == ("math-7b", "k1")
+
+
 @pytest.mark.parametrize(
     ("more", "error", "said"),
     [
