@@ -23,6 +23,7 @@ from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.contender import Contender, InWheelOrder, Woven
 from rollmuxd.sim.faults import DaemonDied, Faults
 from rollmuxd.sim.fluid import WORK
+from rollmuxd.sim.replanned import Replanned
 from rollmuxd.sim.restless import Restless
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 from rollmuxd.sim.world import World
@@ -39,6 +40,8 @@ OBSERVE: Final = "observe"
 WEAVES, WATCHES = 0.3, 0.05
 #: iterations at least where a guard is to have its say: it judges from the eighth on
 GUARDED_ITERATIONS: Final = 10
+#: the share of histories in which phases grow or shrink, and plans follow
+FOLLOWS: Final = 0.3
 DRIVER: Final = "sim"
 #: attempts at making a failing history smaller
 ATTEMPTS: Final = 400
@@ -62,6 +65,8 @@ class History(Struct, frozen=True):
     policy: str
     faults: Faults
     acts: tuple[Act, ...] = ()
+    #: plans follow what phases are seen to take, and that soon
+    follows: bool = False
 
 
 class Watching(InWheelOrder):
@@ -104,7 +109,18 @@ def draw(seed: int) -> History:
     elif drawn < WEAVES + WATCHES:
         policy = OBSERVE
     jobs = tuple(_more(more, job, policy) for job in jobs)
-    return History(seed, Workload(f"swarm {seed}", jobs, pools), policy, faults, acts)
+    drift = Random(f"swarm drift {seed}")
+    follows = drift.random() < FOLLOWS
+    if follows:
+        jobs = tuple(_drifting(drift, job) for job in jobs)
+    return History(seed, Workload(f"swarm {seed}", jobs, pools), policy, faults, acts, follows)
+
+
+def _drifting(rng: Random, job: SimJob) -> SimJob:
+    """The job with phases that take another time from some iteration on."""
+    by = rng.choice((0.4, 1.0, 1.5, 2.5))
+    later = tuple(tuple(max(1, round(took * by)) for took in times) for times in job.series)
+    return replace(job, series=(*job.series, *later, *later), iterations=max(4, job.iterations))
 
 
 def _more(rng: Random, job: SimJob, policy: str) -> SimJob:
@@ -250,6 +266,8 @@ def run(history: History, hear: Callable[[bytes], None] | None = None) -> World:
         longest = max(act.for_ms for act in history.acts) + faults.operator_ms
         faults = replace(faults, operator_ms=max(faults.operator_ms, len(history.acts) * longest))
     contender = OTHERS[history.policy]() if history.policy in OTHERS else CONTENDERS[history.policy]
+    if history.follows:
+        contender = Replanned(contender, drift_enough=2, drift_window=3, replan_every_ms=20_000)
     world = World(history.workload, contender, history.seed, WORK, faults=faults)
     for act in history.acts:
         world.kernel.at(act.at_ms, _act, world, act)
@@ -336,6 +354,8 @@ def _smaller(history: History) -> Iterator[History]:
         if len(jobs) > 1:
             kept = (*jobs[:index], *jobs[index + 1 :])
             yield replace(history, workload=replace(history.workload, jobs=kept))
+    if history.follows:
+        yield replace(history, follows=False)
     for index in range(len(history.acts)):
         yield replace(history, acts=(*history.acts[:index], *history.acts[index + 1 :]))
     for name in _RATES:

@@ -43,9 +43,11 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.errors import Rejected
+from rollmuxd.core.facts import PlannedVisit
 from rollmuxd.core.model import (
     Dispatch,
     Fence,
+    GroupId,
     Job,
     JobSpec,
     JobStatus,
@@ -59,7 +61,7 @@ from rollmuxd.core.model import (
     Want,
 )
 from rollmuxd.core.placement import RollMux
-from rollmuxd.core.policy import Move, Placed
+from rollmuxd.core.policy import Move, Placed, Replan
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State, state_key
 
@@ -73,6 +75,7 @@ LEASE, REATTACH = 60_000, 120_000
 #: slots that run on are revoked soon, where somebody waits
 CONFIG = {
     "overstay_ms": 40_000, "overstay_revoke": True, "overstay_grace_ms": 20_000,
+    "drift_enough": 2, "drift_window": 3, "replan_every_ms": 20_000,
     "move_every_ms": 0, "move_begins_ms": 300_000, "move_ends_ms": 60_000,
     "launch_hosts": ("h1", "h2"), "launch_ms": 100_000, "relaunch_after_ms": 20_000, "relaunch_limit": 3,
 }  # fmt: skip
@@ -105,6 +108,16 @@ class Restless(RollMux):
     def regroup(self, state: State, now: int) -> Iterator[Move | None]:
         while self.moves:
             yield self.moves.pop(0)
+
+    def replan(self, state: State, group: GroupId) -> Replan:
+        """Another wheel each time: the members in the opposite order, and who is first goes round twice."""
+        found, known = super().replan(state, group), state.groups[group]
+        names = list(dict.fromkeys(visit.job for visit in known.wheel if not visit.once))
+        if known.coming or len(names) < 2:
+            return found
+        order = [*reversed(names), names[-1]]
+        wheel = (PlannedVisit(name, phase.name) for name in order for phase in state.jobs[name].spec.phases)
+        return Replan(found.period_ms, found.at_risk, tuple(wheel))
 
 
 def _spec(name: str, kind: str) -> JobSpec:
