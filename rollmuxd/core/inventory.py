@@ -19,6 +19,7 @@ from rollmuxd.core.letting_go import (
     end_reclaims,
     finish_release,
     look_at,
+    may_be_loading,
     park_own,
     resolve_unknown,
     see_gpus,
@@ -178,10 +179,10 @@ def host_seen(c: Cycle, told: i.HostSeen) -> Answer:
     rebooted = bool(told.boot_id and host.boot_id) and told.boot_id != host.boot_id
     if told.boot_id and told.boot_id != host.boot_id:
         c.fact(f.HostBooted(c.now, host.id, told.boot_id))
-    if rebooted:
-        forget_contents(c, host.nodes)
-    since = c.now + 1 if told.since is None else told.since
     sights = {sight.gpu: sight for sight in told.gpus}
+    if rebooted:
+        forget_contents(c, host.nodes, sights)
+    since = c.now + 1 if told.since is None else told.since
     c.soft.observed(host.id)
     before = len(c.facts)
     for name in list(host.nodes):
@@ -204,8 +205,11 @@ def host_seen(c: Cycle, told: i.HostSeen) -> Answer:
     return NOTHING
 
 
-def forget_contents(c: Cycle, nodes: list[NodeId]) -> None:
-    """Another boot id: whatever was in the host's memories is gone, and whoever ran there runs no more."""
+def forget_contents(c: Cycle, nodes: list[NodeId], sights: dict[str, i.GpuSight]) -> None:
+    """Another boot id: whatever was in the host's memories is gone, and whoever ran there runs no more.
+
+    But for what is there already, where word of a load is awaited: it began after the host did.
+    """
     taken = []
     for name in nodes:
         node = c.state.nodes[name]
@@ -217,12 +221,15 @@ def forget_contents(c: Cycle, nodes: list[NodeId]) -> None:
                 take_away(c, slot, f.SlotFaulted(c.now, holder, reason))
             elif slot.status in HOLDS:
                 take_away(c, slot, f.SlotLost(c.now, holder, reason))
+        limit = clear_limit_mb(c, node)
+        used = any(gpu in sights and sights[gpu].used_mb > limit for gpu in node.gpus)
         for key in node.states:
             kept = c.state.states[key]
             if kept.status is not StateStatus.GONE:
                 if kept.status is not StateStatus.UNKNOWN:
                     c.fact(f.StateUnknown(c.now, kept.job, kept.pool, kept.node))
-                c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
+                if not (used and may_be_loading(c, kept)):
+                    c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
         for job in list(node.pinned):
             for closing in list(c.state.jobs[job].closing):
                 finish_release(c, c.state.slots[closing])
