@@ -151,7 +151,7 @@ def openrlhf(version, *more):
 def skyrl(version, layout="colocated", *_):
     """The trainer of the release, and its dispatch to workers."""
     made = []
-    colocate_all = layout == "colocated"
+    colocate_all = layout != "apart"
 
     class Engines:
         async def sleep(self, **_):
@@ -275,6 +275,12 @@ def skyrl(version, layout="colocated", *_):
         def get(self, key, default=None):
             return default
 
+    if layout == "loop of its own":
+
+        async def train(self):
+            done("policy.train")
+
+        Trainer.train = train
     made.append(Trainer)
     hook.main()
 
@@ -384,9 +390,13 @@ def standin(framework, script="train", *arguments):
 def run(framework, *arguments):
     """Drive one of them; what was done."""
     watched()
-    with contextlib.redirect_stdout(sys.stderr), fake_daemon() if FAKE else contextlib.nullcontext():
+    with contextlib.redirect_stdout(sys.stderr), fake_daemon() if FAKE else contextlib.nullcontext() as daemon:
         real = {"openrlhf": openrlhf, "skyrl": skyrl, "areal": areal}
-        (real[framework] if framework in real else functools.partial(standin, framework))(*arguments)
+        try:
+            (real[framework] if framework in real else functools.partial(standin, framework))(*arguments)
+        finally:
+            if FAKE:
+                print(f"ended: {daemon.ended}", file=sys.stderr)
     return DONE
 
 

@@ -4,6 +4,7 @@ Of OpenRLHF, SkyRL and AReaL these are the released loops (``loops.py``); the wo
 A line is one slot: the phase, and what was done in it.
 """
 
+import ast
 import json
 import os
 import subprocess
@@ -19,7 +20,7 @@ SLEEPING = ("--train.colocate_all", "--vllm.enable_sleep", "--ds.enable_sleep")
 pytestmark = pytest.mark.timeout(120)
 
 
-def drive(home, *arguments, hook=""):
+def drive(home, *arguments, hook="", **environment):
     """One loop, in a process of its own under a daemon that grants everything."""
     framework, release = arguments[:2]
     if framework in ("openrlhf", "skyrl", "areal") and not (FRAMEWORKS / f"{framework}-{release}").is_dir():
@@ -32,8 +33,13 @@ def drive(home, *arguments, hook=""):
         env["ROLLMUX_HOOK"] = str(home / "job.toml")
     return subprocess.run(
         [sys.executable, LOOPS, *arguments],
-        env={**env, "HOME": str(home)}, cwd=home, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        env={**env, "HOME": str(home), **environment},
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def slots(told):
@@ -209,6 +215,10 @@ OVERLAP = "its rollouts run on while it trains, so there is no time at which the
     [
         (("openrlhf", "0.11.2", "--train.async_enable"), f"--train.async_enable: {OVERLAP}; leave it out"),
         (("slime", "train_async"), f"this driver goes on while rollout_manager.generate.remote(...) runs: {OVERLAP}"),
+        (
+            ("roll", "train", "hides"),
+            "Hiding.model_update takes the place of ROLL's, which the hook needs to be called",
+        ),
         (("roll", "train", "async"), f"async_generation_ratio > 0: {OVERLAP}; set it to 0"),
         (
             ("roll", "train", "stray"),
@@ -255,3 +265,31 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     told = drive(tmp_path, "roll", "train", hook="name = \n")
     assert told.returncode == 1
     assert f"ROLLMUX_HOOK={tmp_path / 'job.toml'}: Invalid value" in told.stderr.splitlines()[-1]
+
+
+def test_a_trainer_of_skyrl_with_a_loop_of_its_own_is_refused_before_it_has_models(tmp_path):
+    told = drive(tmp_path, "skyrl", "0.3.0", "loop of its own")
+    assert told.returncode == 1
+    assert f"Trainer has a loop of its own: {OVERLAP}" in told.stderr
+    assert "done: models.build" not in told.stderr
+    assert "ended: {'sky': \"failed: ValueError: Trainer has a loop of its own" in told.stderr
+
+
+def test_areal_with_a_loop_in_each_rank_is_refused(tmp_path):
+    told = drive(tmp_path, "areal", "1.0.4", WORLD_SIZE="2")
+    assert told.returncode == 1
+    assert "each rank of torchrun has a loop of its own here" in told.stderr
+    assert "done:" not in told.stderr
+
+
+def test_a_loop_that_fails_releases_what_it_held_and_ends_the_job_with_its_error(tmp_path):
+    told = drive(tmp_path, "roll", "train", "fails")
+    assert told.returncode == 1
+    assert "RuntimeError: out of memory" in told.stderr
+    assert "ended: {'roll': 'failed: RuntimeError: out of memory'}" in told.stderr
+
+
+@pytest.mark.parametrize("arguments", [("slime", "train", "offload"), ("nemo_rl", "train")])
+def test_a_loop_that_comes_to_its_end_has_the_job_finished(tmp_path, arguments):
+    told = drive(tmp_path, *arguments)
+    assert list(ast.literal_eval(told.stderr.rpartition("ended: ")[2]).values()) == ["finished"]

@@ -5,8 +5,26 @@ from types import SimpleNamespace
 
 from rollmuxd_hooks.roll import RLVRPipeline
 
+
+class Failing(RLVRPipeline):
+    """One of the user's own, which adds to ROLL's."""
+
+    def val(self, global_step):
+        super().val(global_step)
+        raise RuntimeError("out of memory")
+
+
+if "hides" in sys.argv:
+
+    class Hiding(RLVRPipeline):
+        """One that takes the place of what the hook looks at."""
+
+        def model_update(self, global_step):
+            return {}
+
+
 trains, generates = ([0, 1], [0, 1]) if "colocate" in sys.argv else ([0], [1])
-RLVRPipeline(
+(Failing if "fails" in sys.argv else RLVRPipeline)(
     pipeline_config=SimpleNamespace(
         exp_name="roll",
         async_pipeline="async" in sys.argv,
