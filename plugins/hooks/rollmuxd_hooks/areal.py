@@ -81,5 +81,7 @@ class PPOTrainer(Theirs):  # type: ignore[misc]
 def _staying(config: Any, *, colocated: bool) -> str:
     """Why a model of this run would stay on its GPUs, if one would."""
     models = ["critic", "ref", "teacher", *(() if colocated else ("actor",))]
+    if not get(config, "actor", "kl_ctl"):  # then AReaL makes no reference
+        models.remove("ref")
     staying = [f"{name}.offload=true" for name in models if get(config, name) and not get(config, name, "offload")]
     return f"models of this run stay on the GPUs: say {', '.join(staying)} (and enable_offload=true)" if staying else ""

@@ -49,6 +49,8 @@ def setup(master_config: Any, *args: Any, rollmux: Mapping[str, Any] | None = No
 
 def grpo_train(policy: Any, policy_generation: Any, *args: Any, **kwargs: Any) -> Any:
     """NeMo-RL's, as the job that :func:`setup` has begun; it ends with this."""
+    if "loop" not in _run:
+        raise RuntimeError("nobody has begun the job: import setup from rollmuxd_hooks.nemo_rl too")
     loop = _run["loop"]
     for name in ("prepare_for_lp_inference", "prepare_for_training", "offload_before_refit", "offload_after_refit"):
         around(policy, name, before=loop.train)

@@ -80,8 +80,12 @@ def _shape(config: Any) -> Shape:
     generates, trains = _gpus(get(config, "actor_infer")), _gpus(get(config, "actor_train"))
     if generates & trains:
         return Shape.ONE_POOL
-    references = {"reference": get(config, "reference"), **dict(get(config, "reference_configs", default={}))}
-    for role, model in {**references, "critic": get(config, "critic")}.items():
+    models: dict[str, Any] = {}
+    if get(config, "enable_reference"):
+        models = {"reference": get(config, "reference"), **dict(get(config, "reference_configs", default={}))}
+    if get(config, "adv_estimator") == "gae":
+        models["critic"] = get(config, "critic")
+    for role, model in models.items():
         _check(role, _gpus(model) - trains, "actor_train")
     for role, model in dict(get(config, "rewards", default={})).items():
         _check(f"reward {role}", _gpus(model) - generates, "actor_infer")

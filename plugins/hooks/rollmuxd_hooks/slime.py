@@ -27,6 +27,12 @@ __all__ = ["create_placement_groups", "create_rollout_manager", "create_training
 _run: dict[str, Loop] = {}
 
 
+def _loop() -> Loop:
+    if "loop" not in _run:
+        raise RuntimeError("nobody has begun the job: import create_placement_groups from rollmuxd_hooks.slime too")
+    return _run["loop"]
+
+
 def create_placement_groups(args: Any, *, rollmux: Mapping[str, Any] | None = None) -> Any:
     """slime's, once the job has its place. ``rollmux``: keywords of :func:`rollmuxd.job`."""
     if not waits_for_rollouts(_source_of_main()):
@@ -46,14 +52,15 @@ def create_placement_groups(args: Any, *, rollmux: Mapping[str, Any] | None = No
 
 def create_rollout_manager(args: Any, pg: Any) -> Any:
     """slime's, with the stand-in in the manager's place."""
+    loop = _loop()
     manager, *rest = theirs.create_rollout_manager(args, pg)
-    return (Manager(manager, _run["loop"]), *rest)
+    return (Manager(manager, loop), *rest)
 
 
 def create_training_models(args: Any, pgs: Any, rollout_manager: Any, **more: Any) -> Any:
     """slime's, with brackets around the groups' methods."""
+    loop = _loop()
     groups = theirs.create_training_models(args, pgs, rollout_manager.handle, **more)
-    loop = _run["loop"]
     for group in groups:
         if group is None:
             continue

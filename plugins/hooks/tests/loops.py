@@ -354,7 +354,7 @@ def areal(version, layout="colocated", *_):
     plain._requires_proxy_workflow = lambda self, workflow: False
     from rollmuxd_hooks.areal import PPOTrainer
 
-    role = SimpleNamespace(offload=True, should_compute_prox_logp=lambda: False)
+    role = SimpleNamespace(offload=True, kl_ctl=0.1, should_compute_prox_logp=lambda: False)
     trainer = PPOTrainer(
         Config(
             experiment_name="math",

@@ -29,6 +29,8 @@ trains, generates = ([0, 1], [0, 1]) if "colocate" in sys.argv else ([0], [1])
         exp_name="roll",
         async_pipeline="async" in sys.argv,
         max_steps=2,
+        adv_estimator="gae",
+        enable_reference=True,
         critic=SimpleNamespace(device_mapping=[2] if "stray" in sys.argv else trains),
         reference_configs={"math": SimpleNamespace(device_mapping=trains)},
         rewards={"math": SimpleNamespace(device_mapping=None)},
