@@ -54,7 +54,7 @@ from rollmuxd.daemon.reckoning import Today
 from rollmuxd.daemon.reconcile import Observer, fill_in
 from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.settings import BadSettings, Settings, search_path, split_address
-from rollmuxd.daemon.tls import NoTls, Tls, open_tls
+from rollmuxd.daemon.tls import NoTls, Tls, open_tls, renew
 from rollmuxd.spi import Backend, NotInstalled, PluginError, Residency, StartsProcesses, discovery
 
 log = structlog.get_logger("rollmuxd.daemon")
@@ -177,6 +177,8 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
                 await tasks.start(server.run)
                 tasks.start_soon(watchdog)
                 announce(settings, sockets, on_ready, tls)
+                if tls is not None:
+                    tasks.start_soon(renew, tls, partial(publish, settings, sockets))
 
                 await stopping.wait()
                 log.info("stopping", reason="told to")
@@ -429,6 +431,18 @@ def announce(
     tls: Tls | None = None,
 ) -> None:
     """Say where the daemon is to be found: to people, to ``daemon.json``, to systemd, to whoever has started it."""
+    ready = publish(settings, sockets, tls)
+    if not settings.hosts:
+        log.warning("no_hosts", reason=without_hosts(settings), remedy="every job will be refused; add [[hosts]]")
+    secured = {} if tls is None else {"fingerprint": tls.fingerprint, "certificate": str(tls.certificate)}
+    log.info("ready", url=ready.url, socket=ready.socket, pid=ready.pid, hosts=len(settings.hosts), **secured)
+    notify("READY=1")
+    if on_ready is not None:
+        on_ready(ready)
+
+
+def publish(settings: Settings, sockets: Sequence[socket.socket], tls: Tls | None) -> Ready:
+    """Write ``daemon.json``: where the daemon is to be found, and by which certificate it is known."""
     url = None
     for bound in sockets:
         if bound.family != socket.AF_UNIX:
@@ -447,13 +461,7 @@ def announce(
     beside = path.with_suffix(".new")
     beside.write_bytes(msgspec.json.encode(ready) + b"\n")
     beside.replace(path)
-    if not settings.hosts:
-        log.warning("no_hosts", reason=without_hosts(settings), remedy="every job will be refused; add [[hosts]]")
-    secured = {} if tls is None else {"fingerprint": tls.fingerprint, "certificate": str(tls.certificate)}
-    log.info("ready", url=url, socket=ready.socket, pid=ready.pid, hosts=len(settings.hosts), **secured)
-    notify("READY=1")
-    if on_ready is not None:
-        on_ready(ready)
+    return ready
 
 
 def without_hosts(settings: Settings) -> str:

@@ -12,18 +12,31 @@ import shutil
 import socket
 import ssl
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
+
+import anyio
+import structlog
+from anyio import to_thread
 
 from rollmuxd.daemon.settings import Settings, is_address, split_address
 
 #: the own certificate's life: nobody renews what was made by itself, and whoever pins it pins the key with it
 DAYS: Final = 3650
 MAKE_S: Final = 30.0
+#: how often it is looked whether somebody has put another certificate in its place
+LOOK_S: Final = 30.0
+
+log: Final = structlog.get_logger(__name__)
 
 
 class NoTls(Exception):
     """TLS is asked for, and cannot be had as things are; says the remedy."""
+
+
+#: inode, time and size of each file; None: there is none
+Stamps: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 
 
 class Tls(NamedTuple):
@@ -33,6 +46,9 @@ class Tls(NamedTuple):
     #: ``sha256:`` and the hexadecimal digest of the certificate
     fingerprint: str
     certificate: Path
+    key: Path
+    #: of both files, when they were read: what changes when others are put there, or written into them
+    stamps: Stamps
 
 
 def open_tls(settings: Settings) -> Tls | None:
@@ -49,18 +65,60 @@ def open_tls(settings: Settings) -> Tls | None:
         certificate, key = folder / "certificate.pem", folder / "key.pem"
         if not certificate.exists() or not key.exists():
             make_own(certificate, key, names_of(settings))
+    return read_tls(certificate, key)
+
+
+def read_tls(certificate: Path, key: Path) -> Tls:
+    """What is in these files. Raises NoTls."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    stamps = _stamps(certificate, key)
     try:
         context.load_cert_chain(certificate, key, password=_encrypted)
         pem = certificate.read_text(encoding="ascii", errors="replace")
-        return Tls(context, fingerprint_of(pem), certificate)
+        return Tls(context, fingerprint_of(pem), certificate, key, stamps)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) else error
         raise NoTls(
             f"tls: {certificate} with {key}: {why}; both have to be PEM files that the daemon's user can read, "
             "the key without a password"
         ) from error
+
+
+async def renew(tls: Tls, renewed: Callable[[Tls], object], look_s: float | None = None) -> None:
+    """Show a certificate that was put in the place of the one at hand to whoever connects from then on, for ever.
+
+    Connections that are there stay as they are. Files that cannot be used (one is written, the other not yet) change
+    nothing: that is logged once, and they are looked at again. ``renewed`` is told of each new one.
+    """
+    seen, told = tls.stamps, ""
+    while True:
+        await anyio.sleep(LOOK_S if look_s is None else look_s)
+        if await to_thread.run_sync(_stamps, tls.certificate, tls.key) == seen:
+            continue
+        try:
+            fresh = await to_thread.run_sync(read_tls, tls.certificate, tls.key)
+            tls.context.load_cert_chain(tls.certificate, tls.key, password=_encrypted)
+        except (NoTls, OSError, ValueError) as error:
+            if told != str(error):
+                log.error("certificate_not_renewed", reason=str(error), remedy="the one before is shown until they fit")
+            told = str(error)
+            continue
+        seen, told = fresh.stamps, ""
+        log.info("certificate_renewed", certificate=str(tls.certificate), fingerprint=fresh.fingerprint)
+        renewed(tls._replace(fingerprint=fresh.fingerprint))
+
+
+def _stamps(*paths: Path) -> Stamps:
+    found: list[tuple[int, int, int] | None] = []
+    for path in paths:
+        try:
+            at = path.stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((at.st_ino, at.st_mtime_ns, at.st_size))
+    return tuple(found)
 
 
 def fingerprint_of(pem: str) -> str:

@@ -1,6 +1,7 @@
 """The TCP port beyond loopback: https with a certificate that clients can pin, and nothing in the clear."""
 
 import asyncio
+import json
 import shutil
 import ssl
 import stat
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager
 import anyio
 import httpx
 import pytest
+import structlog
 
 from rollmuxd.client import where
 from rollmuxd.client.aio import AsyncDaemon
@@ -17,9 +19,10 @@ from rollmuxd.client.calls import Call
 from rollmuxd.client.errors import RollmuxError, Unreachable
 from rollmuxd.client.heartbeat import Beater
 from rollmuxd.client.sync import Daemon
+from rollmuxd.daemon import tls
 from rollmuxd.daemon.app import CannotStart, serve
 from rollmuxd.daemon.settings import Settings
-from rollmuxd.daemon.tls import NoTls, make_own, open_tls
+from rollmuxd.daemon.tls import NoTls, fingerprint_of, make_own, open_tls
 
 pytestmark = [
     pytest.mark.e2e,
@@ -207,6 +210,55 @@ async def test_files_that_are_no_certificate_are_said_to_be_none_with_file_and_r
         await serve(settings(certificate=certificate, key=key))
     assert str(certificate) in str(caught.value)
     assert "PEM files that the daemon's user can read" in str(caught.value)
+
+
+async def shown(ready):
+    """The fingerprint of the certificate that somebody who connects now is shown."""
+    host, port = ready.url.removeprefix("https://").split(":")
+    pem = await anyio.to_thread.run_sync(ssl.get_server_certificate, (host, int(port)))
+    return fingerprint_of(pem)
+
+
+@pytest.mark.asyncio
+async def test_a_certificate_that_was_renewed_is_shown_without_a_restart(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(tls, "LOOK_S", 0.02)
+    certificate, key, state = tmp_path / "c.pem", tmp_path / "k.pem", tmp_path / "state" / "daemon.json"
+    make_own(certificate, key, ["127.0.0.1"])
+    async with running(settings(certificate=certificate, key=key)) as ready:
+        assert await shown(ready) == ready.fingerprint
+        with Daemon(address=address(ready, ROLLMUX_CA_FILE=str(certificate))) as connected:
+            assert await anyio.to_thread.run_sync(connected.get, "/healthz")
+            make_own(certificate, key, ["127.0.0.1", "gpu.example.org"])
+            with anyio.fail_after(20):
+                while json.loads(state.read_text())["fingerprint"] == ready.fingerprint:
+                    await anyio.sleep(0.02)
+            new = fingerprint_of(certificate.read_text())
+            assert await shown(ready) == new == json.loads(state.read_text())["fingerprint"]
+            assert (await anyio.to_thread.run_sync(connected.get, "/healthz"))["status"] == "ok"
+        assert (await asked(address(ready, ROLLMUX_CA_FILE=str(certificate))))["status"] == "ok"
+
+
+@pytest.mark.asyncio
+async def test_a_certificate_without_its_key_changes_nothing_until_the_key_is_there(tmp_path):
+    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
+    make_own(certificate, key, ["127.0.0.1"])
+    known = tls.read_tls(certificate, key)
+    told = []
+    with structlog.testing.capture_logs() as logged:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(tls.renew, known, told.append, 0.01)
+            make_own(tmp_path / "other.pem", tmp_path / "others.pem", ["127.0.0.1"])
+            shutil.copy(tmp_path / "other.pem", known.certificate)
+            with anyio.fail_after(20):
+                while not any(line["event"] == "certificate_not_renewed" for line in logged):
+                    await anyio.sleep(0.01)
+            assert told == []
+            shutil.copy(tmp_path / "others.pem", known.key)
+            with anyio.fail_after(20):
+                while not told:
+                    await anyio.sleep(0.01)
+            assert [it.fingerprint for it in told] == [fingerprint_of(known.certificate.read_text())]
+            tasks.cancel_scope.cancel()
 
 
 def test_a_fingerprint_may_be_written_as_other_tools_print_it_and_rubbish_is_refused():
