@@ -6,6 +6,7 @@ so that whatever shared it goes on sharing it, also what nobody told us about.
 
 import contextlib
 import gc
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -70,6 +71,24 @@ def survey(parts: Iterable[tuple[str, Any, bool]], device: torch.device) -> list
                 found[key] = Kept(name, storage, storage.nbytes(), keep)
             found[key].keep = found[key].keep or keep
     return list(found.values())
+
+
+def reshard(what: Any) -> None:
+    """Have FSDP modules give up what they have gathered, so that their shards are what they consist of.
+
+    After a forward without a backward (generation, log-probabilities) the outermost ones keep all of their parameters,
+    for a backward that does not come; their shards would stay behind, and what was gathered be moved in their place.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # (who has such a module has imported it)
+    if fsdp is None or not isinstance(what, torch.nn.Module):
+        return
+    for module in what.modules():
+        if hasattr(fsdp, "FSDPModule") and isinstance(module, fsdp.FSDPModule):
+            module.reshard()
+        elif isinstance(module, fsdp.FullyShardedDataParallel):
+            handle = module._handle  # noqa: SLF001  (nothing public does this)
+            if handle is not None and handle.uses_sharded_strategy:
+                fsdp._runtime_utils._reshard(module, handle, True)  # noqa: SLF001
 
 
 def tensors(name: str, what: Any) -> Iterator[torch.Tensor]:

@@ -198,6 +198,7 @@ class TorchState:
                 what = what()
                 if what is not None:
                     _check(name, replace(part, what=what) if isinstance(part, Dropped) else what)
+            storages.reshard(what)
             yield name, what
 
     def _drop_gradients(self) -> None:
