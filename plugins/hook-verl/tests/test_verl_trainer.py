@@ -141,6 +141,34 @@ def test_a_reference_model_computes_in_train(tiny, out, daemon):
     assert workers.asked == [("init", None), ("log_prob", "train"), ("ref", "train"), ("update_actor", "train")]
 
 
+def test_a_reward_model_beside_the_trainer_scores_in_train_and_in_validation(tiny, out, daemon):
+    more = ("reward.reward_model.enable=True", "trainer.test_freq=1", "+rollmux.side.eval.seconds=30")
+    trainer = tiny.trainer(out, steps(1), *more)
+    trainer.init_workers()
+    model, engine = trainer.reward_loop_manager, trainer.actor_rollout_wg.engine
+    model.watch = engine.watch = lambda: trainer._turns.current
+    trainer.fit()
+    assert model.asked == ["train", "eval"]
+    assert engine.asked[-3:] == [("generate", "eval"), ("sleep", "eval"), ("update", "eval")]
+    assert daemon.phases == ["init", *STEP, "eval"]
+
+
+def test_what_the_controller_does_between_phases_holds_no_gpu(tiny, out, daemon, monkeypatch):
+    held = []
+
+    def noting(name):
+        done = getattr(trainer, name)
+        monkeypatch.setattr(
+            trainer, name, lambda *a, **k: (held.append((name, trainer._turns.current)), done(*a, **k))[1]
+        )
+
+    trainer = tiny.trainer(out, steps(2))
+    noting("_get_gen_batch")  # after init, and after sync
+    noting("_balance_batch")  # after the rollout
+    ran(trainer)
+    assert held == [("_get_gen_batch", None), ("_balance_batch", None)] * 2
+
+
 def test_what_was_generated_goes_with_the_rollout(tiny, out, daemon):
     ran(tiny.trainer(out, steps(1)))
     assert daemon.measured == [("rollout", {"sequences": 24.0, "tokens": 144.0})]

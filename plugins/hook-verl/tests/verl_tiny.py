@@ -180,16 +180,38 @@ class Servers:
         return [self.engine]
 
 
+def reward(prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+    """How much of an answer is the word that was asked for, at its end."""
+    given = torch.zeros(answers.shape)
+    given[:, -1] = (answers == prompts[:, -1:]).float().mean(1)
+    return given
+
+
+class RewardModel:
+    """In place of ``RewardLoopManager``, with a reward model beside the trainer."""
+
+    reward_loop_workers = None
+
+    def __init__(self, config: Any, rm_resource_pool: Any) -> None:
+        self.asked: list[Any] = []
+        self.watch: Callable[[], Any] = lambda: None
+
+    def compute_rm_score(self, batch: DataProto) -> DataProto:
+        self.asked.append(self.watch())
+        return DataProto.from_dict(tensors={"rm_scores": reward(batch.batch["prompts"], batch.batch["responses"])})
+
+
 class Agents:
     """In place of ``AgentLoopManager``: has the engine generate, and gives the reward."""
 
-    def __init__(self, engine: Engine, seed: int) -> None:
+    def __init__(self, engine: Engine, config: Any) -> None:
         self.engine = engine
-        self.seed = seed
+        self.seed = config.data.seed
+        self.rewards = not config.reward.reward_model.enable
 
     @classmethod
     def create(cls, config: Any, llm_client: Engine, **_: Any) -> "Agents":
-        return cls(llm_client, config.data.seed or 0)
+        return cls(llm_client, config)
 
     def generate_sequences(self, batch: DataProto) -> DataProto:
         prompts = torch.tensor([list(prompt) for prompt in batch.non_tensor_batch["raw_prompt"]])
@@ -197,8 +219,6 @@ class Agents:
         seed = 1000 * self.seed + 2 * batch.meta_info["global_steps"] + validate
         answers = self.engine.generate(prompts, seed)
         ids = torch.cat([prompts, answers], dim=1)
-        rewards = torch.zeros(answers.shape)
-        rewards[:, -1] = (answers == prompts[:, -1:]).float().mean(1)
         many = len(prompts)
         return DataProto.from_dict(
             tensors={
@@ -208,7 +228,7 @@ class Agents:
                 "input_ids": ids,
                 "attention_mask": torch.ones_like(ids),
                 "position_ids": torch.arange(ids.shape[1]).repeat(many, 1),
-                "rm_scores": rewards,
+                **({"rm_scores": reward(prompts, answers)} if self.rewards else {}),
             },
             non_tensors={
                 "multi_modal_inputs": np.array([{}] * many, dtype=object),
@@ -246,7 +266,7 @@ def stand_in() -> None:
     from verl.checkpoint_engine import base
 
     base.ray = SimpleNamespace(get=lambda given: given)
-    rewards.RewardLoopManager = lambda **_: SimpleNamespace(reward_loop_workers=None)
+    rewards.RewardLoopManager = RewardModel
     ray_trainer.LLMServerManager = Servers
     sys.modules.setdefault("verl_tiny", sys.modules[__name__])
 
