@@ -91,7 +91,7 @@ def test_where_the_daemon_only_watches_ray_finds_its_gpus_itself(ray):
 
 def test_two_nodes_on_one_machine_start_one_after_the_other_and_sessions_live_meanwhile(ray):
     table = ray.table(
-        f"cd {ray.folder}; [ -e busy ] && touch both; touch busy; sleep 0.3; rm busy", address="10.0.0.1:6379"
+        f"cd {ray.folder}; mkdir busy || touch both; sleep 0.3; rmdir busy", address="10.0.0.1:6379"
     )
     runs = [threading.Thread(target=ray.start, args=(table,)) for _ in range(2)]
     for run in runs:

@@ -27,6 +27,8 @@ from rollmuxd_backend_ray.nodes import NotThere, pick
 _LOOK_S: Final = 5.0
 _LOOKED_S: Final = 10.0
 _SAID: Final = 300
+#: what an actor may take to start, however long anybody waits for it
+_MADE_S: Final = 60.0
 #: the end of a command, or of a connection, may take so long to be told to a node
 _END_S: Final = 10.0
 
@@ -54,7 +56,7 @@ class Nodes:
         Ray itself would wait for the old one for ever.
         """
         own = ray.get_runtime_context().get_node_id()
-        with contextlib.suppress(TimeoutError, Exception):
+        with contextlib.suppress(Exception):  # the cluster does not answer
             while True:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._doubt.wait(), _LOOK_S)
@@ -70,6 +72,8 @@ class Nodes:
         task.add_done_callback(self._telling.discard)
 
     async def _tell(self, node: frames.Node, method: str, name: str) -> None:
+        if node not in self._actors:
+            return  # with it has gone whatever this is about
         with contextlib.suppress(Lost, NotThere, TimeoutError):
             await asyncio.wait_for(self.call(node, _END_S, method, name), _END_S)
 
@@ -103,7 +107,10 @@ class Nodes:
         pinned = NodeAffinitySchedulingStrategy(seen["NodeID"], soft=False)
         actor = await asyncio.to_thread(self._kind.options(scheduling_strategy=pinned).remote)
         try:
-            await actor.hello.remote()
+            await asyncio.wait_for(actor.hello.remote(), _MADE_S)
+        except TimeoutError:
+            ray.kill(actor)
+            raise Lost(f"no actor has started on the node within {_MADE_S:g} s") from None
         except RayError as error:
             raise Lost(f"no actor could be started on the node ({_first_line(error)})") from error
         return actor

@@ -9,6 +9,7 @@ import pytest
 from rollmuxd.spi import ContactLost
 from rollmuxd_backend_ray import frames, line
 from rollmuxd_backend_ray.frames import Answer, Ask, Close, Data, Failed, Forget, Node
+from rollmuxd_backend_ray.stream import NodeStream
 
 BOX = Node("box")
 WISH = Close("s")
@@ -170,6 +171,26 @@ async def test_tries_to_join_are_further_and_further_apart_and_say_when_the_next
                 await to.ask(BOX, 1, WISH, 5)
         now = to._next_at
     await to.close()
+
+
+@pytest.mark.parametrize("how", ["hang_up", "fails"])
+@pytest.mark.asyncio
+async def test_a_stream_whose_node_or_envoy_is_gone_is_broken_and_not_at_its_end(envoy, how):
+    async def fails(ask, writer):
+        frames.write(writer, Answer(ask.number, Failed("lost", "its actor has died")))
+
+    envoy.fails = fails
+    async with envoy.serving() as to:
+        stream = NodeStream(to, BOX, "s", 1.0)
+        assert await stream.receive() == b"yes"
+        envoy.answer = getattr(envoy, how)
+        with pytest.raises(anyio.BrokenResourceError):
+            await stream.receive()
+        with pytest.raises(anyio.BrokenResourceError):
+            await stream.send(b"more")
+        await stream.aclose()
+        with pytest.raises(anyio.ClosedResourceError):
+            await stream.receive()
 
 
 @pytest.mark.asyncio
