@@ -45,7 +45,8 @@ class Sharing(_Trainer):  # type: ignore[misc]
 
     ``rollmux``: the keywords of :func:`rollmuxd.job`, all optional, and ``name`` (default: ``run_name``, or the last
     part of ``output_dir``) and ``parking``: whether model, optimizer and what belongs to them are moved to host memory
-    while another job has the GPUs (default: where they are on an accelerator).
+    while another job has the GPUs (default: where they are on an accelerator), and ``communicators``: whether NCCL's
+    ("suspend") give back what they keep there meanwhile, or not ("keep", the default).
 
     Raises TypeError and ValueError for settings that cannot be, :class:`UnknownTrl` for a class that cannot.
     """
@@ -68,6 +69,7 @@ class Sharing(_Trainer):  # type: ignore[misc]
         self._save_phase = "save" if "save" in side else "train"
         self._generating = False
         self._parking: bool = settings.pop("parking", not self._on_cpu)
+        communicators = settings.pop("communicators", "keep")
         self._job = rollmuxd.job(**_job_settings(settings, config, server=self._has_server, on_cpu=self._on_cpu))
         if self._parking:
             _check_parking(config, settings)
@@ -75,6 +77,7 @@ class Sharing(_Trainer):  # type: ignore[misc]
                 model=lambda: self._part("model"),
                 optimizer=lambda: self._part("optimizer"),
                 others=lambda: [self._part("ref_model"), self._part("reward_funcs"), self._part("_buffered_inputs")],
+                communicators=communicators,
             ).attach(self._job, pool="train")
         self._turns = Turns(self._job, _settle)
         self._turns.start()
@@ -287,6 +290,10 @@ def _store() -> torch.distributed.TCPStore:
 
 
 def _settle() -> None:
-    """Return when what was launched on this process's GPUs is through."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    """Return when what was launched on this process's GPUs is through: on all of them that it has memory on.
+
+    (On any other one, to wait would make a context there, which keeps half a GB.)
+    """
+    for index in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
+        if torch.cuda.memory_reserved(index):
+            torch.cuda.synchronize(index)

@@ -287,6 +287,27 @@ def test_parking_what_also_generates_in_another_pool_is_refused(runs, out, daemo
     assert daemon.calls == []
 
 
+def test_communicators_are_kept_unless_the_job_says_otherwise(runs, out, daemon):
+    with pytest.raises(ValueError, match="communicators=\"drop\"|communicators='drop'"):
+        runs.trainer("high", out, rollmux=dict(parking=True, communicators="drop"))
+    assert daemon.calls == []
+    run = runs.trainer("high", out, max_steps=1, rollmux=dict(parking=True, communicators="suspend"))
+    run.train()
+    assert daemon.phases == ["init", "init", *CYCLE]
+
+
+def test_a_wait_for_the_gpus_makes_no_context_on_any_that_it_has_no_memory_on(runs, monkeypatch):
+    from rollmuxd_hook_trl import trainer
+
+    waited = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: [0, 4096, 4096][index])
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    trainer._settle()
+    assert waited == [1, 2]
+
+
 def test_a_misspelt_setting_is_answered_with_the_nearest(runs, out, daemon):
     with pytest.raises(TypeError, match="priority"):
         runs.trainer("high", out, rollmux=dict(priorty=3))
