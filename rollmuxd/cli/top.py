@@ -61,6 +61,7 @@ class Watch:
         if (lists := answer["lists"]) is not None:
             self._tag = answer["tag"]
             self._seen = {name: self._whole(name, lists[name]) for name in LISTS}
+            self._seen["pools"].sort(key=lambda pool: pool["pool"])
         for pool in self._seen["pools"]:
             share = pool["gpus_held"] / pool["gpus"] if pool["gpus"] else 0.0
             self.held.setdefault(pool["pool"], deque(maxlen=LOOKS)).append(share)

@@ -329,6 +329,30 @@ def test_lists_are_sorted_by_their_heads(screen: Screen) -> None:
     assert screen.locator("#list [aria-sort=descending]").count() == 1
 
 
+def test_gpus_that_are_long_in_coming_clear_want_attention(screen: Screen) -> None:
+    """They are held, and nobody uses them: of all that the cards can say that would be called switching."""
+    said = screen.evaluate(
+        """() => {
+            const [node] = [...rollmux.nodes.values()];
+            const slot = { job: "j1", ended: rollmux.now() - 20000, how: "lost", gpus: [], tries: [], parts: [] };
+            const gpus = node.gpus.map((gpu) => ({ ...gpu, holder: "made-up" }));
+            rollmux.history.slots.set("made-up", slot);
+            rollmux.nodes.set(node.node, { ...node, gpus });
+            const found = [];
+            for (const ended of [20000, 5000]) {
+                slot.ended = rollmux.now() - ended;
+                rollmux.drawAll();
+                found.push(document.getElementById("trouble").textContent);
+            }
+            rollmux.history.slots.delete("made-up");
+            rollmux.nodes.set(node.node, node);
+            return found;
+        }"""
+    )
+    assert "2 GPUs held until seen clear of 1 slot that ended badly, for up to 20" in said[0]
+    assert "held until seen clear" not in said[1]
+
+
 def test_light_and_dark_are_chosen_and_kept(browser: Any, cluster: Any) -> None:
     for scheme in ("dark", "light"):
         screen = Screen(browser, cluster.url, cluster.key(), scheme=scheme)

@@ -43,6 +43,9 @@ export function slowdownBar(job) {
 
 /** From this iteration on a slowdown is judged. */
 const JUDGED = 8;
+/** slots that ended like this hold their GPUs until those were seen clear; what takes longer than this is told */
+const RECLAIMED = new Set(["lost", "revoked", "faulted"]);
+const RECLAIM_MS = 15000;
 
 /** Whether its bound is broken. */
 const broken = (job) => Boolean(job.slo) && job.slowdown !== null && job.slowdown > job.slo && job.iterations >= JUDGED;
@@ -155,7 +158,7 @@ export function savingCard(app) {
       app.reckoning || app.reportError
         ? app.reportError
           ? "–"
-          : "…"
+          : "being reckoned …"
         : h("button", { onclick: () => app.openTab("report") }, "Reckon what it saves");
     return h(
       "article",
@@ -188,7 +191,7 @@ export function savingCard(app) {
     h(
       "div",
       { class: "stack", "aria-hidden": "true" },
-      h("i", { class: "used", style: { width: `${bounded(1 - (share ?? 0))}%` } }),
+      early ? null : h("i", { class: "used", style: { width: `${bounded(1 - share)}%` } }),
     ),
     h(
       "div",
@@ -256,6 +259,11 @@ export function trouble(app) {
       ]);
     }
   }
+  const { gpus, slots, since } = reclaimed(app);
+  if (gpus) {
+    const whose = `${count(slots.size, "slot")} that ended badly, for up to ${duration(app.now() - since)}`;
+    found.push(["occupied", count(gpus, "GPU"), `held until seen clear of ${whose}`, null]);
+  }
   say($("trouble-count"), found.length ? number(found.length) : "");
   show(
     $("trouble"),
@@ -315,6 +323,21 @@ export function waitingJobs(app) {
       ),
   ];
   show($("waiting"), items.length ? items : h("li", { class: "why" }, "nobody waits"));
+}
+
+/** GPUs that are held for longer than a look at them should take, since what ended there may still be on them. */
+function reclaimed(app) {
+  const found = { gpus: 0, slots: new Set(), since: Infinity };
+  for (const node of app.nodes.values()) {
+    for (const { holder } of node.gpus) {
+      const slot = holder ? app.history.slots.get(holder) : undefined;
+      if (!RECLAIMED.has(slot?.how) || slot.over !== undefined || app.now() - slot.ended < RECLAIM_MS) continue;
+      found.gpus += 1;
+      found.slots.add(holder);
+      found.since = Math.min(found.since, slot.ended);
+    }
+  }
+  return found;
 }
 
 /** Who has what a queued slot waits for, where that is known. */
