@@ -96,7 +96,7 @@ chaos: $(STAMP) ## kill, stop and restart a live daemon and its clients for BUDG
 fuzz: $(STAMP) ## fuzz a live daemon, wire, configuration and journals for BUDGET_S seconds; one JSON object on stdout
 	@$(BIN)/python tests/fuzz/run.py --budget $(or $(BUDGET_S),60) $(ARGS)
 
-drift: $(STAMP) ## hold the newest TRL, verl, SkyRL ... on the package index against what their hooks know (ARGS="trl==1.15.0": this)
+drift: $(STAMP) ## hold the newest TRL, verl, SkyRL, slime ... against what their hooks know (ARGS="trl==1.15.0": this)
 	@$(BIN)/python plugins/hook-kit/tests/drift.py $(ARGS)
 
 newcomer: $(STAMP) ## install a clean copy into a clean home, and type the tutorial there (needs a package index)

@@ -60,6 +60,8 @@ class Contract(NamedTuple):
     take_out: str
     #: what a class between the hook's and the framework's may override only by calling the framework's
     chained: tuple[str, ...] = ()
+    #: where its releases are tags, if it is on no package index
+    repository: str = ""
 
 
 def facts_of(source: str, what: Class) -> dict[str, Any]:

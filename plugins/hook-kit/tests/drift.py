@@ -1,21 +1,22 @@
 """Hold released frameworks against what their hooks know: ``make drift``, of each the newest.
 
-``ARGS="trl==1.9.0 verl==0.8.0"`` names releases, which are downloaded by pip; their source is read, not run.
-``--source slime=/path/to/checkout --version 0.3.0`` is for what is only had as a repository; ``--only trl,verl`` picks.
+``ARGS="trl==1.9.0 slime==0.3.0"`` names releases. They are downloaded by pip or, of a framework that is on no package
+index, by git; their source is read, not run. ``--source slime=/path/to/checkout --version 0.3.0`` reads what is there;
+``--only trl,verl`` picks frameworks.
 ``--write`` puts what was read into ``tests/facts-FRAMEWORK.json`` of the hook's project, from which its tests take it.
 ``--keep DIR`` leaves what was downloaded in ``DIR/PACKAGE-VERSION``: tests that run the loops of real releases look for
 them in the environment of their interpreter (``--keep .venv/frameworks``).
-Ends with 1 if one of them is not as it must be.
+Ends with 1 if one of them is not as it must be, or cannot be had.
 """
 
 import argparse
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rollmuxd_hook_kit.contract import Contract, differences, facts_under
+from rollmuxd_hook_kit.contract import Contract, differences, facts_under, release
 
 PLUGINS = Path(__file__).parents[2]
 
@@ -42,46 +43,62 @@ def contracts(plugins: Path) -> Iterator[tuple[Contract, Path]]:
 
 
 def of_release(contract: Contract, version: str | None, keep: Path | None = None) -> tuple[str, dict[str, Any]]:
-    """The version (the newest on the package index, where none is asked for), and what is in it."""
+    """The version (the newest, where none is asked for), and what is in it. Raises OSError if it cannot be had."""
     with tempfile.TemporaryDirectory() as folder:
-        packed = _downloaded(f"{contract.package}=={version}" if version else contract.package, folder)
-        found = re.match(r"[^-]+-([^-]+?)(-|\.tar)", packed.name)
-        assert found is not None
-        root = _unpacked(packed)
-        facts = facts_under(root, contract)
+        if contract.package:
+            version, root = _from_index(f"{contract.package}=={version}" if version else contract.package, Path(folder))
+        else:
+            version, root = _from_repository(contract.repository, version, Path(folder))
         if keep is not None:
-            kept = keep / f"{contract.package}-{found[1]}"
+            kept = keep / f"{contract.package or contract.framework.lower()}-{version}"
             shutil.rmtree(kept, ignore_errors=True)
             shutil.copytree(root, kept)
-        return found[1], facts
+        return version, facts_under(root, contract)
 
 
-def _downloaded(what: str, folder: str) -> Path:
-    """A release, for this interpreter or, as it is only read, for another."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, "--only-binary", ":all:"]
+def _from_index(what: str, folder: Path) -> tuple[str, Path]:
+    """A wheel, for this interpreter or, as it is only read, for another."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
     for more in ([], ["--python-version", "3.11"]):
-        done = subprocess.run([*pip, *more, what], check=False)
-        if done.returncode == 0:
-            return next(Path(folder).iterdir())
-    raise SystemExit(f"{what} cannot be had from the package index")
+        if subprocess.run([*pip, "--dest", folder, *more, what], check=False).returncode == 0:
+            break
+    else:
+        raise OSError(f"{what} cannot be had from the package index")
+    wheel = next(folder.glob("*.whl"))
+    root = folder / "unpacked"
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(root)
+    # Where a wheel is for one platform, what is pure Python in it may lie apart.
+    return wheel.name.split("-")[1], next(root.glob("*.data/purelib"), root)
 
 
-def _unpacked(packed: Path) -> Path:
-    root = packed.parent / "unpacked"
-    if packed.suffix == ".whl":
-        with zipfile.ZipFile(packed) as wheel:
-            wheel.extractall(root)
-        # Where a wheel is for one platform, what is pure Python in it may lie apart.
-        return next(root.glob("*.data/purelib"), root)
-    with tarfile.open(packed) as archive:
-        archive.extractall(root, filter="data")
-    return next(root.iterdir())
+def _from_repository(address: str, version: str | None, folder: Path) -> tuple[str, Path]:
+    """A tag like ``v0.3.0``."""
+    if version is None:
+        listed = _git("ls-remote", "--tags", "--refs", address)
+        tags = re.findall(r"refs/tags/v(\d+(?:\.\d+)+)$", listed, re.MULTILINE)
+        if not tags:
+            raise OSError(f"{address} has no tags of releases")
+        version = max(tags, key=release)
+    root = folder / "checkout"
+    _git("clone", "--quiet", "--depth", "1", "--branch", f"v{version}", address, str(root))
+    shutil.rmtree(root / ".git")
+    return version, root
+
+
+def _git(*words: str) -> str:
+    quiet = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
+    done = subprocess.run(["git", *words], env=quiet, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = [line for line in done.stderr.splitlines() if line.startswith("fatal:")] or ["git has failed"]
+        raise OSError(said[0])
+    return done.stdout
 
 
 def main() -> int:
     """Say of each release what is different."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("releases", nargs="*", help="package==version")
+    parser.add_argument("releases", nargs="*", help="package==version, or framework==version")
     parser.add_argument("--only", help="frameworks, with commas between")
     parser.add_argument("--source", help="framework=path of a checkout")
     parser.add_argument("--version", help="of the checkout")
@@ -95,7 +112,12 @@ def main() -> int:
         if source is not None:
             facts = facts_under(source, contract)
         else:
-            version, facts = of_release(contract, version, asked.keep)
+            try:
+                version, facts = of_release(contract, version, asked.keep)
+            except OSError as error:
+                print(f"{contract.framework}: {error}")
+                drifted = True
+                continue
         found = differences(contract, version or "", facts)
         drifted = drifted or bool(found)
         print(f"{contract.framework} {version}: {'; '.join(found) or 'as the hook knows it'}")
@@ -106,18 +128,19 @@ def main() -> int:
 
 
 def _wanted(asked: Any, known: dict[str, tuple[Contract, Path]]) -> Iterator[tuple[str, str | None, Path | None]]:
-    """Of what is asked for: which hook, which version, and where its source is if not on the package index."""
+    """Of what is asked for: which hook, which version, and where its source is if it is here."""
     if asked.source:
         name, _, path = asked.source.partition("=")
         yield name, asked.version, Path(path)
         return
-    packages = {contract.package: name for name, (contract, _) in known.items() if contract.package}
+    names = {contract.package or name: name for name, (contract, _) in known.items()}
     for wanted in asked.releases:
         package, _, version = wanted.partition("==")
-        yield packages[package], version or None, None
+        if package not in names:
+            raise SystemExit(f"there is no hook for {package}: {', '.join(names)}")
+        yield names[package], version or None, None
     if not asked.releases:
-        only = asked.only.split(",") if asked.only else list(packages.values())
-        for name in only:
+        for name in asked.only.split(",") if asked.only else known:
             yield name, None, None
 
 

@@ -223,6 +223,7 @@ SLIME: Final = Contract(
             },
         ),
     ),
+    repository="https://github.com/THUDM/slime",
     take_out=(
         "from slime.ray.placement_group import create_placement_groups, create_rollout_manager, create_training_models"
     ),
@@ -267,6 +268,7 @@ ROLL: Final = Contract(
             },
         ),
     ),
+    repository="https://github.com/alibaba/ROLL",
     take_out="from roll.pipeline.rlvr.rlvr_pipeline import RLVRPipeline",
     chained=("run", "model_update", "val", "do_checkpoint"),
 )
@@ -322,6 +324,7 @@ NEMO_RL: Final = Contract(
             },
         ),
     ),
+    repository="https://github.com/NVIDIA-NeMo/RL",
     take_out="from nemo_rl.algorithms.grpo import grpo_train, setup",
 )
 
