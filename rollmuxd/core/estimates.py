@@ -12,6 +12,8 @@ from rollmuxd.core.model import Group, Job, Millis, PhaseSpec, PhaseTimes
 
 #: observations after which a mean is used for planning
 ENOUGH = 3
+#: phases with work before them that have to be known before their times are told by it
+KNOWN = 8
 #: a mean has left what was planned when it is off by more than so many of its standard errors
 SURE = 2
 
@@ -80,8 +82,31 @@ def has_left(seen: list[Millis], planned: Millis, share: float) -> bool:
     return off * off * count * (count - 1) > SURE * SURE * sum((took - mean) ** 2 for took in seen)
 
 
+def by_work_ms(job: Job, phase: PhaseSpec) -> Millis | None:
+    """What the phase is to take for the work that the job has reported before it; None where that tells little.
+
+    Training time is nearly a function of tokens, and how many there are is known when the rollout has ended. So: the
+    median time for a unit of work, if with it the recent times are off by no more than half of what they are off from
+    their own median.
+    """
+    times = job.times.get(phase.name)
+    if times is None or not job.work:
+        return None
+    pairs = [(took, work) for took, work in zip(times.recent_ms, times.works, strict=False) if work > 0]
+    if len(pairs) < KNOWN:
+        return None
+    each = sorted(took / work for took, work in pairs)[len(pairs) // 2]
+    middle = sorted(took for took, _ in pairs)[len(pairs) // 2]
+    if 2 * sum(abs(took - each * work) for took, work in pairs) > sum(abs(took - middle) for took, _ in pairs):
+        return None
+    return round(each * job.work)
+
+
 def likely_ms(job: Job, phase: PhaseSpec) -> Millis | None:
-    """The best guess of the phase's time, for people: observed if ever, else planned."""
+    """The best guess of the phase's time, for people: by the work before it, else as observed, else as planned."""
+    known = by_work_ms(job, phase)
+    if known is not None:
+        return known
     times = job.times.get(phase.name)
     return (mean_ms(times) if times is not None else None) or phase.planned_ms
 

@@ -8,6 +8,7 @@ from rollmuxd.core.admission import limits_of, over_its_nodes, waiting_order
 from rollmuxd.core.cycle import PLACED, Cycle
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import (
+    by_work_ms,
     credit_ms,
     iteration_ms,
     likely_ms,
@@ -352,6 +353,9 @@ def _reckoned(job: Job) -> list[str]:
         middle, late = quantile_ms(times, 0.5), quantile_ms(times, 0.95)
         if middle is not None and late is not None:
             text += f" Half of the last {len(times.recent_ms)} took {_s(middle)} s at most, 95 % {_s(late)} s."
+        likely = by_work_ms(job, phase)
+        if likely is not None:
+            text += f" For the work that it has reported, {job.work:g}, it is likely to take {_s(likely)} s."
         said.append(text)
     return said
 

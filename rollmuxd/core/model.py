@@ -441,6 +441,8 @@ class PhaseTimes(Struct):
     planned_from: int = 0
     #: observations since then, and since the job came to its nodes
     fresh: int = 0
+    #: of each of ``recent_ms``: how much work the job had reported before it; 0: none
+    works: list[float] = field(default_factory=list)
 
 
 class Progress(Struct):
@@ -548,6 +550,8 @@ class Job(Struct):
     #: when it was lost, of late
     losses: list[Millis] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
+    #: what its last cycle phase reported as ``work`` (tokens, samples), which the next one has before it; 0: nothing
+    work: float = 0.0
     times: dict[str, PhaseTimes] = field(default_factory=dict)
 
     @property

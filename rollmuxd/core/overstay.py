@@ -8,7 +8,7 @@ its GPUs, and only of a phase whose time is known: who was never measured and to
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.cycle import SERVED, Cycle
-from rollmuxd.core.estimates import quantile_ms
+from rollmuxd.core.estimates import by_work_ms, quantile_ms
 from rollmuxd.core.letting_go import after_departure, revoke_held, settle
 from rollmuxd.core.model import Job, JobId, Millis, Slot, SlotStatus
 from rollmuxd.core.rotation import find_phase
@@ -21,11 +21,18 @@ LOOK_MS = 30_000
 
 
 def expected_ms(c: Cycle, job: Job, slot: Slot) -> Millis | None:
-    """What the slot's phase takes at most, as far as is known: the p95 of what was seen, else what was planned."""
+    """What the slot's phase takes at most, as far as is known: the p95 of what was seen, else what was planned.
+
+    Or what it takes for the work that the job has reported before it, if that is more.
+    """
     times = job.times.get(slot.phase)
     seen = None if times is None else quantile_ms(times, 0.95)
     phase = find_phase(c.state, job.id, slot.phase)
-    return seen if seen is not None or phase is None else phase.planned_ms
+    if phase is None:
+        return seen
+    more = by_work_ms(job, phase)
+    known = [it for it in (seen, more) if it is not None]
+    return max(known) if known else phase.planned_ms
 
 
 def ran_ms(slot: Slot, now: Millis) -> Millis:

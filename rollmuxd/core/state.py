@@ -59,6 +59,8 @@ JOBS_REMEMBERED = 1_000
 PREFIXES = ("j", "g", "e", "s", "o")
 #: observations of a phase's time that are kept
 TIMES_KEPT = 64
+#: of what a slot measured: how much work there was, and is for the phase that comes next
+WORK = "work"
 
 
 def state_key(job: JobId, pool: PoolName, node: NodeId) -> str:
@@ -270,7 +272,7 @@ class State(Struct):
             job.status = next_status(lifecycle.JOB, job.status, fact, f"job {job.id}")
             _forget_restated(job, fact.spec)
             job.user, job.spec, job.run, job.registered_at = fact.user, fact.spec, fact.run, fact.at
-            job.progress, job.reason, job.session = Progress(), "", None
+            job.progress, job.reason, job.session, job.work = Progress(), "", None, 0.0
             job.promised, job.admission, job.planned_period_ms, job.ended_at = False, "", None, None
             job.relaunch_at, job.moved_at, job.fell_back, job.guarded = None, None, False, False
             if not fact.relaunch:
@@ -769,7 +771,7 @@ class State(Struct):
         job = self.jobs[slot.job]
         job.slot = None
         job.closing.append(slot.id)
-        _count_release(job, slot, fact.at)
+        _count_release(job, slot, fact.at, fact.measured.get(WORK, 0.0))
 
     def _next_answered(self, fact: f.NextAnswered) -> None:
         slot = self.slots[fact.slot]
@@ -949,7 +951,7 @@ def _count_request(job: Job, fact: f.SlotQueued) -> None:
     progress.iteration_solo_ms = progress.iteration_excused_ms = 0
 
 
-def _count_release(job: Job, slot: Slot, at: Millis) -> None:
+def _count_release(job: Job, slot: Slot, at: Millis, work: float) -> None:
     """Book the time that a phase ran in its slot: its solo time, shared or not."""
     ran = at - (slot.granted_at if slot.granted_at is not None else at)
     progress = job.progress
@@ -967,8 +969,11 @@ def _count_release(job: Job, slot: Slot, at: Millis) -> None:
     times.fresh += 1
     times.total_ms += ran
     times.recent_ms.append(ran)
+    times.works += [0.0] * (len(times.recent_ms) - 1 - len(times.works))  # a snapshot of an older version has none
+    times.works.append(job.work)
     if len(times.recent_ms) > TIMES_KEPT:
-        del times.recent_ms[0]
+        del times.recent_ms[0], times.works[0]
+    job.work = max(0.0, float(work))
 
 
 def _reckon(job: Job, phase: str, took: Millis, seen: int) -> None:

@@ -19,7 +19,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core.config import Config, Moves
-from rollmuxd.core.estimates import has_left, phase_ms
+from rollmuxd.core.estimates import by_work_ms, has_left, likely_ms, phase_ms
 from rollmuxd.core.loom import Loom
 from rollmuxd.core.model import Dispatch, IfUnmet, JobSpec, Movable, OrderKind, PhaseSpec, StateSpec, Want
 from rollmuxd.core.placement import RollMux
@@ -77,7 +77,7 @@ class Cluster:
             self.hand(i.Tick())
         self.now = until
 
-    def goes_round(self, name: str, *took_ms: int) -> None:
+    def goes_round(self, name: str, *took_ms: int, work: float = 0.0) -> None:
         """One iteration: each phase as soon as it is granted. Others are asked nothing meanwhile, and passed over."""
         job = self.core.state.jobs[name]
         for phase, took in zip(job.spec.phases, took_ms, strict=True):
@@ -88,7 +88,8 @@ class Cluster:
                     break
                 self.passes(1_000)
             self.passes(took)
-            self.hand(i.ReleaseSlot(slot, self.core.state.slots[slot].fence))
+            measured = {"work": work} if work and phase is job.spec.phases[0] else {}
+            self.hand(i.ReleaseSlot(slot, self.core.state.slots[slot].fence, measured=measured))
 
     def told(self, kind: type[f.Fact]) -> list[f.Fact]:
         return [fact for fact in self.facts if isinstance(fact, kind)]
@@ -259,6 +260,51 @@ def test_whatever_phases_take_plans_change_for_a_reason_and_only_so_often(
             for job, pace, limit in cluster.paces(group.id):
                 assert state.jobs[job].at_risk == (state.jobs[job].promised and pace > limit + 1)
     assert not state.jobs[name].at_risk or other in state.jobs
+
+
+# ---- by the work that a job reports ----------------------------------------------------------------------------------
+
+
+def asks_for_train(cluster: Cluster, name: str, work: float) -> PhaseSpec:
+    """Its rollout has reported so much; now it asks for its training."""
+    job = cluster.core.state.jobs[name]
+    for number, phase in enumerate(job.spec.phases):
+        slot = cluster.hand(i.RequestSlot(name, job.session, phase.name, f"last {number}")).slot
+        if number == 0:
+            fence = cluster.core.state.slots[slot].fence
+            cluster.hand(i.ReleaseSlot(slot, fence, measured={"work": work}))
+    return job.spec.phases[1]
+
+
+def test_training_is_foreseen_by_the_tokens_that_the_rollout_has_reported() -> None:
+    cluster = Cluster(RollMux(), drift=0.0)
+    name = cluster.comes(spec("a", 10, 5, None))
+    for tokens in (1_000, 4_000, 2_000, 3_000, 1_500, 6_000, 2_500, 5_000, 3_500):
+        cluster.goes_round(name, 10_000, 3 * tokens + tokens % 7, work=tokens)
+    train = asks_for_train(cluster, name, 20_000)
+    assert by_work_ms(cluster.core.state.jobs[name], train) == pytest.approx(60_000, rel=0.01)
+    assert likely_ms(cluster.core.state.jobs[name], train) == pytest.approx(60_000, rel=0.01)
+    assert "For the work that it has reported, 20000" in " ".join(cluster.core.explain(name, cluster.now).sentences)
+    assert msgspec.json.encode(cluster.replayed) == msgspec.json.encode(cluster.core.state)
+
+
+def test_work_that_says_nothing_about_the_time_is_left_alone() -> None:
+    cluster = Cluster(RollMux(), drift=0.0)
+    name = cluster.comes(spec("a", 10, 5, None))
+    draw = random.Random("work")
+    for _ in range(12):
+        cluster.goes_round(name, 10_000, draw.randint(4_000, 9_000), work=draw.randint(1_000, 9_000))
+    train = asks_for_train(cluster, name, 20_000)
+    assert by_work_ms(cluster.core.state.jobs[name], train) is None
+    assert 4_000 <= likely_ms(cluster.core.state.jobs[name], train) <= 9_000
+
+
+@pytest.mark.parametrize("work", [0.0, -5.0])
+def test_nonsense_that_is_reported_as_work_is_none(work: float) -> None:
+    cluster = Cluster(RollMux())
+    name = cluster.comes(spec("a", 10, 5, None))
+    asks_for_train(cluster, name, work)
+    assert cluster.core.state.jobs[name].work == 0.0
 
 
 # ---- another wheel ---------------------------------------------------------------------------------------------------
