@@ -8,10 +8,12 @@ import random
 from functools import cache
 from unittest.mock import patch
 
+import anyio
 import pytest
 
 from rollmuxd.core.state import State
 from rollmuxd.daemon import reckoning
+from rollmuxd.daemon.driver import Unavailable
 from rollmuxd.daemon.journal import MemoryJournal
 from rollmuxd.daemon.reckoning import Today, reckon
 from rollmuxd.daemon.report import Ledger
@@ -210,3 +212,44 @@ async def test_a_writer_that_begins_anew_while_the_day_is_read_makes_it_be_read_
     told.today._settled = restarted
     same(await told.report(), told.plainly())
     assert len(times) == 2
+
+
+@pytest.mark.looptime
+async def test_facts_are_booked_a_moment_after_they_come_so_that_whoever_asks_waits_for_none():
+    told = Told(history(1))
+    await told.tell(300)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(told.today.run)
+        await anyio.sleep(reckoning.FIRST_S + 30)  # the day so far is read
+        await told.tell(100)
+        await anyio.sleep(reckoning.EVERY_S + 1)
+        wanted = told.plainly()
+        with (
+            patch.object(Ledger, "see", side_effect=AssertionError("it books facts")),
+            patch.object(told.journal, "read", side_effect=AssertionError("it reads facts")),
+        ):
+            same(await told.report(), wanted)
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.looptime
+async def test_a_writer_that_is_down_when_the_day_is_to_be_read_is_asked_again_later():
+    told = Told(history(1))
+    await told.tell(300)
+    settled, downs = told.settled, [Unavailable("the daemon is starting")] * 2
+
+    async def up_again():
+        if downs:
+            raise downs.pop()
+        return await settled()
+
+    told.today._settled = up_again
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(told.today.run)
+        for _ in range(5):
+            await anyio.sleep(reckoning.FIRST_S * 1.5)
+            await told.tell(20)
+        assert downs == []
+        with patch.object(told.journal, "read", side_effect=AssertionError("it reads facts")):
+            same(await told.report(), told.plainly())
+        tasks.cancel_scope.cancel()
