@@ -82,9 +82,9 @@ def phases(daemon, name):
     return [fact["phase"] for fact in daemon.facts("slot_queued", job=job)]
 
 
-def test_runs_of_three_frameworks_take_turns_on_one_gpu(live, loops):
+def test_runs_of_four_frameworks_take_turns_on_one_gpu(live, loops):
     daemon = live.daemon((("0", "train"),), hold_s=0)
-    for name, loop in (("sky", SKYRL), ("open", OPENRLHF), ("are", AREAL)):
+    for name, loop in (("sky", SKYRL), ("open", OPENRLHF), ("are", AREAL), ("nemo", ("nemo_rl", "train"))):
         loops(daemon, name, *loop)
     done = loops.ended()
 
@@ -94,27 +94,36 @@ def test_runs_of_three_frameworks_take_turns_on_one_gpu(live, loops):
     assert phases(daemon, "sky") == ["init", *["rollout", "train"] * 2, "rollout"]
     assert phases(daemon, "open") == ["init", *["rollout", "train"] * 3, "rollout"]
     assert phases(daemon, "are") == ["init", *["rollout", "train"] * 2, "rollout"]
+    assert phases(daemon, "nemo") == ["init", *["train"] * 4]
     assert {job["status"] for job in daemon.jobs().values()} == {"ended"}
     assert {job["reason"] for job in daemon.jobs().values()} == {"finished"}
 
 
-def test_engines_of_two_runs_on_two_pools_are_never_on_the_same_gpus(live, loops):
+def test_engines_of_runs_on_two_pools_are_never_on_the_same_gpus(live, loops):
     daemon = live.daemon((("0", "rollout"), ("1", "train")), hold_s=0)
-    for name in ("a", "b"):
-        loops(daemon, name, "slime", "train", "offload")
+    for name, loop in (
+        ("a", ("slime", "train", "offload")),
+        ("b", ("slime", "train", "offload")),
+        ("c", ("roll", "train")),
+    ):
+        loops(daemon, name, *loop)
     done = loops.ended()
 
-    there = {"a": False, "b": False}
+    comes = {"engines.onload", "engines.onload_weights", "engines.generate", "actor_train.model_update"}
+    comes |= {"actor_infer.load_states"}
+    goes = {"engines.offload", "actor_infer.offload_states"}
+    there = set()
     # Parking is done while the loop waits: in no slot of its own.
     everything = sorted((at, name, what) for name, events in done.items() for what, _, _, at in events)
     for _, name, what in everything:
-        if what in ("engines.onload", "engines.onload_weights", "engines.generate"):
-            there[name] = True
-            assert there != {"a": True, "b": True}, f"{name} {what}, while the other's engines are there"
-        elif what == "engines.offload":
-            there[name] = False
+        if what in comes:
+            there.add(name)
+            assert there == {name}, f"{name} {what}, while the engines of {there - {name}} are there"
+        elif what in goes:
+            there.discard(name)
     for name in ("a", "b"):
         assert phases(daemon, name) == ["init", *["sync", "rollout", "train"] * 2, "sync"]
+    assert phases(daemon, "c") == ["init", *["sync", "rollout", "train"] * 2]
 
 
 def test_a_daemon_that_only_watches_has_them_wait_for_nothing(live, loops):
