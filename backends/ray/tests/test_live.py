@@ -108,7 +108,7 @@ def opened(live, made_up, tmp_path):
 async def seen(backend, host="box"):
     """Ask again and again, until it is seen; what was said until then."""
     said = []
-    with anyio.fail_after(40):
+    with anyio.fail_after(90):
         while True:
             try:
                 await backend.observe(host)
