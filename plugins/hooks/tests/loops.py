@@ -2,7 +2,8 @@
 
 The loops of OpenRLHF, SkyRL and AReaL are those of real releases; what they import besides is made up (``made_up.py``),
 and their workers write down what they are told, and in which phase. Of slime, ROLL and NeMo-RL, which are on no package
-index, the folder ``standins`` has loops of our own with the same methods, which the hooks take for them. Without
+index, the folder ``standins`` has loops of our own with the same methods, which the hooks take for them (slime's driver
+too can be a released one). Without
 ``ROLLMUX_URL`` the daemon is a fake.
 
 Prints one JSON list: each thing that was done to GPUs, the phase and the slot that were held, and when.
@@ -21,7 +22,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from made_up import Anything, Config, MadeUp, Ref, install, made_up_ray
+from made_up import FRAMEWORKS, Anything, Config, MadeUp, Ref, install, made_up_ray
 
 from rollmuxd.testing import fake_daemon
 
@@ -387,11 +388,47 @@ def standin(framework, script="train", *arguments):
     runpy.run_path(path, run_name="__main__")
 
 
+def slime(version, layout="colocated"):
+    """The driver of the release, with its one line changed, over the stand-ins of what it drives."""
+    sys.path.insert(0, str(STANDINS / "slime"))
+    real = {"slime", "slime.ray", *(f"slime.ray.{name}" for name in ("placement_group", "rollout", "actor_group"))}
+    arguments = Unsaid(
+        colocate=layout == "colocated", offload_train=True, offload_rollout=True, num_rollout=2, start_rollout_id=0,
+        eval_interval=1,
+    )  # fmt: skip
+    every_time = {"should_run_periodic_action": lambda *_: True}
+    sys.meta_path.insert(
+        0,
+        MadeUp(
+            {"slime", "ray"},
+            real,
+            ray=made_up_ray(),
+            slime__utils__arguments={"parse_args": lambda: arguments},
+            slime__utils__misc=every_time,
+        ),
+    )
+    sys.modules["loops"] = sys.modules[__name__]
+    released = (FRAMEWORKS / f"slime-{version}" / "train.py").read_text()
+    changed = released.replace("from slime.ray.placement_group import", "from rollmuxd_hooks.slime import")
+    assert changed != released
+    path = Path("train.py")
+    path.write_text(changed)
+    sys.modules["__main__"].__file__ = str(path)
+    runpy.run_path(str(path), run_name="__main__")
+
+
+class Unsaid(SimpleNamespace):
+    """Arguments that were not given are None."""
+
+    def __getattr__(self, name):
+        return None
+
+
 def run(framework, *arguments):
     """Drive one of them; what was done."""
     watched()
     with contextlib.redirect_stdout(sys.stderr), fake_daemon() if FAKE else contextlib.nullcontext() as daemon:
-        real = {"openrlhf": openrlhf, "skyrl": skyrl, "areal": areal}
+        real = {"openrlhf": openrlhf, "skyrl": skyrl, "areal": areal, "slime-released": slime}
         try:
             (real[framework] if framework in real else functools.partial(standin, framework))(*arguments)
         finally:

@@ -163,6 +163,25 @@ def test_slime_colocated_takes_weights_with_the_rollout_that_follows(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("release", ["0.2.4", "0.3.1"])
+@pytest.mark.parametrize("layout", ["colocated", "apart"])
+def test_the_driver_of_slime_has_these_slots(tmp_path, release, layout):
+    if not (FRAMEWORKS / f"slime-{release}" / "train.py").is_file():
+        what = f"slime=={release}"
+        pytest.skip(f'{what} is not here: make drift ARGS="--keep .venv/frameworks {what}"')
+    weights = {"colocated": "rollout", "apart": "sync"}[layout]
+    # (0.2.4 tells its trainers to leave, too.)
+    trained = {"0.2.4": "train: actor.train actor.save actor.offload", "0.3.1": "train: actor.train actor.save"}[
+        release
+    ]
+    found = slots(drive(tmp_path, "slime-released", release, layout))
+    assert found[0] == "init: gpus.found engines.start engines.offload actor.load"
+    assert found[1].startswith(f"{weights}: {SLIME_WEIGHTS} engines.generate_eval")
+    assert " ".join(found).count("engines.generate engines.offload") == 2
+    assert [line for line in found if line.startswith("train:")] == [trained] * 2
+    assert {line.partition(":")[0] for line in found} == {"init", "rollout", "train", weights}
+
+
 ROLL_TRAIN = (
     "train: reference.compute_log_probs critic.compute_values actor_train.compute_log_probs critic.train_step "
     "actor_train.train_step actor_train.save"

@@ -12,6 +12,11 @@ class RayTrainGroup:
         done("actor.train")
         return [ray.put(None)]
 
+    def clear_memory(self): ...
+
+    def offload(self):
+        done("actor.offload")
+
     def save_model(self, rollout_id, force_sync=False):
         done("actor.save")
 
