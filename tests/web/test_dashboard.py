@@ -329,6 +329,27 @@ def test_lists_are_sorted_by_their_heads(screen: Screen) -> None:
     assert screen.locator("#list [aria-sort=descending]").count() == 1
 
 
+def test_events_name_jobs_whose_registration_was_not_read(screen: Screen, cluster: Any) -> None:
+    job = cluster.get("/v1/jobs", limit=1)["items"][0]
+    said = screen.evaluate(
+        """async () => {
+            const get = rollmux.api.get;
+            rollmux.api.get = async (path, query, signal) => {
+                const answer = await get.call(rollmux.api, path, query, signal);
+                // As if so much had happened since that the page does not begin with it.
+                if (path === "/v1/facts") answer.facts = answer.facts.filter(({ fact }) => fact !== "job_registered");
+                return answer;
+            };
+            await rollmux.start();
+            rollmux.drawAll();
+            delete rollmux.api.get;
+            return rollmux.history.events.map((event) => event.text).join("; ");
+        }"""
+    )
+    assert f"{job['name']} was placed" in said
+    assert f"{job['job']} was placed" not in said
+
+
 def test_gpus_that_are_long_in_coming_clear_want_attention(screen: Screen) -> None:
     """They are held, and nobody uses them: of all that the cards can say that would be called switching."""
     said = screen.evaluate(
