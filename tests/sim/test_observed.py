@@ -78,3 +78,12 @@ def test_from_the_middle_of_a_journal_as_from_its_beginning_but_for_the_first_it
 def test_a_registration_that_is_told_is_not_told_twice():
     told = [registered("j1", SPLIT), *iterations("j1", {"rollout": 5, "train": 3, "sync": 1}, 4)]
     assert as_registered(told, [("j1", "name-j1", 1, SPLIT)]) == told
+
+
+def test_who_began_a_run_last_is_the_last():
+    times = {"rollout": 5, "train": 3, "sync": 1}
+    one = [registered("j1", SPLIT), *iterations("j1", times, 4)]
+    other = [registered("j2", SPLIT), *iterations("j2", times, 4)]
+    again = [registered("j1", SPLIT, 2), *iterations("j1", times, 4, 2)]
+    assert list(observed(one + other)) == ["name-j1", "name-j2"]
+    assert list(observed(one + other + again)) == ["name-j2", "name-j1"]
