@@ -42,7 +42,7 @@ _WORDS: Final[Mapping[Kind, str]] = {"backend": "backend", "residency": "residen
 _NEEDED: Final[Mapping[Kind, tuple[str, ...]]] = {
     "backend": ("open", "inventory", "observe", "kill", "close"),
     "residency": ("traits", "open", "load", "park", "discard", "probe", "close"),
-    "policy": (),
+    "policy": ("place", "why_not", "judge", "replan", "regroup", "period_ms"),
 }
 
 

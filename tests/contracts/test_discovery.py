@@ -103,6 +103,13 @@ def test_one_that_cannot_be_used_is_reported_with_its_error_and_hides_no_other(i
     assert str(broken.value).startswith('backend "bad" (stranger 1.2) cannot be used: stranger_bad:')
 
 
+def test_a_policy_of_an_older_protocol_is_refused_when_it_is_looked_for_and_not_when_it_is_first_asked(install):
+    older = "class Older:\n    place = why_not = judge = regroup = period_ms = None\n"
+    install("stranger", "[rollmuxd.policies]\nolder = stranger_older:Older\n", "stranger_older", older)
+    with pytest.raises(BrokenPlugin, match="stranger_older:Older lacks replan"):
+        find_policy("older")
+
+
 def test_a_name_that_two_packages_claim_is_given_to_neither(install):
     install("stranger-one", "[rollmuxd.backends]\ntwin = stranger_one:Good\n", "stranger_one", GOOD)
     install("stranger-two", "[rollmuxd.backends]\ntwin = stranger_two:Good\n", "stranger_two", GOOD)
