@@ -31,7 +31,7 @@ class OnNode:
         # Threads and not asyncio's processes: which loop an actor has, is for what else is installed there to say.
         self._threads = ThreadPoolExecutor(_COMMANDS, thread_name_prefix="rollmuxd")
         self._commands: dict[str, Command] = {}
-        #: ended before they came
+        #: commands that were ended, and connections that were closed, before they were there
         self._ended: dict[str, None] = {}
         self._streams: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
 
@@ -43,8 +43,7 @@ class OnNode:
         self, call: str, argv: list[str], env: dict[str, str], stdin: bytes, timeout_s: float
     ) -> tuple[str, Any]:
         """Run a command to its end. A program without a name is the Python that runs here."""
-        if call in self._ended:
-            del self._ended[call]
+        if self._is_over(call):
             return "lost", "it was ended before it began"
         command = self._commands[call] = Command()
         try:
@@ -58,10 +57,8 @@ class OnNode:
         """End a command with what it has started; one that comes later than this is not begun."""
         if call in self._commands:
             self._commands[call].end()
-            return
-        self._ended[call] = None
-        while len(self._ended) > _ENDED_KEPT:
-            del self._ended[next(iter(self._ended))]
+        else:
+            self._end_later(call)
 
     async def connect(self, stream: str, address: str, port: int, limit_s: float) -> tuple[str, Any]:
         """Open a connection from here."""
@@ -71,6 +68,9 @@ class OnNode:
             return "lost", f"no answer within {limit_s:g} s"
         except OSError as error:
             return "not_done", str(error)
+        if self._is_over(stream):
+            opened[1].close()
+            return "lost", "it was closed before it was open"
         self._streams[stream] = opened
         return "said", b""
 
@@ -99,10 +99,21 @@ class OnNode:
         return "said", b""
 
     async def close(self, stream: str) -> None:
-        """Close it."""
-        _, writer = self._streams.pop(stream, (None, None))
-        if writer is not None:
-            writer.close()
+        """Close it; one that is not open yet will not be."""
+        if stream in self._streams:
+            self._streams.pop(stream)[1].close()
+        else:
+            self._end_later(stream)
+
+    def _end_later(self, name: str) -> None:
+        self._ended[name] = None
+        while len(self._ended) > _ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
+
+    def _is_over(self, name: str) -> bool:
+        over = name in self._ended
+        self._ended.pop(name, None)
+        return over
 
 
 class Command:

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, Self
@@ -176,11 +177,15 @@ def serving(names: Sequence[str]) -> Iterator[Cluster]:
 def main(folder: str, *names: str) -> None:
     """Serve until SIGTERM, or the end of who has started this."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    # A path of at most 107 bytes for Ray's sockets, of which it needs seventy for itself.
-    os.environ["RAY_TMPDIR"] = folder if len(folder) < 36 else _short(folder)
+    with _short(folder) as short:
+        _serve(short, names)
+
+
+def _serve(folder: str, names: Sequence[str]) -> None:
+    os.environ["RAY_TMPDIR"] = folder
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_AUTH_MODE"] = "disabled"  # whatever token there is in this user's home
-    (Path(os.environ["RAY_TMPDIR"]) / "ray").mkdir(exist_ok=True)
+    (Path(folder) / "ray").mkdir(exist_ok=True)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Ray has to say is not for who reads the answers
 
@@ -216,13 +221,13 @@ def _told() -> Iterator[str]:
                     waiting.unregister(sys.stdin)
 
 
-def _short(folder: str) -> str:
-    """A folder of a short name that is the same one."""
-    import tempfile
-
-    link = Path(tempfile.mkdtemp(prefix="rx")) / "r"
-    link.symlink_to(folder)
-    return str(link)
+@contextlib.contextmanager
+def _short(folder: str) -> Iterator[str]:
+    """The same folder by a short name: of the 107 bytes that a socket's path may have, Ray needs seventy for itself."""
+    with tempfile.TemporaryDirectory(prefix="rx", ignore_cleanup_errors=True) as name:
+        link = Path(name) / "r"
+        link.symlink_to(Path(folder).absolute())
+        yield str(link)
 
 
 def _line(stream: IO[str]) -> str:
