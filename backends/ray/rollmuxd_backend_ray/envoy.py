@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import ray
@@ -222,6 +224,8 @@ async def serve(socket: str) -> None:
         [asyncio.create_task(over.wait()), asyncio.create_task(nodes.while_a_member())],
         return_when=asyncio.FIRST_COMPLETED,
     )
+    if Path(socket).parent.name.startswith(frames.FOLDER):  # a daemon that was killed has not removed it
+        shutil.rmtree(Path(socket).parent, ignore_errors=True)
     # Nothing is waited for: the actors go with this process, and what their commands have started in turn stays.
     os._exit(0)
 

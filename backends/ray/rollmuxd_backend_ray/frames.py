@@ -9,6 +9,8 @@ from msgspec import Struct
 #: what a command gives back has two outputs of 8 MB; nothing longer is believed
 LONGEST: Final = 64 * 2**20
 _SIZE: Final = 4
+#: how the folder begins that is made for an envoy's socket, and goes with the envoy
+FOLDER: Final = "rollmuxd-ray-"
 
 
 class Node(Struct, frozen=True, tag_field="is"):

@@ -135,7 +135,7 @@ class Line:
 
     async def _start(self) -> str:
         """Start the envoy; where it serves. Raises EOFError: it has ended, and why."""
-        self._folder = tempfile.mkdtemp(prefix="rollmuxd-ray-")
+        self._folder = tempfile.mkdtemp(prefix=frames.FOLDER)
         socket = f"{self._folder}/s"
         env = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX_", "RAY_ADDRESS"))}
         env.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", _HEAD_S)

@@ -178,7 +178,9 @@ async def test_jobs_processes_and_the_daemons_next_calls_outlive_an_envoy_that_i
 
 @pytest.mark.asyncio
 async def test_an_envoy_ends_with_whoever_started_it_and_the_commands_that_it_had_with_it(live, opened, tmp_path):
-    socket, mark = str(tmp_path / "s"), tmp_path / "mark"
+    folder, mark = tmp_path / "rollmuxd-ray-1", tmp_path / "mark"
+    folder.mkdir()
+    socket = str(folder / "s")
     envoy = live.start_envoy(socket)
     Sharing.serving = socket
     backend = await opened("crate", kind=Sharing)
@@ -198,6 +200,7 @@ async def test_an_envoy_ends_with_whoever_started_it_and_the_commands_that_it_ha
             while Path(f"/proc/{int(mark.read_text())}").exists():
                 await anyio.sleep(0.02)
     envoy.stdout.close()
+    assert not folder.exists()
     await backend.close()
 
 
