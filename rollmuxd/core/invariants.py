@@ -148,6 +148,13 @@ def a_lost_or_ended_job_waits_for_nothing_and_runs_nothing(state: State) -> Iter
             yield f"job {job.id} is {job.status} and has {job.queued or job.slot}"
 
 
+def who_is_at_risk_is_placed_and_listed(state: State) -> Iterator[str]:
+    """A promise is at risk by the plan of a group: who leaves it leaves that behind."""
+    for job in state.jobs.values():
+        if job.at_risk != (job.id in state.at_risk) or (job.at_risk and (job.group is None or not job.promised)):
+            yield f"job {job.id} is {job.status} in {job.group}, at risk: {job.at_risk}, promised: {job.promised}"
+
+
 def a_granted_slot_has_a_fence_of_its_own(state: State) -> Iterator[str]:
     """No fence is given twice."""
     seen: dict[tuple[int, int], str] = {}
@@ -169,6 +176,7 @@ ALL: tuple[Callable[[State], Iterator[str]], ...] = (
     a_state_is_on_a_node_of_its_jobs,
     an_owner_holds_the_nodes_of_its_placements,
     a_lost_or_ended_job_waits_for_nothing_and_runs_nothing,
+    who_is_at_risk_is_placed_and_listed,
     a_granted_slot_has_a_fence_of_its_own,
 )
 
