@@ -214,8 +214,7 @@ class Loom(RollMux):
             pool: Room(room.price, room.worth, room.ram_mb, room.gpu_mb, min(left, len(free.get(pool, ()))))
             for pool, room in planner.rooms.items()
         }
-        there = [state.jobs[name] for name in (*sitting.jobs, job.id)]
-        needs = [_first_turn_paid(one, asks) for one, asks in zip(there, (*sitting.needs, need), strict=True)]
+        needs = (*sitting.needs, _first_turn_paid(job, need))
         plan = planner.fit(needs, dict(enumerate(sitting.seats)), rooms, closed)
         if plan is None:
             return None
@@ -377,10 +376,10 @@ class Loom(RollMux):
         if self.objective == "throughput" and not state.waiting and len(free) < len({*pools_in_use(state)}):
             return  # nobody needs what could be freed, and there is nowhere to spread
         planner = self._planner(state, scarce=bool(state.waiting))
-        crews, costs, twice = yield from self._crews(state, planner)
+        crews, costs, twice, rigid = yield from self._crews(state, planner)
         if not costs:
             return
-        search = Search(planner, costs, free, twice=twice, max_group=self.max_group)
+        search = Search(planner, costs, free, twice=twice, rigid=rigid, max_group=self.max_group)
         ages = {
             planner.number(need): (now - state.jobs[name].registered_at) / HOUR_MS
             for crew, sitting in crews
@@ -466,8 +465,11 @@ class Loom(RollMux):
 
     def _crews(
         self, state: State, planner: Planner
-    ) -> Generator[None, None, tuple[list[tuple[Crew, Sitting]], dict[int, float], dict[int, None]]]:
-        """Groups as they stand; what a move costs, dollars, of each job that can afford one; and who can afford two."""
+    ) -> Generator[None, None, tuple[list[tuple[Crew, Sitting]], dict[int, float], dict[int, None], dict[int, None]]]:
+        """Groups; what a move costs, of each job that can afford one; who affords two; who not that anybody comes."""
+        rigid: dict[int, None] = {}
+        placed = [job for job in state.jobs.values() if job.pins]
+        longest_ms = max((self._takes_ms.get(job.spec.movable, 0) for job in placed), default=0)
         crews: list[tuple[Crew, Sitting]] = []
         costs: dict[int, float] = {}
         twice: dict[int, None] = {}
@@ -487,27 +489,37 @@ class Loom(RollMux):
             for name, need, pins in zip(sitting.jobs, sitting.needs, sitting.pins, strict=True):
                 number = planner.number(need)
                 seats[number] = pins
-                takes, moves = self._affords(state.jobs[name])
+                takes, moves = self._affords(state.jobs[name], need)
                 if moves:
                     costs[number] = planner.worth(need) * takes / HOUR_MS
                 if moves > 1:
                     twice[number] = None
+                if not self._bears_a_load(state.jobs[name], need, longest_ms):
+                    rigid[number] = None
             crews.append((Crew(group.id, seats, value_of(planner, sitting), group.version), sitting))
-        return crews, costs, twice
+        return crews, costs, twice, rigid
 
-    def _affords(self, job: Job) -> tuple[Millis, int]:
+    def _affords(self, job: Job, need: Need) -> tuple[Millis, int]:
         """What moving the job takes, and how often its credit covers all that this may cost it: 0, 1, or 2."""
         takes = self._takes_ms.get(job.spec.movable)
         if takes is None or job.status is not JobStatus.ADMITTED or job.move is not None:
             return 0, 0
         if not job.promised or job.spec.slo is None or not takes:
             return takes, 2
-        credit = credit_ms(job) or 0
-        if self.dispatch is Dispatch.CREDIT:  # what the guard asks for stays with it, or it would be sent away again
-            if job.progress.finished < JUDGED_AFTER:
-                return takes, 0
+        credit, pays = credit_ms(job) or 0, int(job.spec.slo * takes)
+        if self.dispatch is not Dispatch.CREDIT:
+            pays = max(pays, takes + (need.limit_ms or 0))  # it waits for a first turn once more
+        elif job.progress.finished < JUDGED_AFTER:
+            return takes, 0
+        else:  # what the guard asks for stays with it, or it would be sent away again
             credit -= self._reserve_ms(job)
-        return takes, max(0, min(2, int(credit / (job.spec.slo * takes))))
+        return takes, max(0, min(2, credit // pays))
+
+    def _bears_a_load(self, job: Job, need: Need, takes: Millis) -> bool:
+        """Whether a member's credit, where it needs any, covers that somebody comes: his load, and a turn's wait."""
+        if need.limit_ms is None or not takes or self.dispatch is Dispatch.CREDIT:
+            return True
+        return (credit_ms(job) or 0) >= takes + need.limit_ms
 
     def _bears(self, state: State, group: Group) -> bool:
         """Whether all members can afford that somebody comes, if it is credit that keeps promises there.
@@ -583,11 +595,10 @@ class Loom(RollMux):
 
 
 def _first_turn_paid(job: Job, need: Need) -> Need:
-    """The job, its bound so much lower as makes up for a turn's wait within the iterations before it is judged.
+    """Who joins, with a bound so much lower as makes up for a turn's wait in the iterations before he is judged.
 
-    A certificate speaks of a wheel that has been turning. Who joins waits for his first turn, and whoever is there
-    waits for his once: at most one turn, which credit pays for. Who has no such credit yet earns it while it is not
-    judged; so (JUDGED_AFTER + 1) iterations have to fit into what JUDGED_AFTER may take.
+    A certificate speaks of a wheel that has been turning; who joins waits for his first turn, which is at most one.
+    Credit of an iteration pays for that. Without, (JUDGED_AFTER + 1) iterations fit into what JUDGED_AFTER may take.
     """
     if need.limit_ms is None or (credit_ms(job) or 0) >= need.limit_ms:
         return need

@@ -72,6 +72,7 @@ class Search:
         planner: of sets of jobs.
         costs: of each job, what moving it costs, dollars; not there: it stays where it is.
         twice: jobs that can afford to be moved twice.
+        rigid: jobs that cannot afford that anybody comes: who does loads what he has where they would be.
         free: nodes that are in no group, the cheapest first, by pool.
         max_group: jobs in a group at most.
     """
@@ -83,10 +84,11 @@ class Search:
         free: Mapping[PoolName, Sequence[NodeId]],
         *,
         twice: Container[int],
+        rigid: Container[int] = (),
         max_group: int,
     ) -> None:
         self.planner, self.costs, self.free, self.max_group = planner, costs, free, max_group
-        self.twice = twice
+        self.twice, self.rigid = twice, rigid
 
     # ---- the best partition ------------------------------------------------------------------------------------------
 
@@ -186,8 +188,9 @@ class Search:
 
     def _least_moves(self, members: tuple[int, ...], home: Mapping[int, GroupId]) -> float:
         """What the moves cost at least that bring these together, in the group where most of them are."""
+        homes = {home[job] for job in members}
         fixed = {home[job] for job in members if job not in self.costs}
-        if len(fixed) > 1:
+        if len(fixed) > 1 or (len(homes) > 1 and any(job in self.rigid for job in members)):
             return inf
         away: dict[GroupId, float] = {}
         total = 0.0
