@@ -74,7 +74,7 @@ class Sharing(_Trainer):  # type: ignore[misc]
         if self._parking:
             _check_parking(config, settings)
             TorchState(
-                model=lambda: self._part("model"),
+                model=lambda: self._part("model_wrapped"),  # (FSDP's outermost one knows what it has gathered)
                 optimizer=lambda: self._part("optimizer"),
                 others=lambda: [self._part("ref_model"), self._part("reward_funcs"), self._part("_buffered_inputs")],
                 communicators=communicators,
@@ -251,6 +251,11 @@ def _check_parking(config: Any, settings: Mapping[str, Any]) -> None:
         raise ValueError(
             "vLLM in the trainer's process keeps its GPU memory between rollouts, where others could not use it: say "
             "vllm_enable_sleep_mode=True"
+        )
+    if config.deepspeed or getattr(config, "deepspeed_plugin", None) is not None:
+        raise ValueError(
+            "DeepSpeed keeps weights and optimizer in buffers of its own, which cannot be parked here: train with FSDP, "
+            "or take the hook out again: from trl import GRPOTrainer"
         )
     if "rollout" in settings and not (config.use_vllm and config.vllm_mode == "server"):
         raise ValueError(

@@ -288,7 +288,7 @@ def test_parking_what_also_generates_in_another_pool_is_refused(runs, out, daemo
 
 
 def test_communicators_are_kept_unless_the_job_says_otherwise(runs, out, daemon):
-    with pytest.raises(ValueError, match="communicators=\"drop\"|communicators='drop'"):
+    with pytest.raises(ValueError, match=r"communicators='drop'"):
         runs.trainer("high", out, rollmux=dict(parking=True, communicators="drop"))
     assert daemon.calls == []
     run = runs.trainer("high", out, max_steps=1, rollmux=dict(parking=True, communicators="suspend"))
@@ -415,6 +415,54 @@ def test_a_server_that_would_roll_out_with_dropped_weights_is_refused(runs, out,
 
 
 # ---- parking ---------------------------------------------------------------------------------------------------------
+
+
+def lora(runs, kind):
+    """A kind of trainer that trains adapters only; its frozen model stands for the reference too."""
+    peft = pytest.importorskip("peft", reason="PEFT is not installed: pip install peft")
+    adapters = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    return dict(kind=lambda **more: kind(peft_config=adapters, **more), beta=0.1)
+
+
+def own_rollouts(runs, kind):
+    """A kind of trainer with a ``rollout_func`` of the user's."""
+
+    def rollout(prompts, trainer):
+        ids = torch.tensor([trainer.processing_class(prompt)["input_ids"] for prompt in prompts])
+        made = trainer.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=True, max_new_tokens=8)
+        tokens = made[:, ids.shape[1] :].tolist()
+        return {"prompt_ids": ids.tolist(), "completion_ids": tokens, "logprobs": [[0.0] * len(one) for one in tokens]}
+
+    return dict(kind=lambda **more: kind(rollout_func=rollout, **more))
+
+
+@pytest.mark.parametrize("shape", [lora, own_rollouts])
+def test_of_another_shape_it_is_parked_between_phases_all_the_same(runs, trl, out, daemon, shape):
+    moved = []
+
+    class Parked(runs.GRPOTrainer):
+        def _calculate_rewards(self, *args, **kwargs):
+            if self._turns.current is None or shape is lora:  # (its log-probabilities come first)
+                assert daemon.result_of(daemon.order("park", "train")).ok
+                moved.append({tensor.untyped_storage().nbytes() for tensor in self.model.parameters()})
+                assert daemon.result_of(daemon.order("load", "train", warm=True)).ok
+            return super()._calculate_rewards(*args, **kwargs)
+
+    run = runs.trainer("high", out, max_steps=2, rollmux=dict(parking=True), **shape(runs, Parked))
+    run.train()
+    assert moved == [{0}] * 2
+    assert daemon.phases == ["init", "init", *CYCLE * 2]
+    alone = runs.trainer("high", out, max_steps=2, **shape(runs, trl.GRPOTrainer))
+    alone.train()
+    assert runs.digest(run.model) == runs.digest(alone.model)
+
+
+def test_deepspeed_cannot_be_parked_and_is_refused_before_anything_is_asked_for(runs, out, daemon):
+    config = runs.GRPOConfig(output_dir=out, use_cpu=True, bf16=False)
+    config.deepspeed = {"zero_optimization": {"stage": 3}}
+    with pytest.raises(ValueError, match=r"DeepSpeed keeps weights .* train with FSDP"):
+        runs.GRPOTrainer(model=None, args=config, rollmux=dict(parking=True))
+    assert daemon.calls == []
 
 
 def test_parked_and_loaded_between_any_two_phases_not_a_bit_is_different(runs, trl, out, daemon):
