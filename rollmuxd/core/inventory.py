@@ -19,8 +19,8 @@ from rollmuxd.core.letting_go import (
     end_reclaims,
     finish_release,
     look_at,
-    may_be_loading,
     park_own,
+    process_of,
     resolve_unknown,
     see_gpus,
     settle,
@@ -208,7 +208,7 @@ def host_seen(c: Cycle, told: i.HostSeen) -> Answer:
 def forget_contents(c: Cycle, nodes: list[NodeId], sights: dict[str, i.GpuSight]) -> None:
     """Another boot id: whatever was in the host's memories is gone, and whoever ran there runs no more.
 
-    But for what is there already, where word of a load is awaited: it began after the host did.
+    But for what has come there since, where the restart is noticed late: bytes of who lives.
     """
     taken = []
     for name in nodes:
@@ -222,13 +222,13 @@ def forget_contents(c: Cycle, nodes: list[NodeId], sights: dict[str, i.GpuSight]
             elif slot.status in HOLDS:
                 take_away(c, slot, f.SlotLost(c.now, holder, reason))
         limit = clear_limit_mb(c, node)
-        used = any(gpu in sights and sights[gpu].used_mb > limit for gpu in node.gpus)
+        used = [gpu.stain for name, gpu in node.gpus.items() if name in sights and sights[name].used_mb > limit]
         for key in node.states:
             kept = c.state.states[key]
             if kept.status is not StateStatus.GONE:
                 if kept.status is not StateStatus.UNKNOWN:
                     c.fact(f.StateUnknown(c.now, kept.job, kept.pool, kept.node))
-                if not (used and may_be_loading(c, kept)):
+                if kept.job not in used or process_of(c, kept) is None:
                     c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
         for job in list(node.pinned):
             for closing in list(c.state.jobs[job].closing):

@@ -319,13 +319,6 @@ def may_be_parked(c: Cycle, kept: JobState) -> bool:
     )
 
 
-def may_be_loading(c: Cycle, kept: JobState) -> bool:
-    """Whether word of a load is awaited, from a process that is there."""
-    order = c.state.orders.get(kept.order or "")
-    awaited = order is not None and order.kind is OrderKind.LOAD and order.status is OrderStatus.ISSUED
-    return awaited and process_of(c, kept) is not None
-
-
 def process_of(c: Cycle, kept: JobState) -> Session | None:
     """The session of the run whose state it is; None if its process is not there to be told anything."""
     job = c.state.jobs[kept.job]
