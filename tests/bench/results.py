@@ -243,6 +243,28 @@ def noise() -> str:
     return grid(["iterations", "policy", "SLO kept", "slowdown", "Solo-D / it (work)"], told)
 
 
+def guarded() -> str:
+    """What the guard keeps, and at what cost, on real step logs: draws, and code bases, that nothing was tried on."""
+    told = []
+    names = ("solo", "loom-guarded", "loom-guarded-warm")
+    for logs, seeds in (("all", range(2)), ("even", range(2, 3))):
+        options = Options(slo=(1.0, 2.0), jobs=100, data=str(DATA), more={"plan": "mean", "logs": logs})
+        some = tasks("real-logs", options, names, "phase", seeds)
+        print(f"results: real-logs, {', '.join(names)}, {logs}, draws {list(seeds)}", file=sys.stderr, flush=True)
+        outcomes = ran([task for task in some if task.accounting == "paper"])
+        solo = {outcome.seed: outcome.cost for outcome in outcomes if outcome.contender == "solo"}
+        for outcome in outcomes:
+            if outcome.contender == "solo":
+                continue
+            judged = [job.kept for job in outcome.jobs if job.kept is not None]
+            told.append([
+                f"{outcome.seed} ({logs})", f"`{outcome.contender}`", f"{outcome.cost / solo[outcome.seed]:.3f}",
+                f"{sum(judged)} of {len(judged)}", f"{statistics.mean(tables.slowdowns([outcome])):.2f}",
+                sum(job.moves for job in outcome.jobs),
+            ])  # fmt: skip
+    return grid(["draw (code bases)", "policy", "of Solo-D", "SLO kept", "slowdown", "moves"], told)
+
+
 def executed() -> str:
     """What was planned, and what came of it when every phase was executed."""
     names = ("rollmux", "rollmux-unpruned", "rollmux-artifact")
@@ -360,6 +382,7 @@ SECTIONS: Final[dict[str, Callable[[], str]]] = {
     "tails": tails,
     "sensitivity": sensitivity,
     "noise": noise,
+    "guarded": guarded,
     "loom": loom,
     "loom-triples": loom_triples,
     "loom-classes": loom_classes,
