@@ -41,10 +41,16 @@ async def test_while_nothing_happens_the_tag_is_all_of_the_answer(running):
 
 
 async def test_a_tag_is_good_for_who_got_it_and_for_what_was_asked(running):
-    async with running() as world, world.client() as client, world.client("stranger") as stranger:
+    async with (
+        running() as world,
+        world.client() as client,
+        world.client("colleague") as colleague,
+        world.client("stranger") as stranger,
+    ):
         await world.job(client)
         tag = (await asked(client))["tag"]
-        assert (await asked(stranger, since=tag))["lists"] is not None
+        for whoever in (stranger, colleague):
+            assert (await asked(whoever, since=tag))["lists"] is not None
         for other in ({"over": "false"}, {"slots": "open"}, {"limit": 1}, {"owner": "team"}):
             assert (await asked(client, since=tag, **other))["lists"] is not None
         assert (await asked(client, since="made up"))["lists"] is not None
