@@ -97,8 +97,9 @@ class OwnRay:
         # Each port that Ray would have a habit of is a free one, or Ray's to find: a second Ray has the same habits.
         argv = [self._table.program, "start", "--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0"]
         argv.append(f"--dashboard-agent-listen-port={_free_port()}")
-        # One that the user's shell is in is not this one.
-        plain = {name: value for name, value in env.items() if name not in ("RAY_ADDRESS", "RAY_TMPDIR")}
+        # One that the user's shell is in is not this one. And on a node of a shared one anybody's tasks may run.
+        not_for_it = ("RAY_ADDRESS", "RAY_TMPDIR", *(("ROLLMUX_API_KEY",) if self._table.address else ()))
+        plain = {name: value for name, value in env.items() if name not in not_for_it}
         begin = self._node if self._table.address else self._head
         try:
             return begin(argv, gpus, folder, lambda argv, more: self._run(argv, plain | more, folder / _SAID, beat))

@@ -34,7 +34,8 @@ class Ray:
 
     def start(self, table, gpus=("box/gpu2", "box/gpu3"), out=None):
         with OwnRay(table, "math-7b") as own:
-            return own.start(gpus, {"PATH": "/usr/bin:/bin", "RAY_ADDRESS": "the-users:1"}, out, self._beat)
+            env = {"PATH": "/usr/bin:/bin", "RAY_ADDRESS": "the-users:1", "ROLLMUX_API_KEY": "rmx_secret"}
+            return own.start(gpus, env, out, self._beat)
 
     def _beat(self):
         self.beats += 1
@@ -82,6 +83,13 @@ def test_a_node_in_a_shared_ray_has_no_gpus_that_anybody_may_be_given(ray):
     assert "--head" not in ray.argv
 
 
+def test_a_key_is_for_the_jobs_own_ray_and_not_for_a_node_that_anybodys_tasks_may_run_on(ray):
+    ray.start(ray.table())
+    assert "rmx_secret" in (ray.folder / "env").read_text()
+    ray.start(ray.table(address="10.0.0.1:6379"))
+    assert "rmx_secret" not in (ray.folder / "env").read_text()
+
+
 def test_where_the_daemon_only_watches_ray_finds_its_gpus_itself(ray):
     ray.start(ray.table(), gpus=None)
     assert not [one for one in ray.argv if one.startswith("--num-gpus")]
@@ -90,9 +98,7 @@ def test_where_the_daemon_only_watches_ray_finds_its_gpus_itself(ray):
 
 
 def test_two_nodes_on_one_machine_start_one_after_the_other_and_sessions_live_meanwhile(ray):
-    table = ray.table(
-        f"cd {ray.folder}; mkdir busy || touch both; sleep 0.3; rmdir busy", address="10.0.0.1:6379"
-    )
+    table = ray.table(f"cd {ray.folder}; mkdir busy || touch both; sleep 0.3; rmdir busy", address="10.0.0.1:6379")
     runs = [threading.Thread(target=ray.start, args=(table,)) for _ in range(2)]
     for run in runs:
         run.start()
