@@ -44,12 +44,12 @@ async def test_a_tag_is_good_for_who_got_it_and_for_what_was_asked(running):
     async with (
         running() as world,
         world.client() as client,
-        world.client("colleague") as colleague,
+        world.client("bob") as bob,
         world.client("stranger") as stranger,
     ):
         await world.job(client)
         tag = (await asked(client))["tag"]
-        for whoever in (stranger, colleague):
+        for whoever in (stranger, bob):
             assert (await asked(whoever, since=tag))["lists"] is not None
         for other in ({"over": "false"}, {"slots": "open"}, {"limit": 1}, {"owner": "team"}):
             assert (await asked(client, since=tag, **other))["lists"] is not None
