@@ -254,8 +254,8 @@ def _check_parking(config: Any, settings: Mapping[str, Any]) -> None:
         )
     if config.deepspeed or getattr(config, "deepspeed_plugin", None) is not None:
         raise ValueError(
-            "DeepSpeed keeps weights and optimizer in buffers of its own, which cannot be parked here: train with FSDP, "
-            "or take the hook out again: from trl import GRPOTrainer"
+            "DeepSpeed keeps weights and optimizer in buffers of its own, which cannot be parked: train with FSDP, or "
+            "take the hook out again: from trl import GRPOTrainer"
         )
     if "rollout" in settings and not (config.use_vllm and config.vllm_mode == "server"):
         raise ValueError(
