@@ -54,7 +54,7 @@ from rollmuxd.core.model import (
     NodeStatus,
     PoolName,
 )
-from rollmuxd.core.placement import Candidate, RollMux, Shape, may_share
+from rollmuxd.core.placement import Candidate, RollMux, Shape, enough, may_share
 from rollmuxd.core.policy import Move, Placed, Replan
 from rollmuxd.core.state import State
 from rollmuxd.core.wheel import Binding, binding
@@ -261,6 +261,20 @@ class Loom(RollMux):
             cost_per_hour=sum(price_of(state.nodes[name]) for name in dict.fromkeys(bought)),
             dispatch=self.dispatch,
         )
+
+    def _packings(self, state: State, job: Job, group: Group) -> Iterator[Candidate]:
+        """Who has all its pools on the same nodes, which no plan can say, shares as few of the group's as will do."""
+        wants = job.spec.wants
+        if not job.spec.colocate or any(want.named for want in wants):
+            yield from super()._packings(state, job, group)
+            return
+        there = [name for name in group.nodes if {want.pool for want in wants} <= {*state.nodes[name].pools}]
+        for count in range(1, len(there) + 1):
+            some = [nodes for nodes in combinations(there, count) if all(enough(state, w, nodes) for w in wants)]
+            for nodes in some:
+                yield Candidate(group, {want.pool: nodes for want in wants}, "packing", 0.0)
+            if some:
+                return
 
     # ---- with other times ----------------------------------------------------------------------------------------
 

@@ -295,7 +295,7 @@ class RollMux:
         for want in job.spec.wants:
             if want.pool in self.whole_pools:
                 whole[want.pool] = used_for.get(want.pool, ())
-                if not _enough(state, want, whole[want.pool]):
+                if not enough(state, want, whole[want.pool]):
                     return None
         return whole
 
@@ -339,8 +339,7 @@ class RollMux:
         parts = self._parts(job)
         nodes = next(iter(whole.values()))
         if all(
-            _enough(state, want, nodes) and all(want.pool in state.nodes[name].pools for name in nodes)
-            for want in parts
+            enough(state, want, nodes) and all(want.pool in state.nodes[name].pools for name in nodes) for want in parts
         ):
             yield Candidate(group, {**whole, **{want.pool: nodes for want in parts}}, "packing", 0.0)
 
@@ -688,7 +687,7 @@ def _free(node: Node) -> bool:
     return node.group is None and _usable(node)
 
 
-def _enough(state: State, want: Want, nodes: Sequence[NodeId]) -> bool:
+def enough(state: State, want: Want, nodes: Sequence[NodeId]) -> bool:
     """Whether the nodes are up and as many (nodes or GPUs) as wanted."""
     if not nodes or not all(_usable(state.nodes[name]) for name in nodes):
         return False

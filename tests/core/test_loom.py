@@ -207,6 +207,25 @@ def test_jobs_of_different_train_widths_share() -> None:
     cluster.keeps_every_promise()
 
 
+@pytest.mark.parametrize("times", [True, False])
+def test_jobs_that_have_both_pools_on_one_node_share_it_as_under_the_papers_rule(*, times: bool) -> None:
+    """One box, one node in both pools: no plan can say it, and who came second would wait until the first has ended."""
+    sat = []
+    for policy in (RollMux(), Loom(), Loom(objective="cost")):
+        core = Scheduler(Config(lease_ms=1 << 50), policy)
+        gpus = ("box/gpu0", "box/gpu1")
+        node = i.NodeSpec("n", "box", gpus, ("rollout", "train"), price_per_gpu_hour=1.0)
+        core.handle(i.Start((i.HostSpec("box", "mock", 0),), (node,)), 0)
+        core.handle(i.HostSeen("box", tuple(i.GpuSight(gpu, 0) for gpu in gpus)), 0)
+        phases = tuple(PhaseSpec(pool, (pool,), 9_000 if times else None) for pool in ("rollout", "train"))
+        for name in ("first", "second"):
+            spec = JobSpec(name, phases=phases, wants=(Want("rollout", 1), Want("train", 1)), colocate=True)
+            core.handle(i.RegisterJob("team", "ann", spec), 0)
+        sat.append([(job.group, job.pins) for job in core.state.jobs.values()])
+    assert sat[0] == [("g1", {"rollout": ("n",), "train": ("n",)})] * 2
+    assert sat[1:] == [sat[0]] * 2
+
+
 def test_a_wide_job_may_sit_on_old_and_new_nodes_at_once() -> None:
     cluster = Cluster(4, 2, Loom(objective="cost"))
     cluster.arrives(job("first", 100, 60, 2.0))
