@@ -171,7 +171,7 @@ class Explainer:
         sentences = [
             f"It sits in group {group.id} {company}, on {nodes} ({_ADMITTED.get(job.admission, job.admission)})."
         ]
-        sentences += [*self._turns(job, group), *_reckoned(job)]
+        sentences += [*self._turns(job, group), *self._binds(group), *_reckoned(job)]
         slower, credit = slowdown(job), credit_ms(job)
         if slower is not None:
             ahead = (
@@ -191,7 +191,7 @@ class Explainer:
             return []
         took = iteration_ms(turn, group, job)
         often = "" if took in (0, turn) else f", and it goes round {turn // took} times in that"
-        said = [f"The group turns once in {_s(turn)} s{often}.", *self._binds(group)]
+        said = [f"The group turns once in {_s(turn)} s{often}."]
         if solo:
             said.append(f"So its iteration takes {took / solo:.2f} times the {_s(solo)} s that it takes alone.")
         if job.spec.slo is None or not job.promised:
