@@ -92,6 +92,6 @@ VERL: Final = Contract(
     known=((0, 7, 1), (0, 10)),
     classes=(PPO_TRAINER, V1_TRAINER, V1_SYNC, MANAGER),
     take_out="unset VERL_USE_EXTERNAL_MODULES",
-    chained=("init_workers", "init", "_setup", "fit", "step", "_validate", "_save_checkpoint", *TRAINING),
+    chained=("__init__", "init_workers", "init", "_setup", "fit", "step", "_validate", "_save_checkpoint", *TRAINING),
 )
 CONTRACTS: Final = (VERL,)

@@ -59,8 +59,14 @@ class Sharing(_Trainer):  # type: ignore[misc]
     #: verl's own class
     theirs: type
 
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        """Refuse a class that hides what the hook looks at, also one whose constructor never calls this one's."""
+        # (Of an actor's class Ray derives another, to make actors from: that is no trainer.)
+        if not any(kind.__module__ == "ray.actor" for kind in cls.__mro__):
+            check_class(VERL, cls, Sharing, cls.theirs)
+        return super().__new__(cls)
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        check_class(VERL, type(self), Sharing, self.theirs)
         config = inspect.signature(super().__init__).bind(*args, **kwargs).arguments["config"]
         _check_mode(config)
         given = _given(config)

@@ -285,16 +285,30 @@ def test_a_setting_that_cannot_be_is_refused_before_anything_is_sent(tiny, out, 
     assert daemon.calls == []
 
 
-def test_a_trainer_with_a_loop_of_its_own_is_refused(tiny, out, daemon):
+def test_a_trainer_with_a_loop_of_its_own_is_refused(tiny, out, daemon, monkeypatch):
     class Own(tiny.ray_trainer.RayPPOTrainer):
         def fit(self):
             return None
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiny.ray_trainer, "RayPPOTrainer", Own)
-        with pytest.raises(UnknownVerl, match=r"Own\.fit takes the place of verl's"):
-            tiny.trainer(out)
+    monkeypatch.setattr(tiny.ray_trainer, "RayPPOTrainer", Own)
+    with pytest.raises(UnknownVerl, match=r"Own\.fit takes the place of verl's"):
+        tiny.trainer(out)
     assert daemon.calls == []
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("separation.ray_trainer", "SeparateRayPPOTrainer"),
+        ("one_step_off_policy.ray_trainer", "OneStepOffRayTrainer"),
+        ("fully_async_policy.fully_async_trainer", "FullyAsyncTrainer"),
+    ],
+)
+def test_verls_experiments_whose_rollouts_go_on_while_they_train_are_refused(tiny, module, name):
+    kind = getattr(importlib.import_module(f"verl.experimental.{module}"), name)
+    kind = getattr(getattr(kind, "__ray_metadata__", None), "modified_class", kind)  # what an actor is made of
+    with pytest.raises(UnknownVerl, match=r"takes the place of verl's.*unset VERL_USE_EXTERNAL_MODULES"):
+        kind(config=None)
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
