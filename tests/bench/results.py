@@ -243,6 +243,25 @@ def noise() -> str:
     return grid(["iterations", "policy", "SLO kept", "slowdown", "Solo-D / it (work)"], told)
 
 
+def drift() -> str:
+    """Planned on the first ten steps of real logs: plans that follow what phases take, against plans that do not."""
+    names = ("rollmux-unpruned", "loom-warm", "guarded-warm", "loom-guarded-warm")
+    asked = ",".join(("solo", *(each for name in names for each in (name, f"{name}-replanned"))))
+    options = {"data": str(DATA), "more": {"plan": "first10"}}
+    outcomes = compared("real-logs", asked, seeds=2, fidelity="phase", jobs=40, **options)
+    rows = by_policy(outcomes)
+    told = []
+    for name in asked.split(",")[1:]:
+        paper, work = rows[name]["paper"], rows[name]["work"]
+        told.append([
+            f"`{name}`", percent(paper["slo_attainment"]), f"{paper['relative_to_solo']['mean']:.3f}",
+            percent(work["slo_attainment"]), f"{work['relative_to_solo']['mean']:.3f}",
+            f"{work['slowdown']['mean']:.2f}", f"{_moves(outcomes, name):.0f}",
+        ])  # fmt: skip
+    head = ["policy", "paper: SLO kept", "of Solo-D", "work: SLO kept", "of Solo-D", "slowdown", "moves"]
+    return grid(head, told)
+
+
 def guarded() -> str:
     """What the guard keeps, and at what cost, on real step logs: draws, and code bases, that nothing was tried on."""
     told = []
@@ -383,6 +402,7 @@ SECTIONS: Final[dict[str, Callable[[], str]]] = {
     "sensitivity": sensitivity,
     "noise": noise,
     "guarded": guarded,
+    "drift": drift,
     "loom": loom,
     "loom-triples": loom_triples,
     "loom-classes": loom_classes,

@@ -4,6 +4,7 @@ Each part is a process of its own, forked from this one, which has imported TRL.
 ``examples/trl_grpo.py``; with completions of 64 tokens a phase takes some tenths of a second.
 """
 
+import functools
 import itertools
 import json
 import os
@@ -231,12 +232,8 @@ def main() -> None:
     os.chdir(folder)
     for name, (part, there) in parts.items():
         ended(started(part, folder / f"{name}.json", there))
-    ended(
-        *(
-            started(lambda name=name: shared(name, folder, rollouts, tokens), folder / f"{name}.json", url)  # type: ignore[misc]
-            for name in RUNS
-        )
-    )
+    three = [functools.partial(shared, name, folder, rollouts, tokens) for name in RUNS]
+    ended(*(started(part, folder / f"{name}.json", url) for name, part in zip(RUNS, three, strict=True)))
     print(json.dumps({name: json.loads((folder / f"{name}.json").read_text()) for name in (*parts, *RUNS)}))
 
 
