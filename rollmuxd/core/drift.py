@@ -43,7 +43,8 @@ def watch(c: Cycle, job: Job) -> None:
         if times is None or times.fresh < c.config.drift_enough:
             continue
         recent = recent_ms(times, c.config.drift_window)
-        seen[phase.name] = [on_its_own_width_ms(job, phase, took) for took in recent]
+        # what takes less than a millisecond takes one: a bound on no time at all is none
+        seen[phase.name] = [max(1, on_its_own_width_ms(job, phase, took)) for took in recent]
         planned = phase_ms(job, phase)
         left = left or planned is None or has_left(seen[phase.name], planned, c.config.drift)
     if not left:

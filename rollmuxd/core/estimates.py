@@ -40,7 +40,8 @@ def phase_ms(job: Job, phase: PhaseSpec) -> Millis | None:
         return times.planned_ms
     if phase.planned_ms is not None:
         return phase.planned_ms
-    return mean_ms(times) if times is not None and times.count >= ENOUGH else None
+    mean = mean_ms(times) if times is not None and times.count >= ENOUGH else None
+    return None if mean is None else max(1, mean)
 
 
 def reckoned_from(job: Job, phase: PhaseSpec) -> int:

@@ -197,6 +197,18 @@ def test_plans_are_not_made_anew_at_each_step_of_a_growth_but_of_what_was_seen_s
     assert min(after - before for before, after in pairwise(when)) >= 3
 
 
+def test_phases_that_take_no_time_at_all_are_planned_with_a_millisecond_once_and_for_all() -> None:
+    cluster = Cluster(Loom(objective="cost", regroup=1), replan_every_ms=0)
+    name, other = cluster.comes(spec("a", 10, 5, 2.0)), cluster.comes(spec("b", None, None, 2.0))
+    for _ in range(10):
+        cluster.goes_round(name, 0, 0)
+        cluster.goes_round(other, 0, 0)
+    assert cluster.reckoned(name) == (1, 1)
+    assert cluster.reckoned(other) == (1, 1)
+    assert len(cluster.told(f.TimesDrifted)) == 1
+    cluster.comes(spec("c", 10, 5, 2.0))
+
+
 def test_drift_of_nothing_is_not_looked_for_where_it_is_turned_off() -> None:
     cluster = Cluster(RollMux(), drift=0.0)
     name = cluster.comes(spec("a", 10, 5, 2.0))
