@@ -22,7 +22,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon import app, journal_tools
 from rollmuxd.daemon.app import CannotStart, make_policy, serve
 from rollmuxd.daemon.journal import Journal
-from rollmuxd.daemon.settings import JournalTable, Settings, load_settings
+from rollmuxd.daemon.settings import BadSettings, JournalTable, Settings, load_settings
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.e2e]
 
@@ -194,10 +194,15 @@ async def test_an_unknown_policy_is_not_told_to_be_installed_by_a_name_that_anyb
 async def test_loom_is_run_where_the_settings_say_so_with_its_options():
     policy = make_policy(Settings(daemon={"policy": "loom"}, policy={"loom": {"objective": "work", "regroup": 2}}))
     assert (policy.name, policy.objective, policy.together) == ("loom", "work", 2)
+
+
+async def test_an_objective_that_there_is_not_is_refused_with_the_three_that_there_are(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[daemon]\npolicy = "loom"\n[policy.loom]\nobjective = "fame"\n')
     with pytest.raises(
-        CannotStart, match=r"policy\.loom: objective is 'fame', and it is one of cost, work, throughput"
+        BadSettings, match=r"policy\.loom\.objective: .*'throughput', 'cost' or 'work' \(it is 'fame'\)"
     ):
-        make_policy(Settings(daemon={"policy": "loom"}, policy={"loom": {"objective": "fame"}}))
+        load_settings(file)
 
 
 async def test_an_option_that_a_backend_does_not_know_is_said_with_the_file(tmp_path):
