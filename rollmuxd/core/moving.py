@@ -348,6 +348,8 @@ def refused(c: Cycle, move: Move, *, guarded: bool = False) -> str:
     job = c.state.jobs.get(move.job)
     if job is None or job.status is not JobStatus.ADMITTED or job.move is not None or job.spec.movable is Movable.NO:
         return "its job is not there to be moved"
+    if c.config.moves is Moves.OFF:
+        return "no job is moved here"
     placed = move.placed
     if placed.group == job.group and placed.pins == job.pins:
         return "the job sits there"
