@@ -240,8 +240,30 @@ async def test_where_there_is_no_cluster_the_loop_goes_on_and_the_next_try_is_to
     line._failed, line._next_at = 9, line._now() + 30
     with pytest.raises(ContactLost, match=r"next try in (29|30) s"):
         await backend.observe("box")
-    assert "ray" not in sys.modules, "Ray has come into this process"
     await backend.close()
+
+
+def test_ray_is_not_imported_into_the_daemons_process():
+    asked = """
+import sys
+import anyio
+from rollmuxd.spi import ContactLost, HostConfig
+from rollmuxd_backend_ray import RayBackend
+
+async def look():
+    backend = await RayBackend.open([HostConfig(id="box")], {"address": "127.0.0.1:1", "connect_s": 2.0})
+    try:
+        await backend.observe("box")
+    except ContactLost as error:
+        print(error)
+    await backend.close()
+
+anyio.run(look)
+print("with ray" if "ray" in sys.modules else "without ray")
+"""
+    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "cannot be reached" in said
+    assert said.endswith("without ray\n")
 
 
 @pytest.mark.asyncio
