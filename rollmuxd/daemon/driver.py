@@ -42,6 +42,7 @@ from rollmuxd.core.inputs import (
     OrderDone,
     OrderFailed,
     OrderLostContact,
+    OrderNotBegun,
     RegisterJob,
     RequestSlot,
     Stalled,
@@ -68,7 +69,7 @@ Sink: TypeAlias = Callable[[Sequence[Numbered]], None]
 #: refused while the disk is full: what would make more work, which needs more space
 GROWING: Final = (RegisterJob, RequestSlot, OpenSession)
 #: kept while the writer is down: nobody will say it a second time
-RESULTS: Final = (OrderDone, OrderFailed, OrderLostContact)
+RESULTS: Final = (OrderDone, OrderFailed, OrderNotBegun, OrderLostContact)
 
 
 class Unavailable(Exception):
@@ -219,7 +220,7 @@ class Driver:
             Rejected: the core refuses, and nothing has changed.
             Unavailable: the writer is down. Whether it was done shows after it is up again: ask once more.
         """
-        if self._journal.tight and isinstance(given, GROWING):
+        if self._journal.tight and isinstance(given, GROWING) and not self._has_asked(given):
             raise Unavailable("the disk of the state directory is full: only what frees GPUs is done", retry_after_s=5)
         try:
             answer = self._decide(given, then).answer
@@ -228,6 +229,14 @@ class Driver:
             raise
         await self._durable(self._seq)
         return answer
+
+    def _has_asked(self, given: Input) -> bool:
+        """Whether it is a request that waits already: turned away it would lose its place, and spare no room."""
+        if not isinstance(given, RequestSlot):
+            return False
+        state = self.scheduler.state
+        asked = (state.slots[name] for name in state.slots_of.get(given.job, ()))
+        return any(slot.request_id == given.request_id for slot in asked)
 
     async def read(self, question: Callable[[Scheduler, Millis], T]) -> T:
         """Ask something of the scheduler, between two inputs. Answered when all that it can have seen is durable."""

@@ -18,7 +18,7 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core.effects import Observe
 from rollmuxd.core.errors import BrokenInvariant, UnknownThing
 from rollmuxd.core.inputs import Heartbeat, HostUnreachable, RegisterJob, WithdrawSlot
-from rollmuxd.core.model import JobSpec
+from rollmuxd.core.model import JobSpec, Slot
 from rollmuxd.daemon.driver import Unavailable
 from rollmuxd.daemon.journal import JournalFailed, MemoryJournal
 
@@ -179,11 +179,12 @@ async def test_a_result_that_comes_while_the_writer_is_down_is_kept(running):
         with pytest.raises(Unavailable):
             await rig.driver.submit(add("a"))
         rig.driver.post(i.OrderDone("o1"))
+        rig.driver.post(i.OrderNotBegun("o2"))
         rig.driver.post(i.HostSeen("a", ()))
         journal.failing = None
         await anyio.sleep(1)
 
-        assert [type(given) for _, given in rig.core.given][:2] == [i.Start, i.OrderDone]
+        assert [type(given) for _, given in rig.core.given][:3] == [i.Start, i.OrderDone, i.OrderNotBegun]
 
 
 async def test_a_bug_of_ours_stops_the_writer_and_the_journal_has_not_seen_it(running):
@@ -336,6 +337,20 @@ async def test_while_the_disk_is_full_only_what_makes_more_work_is_refused(runni
         await anyio.sleep(11)
 
         assert not journal.tight
+
+
+async def test_a_request_that_waits_is_not_turned_away_by_a_full_disk_when_it_is_asked_again(running):
+    """It would be nobody's then, and passed over at the very release that spends the reserve."""
+    journal = MemoryJournal()
+    async with running(journal) as rig:
+        state = rig.driver.scheduler.state
+        state.slots["s1"] = Slot("s1", "j1", 1, "e1", "rollout", "asked", 0)
+        state.slots_of["j1"] = ["s1"]
+        journal.tight = True
+        with pytest.raises(Unavailable, match="full"):
+            await rig.driver.submit(i.RequestSlot("j1", "e1", "rollout", "another"))
+
+        await rig.driver.submit(i.RequestSlot("j1", "e1", "rollout", "asked"))
 
 
 # ---- who waits for news --------------------------------------------------------------------------------------------
