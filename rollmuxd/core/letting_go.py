@@ -1,5 +1,7 @@
 """Letting go: ending slots, jobs and placements, and believing that GPUs are clear only when they were seen so."""
 
+from typing import Final
+
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -26,7 +28,11 @@ from rollmuxd.core.model import (
 )
 from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.shares import use_of
+from rollmuxd.core.state import state_key
 from rollmuxd.core.turns import dispatch, issue, unheld_by
+
+#: a state on a node that its job cannot rely on, though it was there before
+NOT_THERE: Final = (StateStatus.GONE, StateStatus.DISCARDING, StateStatus.UNKNOWN)
 
 
 def drop_requests(c: Cycle, job: Job, reason: str) -> None:
@@ -346,13 +352,24 @@ def has_to_go(c: Cycle, node: Node, kept: JobState) -> bool:
     job = c.state.jobs[kept.job]
     order = c.state.orders.get(kept.order or "")
     if not stained_by(node, kept.job):
-        return may_be_parked(c, kept) and (order is None or not c.traits(order.driver).probes)
+        needed = kept.node in job.left and is_of_use(c, job, kept.pool, kept.run)  # it may be all that there is
+        return not needed and may_be_parked(c, kept) and (order is None or not c.traits(order.driver).probes)
     if order is not None:
         return False  # no word of it: it may yet be done
     if has_place(job):
         theirs = [gpu for gpu in node.gpus.values() if gpu.stain == job.id]
         return process_of(c, kept) is not None and all(given_back(c, gpu) for gpu in theirs)
     return job.status is not JobStatus.LOST
+
+
+def is_of_use(c: Cycle, job: Job, pool: str, run: int) -> bool:
+    """Whether what is parked of a pool's state on an old node is still to be loaded elsewhere."""
+    if run != job.run:
+        return False
+    if waits_with_its_state(job):
+        return True
+    here = [c.state.states.get(state_key(job.id, pool, name)) for name in job.pins.get(pool, ())]
+    return has_place(job) and not all(kept is not None and kept.warm and kept.status not in NOT_THERE for kept in here)
 
 
 def look(c: Cycle, job: Job) -> None:

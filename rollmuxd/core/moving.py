@@ -23,10 +23,10 @@ from rollmuxd.core.letting_go import (
     drained_if_empty,
     drop_requests,
     expect_clear,
+    is_of_use,
     look,
     settle,
     take_away,
-    waits_with_its_state,
 )
 from rollmuxd.core.model import (
     Job,
@@ -48,8 +48,6 @@ from rollmuxd.core.shares import use_of
 from rollmuxd.core.state import state_key
 from rollmuxd.core.turns import OUT, at_boundary, dispatch, issue, take_place, unheld_by
 
-#: a state on a node that its job cannot rely on, though it was there before
-NOT_THERE: Final = (StateStatus.GONE, StateStatus.DISCARDING, StateStatus.UNKNOWN)
 #: the time between two steps of the search for moves, in which others are heard
 STEP_MS: Final = 1
 #: what changes who sits where, or could: a search that is under way begins anew
@@ -260,17 +258,6 @@ def tidy(c: Cycle, job: Job) -> None:
     if not job.left:
         settle(c, job)
         admit(c)
-
-
-def is_of_use(c: Cycle, job: Job, pool: str, run: int) -> bool:
-    """Whether what is parked of a pool's state on an old node is still to be loaded elsewhere."""
-    if run != job.run:
-        return False
-    if waits_with_its_state(job):
-        return True
-    placed = job.status in PLACED or (job.status is JobStatus.PAUSED and job.resume_to in PLACED)
-    here = [c.state.states.get(state_key(job.id, pool, name)) for name in job.pins.get(pool, ())]
-    return placed and not all(kept is not None and kept.warm and kept.status not in NOT_THERE for kept in here)
 
 
 def fall_back(c: Cycle, job: Job, order: Order, reason: str) -> bool:

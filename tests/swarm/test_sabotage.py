@@ -134,7 +134,7 @@ def plans_moves_away_from_lost_nodes(patch: pytest.MonkeyPatch) -> None:
 
 
 def drops_what_it_moved_while_it_is_nowhere_else(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(moving, "NOT_THERE", ())
+    patch.setattr(letting_go, "NOT_THERE", ())
 
 
 #: found by a history that was kept
