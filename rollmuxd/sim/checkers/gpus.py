@@ -172,6 +172,12 @@ class Gpus(Books):
         given = self.given
         if not isinstance(given, i.HostSeen) or given.boot_id != fact.boot_id:
             self._broken("clear_is_what_was_seen_clear", f"{fact.host} booted, by nobody's word")
+        if fact.host in self.boots:  # nobody can rely on what is there: it was there before, or has come since
+            nodes = self.host_nodes[fact.host]
+            for member in self.members.values():
+                for states in member.kept.latest.values():
+                    for key in [key for key in states if key.split("|")[2] in nodes]:
+                        del states[key]
         self.boots[fact.host] = fact.boot_id
 
     def _node_added(self, fact: f.NodeAdded) -> None:
