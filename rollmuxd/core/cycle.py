@@ -7,6 +7,7 @@ from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.effects import Effect
 from rollmuxd.core.facts import Fact
+from rollmuxd.core.fold import apply
 from rollmuxd.core.model import GroupId, JobStatus, Millis, SlotStatus
 from rollmuxd.core.policy import Move, Policy
 from rollmuxd.core.rotation import Rotation
@@ -48,7 +49,7 @@ class Cycle:
 
     def fact(self, fact: Fact) -> None:
         """This has happened."""
-        self.state.apply(fact)
+        apply(self.state, fact)
         self.facts.append(fact)
 
     def do(self, effect: Effect) -> None:

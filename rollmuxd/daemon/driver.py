@@ -36,6 +36,7 @@ from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect
 from rollmuxd.core.errors import BrokenInvariant, Rejected
 from rollmuxd.core.facts import AnyFact, Fact
+from rollmuxd.core.fold import apply
 from rollmuxd.core.inputs import (
     Input,
     OpenSession,
@@ -356,7 +357,7 @@ class Driver:
             state = _state_of(past)
         self._seq = past.seq
         for seq, fact in past.facts:
-            state.apply(fact)
+            apply(state, fact)
             self._seq = seq
         self.durable_seq = self._snapshot_seq = self._seq
         return state

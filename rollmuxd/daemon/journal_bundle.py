@@ -26,6 +26,7 @@ import msgspec
 from pydantic import BaseModel
 
 from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.fold import apply
 from rollmuxd.core.state import State
 from rollmuxd.daemon import journal_file, journal_tools
 from rollmuxd.daemon.journal_file import JournalError, JournalRefused, Reader, connect
@@ -250,7 +251,7 @@ def replayed(connection: sqlite3.Connection, path: Path) -> State:
     reader = Reader(connection, path)
     for seq, body, _ in journal_file.rows_after(connection, tip, path):
         if (fact := reader.decode(seq, body)) is not None:
-            state.apply(fact)
+            apply(state, fact)
     return state
 
 

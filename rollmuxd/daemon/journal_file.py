@@ -55,7 +55,8 @@ import structlog
 
 from rollmuxd.core import facts as core_facts
 from rollmuxd.core.facts import AnyFact
-from rollmuxd.core.state import _APPLY, State
+from rollmuxd.core.fold import WITHOUT_EFFECT
+from rollmuxd.core.state import State
 
 log = structlog.get_logger("rollmuxd.journal")
 
@@ -65,13 +66,7 @@ FORMAT: Final = 2
 LEAST_READER: Final = 2
 #: the facts that this version knows, and those of them that change nothing: another version may pass over them
 KNOWN: Final = frozenset(str(kind.__struct_config__.tag) for kind in get_args(AnyFact))
-PASSABLE: Final = tuple(
-    sorted(
-        str(kind.__struct_config__.tag)
-        for kind, apply in _APPLY.items()
-        if apply is State._nothing  # noqa: SLF001  # the core's own table says it best
-    )
-)
+PASSABLE: Final = tuple(sorted(str(kind.__struct_config__.tag) for kind in WITHOUT_EFFECT))
 
 _SCHEMA: Final = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;

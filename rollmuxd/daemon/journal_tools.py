@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from rollmuxd.core import invariants
 from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.fold import apply
 from rollmuxd.core.model import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon import journal_file
@@ -153,7 +154,7 @@ def _look(
         fact = reader.decode(seq, body)
         if fact is not None:
             try:
-                state.apply(fact)
+                apply(state, fact)
             except (BrokenInvariant, KeyError, ValueError, AttributeError) as error:
                 raise JournalDamaged(path, f"fact {seq} cannot follow from those before it ({error!r})") from error
         last = seq

@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.fold import apply
 from rollmuxd.core.model import (
     GroupId,
     Job,
@@ -283,7 +284,7 @@ class Ledger:
         before = None
         if job is not None and isinstance(fact, f.SlotQueued | f.OrderEnded) and fact.at >= self.since:
             before = msgspec.structs.replace(job.progress)
-        state.apply(fact)
+        apply(state, fact)
         for name in dict.fromkeys((*nodes, *self._touched(fact))):
             self._settle(name, fact.at)
             node = state.nodes.get(name)

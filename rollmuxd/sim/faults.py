@@ -32,6 +32,7 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core.config import DriverTraits
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import BrokenInvariant, Rejected
+from rollmuxd.core.fold import apply
 from rollmuxd.core.model import (
     HostId,
     JobId,
@@ -593,7 +594,7 @@ class Trouble:
         """Facts are durable."""
         if self.faults.daemon_deaths_per_hour:
             for body in bodies:
-                self.written.apply(f.decode(body))
+                apply(self.written, f.decode(body))
 
     def _doom(self) -> None:
         self.doomed = True

@@ -20,6 +20,7 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core.config import Config, Moves
 from rollmuxd.core.estimates import by_work_ms, has_left, likely_ms, phase_ms
+from rollmuxd.core.fold import apply
 from rollmuxd.core.loom import Loom
 from rollmuxd.core.model import Dispatch, IfUnmet, JobSpec, Movable, OrderKind, PhaseSpec, StateSpec, Want
 from rollmuxd.core.placement import RollMux
@@ -55,7 +56,7 @@ class Cluster:
         decision = self.core.handle(given, self.now)
         for fact in decision.facts:
             self.facts.append(fact)
-            self.replayed.apply(f.decode(f.encode(fact)))
+            apply(self.replayed, f.decode(f.encode(fact)))
         invariants.check(self.core.state)
         for effect in decision.effects:
             if isinstance(effect, e.Perform) and effect.order in self.core.state.orders:

@@ -12,6 +12,7 @@ import pytest
 from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
 from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.fold import apply
 from rollmuxd.core.inputs import HostSpec, NodeSpec
 from rollmuxd.core.model import (
     Fence,
@@ -125,7 +126,7 @@ def a_world() -> State:
         f.SessionOpened(0, "e1", "j1", 1),
         f.SlotQueued(0, "s1", "j1", 1, "e1", "rollout", "r1"),
     ):
-        state.apply(fact)
+        apply(state, fact)
     return state
 
 
@@ -192,7 +193,7 @@ def meets(state: State, fact: f.Fact, allowed: bool) -> bool:
     before = msgspec.json.encode(state)
     if not allowed:
         with pytest.raises(BrokenInvariant):
-            state.apply(fact)
+            apply(state, fact)
         state.at = 0  # the clock may have moved; nothing else
         assert msgspec.json.encode(state) == before
     return allowed
@@ -222,7 +223,7 @@ def test_a_node_meets_only_the_facts_of_its_row(status: NodeStatus, kind: type[f
     state = a_world()
     state.nodes["n"].status = status
     if meets(state, FACTS_OF_A_NODE[kind], allowed=kind in lifecycle.NODE[status]):
-        state.apply(FACTS_OF_A_NODE[kind])
+        apply(state, FACTS_OF_A_NODE[kind])
         assert (str(status), str(state.nodes["n"].status)) in NODE | BEYOND["node"] or state.nodes["n"].status is status
 
 
@@ -238,12 +239,12 @@ def test_a_state_is_ordered_only_where_its_row_says_so(status: StateStatus, kind
     state.states[key].status = status
     may = {OrderKind.LOAD: "gone parked", OrderKind.PARK: "loaded", OrderKind.DISCARD: "loaded parked"}[kind].split()
     if status in may:
-        state.apply(issued(kind))
+        apply(state, issued(kind))
         to = {"load": "loading", "park": "parking", "discard": "discarding"}[kind]
         assert state.states[key].status == to
     else:
         with pytest.raises(BrokenInvariant):
-            state.apply(issued(kind))
+            apply(state, issued(kind))
         assert state.states[key].status is status
         assert not state.orders
 
@@ -256,7 +257,7 @@ def test_only_an_unknown_state_is_seen_and_only_as_what_can_be_seen(status: Stat
     allowed = status is StateStatus.UNKNOWN and seen in ("loaded", "parked", "gone")
     fact = f.StateSeen(1, "j1", "rollout", "n", seen)
     if meets(state, fact, allowed):
-        state.apply(fact)
+        apply(state, fact)
         assert state.states[state_key("j1", "rollout", "n")].status is seen
 
 
@@ -266,23 +267,23 @@ def test_an_order_ends_once(kind: OrderKind, end: type[f.Fact]) -> None:
     state = a_world()
     key = state_key("j1", "rollout", "n")
     state.states[key].status = StateStatus.LOADED if kind is not OrderKind.LOAD else StateStatus.GONE
-    state.apply(issued(kind))
-    state.apply(end(1, "o1") if end is f.OrderEnded else end(1, "o1", "x"))
+    apply(state, issued(kind))
+    apply(state, end(1, "o1") if end is f.OrderEnded else end(1, "o1", "x"))
     done = {"load": "loaded", "park": "parked", "discard": "gone"}[kind]
     assert state.states[key].status == (done if end is f.OrderEnded else "unknown")
     if end is f.OrderContactLost:
         with pytest.raises(BrokenInvariant):
-            state.apply(f.OrderContactLost(1, "o1", "again"))
-        state.apply(f.OrderEnded(1, "o1"))
+            apply(state, f.OrderContactLost(1, "o1", "again"))
+        apply(state, f.OrderEnded(1, "o1"))
     assert not state.orders
 
 
 def test_time_does_not_go_back() -> None:
     state = a_world()
-    state.apply(f.LoopStalled(5, 1))
+    apply(state, f.LoopStalled(5, 1))
     before = msgspec.json.encode(state)
     with pytest.raises(BrokenInvariant, match="time went back"):
-        state.apply(f.LoopStalled(4, 1))
+        apply(state, f.LoopStalled(4, 1))
     assert msgspec.json.encode(state) == before
 
 

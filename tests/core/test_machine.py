@@ -44,6 +44,7 @@ from rollmuxd.core import invariants
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.facts import PlannedVisit
+from rollmuxd.core.fold import apply
 from rollmuxd.core.model import (
     Dispatch,
     Fence,
@@ -322,7 +323,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         if not decision.facts:
             assert msgspec.json.encode(self.core.state) == before, "something changed, and no fact tells of it"
         for fact in decision.facts:
-            self.replayed.apply(f.decode(f.encode(fact)))
+            apply(self.replayed, f.decode(f.encode(fact)))
             self.witness(fact)
         for effect in decision.effects:
             self.obey(effect)

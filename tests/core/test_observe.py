@@ -5,6 +5,7 @@ import pytest
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
+from rollmuxd.core.fold import apply
 from rollmuxd.core.model import JobSpec, LaunchSpec, OnLoss, PhaseSpec, SlotStatus, StateSpec, Want
 from rollmuxd.core.observe import Watch
 from rollmuxd.core.scheduler import Scheduler
@@ -70,7 +71,7 @@ def test_a_run_that_is_over_in_the_middle_of_a_phase_leaves_no_slot_and_no_group
     # and the journal says the same
     again = State()
     for fact in watched.facts:
-        again.apply(fact)
+        apply(again, fact)
     assert again == watched.core.state
 
 

@@ -30,6 +30,7 @@ from rollmuxd.core import invariants
 from rollmuxd.core.config import Config, DriverTraits, OwnerLimits
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.estimates import phase_ms
+from rollmuxd.core.fold import apply
 from rollmuxd.core.model import (
     Dispatch,
     Fence,
@@ -208,7 +209,7 @@ class Play:
         if verb == "restart":
             state = State()
             for row in self.journal:
-                state.apply(f.decode(row))
+                apply(state, f.decode(row))
             self.core = Scheduler(self.config, self._policy(), state)
         if self.core is None:
             self.core = Scheduler(self.config, self._policy())
@@ -233,7 +234,7 @@ class Play:
         for fact in decision.facts:
             row = f.encode(fact)
             self.journal.append(row)
-            self.replayed.apply(f.decode(row))
+            apply(self.replayed, f.decode(row))
         live = msgspec.json.encode(self.core.state)
         assert msgspec.json.encode(self.replayed) == live, "replay gives another state"
         assert msgspec.json.encode(msgspec.json.decode(live, type=State)) == live, "a snapshot gives another state"

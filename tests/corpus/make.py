@@ -66,6 +66,7 @@ async def write(scenario: str, folder: Path, *, compacted: bool = False) -> None
     ``compacted``: the seconds of the scenario become half days, and the facts of the first ones are let go of.
     """
     from rollmuxd.core import facts as f
+    from rollmuxd.core.fold import apply
     from rollmuxd.core.state import State
     from rollmuxd.daemon.journal import Journal
     from rollmuxd.daemon.journal_care import Keep, Keeper
@@ -81,7 +82,7 @@ async def write(scenario: str, folder: Path, *, compacted: bool = False) -> None
         state = State()
         for number, fact in enumerate(facts, 1):
             await journal.append([(number, fact)])
-            state.apply(fact)
+            apply(state, fact)
             if number == middle:
                 await journal.snapshot(number, msgspec.json.encode(state))
         await journal.add_key(ApiKey("0000aaaa", "team", "ann", Role.ADMIN, "0" * 64, 5))

@@ -14,6 +14,7 @@ import pytest
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import invariants
+from rollmuxd.core.fold import apply
 from rollmuxd.core.state import State
 from rollmuxd.daemon.journal import Journal
 from rollmuxd.daemon.journal_file import FORMAT
@@ -43,7 +44,7 @@ def said_of(state):
 def replayed(past):
     state = State() if past.snapshot is None else msgspec.json.decode(past.snapshot, type=State)
     for _, fact in past.facts:
-        state.apply(fact)
+        apply(state, fact)
     return state
 
 
@@ -61,7 +62,7 @@ async def test_a_journal_of_then_comes_to_the_state_of_then(path, tmp_path):
         for snapshot in (True, False):
             state = replayed(journal.load(snapshot=snapshot))
             assert said_of(state) == wanted
-            state.apply(f.DaemonStarted(state.at, state.incarnation))
+            apply(state, f.DaemonStarted(state.at, state.incarnation))
             invariants.check(state)
         assert [(key.id, key.revoked_at) for key in await journal.list_keys()] == [("0000aaaa", None), ("0000bbbb", 7)]
         await journal.close()

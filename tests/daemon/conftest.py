@@ -14,6 +14,7 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect, Observe
 from rollmuxd.core.errors import BrokenInvariant, UnknownThing
+from rollmuxd.core.fold import apply
 from rollmuxd.core.model import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon.clock import SystemClock
@@ -49,7 +50,7 @@ class TinyCore:
             case i.WithdrawSlot(slot=slot):
                 raise UnknownThing("slot", slot)
             case i.CloseSession(session=session):
-                self.state.apply(f.HostAdded(at=now, host=i.HostSpec("half", "fake", 0)))
+                apply(self.state, f.HostAdded(at=now, host=i.HostSpec("half", "fake", 0)))
                 raise BrokenInvariant("two hold it") if session == "broken" else KeyError(session)
             case i.Tick():
                 if self.due is not None and now >= self.due:
@@ -57,7 +58,7 @@ class TinyCore:
                 if self.crash_on_tick:
                     raise KeyError("tick")
         for fact in facts:
-            self.state.apply(fact)
+            apply(self.state, fact)
         return Decision(tuple(facts), tuple(effects), Answer(slot=getattr(given, "host", None)))
 
     def deadline(self) -> Millis | None:

@@ -7,6 +7,7 @@ import pytest
 
 from rollmuxd.core.errors import Conflict
 from rollmuxd.core.facts import JobEnded, JobRegistered, SessionClosed, SessionLost, SessionOpened
+from rollmuxd.core.fold import apply
 from rollmuxd.core.model import JobSpec, OrderKind, SessionStatus
 from rollmuxd.core.state import State
 from rollmuxd.daemon.channel import LATELY_S, LINGER_S, ChannelHub
@@ -289,8 +290,8 @@ async def test_after_a_restart_of_the_daemon_a_rank_is_waited_for_while_its_sess
 @pytest.mark.parametrize(("status", "lives"), [("alive", True), ("lost", False), ("closed", False)])
 async def test_after_a_restart_nobody_is_waited_for_whose_session_is_over(status, lives):
     state = State()
-    state.apply(JobRegistered(0, "j1", "me", "me", 1, JobSpec("a", (), ())))
-    state.apply(SessionOpened(0, "n1", "j1", 1))
+    apply(state, JobRegistered(0, "j1", "me", "me", 1, JobSpec("a", (), ())))
+    apply(state, SessionOpened(0, "n1", "j1", 1))
     state.sessions["n1"].status = SessionStatus(status)
     hub = ChannelHub()
     hub.begin(state)

@@ -19,6 +19,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.decision import Decision
 from rollmuxd.core.effects import Observe, Perform
+from rollmuxd.core.fold import apply
 from rollmuxd.core.inputs import (
     DrainNode,
     GpuSight,
@@ -242,7 +243,7 @@ async def test_a_daemon_that_starts_on_a_compacted_journal_has_the_state_that_it
         for seq, fact in past.facts:
             count += 1
             assert fact == lived.facts[seq - 1]
-            state.apply(fact)
+            apply(state, fact)
         assert snapshot or count > 10
         assert msgspec.json.encode(state) == msgspec.json.encode(lived.core.state)
     await journal.append([(len(lived.facts) + 1, f.HostAdded(lived.now, HostSpec("new", "fake", 0)))])
@@ -367,7 +368,7 @@ async def test_space_is_given_back_and_commits_wait_no_more_than_a_moment(tmp_pa
     day = 20_000 * DAY
     first = f.HostAdded(day, HostSpec("h", "fake", 0))
     state = State()
-    state.apply(first)
+    apply(state, first)
     rows = [(1, first), *((seq, f.LoopStalled(day + seq, 7)) for seq in range(2, 24_001))]
     await journal.append(rows)
     assert fact.at == 0

@@ -20,6 +20,7 @@ import pytest
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.facts import HostAdded
+from rollmuxd.core.fold import apply
 from rollmuxd.core.inputs import HostSpec
 from rollmuxd.core.state import State
 from rollmuxd.daemon import journal_tools
@@ -39,7 +40,7 @@ async def write(folder, count=10, *, snapshots=()):
     state = State()
     for number in range(1, count + 1):
         await journal.append([(number, host(number))])
-        state.apply(host(number))
+        apply(state, host(number))
         if number in snapshots:
             await journal.snapshot(number, msgspec.json.encode(state))
     await journal.close()
@@ -110,7 +111,7 @@ async def test_a_snapshot_that_is_not_what_the_facts_come_to_is_found(tmp_path):
     journal = Journal.open(tmp_path)
     await journal.append([(1, host(1)), (2, host(2))])
     state = State()
-    state.apply(host(1))
+    apply(state, host(1))
     await journal.snapshot(2, msgspec.json.encode(state))
     await journal.close()
     assert check(tmp_path / "journal.sqlite3").wrong == ["the snapshot of fact 2 is not what the facts come to"]

@@ -3,6 +3,7 @@
 import pytest
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.fold import apply
 from rollmuxd.daemon.access import FailedLogins
 from rollmuxd.daemon.keys import Role
 
@@ -160,6 +161,6 @@ async def test_a_restart_forgets_nothing_of_it_and_nothing_hangs_on_it(running):
         live = world.state
         replayed = type(live)()
         for _, fact in world.journal.load(snapshot=False).facts:
-            replayed.apply(fact)
+            apply(replayed, fact)
         assert replayed.nodes == live.nodes
         assert replayed.at == live.at

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.fold import apply
 from rollmuxd.core.inputs import HostSpec, NodeSpec
 from rollmuxd.core.model import JobSpec, JobStatus, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
@@ -148,7 +149,7 @@ def test_what_is_held_is_what_the_state_says_is_held():
                         job = state.slots[gpu.holder].job
                         held[job] = held.get(job, 0) + fact.at - before
             before = fact.at
-            state.apply(fact)
+            apply(state, fact)
         rows = {row.job: row.gpu_hours_held for row in reported(seed, 0, facts[-1].at + 1).work}
         for job, ms in held.items():
             assert rows[job] == pytest.approx(ms / 3_600_000, abs=1e-5), (seed, job)

@@ -19,6 +19,7 @@ from rollmuxd.core import invariants
 from rollmuxd.core import model as m
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.effects import Observe, Perform, Probe
+from rollmuxd.core.fold import apply
 from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
@@ -114,7 +115,7 @@ class Core:
         """The daemon is killed, and begins anew with what its journal has."""
         state = State()
         for fact in self.facts:
-            state.apply(fact)
+            apply(state, fact)
         self.told, self.probed = [], []
         self.scheduler = Scheduler(self.config, RollMux(), state)
         self.tell(self.start)

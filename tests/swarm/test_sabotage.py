@@ -18,6 +18,7 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import inventory, letting_go, lives, moving, orders, requests, scheduler, turns
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.errors import Rejected
+from rollmuxd.core.fold import apply
 from rollmuxd.core.model import Fence, Job, OrderKind, Slot, SlotStatus
 from rollmuxd.core.policy import Move
 from rollmuxd.core.soft import Soft
@@ -52,7 +53,7 @@ def believes_a_look_that_is_older_than_the_grant(patch: pytest.MonkeyPatch) -> N
 
 def forgets_to_write_a_fact_down(patch: pytest.MonkeyPatch) -> None:
     def fact(c: Cycle, it: f.Fact) -> None:
-        c.state.apply(it)
+        apply(c.state, it)
         if not isinstance(it, f.GpusUnclear):
             c.facts.append(it)
 

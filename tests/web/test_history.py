@@ -22,6 +22,7 @@ import pytest
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.fold import apply
 from rollmuxd.core.model import JobStatus, NodeStatus, SlotStatus, StateStatus
 from rollmuxd.core.state import State
 from rollmuxd.daemon.http.views import iso
@@ -90,7 +91,7 @@ class Story:
         self.facts = [{"seq": seq, **msgspec.to_builtins(fact)} for seq, fact in facts]
         self.moments: list[tuple[float, int, dict[str, Any]]] = []
         for index, (_, fact) in enumerate(facts):
-            self.state.apply(fact)
+            apply(self.state, fact)
             if index + 1 == len(facts) or facts[index + 1][1].at > fact.at:
                 self.moments.append((fact.at + 0.5, index, seen_in(self.state)))
 
