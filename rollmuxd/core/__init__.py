@@ -8,9 +8,9 @@ is the same code live, in replay and in the simulator. Refusals are **errors** a
 
 A job registers and waits. The **policy** (``placement``: the paper's Algorithm 1; ``loom``: past it) finds it a group
 and nodes that keep every member's promise, every host's RAM and every GPU's memory. In its **group** the jobs take
-turns: the **wheel** is a cyclic sequence of visits, one for each phase of each job; each node serves its projection of the wheel
-(``rotation``), and a visit begins when it is first on all its nodes (``turns``). What another job left there is
-parked first, and a GPU is claimed only when a backend has *seen* it clear: each GPU remembers whose bytes may be on
+turns: the **wheel** is a cyclic sequence of visits, one for each phase of each job; each node serves its projection of
+the wheel (``rotation``), and a visit begins when it is first on all its nodes (``turns``). What another job left there
+is parked first, and a GPU is claimed only when a backend has *seen* it clear: each GPU remembers whose bytes may be on
 it (its *stain*) until then. A slot that ends without its holder's word keeps its GPUs until they were seen clear.
 
 What is durable is in ``State``. What is soft (leases, attachment, progress, when to look again) is in ``soft``, and
