@@ -35,7 +35,7 @@ def pin(state: State, job: Job, group: Group, pins: dict[PoolName, tuple[NodeId,
                 job.states.append(key)
                 state.hosts[node.host].reserved_mb += spec.ram_mb
             if name in job.left and any(name in there for there in job.pins.values()):
-                nothing_left_on(state, job, name)
+                _nothing_left_on(state, job, name)
 
 
 def unpin(state: State, job: Job, names: Iterable[NodeId], owner: Owner) -> None:
@@ -72,7 +72,7 @@ def _drop_state(state: State, job: Job, key: str) -> None:
     state.hosts[node.host].reserved_mb -= kept.spec.ram_mb
 
 
-def nothing_left_on(state: State, job: Job, name: NodeId) -> None:
+def _nothing_left_on(state: State, job: Job, name: NodeId) -> None:
     job.left.remove(name)
     if not job.left:
         del state.leaving[job.id]
@@ -82,7 +82,7 @@ def node_left(state: State, fact: f.NodeLeft) -> None:
     job = state.jobs[fact.job]
     for key in [key for key in state.nodes[fact.node].states if state.states[key].job == job.id]:
         _drop_state(state, job, key)
-    nothing_left_on(state, job, fact.node)
+    _nothing_left_on(state, job, fact.node)
 
 
 def _state_spec(job: Job, pool: PoolName) -> StateSpec | None:
