@@ -302,6 +302,37 @@ async def test_a_driver_that_hangs_is_caught_by_patience():
         await contract.test_discard_frees_what_is_loaded()
 
 
+@pytest.mark.asyncio
+async def test_a_sentence_that_is_broken_shows_the_values_as_a_test_of_ones_own_does():
+    """pytest does that in test modules only, unless it is told of others before they are imported."""
+    contract = backend_contract(Forgetful)
+    with pytest.raises(AssertionError, match="assert 8 == 1"):
+        await contract.test_it_may_be_called_concurrently()
+
+
+class TakesItsTime(WrappedBackend):
+    begun = 0
+
+    async def observe(self, host):
+        self.begun += 1
+        await anyio.sleep(0.02)
+        return await super().observe(host)
+
+
+@pytest.mark.asyncio
+async def test_a_call_is_cancelled_at_the_moments_that_the_author_says_and_at_no_other():
+    made = []
+
+    def make(backend):
+        made.append(TakesItsTime(backend))
+        return made[0]
+
+    contract = backend_contract(make)
+    type(contract).cancelled_after_turns, type(contract).cancelled_after_s = (3, 4), (0.001,)
+    await contract.test_a_call_cancelled_at_any_await_ends_and_leaves_it_usable()
+    assert (made[0].begun, made[0].calls["observe"]) == (6, 3), "three are cancelled, and each is followed by a look"
+
+
 def test_the_contract_can_be_had_without_the_rest_of_rollmuxd_and_spi_without_the_contract():
     """spi itself stays free of pytest and anyio: the daemon imports it, and a plugin's author may have neither."""
     import subprocess

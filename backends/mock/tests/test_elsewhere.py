@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from rollmuxd.spi import HostConfig, NotDone, OrderKind, StateSpec, contract
+from rollmuxd.spi import HostConfig, NotDone, OrderKind, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
 from rollmuxd.spi.fakes import FakeChannel
 from rollmuxd_backend_local import LocalBackend
@@ -17,11 +17,11 @@ STATE = StateSpec(pool="rollout", gpu_mb=4_000, leftover_mb=500, ram_mb=8_000, d
 
 class TestOnAHostOfTheLocalBackend(ResidencyContract):
     tolerance_mb = 0
+    cancelled_after_turns = (0,)  # each order is a program that is started
+    cancelled_after_s = (0.02, 0.08)
 
     @pytest.fixture(autouse=True)
-    def place(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(contract, "_TURNS", (0,))  # each order is a program that is started
-        monkeypatch.setattr(contract, "_SECONDS", (0.02, 0.08))
+    def place(self, tmp_path):
         self.file, self.record = tmp_path / "gpus.json", tmp_path / "witness.jsonl"
         self.file.write_text(json.dumps({"gpus": [{"uuid": gpu, "total_mb": 80_000} for gpu in GPUS]}))
 

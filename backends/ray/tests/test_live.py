@@ -13,7 +13,7 @@ import anyio
 import anyio.abc
 import pytest
 
-from rollmuxd.spi import ContactLost, HostConfig, ProcessOrder, contract
+from rollmuxd.spi import ContactLost, HostConfig, ProcessOrder
 from rollmuxd.spi.contract import BackendContract
 from rollmuxd_backend_ray import RayBackend
 from rollmuxd_backend_ray.line import Line
@@ -35,11 +35,11 @@ class Sharing(RayBackend):
 
 class TestRayBackend(BackendContract):
     host = "box"
+    cancelled_after_turns = range(0, 12, 4)  # each call is a program that is started
+    cancelled_after_s = (0.002, 0.02, 0.05)
 
     @pytest.fixture(autouse=True)
-    def place(self, live, tmp_path, made_up, monkeypatch):
-        monkeypatch.setattr(contract, "_TURNS", range(0, 12, 4))  # each call is a program that is started
-        monkeypatch.setattr(contract, "_SECONDS", (0.002, 0.02, 0.05))
+    def place(self, live, tmp_path, made_up):
         self.live, self.state, self.made_up = live, tmp_path, made_up
         self.ours = []
         yield

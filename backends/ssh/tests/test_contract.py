@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmuxd.spi import HostConfig, contract
+from rollmuxd.spi import HostConfig
 from rollmuxd.spi.contract import BackendContract
 from rollmuxd_backend_ssh import SshBackend
 
@@ -15,12 +15,12 @@ GPUS = ("box/gpu0", "box/gpu1")
 
 class SshContract(BackendContract):
     host = "box"
+    cancelled_after_turns = range(0, 12, 4)  # each call is a program that is started
+    cancelled_after_s = (0.002, 0.02, 0.05)
     starts_processes = True
 
     @pytest.fixture(autouse=True)
-    def place(self, tmp_path, made_up, keys, monkeypatch):
-        monkeypatch.setattr(contract, "_TURNS", range(0, 12, 4))  # each call is a program that is started
-        monkeypatch.setattr(contract, "_SECONDS", (0.002, 0.02, 0.05))
+    def place(self, tmp_path, made_up, keys):
         self.state, self.made_up, self.keys = tmp_path, made_up, keys
         self.ours = []
         yield

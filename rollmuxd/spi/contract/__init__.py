@@ -1,0 +1,44 @@
+"""What a backend and a residency driver must do, as tests: subclass, say how yours is made, run pytest.
+
+    class TestMine(BackendContract):
+        host = "box"
+        async def make(self):
+            return await MyBackend.open([HostConfig(id="box", gpus=("box/gpu0", "box/gpu1"))], {})
+
+The tests' names are the sentences of the contract. Those about things that only you can bring about (a host that goes
+away, a process that is yours to end) are skipped until you say how, by overriding the method that the reason names.
+
+Needs pytest with pytest-asyncio, and anyio. Not imported by :mod:`rollmuxd.spi`, which stays free of them.
+
+The sentences are in rooms, by what is promised. Of a backend: :mod:`~rollmuxd.spi.contract.hosts` (what is seen of a
+host, and what is not when it is away), :mod:`~rollmuxd.spi.contract.processes`,
+:mod:`~rollmuxd.spi.contract.commands`, :mod:`~rollmuxd.spi.contract.connections`; of a driver:
+:mod:`~rollmuxd.spi.contract.moves` and :mod:`~rollmuxd.spi.contract.probes`. What an author gives is in
+:mod:`~rollmuxd.spi.contract.given` and :mod:`~rollmuxd.spi.contract.rig`. Import from this module only.
+"""
+
+import pkgutil
+
+import pytest
+
+# Before they are imported: a sentence that is broken then shows the values, as in a test module of one's own.
+pytest.register_assert_rewrite(*(room.name for room in pkgutil.iter_modules(__path__, f"{__name__}.")))
+
+from rollmuxd.spi.contract.commands import Commands  # noqa: E402
+from rollmuxd.spi.contract.connections import Connections  # noqa: E402
+from rollmuxd.spi.contract.hosts import Hosts  # noqa: E402
+from rollmuxd.spi.contract.moves import Moves  # noqa: E402
+from rollmuxd.spi.contract.probes import Probes  # noqa: E402
+from rollmuxd.spi.contract.processes import Processes  # noqa: E402
+from rollmuxd.spi.contract.rig import Rig  # noqa: E402
+
+__all__ = ["BackendContract", "ResidencyContract", "Rig"]
+
+
+# pytest goes through the last base first.
+class BackendContract(Connections, Commands, Processes, Hosts):
+    """What every backend must do. Override ``host`` and :meth:`make`; and what else you can bring about."""
+
+
+class ResidencyContract(Probes, Moves):
+    """What every residency driver must do. Override :meth:`make`; and what else you can bring about."""
