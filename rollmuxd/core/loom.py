@@ -29,7 +29,7 @@ from rollmuxd.core.estimates import credit_ms, solo_ms
 from rollmuxd.core.facts import PlannedVisit
 from rollmuxd.core.guard import JUDGED_AFTER, RESERVE, mean_solo_ms
 from rollmuxd.core.loom_plan import MOST_ROUNDS, Planner
-from rollmuxd.core.loom_regroup import Crew, Scheme, Search, Step, horizon_hours
+from rollmuxd.core.loom_regroup import Crew, Limits, Scheme, Search, Step, horizon_hours
 from rollmuxd.core.loom_sitting import (
     Sitting,
     free_by_pool,
@@ -393,7 +393,8 @@ class Loom(RollMux):
         crews, costs, twice, rigid = yield from self._crews(state, planner)
         if not costs:
             return
-        search = Search(planner, costs, free, twice=twice, rigid=rigid, max_group=self.max_group)
+        limits = self._limits(state, planner, [sitting for _, sitting in crews])
+        search = Search(planner, costs, free, twice=twice, rigid=rigid, max_group=self.max_group, limits=limits)
         ages = {
             planner.number(need): (now - state.jobs[name].registered_at) / HOUR_MS
             for crew, sitting in crews
@@ -450,6 +451,7 @@ class Loom(RollMux):
                 continue
             key = (
                 *prices,
+                *(len(owner.nodes) for owner in search.limits.held.values()),
                 *(crew.group for crew in union),
                 *(crew.version for crew in union),
                 *(job for crew in union for job in crew.seats if job in search.costs),
@@ -512,6 +514,17 @@ class Loom(RollMux):
                     rigid[number] = None
             crews.append((Crew(group.id, seats, value_of(planner, sitting), group.version), sitting))
         return crews, costs, twice, rigid
+
+    def _limits(self, state: State, planner: Planner, sittings: Sequence[Sitting]) -> Limits:
+        """How many nodes owners may hold, where they may not hold any number."""
+        owner = {
+            planner.number(need): state.jobs[name].owner
+            for sitting in sittings
+            for name, need in zip(sitting.jobs, sitting.needs, strict=True)
+            if self.max_nodes.get(state.jobs[name].owner)
+        }
+        held = {name: state.owners[name] for name in self.max_nodes if name in state.owners}
+        return Limits(owner, self.max_nodes, held)
 
     def _affords(self, job: Job, need: Need) -> tuple[Millis, int]:
         """What moving the job takes, and how often its credit covers all that this may cost it: 0, 1, or 2."""

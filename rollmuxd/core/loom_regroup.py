@@ -3,8 +3,8 @@
 The jobs of a few groups are partitioned into sets that can share (:mod:`~rollmuxd.core.loom_plan`) so that what the
 nodes cost until one of the jobs probably ends, and what the moves cost, is least together. Parts are matched to the
 groups that are there and nodes to those that jobs sit on, so that as many as possible stay. What is left are moves,
-put into an order in which each is certified by itself, with the mover counted in both places; where two jobs would
-have to change places, one goes by way of nodes of its own.
+put into an order in which each is certified by itself, with the mover counted in both places, and takes no owner
+beyond its nodes; where two jobs would have to change places, one goes by way of nodes of its own.
 
 Everything comes in steps: whoever iterates a search does something else whenever it yields.
 """
@@ -17,7 +17,8 @@ from msgspec import Struct
 
 from rollmuxd.core.loom_plan import Planner
 from rollmuxd.core.loom_words import Pins, Plan, Room, numbered
-from rollmuxd.core.model import GroupId, NodeId, PoolName
+from rollmuxd.core.model import GroupId, NodeId, Owner, PoolName
+from rollmuxd.core.shares import over_its_nodes
 
 #: jobs of the groups that are partitioned together, at most
 UNION_JOBS = 12
@@ -65,6 +66,30 @@ class Scheme(Struct, frozen=True):
     net: float
 
 
+class Limits(Struct, frozen=True):
+    """Owners who may hold only so many nodes."""
+
+    #: whose a job is, of those who are limited
+    owner: Mapping[int, str]
+    most: Mapping[str, int]
+    held: Mapping[str, Owner]
+
+    def after(self, step: Step, old: Pins) -> "Limits | None":
+        """What they hold when a job has gone from there; None: it may not, as it has the old nodes until then."""
+        name = self.owner.get(step.job)
+        if name is None:
+            return self
+        owner = self.held.get(name, Owner())
+        if over_its_nodes(name, owner, step.pins, self.most[name]):
+            return None
+        nodes = dict(owner.nodes)
+        for pins, more in ((step.pins, 1), (old, -1)):
+            for node in (node for some in pins.values() for node in some):
+                nodes[node] = nodes.get(node, 0) + more
+        held = Owner({node: count for node, count in nodes.items() if count > 0})
+        return Limits(self.owner, self.most, {**self.held, name: held})
+
+
 class Search:
     """Looks for a regrouping of some groups.
 
@@ -75,6 +100,7 @@ class Search:
         rigid: jobs that cannot afford that anybody comes: who does loads what he has where they would be.
         free: nodes that are in no group, the cheapest first, by pool.
         max_group: jobs in a group at most.
+        limits: how many nodes owners may hold.
     """
 
     def __init__(
@@ -86,9 +112,10 @@ class Search:
         twice: Container[int],
         rigid: Container[int] = (),
         max_group: int,
+        limits: Limits,
     ) -> None:
         self.planner, self.costs, self.free, self.max_group = planner, costs, free, max_group
-        self.twice, self.rigid = twice, rigid
+        self.twice, self.rigid, self.limits = twice, rigid, limits
 
     # ---- the best partition ------------------------------------------------------------------------------------------
 
@@ -276,6 +303,7 @@ class Search:
     ) -> Generator[None, None, list[Step] | None]:
         """Moves, each certified with the mover in both places; None: there is no such order."""
         taken: dict[NodeId, None] = {}
+        limits = self.limits
         sit: dict[GroupId, dict[int, Pins]] = {crew.group: dict(crew.seats) for crew in crews}
         wanted: list[Step] = []
         for number, (crew, plan, stay) in enumerate(chosen):
@@ -290,18 +318,19 @@ class Search:
             ready = None
             for step in wanted:
                 yield
-                if self._joins(sit, step):
+                if limits.after(step, {}) is not None and self._joins(sit, step):
                     ready = step
                     break
             if ready is None:
-                ready = self._detour(wanted, taken, detours)
+                ready = self._detour(wanted, taken, detours, limits)
                 detours += 1
                 if ready is None or detours > len(wanted):
                     return None
             else:
                 wanted.remove(ready)
             for members in sit.values():
-                members.pop(ready.job, None)
+                if ready.job in members:
+                    limits = limits.after(ready, members.pop(ready.job)) or limits
             sit.setdefault(ready.to, {})[ready.job] = ready.pins
             steps.append(ready)
         return steps
@@ -335,7 +364,7 @@ class Search:
             return False
         return self.planner.fit_named({**there, step.job: step.pins}) is not None
 
-    def _detour(self, wanted: Sequence[Step], taken: dict[NodeId, None], number: int) -> Step | None:
+    def _detour(self, wanted: Sequence[Step], taken: dict[NodeId, None], number: int, limits: Limits) -> Step | None:
         """One of the jobs goes to nodes of its own first: the cheapest to move, where there are free nodes."""
         for step in sorted(wanted, key=lambda step: self.costs[step.job]):
             if step.job not in self.twice:
@@ -345,9 +374,10 @@ class Search:
                 free = [node for node in self.free.get(pool, ()) if node not in taken][:width]
                 if len(free) == width:
                     pins[pool] = tuple(free)
-            if len(pins) == len(self.planner.needs[step.job].widths):
+            aside = Step(step.job, f"aside{number}", pins)
+            if len(pins) == len(self.planner.needs[step.job].widths) and limits.after(aside, {}) is not None:
                 taken.update(dict.fromkeys(node for nodes in pins.values() for node in nodes))
-                return Step(step.job, f"aside{number}", pins)
+                return aside
         return None
 
 

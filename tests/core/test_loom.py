@@ -15,7 +15,8 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants, loom_plan
 from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits
 from rollmuxd.core.loom import Loom
-from rollmuxd.core.model import JobSpec, Movable, PhaseSpec, StateSpec, Want
+from rollmuxd.core.loom_regroup import Limits, Step
+from rollmuxd.core.model import JobSpec, Movable, Owner, PhaseSpec, StateSpec, Want
 from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Policy
 from rollmuxd.core.scheduler import Scheduler
@@ -50,14 +51,14 @@ class Cluster:
         invariants.check(self.core.state)
         return list(decision.facts)
 
-    def arrives(self, spec: JobSpec) -> f.JobPlaced | None:
+    def arrives(self, spec: JobSpec, owner: str = "team") -> f.JobPlaced | None:
         name = spec.name
-        facts = self.hand(i.RegisterJob("team", "ann", spec))
-        made = self.core.state.names[f"team/{name}"]
+        facts = self.hand(i.RegisterJob(owner, "ann", spec))
+        made = self.core.state.names[f"{owner}/{name}"]
         return next((fact for fact in facts if isinstance(fact, f.JobPlaced) and fact.job == made), None)
 
-    def ends(self, name: str) -> None:
-        self.hand(i.EndJob(self.core.state.names[f"team/{name}"], "ann"))
+    def ends(self, name: str, owner: str = "team") -> None:
+        self.hand(i.EndJob(self.core.state.names[f"{owner}/{name}"], "ann"))
 
     def looks_for_moves(self) -> list[f.MoveEnded]:
         """Until nothing is looked for any more; every group is played after every step."""
@@ -335,6 +336,41 @@ def test_nobody_moves_to_who_could_not_pay_for_his_loading_and_a_turns_wait(iter
     cluster.ends("b")
     cluster.ends("d")
     assert len(cluster.looks_for_moves()) == moves
+
+
+@pytest.mark.parametrize(
+    ("most", "together"),
+    [
+        (0, [{"a", "c"}, {"e", "g"}]),
+        (5, [{"a", "c"}, {"e", "g"}]),
+        (4, [{"a", "e"}, {"c", "g"}]),  # others' jobs come to theirs
+    ],
+)
+def test_a_move_that_an_owners_limit_forbids_is_not_looked_at_and_another_one_is_found(
+    most: int, together: list[set[str]]
+) -> None:
+    """Who comes to share a training node rolls out on a new one, and has his old ones until he is there."""
+    cluster = Cluster(12, 6, Loom(objective="cost", regroup=2), max_nodes=most)
+    for name, owner in (("a", "team"), ("c", "team"), ("e", "others"), ("g", "others"), ("last", "others")):
+        cluster.arrives(job(name, 250, 200, 1.01), owner)
+    assert len(cluster.mates()) == 5  # nobody could make up for the wait for his first turn
+    cluster.now = 10 * HOUR_MS
+    cluster.has_earned(1_000_000)
+    cluster.ends("last", "others")
+    cluster.looks_for_moves()
+    assert cluster.mates() == together
+
+
+def test_of_moves_one_after_the_other_each_is_within_what_an_owner_may_hold_by_then() -> None:
+    limits = Limits({1: "team", 2: "team"}, {"team": 4}, {"team": Owner({"r0": 1, "t0": 2, "r1": 1})})
+    here, there = {"rollout": ("r0",), "train": ("t0",)}, {"rollout": ("r1",), "train": ("t0",)}
+    assert limits.after(Step(1, "g", {"rollout": ("r2",), "train": ("t2",)}), here) is None  # five until it is there
+    after = limits.after(Step(1, "g", {"rollout": ("r1",), "train": ("t2",)}), here)
+    assert after is not None
+    assert after.held["team"].nodes == {"t0": 1, "r1": 2, "t2": 1}
+    assert after.after(Step(2, "g", {"rollout": ("r2",), "train": ("t2",)}), there) is not None
+    assert after.after(Step(2, "g", {"rollout": ("r2",), "train": ("t3",)}), there) is None
+    assert after.after(Step(3, "g", {"rollout": ("r2",), "train": ("t3",)}), there) is after  # whose owner has no limit
 
 
 def test_who_was_promised_nothing_is_promised_nothing_by_moving() -> None:
