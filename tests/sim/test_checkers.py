@@ -404,6 +404,38 @@ def test_a_line_in_which_the_last_is_first_is_caught(monkeypatch):
         history(job("X"), job("Y"), job("Z"), policy="rollmux-artifact")
 
 
+@pytest.fixture(scope="module")
+def by_credit() -> list[Heard]:
+    """X, Y and Z wait for each other in a line by credit."""
+    return history(job("X", slo=5.0), job("Y", slo=5.0), job("Z", slo=5.0), policy="guarded")
+
+
+def test_a_line_in_which_who_has_most_credit_is_first_is_caught(monkeypatch):
+    kept = rotation._standing
+    monkeypatch.setattr(rotation, "_standing", lambda *args: (*kept(*args)[:2], -kept(*args)[2]))
+    with pytest.raises(BrokenInvariant, match="who_is_least_ahead_goes_first"):
+        history(job("X", slo=5.0), job("Y", slo=5.0), job("Z", slo=2.5), policy="guarded")
+
+
+def test_a_guarded_job_that_is_overtaken_is_caught(by_credit):
+    """Z is said to be guarded, by when nobody has finished an iteration, and Y goes before it."""
+    index, at, claim = where(by_credit, f.SlotClaimed, 2)
+    asked = {it.slot: it for _, _, told in by_credit for it in told.facts if isinstance(it, f.SlotQueued)}
+    first = [it.job for it in asked.values()][:3]
+    assert asked[claim.slot].job == first[1]
+    guarded = f.JobGuarded(claim.at, first[2], credit_ms=0, least_ms=1)
+
+    caught("who_is_least_ahead_goes_first", facts_but(by_credit, index, at, guarded, claim))
+
+
+def test_a_guard_on_credit_that_was_not_earned_is_caught(by_credit):
+    last = where(by_credit, f.SlotReleased, -1)[2]
+    job = next(it.job for _, _, told in by_credit for it in told.facts if getattr(it, "slot", "") == last.slot)
+    guarded = before(by_credit, f.SlotReleased, lambda it: f.JobGuarded(it.at, job, credit_ms=1, least_ms=2), -1)
+
+    caught("a_guard_knows_what_a_job_has_earned", guarded)
+
+
 def test_a_visit_that_is_passed_while_it_is_asked_for_is_caught(monkeypatch):
     passed = []
 
@@ -571,8 +603,8 @@ def test_what_is_left_at_the_end_is_caught(pair):
 # ---- and what is true is never called broken -------------------------------------------------------------------------
 
 
-def test_a_history_as_it_was_passes(pair, cut_short, tails):
-    for heard in (pair, cut_short, tails):
+def test_a_history_as_it_was_passes(pair, cut_short, tails, by_credit):
+    for heard in (pair, cut_short, tails, by_credit):
         witness = hear(heard)
 
         assert (witness.slots, witness.orders, witness.kept, witness.members) == ({}, {}, {}, {})

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import inventory, letting_go, lives, moving, orders, requests, scheduler, turns
+from rollmuxd.core import inventory, letting_go, lives, moving, orders, requests, rotation, scheduler, turns
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.fold import apply
@@ -99,6 +99,20 @@ def passes_over_who_could_go(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(turns, "may_skip", lambda *_: True)
 
 
+def serves_who_has_most_credit(patch: pytest.MonkeyPatch) -> None:
+    standing = rotation._standing
+
+    def reversed_(job: Job, slot: Slot, now: int) -> tuple[bool, bool, int]:
+        guarded, patient, ahead = standing(job, slot, now)
+        return guarded, patient, -ahead
+
+    patch.setattr(rotation, "_standing", reversed_)
+
+
+def lets_who_has_little_credit_starve_the_others(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rotation, "PATIENCE", 10**6)
+
+
 def ends_a_placement_while_something_is_there(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(letting_go, "nothing_left", lambda *_: True)
 
@@ -157,6 +171,8 @@ CAUGHT: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     grants_to_who_does_not_attend: "a_request_that_nobody_attends_does_not_go_ahead",
     keeps_a_dead_process_as_living: "the_death_of_a_job_is_recorded_within_its_lease",
     passes_over_who_could_go: "nobody_is_passed_over_who_could_go",
+    serves_who_has_most_credit: "who_is_least_ahead_goes_first",
+    lets_who_has_little_credit_starve_the_others: "who_is_least_ahead_goes_first",
     ends_a_placement_while_something_is_there: "a_placement_ends_when_nothing_is_left",
     parks_under_a_running_slot: "nobody_moves_a_state_in_use",
     looks_only_once: "every_job_ends",

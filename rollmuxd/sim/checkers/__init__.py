@@ -31,9 +31,6 @@ OF_NO_CONSEQUENCE: Final = frozenset(
     {
         "Audited",
         "HostRemoved",
-        "GuardEnded",
-        "JobGuarded",
-        "JobPromised",
         "LoopStalled",
         "NextAnswered",
         "ProcessLaunched",
@@ -61,13 +58,16 @@ class Witness(Slots, Moving, Orders, Liveness):
         note = self._inputs.get(type(given))
         if note is not None:
             note(self, given)
-        heard = self._facts
+        heard, booked = self._facts, self._booked
         for fact in decision.facts:
             kind = type(fact)
             if fact.at != now and kind is not f.Audited:  # that one is of wall time
                 self.no_fact_goes_back_in_time(fact)
             if kind in heard:
                 heard[kind](self, fact)
+            if kind in booked:
+                booked[kind](self, fact)
+            self.told_at = fact.at
         if decision.effects or self.untold:
             self.every_order_is_told_once(decision.effects)
         if self.closed:

@@ -6,6 +6,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.model import Dispatch, Fence, GpuId, SlotId
 from rollmuxd.sim.checkers.books import Asked, Heeded, Member, Stay, Turn
+from rollmuxd.sim.checkers.credit import Credit
 from rollmuxd.sim.checkers.placements import Placements
 from rollmuxd.sim.checkers.turns import Turns
 
@@ -13,7 +14,7 @@ from rollmuxd.sim.checkers.turns import Turns
 NEVER_KEPT: Final = 2_000
 
 
-class Slots(Placements, Turns):
+class Slots(Placements, Turns, Credit):
     """Promises of grants, and what is heard of slots."""
 
     def who_may_not_be_granted_is_not(self, name: SlotId) -> Asked:
@@ -156,6 +157,8 @@ class Slots(Placements, Turns):
             self.visits_come_in_the_order_of_the_wheel(name, party, fact.visit, stay)
         elif party.dispatch is Dispatch.READY:
             self.first_come_first_served(name, asked, party, stay)
+        else:
+            self.who_is_least_ahead_goes_first(name, asked, party, stay)
         if visit.once:
             del party.wheel[fact.visit]
             party.on = None

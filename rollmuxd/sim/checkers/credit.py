@@ -1,0 +1,242 @@
+"""By how much each job is ahead of its bound, in the witness' own books, and whether who has least of it goes first.
+
+The books are kept from what was told of slots, placements and pauses: a phase's time from its grant to its release is
+work, whether shared or not; of what lies between two iterations' beginnings, side phases, pauses, waiting for a place
+and what of a job's own gaps goes beyond its plan are held against nobody (DESIGN section 6, *slowdown*).
+"""
+
+from typing import ClassVar, Final, TypeAlias
+
+from msgspec import Struct, field
+
+from rollmuxd.core import facts as f
+from rollmuxd.core.config import Config
+from rollmuxd.core.model import JobId, JobSpec, Millis, SlotId
+from rollmuxd.sim.checkers.books import Asked, Books, Heeded, Party, Stay
+
+#: who is promised nothing yields to others as if it were promised this (decision 0021)
+PROMISED_NOTHING: Final = 10.0
+#: who has waited for so many of its iterations goes before who has less credit, that nobody starves
+PATIENCE: Final = 3
+#: a phase that nobody has stated is known after so many observations, of which the last so many count
+ENOUGH, REMEMBERED = 3, 64
+
+#: whom one goes before: guarded jobs first, then who has waited for very long, then by credit, then who came first
+Rank: TypeAlias = tuple[bool, bool, Millis, Millis, int, SlotId]
+
+
+class Account(Struct):
+    """What a run of a job has done, and how long it took."""
+
+    promised: bool = False
+    #: what it will be in the place to which it moves
+    promised_there: bool = False
+    guarded: bool = False
+    #: over its finished iterations
+    worked_ms: Millis = 0
+    took_ms: Millis = 0
+    #: of the iteration at hand: since when, what of it was work, what of it is held against nobody
+    since: Millis | None = None
+    work_ms: Millis = 0
+    excused_ms: Millis = 0
+    #: since when it has been doing something of its own; since when it is paused without a slot
+    idle_from: Millis | None = None
+    paused_from: Millis | None = None
+    #: of each phase: what was observed, what was stated, and what plans reckon with instead
+    seen: dict[str, list[Millis]] = field(default_factory=dict)
+    stated: dict[str, Millis | None] = field(default_factory=dict)
+    reckoned: dict[str, Millis] = field(default_factory=dict)
+
+    def ahead_ms(self, slo: float, now: Millis | None = None) -> Millis:
+        """By how much it is ahead of a bound in its finished iterations; with ``now``, in the one at hand, too."""
+        worked, took = self.worked_ms, self.took_ms
+        if now is not None and self.since is not None:
+            worked, took = worked + self.work_ms, took + now - self.since - self.excused_ms
+        return int(slo * worked) - took
+
+    def iteration_ms(self, spec: JobSpec) -> Millis | None:
+        """What an iteration takes alone, by the plan; None: nobody knows yet."""
+        total = 0
+        for phase in spec.phases:
+            seen = self.seen.get(phase.name, ())
+            took = self.reckoned.get(phase.name, phase.planned_ms)
+            if took is None and len(seen) >= ENOUGH:
+                took = max(1, sum(seen) // len(seen))
+            if took is None:
+                return None
+            total += took + phase.gap_ms
+        return total
+
+
+class Credit(Books):
+    """Promises of who goes first where durations are uncertain."""
+
+    def __init__(self, config: Config, *, cap: int | None = None, excused_ms: Millis = 0) -> None:
+        super().__init__(config, cap=cap, excused_ms=excused_ms)
+        self.accounts: dict[JobId, Account] = {}
+        #: when the last thing was told: waits are counted until then
+        self.told_at: Millis = 0
+
+    def who_is_least_ahead_goes_first(self, name: SlotId, asked: Asked, party: Party, stay: Stay) -> None:
+        """In a line by credit nobody goes ahead who has more of it than another who waits for one of his nodes.
+
+        But who is guarded, or has waited for very long, has less than nobody. The other is there, and could go. One
+        whose state is loaded where the other's is not may be used meanwhile, as in every line.
+        """
+        mine = self._rank(name, asked)
+        if mine is None:
+            return
+        for job in party.jobs:
+            member = self.members[job]
+            other = member.queued
+            if other is None or other == name or member.holding is not None or member.status != "placed":
+                continue
+            waits = self.slots[other]
+            claims = member.stays[waits.phase].nodes
+            if other in self.detached or any(node in self.out for node in claims):
+                continue
+            contested = [node for node in stay.nodes if node in claims]
+            at_home = [self.kept.get(key) == "loaded" for key, node in stay.keys if node in contested]
+            if not contested or (at_home and all(at_home)):
+                continue
+            theirs = self._rank(other, waits)
+            if theirs is not None and theirs < mine:
+                self._broken(
+                    "who_is_least_ahead_goes_first",
+                    f"slot {name} of {asked.job}, {mine[2]} ms ahead, goes before slot {other} of {job}, "
+                    f"{theirs[2]} ms ahead ({mine} and {theirs})",
+                )
+
+    def a_guard_knows_what_a_job_has_earned(self, fact: f.JobGuarded | f.GuardEnded) -> None:
+        """On what a job is guarded, or is so no more, is what it has earned: its bound on its work, less the time."""
+        member = self.members[fact.job]
+        earned = self._account(fact.job).ahead_ms(member.spec.slo or 0.0)
+        if member.spec.slo is None or earned != fact.credit_ms:
+            self._broken(
+                "a_guard_knows_what_a_job_has_earned", f"{f.name(fact)} with {fact.credit_ms} ms, and it has {earned}"
+            )
+
+    def _rank(self, name: SlotId, asked: Asked) -> Rank | None:
+        """Where a request stands in its line; None: nobody can say for how many iterations it has waited."""
+        spec, account = self.members[asked.job].spec, self._account(asked.job)
+        takes = account.iteration_ms(spec)
+        if takes is None:
+            return None
+        promised = spec.slo if spec.slo is not None and account.promised else PROMISED_NOTHING
+        patient = self.told_at - asked.queued_at < PATIENCE * takes
+        ahead = account.ahead_ms(promised, self.told_at)
+        return not account.guarded, patient, ahead, asked.queued_at, len(name), name
+
+    # ---- what facts tell ---------------------------------------------------------------------------------------------
+
+    def _account(self, job: JobId) -> Account:
+        return self.accounts.setdefault(job, Account())
+
+    def _begins(self, fact: f.JobRegistered) -> None:
+        """A run begins with nothing. What phases took in the runs before is known still, where it states the same."""
+        before = self._account(fact.job)
+        stated = {phase.name: phase.planned_ms for phase in fact.spec.phases}
+        reckoned = dict(before.reckoned)
+        for name in [name for name, took in stated.items() if took != before.stated.get(name)]:
+            reckoned.pop(name, None)
+        self.accounts[fact.job] = Account(seen=before.seen, reckoned=reckoned, stated=stated)
+
+    def _finds_a_place(self, fact: f.JobPlaced) -> None:
+        account, queued = self._account(fact.job), self.members[fact.job].queued
+        account.promised = fact.promised
+        if queued is not None:
+            account.excused_ms += fact.at - self.slots[queued].queued_at
+
+    def _loses_its_place(self, fact: f.JobUnplaced) -> None:
+        self._account(fact.job).promised = False
+
+    def _is_judged(self, fact: f.JobPromised) -> None:
+        account = self._account(fact.job)
+        account.promised = fact.promised
+        account.reckoned.update(fact.times)
+
+    def _is_to_move(self, fact: f.MovePlanned) -> None:
+        self._account(fact.job).promised_there = fact.promised
+
+    def _moved(self, fact: f.MoveEnded) -> None:
+        account = self._account(fact.job)
+        account.promised = account.promised_there
+
+    def _takes_another_time(self, fact: f.TimesDrifted) -> None:
+        self._account(fact.job).reckoned.update(fact.times)
+
+    def _guarded(self, fact: f.JobGuarded) -> None:
+        self.a_guard_knows_what_a_job_has_earned(fact)
+        self._account(fact.job).guarded = True
+
+    def _guarded_no_more(self, fact: f.GuardEnded) -> None:
+        self.a_guard_knows_what_a_job_has_earned(fact)
+        self._account(fact.job).guarded = False
+
+    def _stops(self, fact: f.JobPaused) -> None:
+        if self.members[fact.job].holding is None:
+            self._account(fact.job).paused_from = fact.at
+
+    def _goes_on(self, fact: f.JobResumed) -> None:
+        account = self._account(fact.job)
+        if account.paused_from is not None:
+            account.excused_ms += fact.at - account.paused_from
+            if account.idle_from is not None:
+                account.idle_from = fact.at
+        account.paused_from = None
+
+    def _asks_for(self, fact: f.SlotQueued) -> None:
+        account = self._account(fact.job)
+        if account.idle_from is not None and not fact.side:
+            phases = self.members[fact.job].spec.phases
+            gap, planned = fact.at - account.idle_from, sum(it.gap_ms for it in phases if it.name == fact.phase)
+            account.work_ms += min(gap, planned)
+            account.excused_ms += max(0, gap - planned)
+        account.idle_from = None
+        if not fact.iteration or (account.since is not None and not account.work_ms):
+            return
+        if account.since is not None:
+            account.worked_ms += account.work_ms
+            account.took_ms += fact.at - account.since - account.excused_ms
+        account.since, account.work_ms, account.excused_ms = fact.at, 0, 0
+
+    def _gives_back(self, fact: f.SlotReleased) -> None:
+        asked = self.slots[fact.slot]
+        account = self._account(asked.job)
+        account.idle_from = fact.at
+        if self.members[asked.job].status == "paused":
+            account.paused_from = fact.at
+        if asked.side:
+            account.excused_ms += fact.at - asked.queued_at
+            return
+        account.work_ms += fact.at - asked.granted_at
+        seen = account.seen.setdefault(asked.phase, [])
+        seen.append(fact.at - asked.granted_at)
+        del seen[:-REMEMBERED]
+
+    def _is_deprived(self, fact: f.SlotFaulted | f.SlotLost | f.SlotRevoked) -> None:
+        self._account(self.slots[fact.slot].job).idle_from = fact.at
+
+    # ---- what it listens for -----------------------------------------------------------------------------------------
+
+    _facts: ClassVar[Heeded] = {
+        f.JobGuarded: _guarded,
+        f.GuardEnded: _guarded_no_more,
+        f.JobPromised: _is_judged,
+    }
+    #: what is booked besides, once the rooms whose facts these are have written them down
+    _booked: ClassVar[Heeded] = {
+        f.JobRegistered: _begins,
+        f.JobPlaced: _finds_a_place,
+        f.JobUnplaced: _loses_its_place,
+        f.MovePlanned: _is_to_move,
+        f.MoveEnded: _moved,
+        f.TimesDrifted: _takes_another_time,
+        f.JobPaused: _stops,
+        f.JobResumed: _goes_on,
+        f.SlotQueued: _asks_for,
+        f.SlotReleased: _gives_back,
+        f.SlotFaulted: _is_deprived,
+        f.SlotLost: _is_deprived,
+        f.SlotRevoked: _is_deprived,
+    }
