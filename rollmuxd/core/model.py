@@ -354,6 +354,8 @@ class Slot(Struct):
     status: SlotStatus = SlotStatus.QUEUED
     #: the GPUs it holds now
     gpus: tuple[GpuId, ...] = ()
+    #: of a tail: those that it claimed, of which it may have back what it gave
+    claimed: tuple[GpuId, ...] = ()
     fence: Fence | None = None
     side: bool = False
     claimed_at: Millis | None = None

@@ -498,7 +498,8 @@ class World:
         whole = sum(len(state.nodes[node].gpus) for node in state.phase_nodes(job, phase))
         body = round(took * process.job.tail_from[process.step % len(process.job.tail_from)])
         slower = body * whole // len(slot.gpus)
-        return slower + took - body, slower if 0 < phase.min_gpus < len(slot.gpus) == whole else None
+        has_all = len(slot.gpus) == whole or process.job.grows  # what is scored begins its tails on all
+        return slower + took - body, slower if has_all and 0 < phase.min_gpus < len(slot.gpus) else None
 
     def tail_begins(self, process: Process, slot: SlotId) -> None:
         """The process says how far it is; asked to, it consolidates its tail and gives GPUs back."""

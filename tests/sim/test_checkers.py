@@ -247,6 +247,12 @@ def test_a_tail_that_keeps_what_it_never_had_is_caught(tails):
     caught("a_gpu_is_held_by_one_slot", changed(tails, f.SlotShrunk, kept=("rollout1/gpu0", "train1/gpu0")))
 
 
+def test_a_tail_that_grows_to_what_its_slot_never_claimed_is_caught(tails):
+    _, _, tail = where(tails, f.SlotShrunk)
+    forged = after(tails, f.SlotShrunk, lambda it: f.SlotGrown(it.at, tail.slot, it.kept))
+    caught("a_tail_takes_back_what_it_gave", forged)
+
+
 def test_a_gpu_of_a_tail_that_another_claims_is_caught(tails):
     _, _, claim = where(tails, f.SlotClaimed, slot=slot_of(tails, "Y", "rollout"))
     forged = changed(tails, f.SlotClaimed, like={"slot": claim.slot}, gpus=("rollout1/gpu0", *claim.gpus))

@@ -111,6 +111,8 @@ def slot_requeued(state: State, fact: f.SlotRequeued) -> None:
 
 def slot_shrunk(state: State, fact: f.SlotShrunk) -> None:
     slot = state.slots[fact.slot]
+    if slot.status is SlotStatus.RUNNING:  # until here it holds what it claimed
+        slot.claimed = slot.gpus
     slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
     _unhold(state, slot, keep=fact.kept)
     slot.gpus = fact.kept

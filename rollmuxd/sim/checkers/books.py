@@ -136,6 +136,7 @@ class Asked(Struct):
     since: Millis
     queued_at: Millis
     gpus: tuple[GpuId, ...] = ()
+    claimed: tuple[GpuId, ...] = ()
     fence: Fence | None = None
     granted_at: Millis = 0
 

@@ -69,6 +69,11 @@ class Slots(Placements, Turns, Credit):
             if where != "loaded" and not set(self.places[node].gpus).isdisjoint(more):
                 self._broken("who_grows_finds_its_state_loaded", f"slot {name} grows to {more}, and {key} is {where}")
 
+    def a_tail_takes_back_what_it_gave(self, name: SlotId, asked: Asked, gpus: tuple[GpuId, ...]) -> None:
+        """All that its slot claimed, and nothing that it never had."""
+        if set(gpus) != set(asked.claimed):
+            self._broken("a_tail_takes_back_what_it_gave", f"slot {name} claimed {asked.claimed}, and grows to {gpus}")
+
     def fences_only_grow(self, name: SlotId, fence: Fence) -> None:
         """One for each grant, each greater than every one before."""
         if fence <= self.fence:
@@ -164,7 +169,7 @@ class Slots(Placements, Turns, Credit):
             party.on = None
         else:
             visit.turn += 1
-        asked.status, asked.gpus = "loading", gpus
+        asked.status, asked.gpus, asked.claimed = "loading", gpus, gpus
         member.queued, member.holding = None, name
         self.held.update(dict.fromkeys(gpus, name))
         self.stain.update(dict.fromkeys(gpus, job))
@@ -218,6 +223,7 @@ class Slots(Placements, Turns, Credit):
     def _grown(self, fact: f.SlotGrown) -> None:
         asked = self.slots[fact.slot]
         more = tuple(gpu for gpu in fact.gpus if gpu not in asked.gpus)
+        self.a_tail_takes_back_what_it_gave(fact.slot, asked, fact.gpus)
         self.a_gpu_is_held_by_one_slot(fact.slot, more)
         self.a_gpu_is_given_on_only_when_seen_clear(fact.slot, asked.job, more)
         self.who_grows_finds_its_state_loaded(fact.slot, more, self.members[asked.job].stays[asked.phase])
