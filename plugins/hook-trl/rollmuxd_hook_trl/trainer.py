@@ -68,6 +68,8 @@ class Sharing(_Trainer):  # type: ignore[misc]
         self._eval_phase = "eval" if "eval" in side else "sync" if self._has_server else "train"
         self._save_phase = "save" if "save" in side else "train"
         self._generating = False
+        #: the trainer's GPUs were needed since the last rollout; and needed before its rewards, in the cycle before
+        self._computed = self._computes_first = False
         self._parking: bool = settings.pop("parking", not self._on_cpu)
         communicators = settings.pop("communicators", "keep")
         self._job = rollmuxd.job(**_job_settings(settings, config, server=self._has_server, on_cpu=self._on_cpu))
@@ -105,7 +107,10 @@ class Sharing(_Trainer):  # type: ignore[misc]
         if self._turns.slot is not None:
             completions = generated[1]
             self._turns.slot.measure(sequences=len(completions), tokens=sum(len(one) for one in completions))
-        if self._is_vlm:  # its images go to the GPU at once
+        self._computed = False
+        # Images go to the GPU at once. And where no reward function runs before the trainer's GPUs are needed, it gains
+        # nobody anything to ask for them later: one call releases the rollout and asks for train.
+        if self._is_vlm or self._computes_first:
             self._turns.go("train")
         else:
             self._turns.leave()
@@ -118,6 +123,8 @@ class Sharing(_Trainer):  # type: ignore[misc]
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(function, torch.nn.Module) for function in self.reward_funcs):
             self._training()
+        if self._turns.on and self.model.training:
+            self._computes_first = self._computed
         return super()._calculate_rewards(*args, **kwargs)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
@@ -127,6 +134,7 @@ class Sharing(_Trainer):  # type: ignore[misc]
 
     def _training(self) -> None:
         if self._turns.on and self.model.training:
+            self._computed = True
             self._turns.go("train")
 
     def _sync_is_due(self) -> bool:

@@ -160,6 +160,54 @@ def test_where_log_probabilities_come_first_scoring_is_part_of_train(runs, out, 
     assert held == ["train", "train"]
 
 
+def talk(daemon):
+    """What was asked of the daemon, call by call: a phase, or a release and what it carried."""
+    said = []
+    for call in daemon.calls:
+        if call.path.endswith("/slots"):
+            said.append(call.body["phase"])
+        elif call.path.endswith("/release"):
+            said.append(("release", (call.body.get("next") or {}).get("phase")))
+    return said
+
+
+ONWARD = [("release", "train"), ("release", "rollout")]
+
+
+def test_where_log_probabilities_come_first_a_rollout_and_its_steps_are_two_calls(runs, trl, out, daemon):
+    more = dict(max_steps=6, num_iterations=2)
+    run = runs.trainer("high", out, **more)
+    run.train()
+    start = ["init", ("release", None), "init", ("release", "rollout")]
+    first = [("release", None), "train", ("release", "rollout")]  # which tells what comes first
+    assert talk(daemon) == [*start, *first, *ONWARD, *ONWARD[:1], ("release", None)]
+    assert daemon.phases == ["init", "init", *CYCLE * 3]
+    assert runs.digest(run.model) == solo(runs, trl, out, **more)
+
+
+def test_what_comes_first_is_learnt_of_training_and_anew_each_time(runs, out, daemon, monkeypatch):
+    held = []
+    plain = runs.TASKS["high"]
+
+    def reward(completions, **more):
+        if run.model.training:
+            held.append(phase_of(run))
+        return plain(completions, **more)
+
+    class Changes(runs_callback()):
+        def on_step_end(self, _args, state, *_, **__):
+            # (Of TRL's own conditions for log-probabilities this is the one that can be changed between two steps.)
+            run.num_iterations = 2 if state.global_step in {2, 3, 4} else 1
+
+    monkeypatch.setitem(runs.TASKS, "high", reward)
+    evaluated = dict(eval_strategy="steps", eval_steps=1, eval_dataset=runs.Dataset.from_dict({"prompt": ["1="] * 8}))
+    run = runs.trainer("high", out, max_steps=8, callbacks=[Changes()], **evaluated)
+    run.train()
+    # Log-probabilities come first in the third and the fourth rollout. So one reward function is within train after
+    # these that need not be, and no further one.
+    assert held == [None, None, "train", "train", "train", None, None]
+
+
 def test_evaluation_and_saving_are_in_train_and_change_no_bit(runs, trl, out, daemon):
     more = dict(
         max_steps=4,
