@@ -28,8 +28,11 @@ from rollmuxd.core.letting_go import (
     watch,
 )
 from rollmuxd.core.model import (
+    Host,
     HostId,
+    JobState,
     JobStatus,
+    Millis,
     Node,
     NodeId,
     NodeStatus,
@@ -180,10 +183,10 @@ def host_seen(c: Cycle, told: i.HostSeen) -> Answer:
     if told.boot_id and told.boot_id != host.boot_id:
         c.fact(f.HostBooted(c.now, host.id, told.boot_id))
     sights = {sight.gpu: sight for sight in told.gpus}
-    if rebooted:
-        forget_contents(c, host.nodes, sights)
     since = c.now + 1 if told.since is None else told.since
-    c.soft.observed(host.id)
+    if rebooted:
+        forget_contents(c, host, sights, since)
+    c.soft.observed(host.id, since)
     before = len(c.facts)
     for name in list(host.nodes):
         node = c.state.nodes[name]
@@ -205,13 +208,13 @@ def host_seen(c: Cycle, told: i.HostSeen) -> Answer:
     return NOTHING
 
 
-def forget_contents(c: Cycle, nodes: list[NodeId], sights: dict[str, i.GpuSight]) -> None:
+def forget_contents(c: Cycle, host: Host, sights: dict[str, i.GpuSight], since: Millis) -> None:
     """Another boot id: whatever was in the host's memories is gone, and whoever ran there runs no more.
 
-    But for what has come there since, where the restart is noticed late: bytes of who lives.
+    But for what has come there since, or is on its way, where the restart is noticed late.
     """
     taken = []
-    for name in nodes:
+    for name in host.nodes:
         node = c.state.nodes[name]
         for holder in dict.fromkeys(gpu.holder for gpu in node.gpus.values() if gpu.holder is not None):
             slot = c.state.slots[holder]
@@ -221,14 +224,12 @@ def forget_contents(c: Cycle, nodes: list[NodeId], sights: dict[str, i.GpuSight]
                 take_away(c, slot, f.SlotFaulted(c.now, holder, reason))
             elif slot.status in HOLDS:
                 take_away(c, slot, f.SlotLost(c.now, holder, reason))
-        limit = clear_limit_mb(c, node)
-        used = [gpu.stain for name, gpu in node.gpus.items() if name in sights and sights[name].used_mb > limit]
         for key in node.states:
             kept = c.state.states[key]
             if kept.status is not StateStatus.GONE:
                 if kept.status is not StateStatus.UNKNOWN:
                     c.fact(f.StateUnknown(c.now, kept.job, kept.pool, kept.node))
-                if kept.job not in used or process_of(c, kept) is None:
+                if not has_come_since(c, node, kept, sights, since):
                     c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
         for job in list(node.pinned):
             for closing in list(c.state.jobs[job].closing):
@@ -236,6 +237,25 @@ def forget_contents(c: Cycle, nodes: list[NodeId], sights: dict[str, i.GpuSight]
     for slot in taken:  # what it had loaded on other hosts
         if slot.status is SlotStatus.RECLAIMING:
             park_own(c, c.state.jobs[slot.job], slot)
+
+
+def has_come_since(c: Cycle, node: Node, kept: JobState, sights: dict[str, i.GpuSight], since: Millis) -> bool:
+    """Whether a state may be, or come, on a node although its host was restarted: its process lives, and
+
+    - its bytes were seen there,
+    - or the look began before they came, and says nothing of them,
+    - or it is to load the state, and may have come after the restart: it has not begun to.
+    """
+    process = process_of(c, kept)
+    if process is None:
+        return False
+    limit = clear_limit_mb(c, node)
+    theirs = [(name, gpu) for name, gpu in node.gpus.items() if gpu.stain == kept.job]
+    if any(gpu.touched_at >= since or (name in sights and sights[name].used_mb > limit) for name, gpu in theirs):
+        return True
+    order = c.state.orders.get(kept.order or "")
+    loads = order is not None and order.kind is OrderKind.LOAD
+    return loads and process.opened_at >= c.soft.looked_at.get(node.host, 0)
 
 
 def see_node(c: Cycle, node: Node, sights: dict[str, i.GpuSight]) -> None:

@@ -31,6 +31,8 @@ class Soft:
         self.waiting_of: dict[str, int] = {}
         #: what was seen last on GPUs that were not clear, for people
         self.used_mb: dict[GpuId, int] = {}
+        #: when the last look at each host began
+        self.looked_at: dict[HostId, Millis] = {}
         #: hosts that are to be looked at again, and when
         self._looks: dict[HostId, Millis] = {}
         #: after how long the time after that
@@ -130,9 +132,11 @@ class Soft:
         self._looks[host] = at
         self.at(at, "look", host)
 
-    def observed(self, host: HostId) -> None:
-        """The host was looked at; what is still to come clear there plans the next look."""
+    def observed(self, host: HostId, since: Millis | None = None) -> None:
+        """The host was looked at; what is still to come clear there plans the next look. None: it was not reached."""
         self._looks.pop(host, None)
+        if since is not None:
+            self.looked_at[host] = since
 
     def may_tell(self, state: str, now: Millis, config: Config) -> bool:
         """Whether a state may be told to be discarded once more: each time after twice as long."""

@@ -405,11 +405,13 @@ class Play:
     in_restart = in_start
 
     def in_seen(self, *words: str) -> i.Input:
+        """``seen h1 boot=b h1/gpu0=5000 since=9``: what a look saw that began at 9 s (else: now)."""
         words_ = list(words)
         host = words_.pop(0) if words_ and words_[0] in self.hosts else next(iter(self.hosts))
         boot = next((word.removeprefix("boot=") for word in words_ if word.startswith("boot=")), "")
         gpus = tuple(gpu for node in self.nodes.values() if node.host == host for gpu in node.gpus)
-        return i.HostSeen(host, self._sights(gpus, tuple(w for w in words_ if "/gpu" in w)), boot)
+        since = next((_ms(word.removeprefix("since=")) for word in words_ if word.startswith("since=")), None)
+        return i.HostSeen(host, self._sights(gpus, tuple(w for w in words_ if "/gpu" in w)), boot, since=since)
 
     def in_unreachable(self, host: str, *why: str) -> i.Input:
         return i.HostUnreachable(host, " ".join(why) or "no route")
