@@ -21,6 +21,7 @@ from rollmuxd.core.model import (
     SlotId,
     SlotStatus,
     StateStatus,
+    Visit,
 )
 from rollmuxd.core.rotation import find_phase
 
@@ -79,7 +80,7 @@ def advance(c: Cycle, group: Group, job: Job, slot: Slot) -> bool:
                 continue
             absent = group.wheel[head]
             # its own earlier visit is past: it asks for a later one
-            if absent.job == job.id or may_skip(c, group, head):
+            if absent.job == job.id or (may_skip(c, group, head) and not keeps_its_place(c, absent, slot, node)):
                 c.fact(f.VisitSkipped(c.now, group.id, head, absent.job, absent.phase))
                 return True
     if not make_room(c, group, visit, job, nodes) or not first_everywhere:
@@ -151,6 +152,20 @@ def may_skip(c: Cycle, group: Group, index: int) -> bool:
     if c.now < due:
         c.soft.at(due, "dispatch", group.id)
     return c.now >= due
+
+
+def keeps_its_place(c: Cycle, absent: Visit, slot: Slot, node: NodeId) -> bool:
+    """Whether a visit whose request nobody attends is not passed yet: nobody could go on its node before it is back.
+
+    Passed, it would come again only in the next turn, and while somebody else holds all of the node that would win
+    nothing for who waits behind it. One that begins on a part does win: who holds the node is asked to shrink for it.
+    """
+    job, phase = c.state.jobs[absent.job], find_phase(c.state, slot.job, slot.phase)
+    asks = job.status in SERVED and job.queued in c.soft.awaited and c.state.slots[job.queued].phase == absent.phase
+    if not asks or (phase is not None and phase.min_gpus):
+        return False
+    holders = [c.state.slots[gpu.holder] for gpu in c.state.nodes[node].gpus.values() if gpu.holder is not None]
+    return any(holder.status in (SlotStatus.LOADING, SlotStatus.RUNNING) for holder in holders)
 
 
 def make_room(c: Cycle, group: Group, visit: int, job: Job, nodes: tuple[NodeId, ...]) -> bool:
