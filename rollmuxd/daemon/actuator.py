@@ -4,8 +4,9 @@ What may be relied on:
 
 - Each order ends in exactly one report: done, failed, or lost contact; a probe's may be that it was not begun. *Lost
   contact* is whatever is not known for certain: a time limit, a broken line, an error that no contract allows.
-- Whatever a plugin does (hang, raise, lie) stays with the order it was told; every other goes on.
+- Whatever a plugin does (hang, raise, lie) stays with the order it was told; every other goes on. See ``asking.py``.
 - An order that is under way is not told a second time, also when the writer begins anew and orders it again.
+- An order that has left the books is stopped: its GPUs may be somebody else's by now.
 """
 
 import asyncio
@@ -41,6 +42,7 @@ from rollmuxd.core.model import (
     Order,
     OrderId,
     OrderKind,
+    OrderStatus,
     PoolName,
     SessionId,
     SlotId,
@@ -48,6 +50,7 @@ from rollmuxd.core.model import (
 )
 from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.state import State, state_key
+from rollmuxd.daemon.asking import STOPS_S, ask, checked, said
 from rollmuxd.daemon.identity import Identities
 from rollmuxd.daemon.visible import visible
 from rollmuxd.spi import (
@@ -56,6 +59,8 @@ from rollmuxd.spi import (
     KeepsOutput,
     NotDone,
     Output,
+    Probed,
+    Process,
     ProcessOrder,
     Residency,
     Sight,
@@ -147,8 +152,9 @@ class Actuator:
             under_way = list(self._under_way.values())
             for order in under_way:
                 order.cancel()
-            with anyio.CancelScope(shield=True):
-                await asyncio.gather(*under_way, return_exceptions=True)
+            if under_way:
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait(under_way, timeout=2 * STOPS_S)
 
     def perform(self, effects: Sequence[Effect]) -> None:
         """Begin with these effects, in order, and return at once."""
@@ -181,6 +187,14 @@ class Actuator:
         """What the backend sees on these GPUs now; nothing where it cannot say soon. Unknown is never free."""
         return await self._look(host, gpus, SIGHT_S)
 
+    def begin(self, state: State) -> None:
+        """A replay has given this state. Facts that no sink was told of may have taken orders from the books."""
+        self._stop_all_but(state)
+
+    def _stop_all_but(self, state: State) -> None:
+        for order in [order for order in self._under_way if order not in state.orders]:
+            self._under_way[order].cancel()
+
     # ---- orders ----------------------------------------------------------------------------------------------------
 
     async def _order(self, effect: Perform | Probe) -> None:
@@ -190,7 +204,7 @@ class Actuator:
         except Exception as error:
             # A bug, ours or a plugin's: what has become of the order is not known.
             log.exception("order_crashed", order=effect.order)
-            report = OrderLostContact(effect.order, _said(error))
+            report = OrderLostContact(effect.order, said(error))
         finally:
             del self._under_way[effect.order]
         if report is not None:
@@ -206,16 +220,15 @@ class Actuator:
             return OrderFailed(order.id, f'residency driver "{order.driver}" is not there')
         if told is None:
             return OrderFailed(order.id, f"what it is about is gone (job {order.job}, node {order.node})")
-        if isinstance(effect, Probe):
-            return await self._probe(driver, told)
-        return await self._tell(driver, order, told)
+        if order.status is OrderStatus.ISSUED and isinstance(effect, Perform):
+            return await self._tell(driver, order, told)
+        # One that was to be told again, and of which came meanwhile that nobody knows: it may only be asked for.
+        return await self._probe(driver, told) if driver.traits.probes or isinstance(effect, Probe) else None
 
     def on_facts(self, facts: Sequence[tuple[int, Fact]]) -> None:
         """Stop what is under way for orders that have left the books: their GPUs may be somebody else's by now."""
         if self._under_way and any(isinstance(fact, StateSeen) for _, fact in facts):
-            orders = self._state().orders
-            for order in [order for order in self._under_way if order not in orders]:
-                self._under_way[order].cancel()
+            self._stop_all_but(self._state())
         for _, fact in facts:
             if isinstance(fact, SlotGranted):
                 self._remember_phase(fact.slot)
@@ -235,37 +248,34 @@ class Actuator:
     async def _tell(self, driver: Residency, order: Order, told: StateOrder) -> Input:
         verb = {OrderKind.LOAD: driver.load, OrderKind.PARK: driver.park, OrderKind.DISCARD: driver.discard}[told.kind]
         limit_s = self.limit_s(order)
+        until = anyio.current_time() + limit_s
         retries = iter(RETRY_AFTER_S[:RETRIES] if driver.traits.idempotent else ())
         while True:
             began = anyio.current_time()
             try:
-                # asyncio's own, here and below: each hand-over of a GPU waits for four of them to be set up.
-                async with asyncio.timeout(limit_s):
-                    await verb(told)
+                await ask(until - began, verb(told), of_s=limit_s)
             except NotDone as error:
                 wait_s = next(retries, None)
-                if wait_s is None or told.order not in self._state().orders:
-                    return OrderFailed(told.order, _said(error))
-                log.info("order_again", order=told.order, job=told.job, reason=_said(error), in_s=wait_s)
+                if wait_s is None or anyio.current_time() + wait_s >= until:
+                    return OrderFailed(told.order, said(error))
+                log.info("order_again", order=told.order, job=told.job, reason=said(error), in_s=wait_s)
                 await anyio.sleep(wait_s)
-            except TimeoutError as error:
-                why = _said(error) if str(error) else f"no answer within {limit_s:g} s"
-                return OrderLostContact(told.order, why)
+                if told.order not in self._state().orders:
+                    return OrderFailed(told.order, said(error))
             except ContactLost as error:
-                return OrderLostContact(told.order, _said(error))
+                return OrderLostContact(told.order, said(error))
             except Exception as error:
                 log.warning("driver_crashed", order=told.order, job=told.job, driver=order.driver, exc_info=True)
-                return OrderLostContact(told.order, _said(error))
+                return OrderLostContact(told.order, said(error))
             else:
                 self._learn(order, anyio.current_time() - began)
                 return OrderDone(told.order, await self._after(told))
 
     async def _probe(self, driver: Residency, told: StateOrder) -> Input:
         try:
-            async with asyncio.timeout(PROBE_S):
-                found = await driver.probe(told)
+            found = checked(await ask(PROBE_S, driver.probe(told)), Probed, "what the driver says of the order")
         except Exception as error:
-            return OrderLostContact(told.order, _said(error))
+            return OrderLostContact(told.order, said(error))
         if not found.known:
             return OrderLostContact(told.order, found.error or "the driver does not know what became of it")
         if not found.done and not found.begun:
@@ -331,12 +341,10 @@ class Actuator:
         if backend is None:
             return ()
         try:
-            async with asyncio.timeout(limit_s):
-                sight = await self._sighted(backend, host)
+            sight = await self._sighted(backend, host, limit_s)
         except Exception as error:
-            log.info("not_seen", host=host, reason=_said(error))
+            log.info("not_seen", host=host, reason=said(error))
             return ()
-        self._remember(sight)
         seen = tuple(gpu for gpu in sight.gpus if gpu.gpu in gpus)
         return seen if len(seen) == len(gpus) else ()
 
@@ -362,23 +370,23 @@ class Actuator:
             return HostUnreachable(host, "no backend that is configured reaches it")
         since = self._now()
         try:
-            async with asyncio.timeout(LOOK_S):
-                sight = await self._sighted(backend, host)
-        except TimeoutError as error:
-            return HostUnreachable(host, _said(error) if str(error) else f"no answer within {LOOK_S:g} s")
+            sight = await self._sighted(backend, host, LOOK_S)
         except Exception as error:
-            if not isinstance(error, ContactLost):
+            if not isinstance(error, ContactLost | TimeoutError):
                 log.warning("backend_crashed", host=host, exc_info=True)
-            return HostUnreachable(host, _said(error))
-        self._remember(sight)
+            return HostUnreachable(host, said(error))
         return HostSeen(host, sight.gpus, sight.boot_id, since, dict(sight.unread))
 
-    async def _sighted(self, backend: Backend, host: HostId) -> Sight:
-        """What the backend sees, if its GPUs are nobody else's as well. Raises ContactLost."""
-        sight = await backend.observe(host)
+    async def _sighted(self, backend: Backend, host: HostId, limit_s: float) -> Sight:
+        """What the backend sees, if it can be and its GPUs are nobody else's as well. Raises ContactLost."""
+        sight = checked(await ask(limit_s, backend.observe(host)), Sight, "what the backend has seen")
+        seen = [gpu.gpu for gpu in sight.gpus]
+        if len(seen) > len(set(seen)) or any(gpu.used_mb < 0 for gpu in sight.gpus):
+            raise ContactLost("what the backend has seen cannot be used: a GPU twice, or less than nothing on one")
         if sight.uuids:
             nodes = self._state().nodes.values()
             self._identities.check(host, sight, {gpu for node in nodes if node.host == host for gpu in node.gpus})
+        self._remember(sight)
         return sight
 
     def _remember(self, sight: Sight) -> None:
@@ -395,7 +403,7 @@ class Actuator:
         except Exception as error:
             if not isinstance(error, NotDone | ContactLost | TimeoutError):
                 log.warning("backend_crashed", job=effect.job, exc_info=True)
-            report = LaunchFailed(effect.launch, _said(error))
+            report = LaunchFailed(effect.launch, said(error))
         finally:
             del self._launching[effect.launch]
         if report is not None:
@@ -429,8 +437,8 @@ class Actuator:
             cwd=job.spec.launch.cwd,
             env={**self._environment, **job.spec.launch.env, **ours},
         )
-        with anyio.fail_after(LAUNCH_S):
-            process = await backend.start(launch.host, order)
+        answer = await ask(LAUNCH_S, backend.start(launch.host, order))
+        process = checked(answer, Process, "what the backend says of the process")
         return Launched(effect.launch, process.pid, process.started)
 
     async def output(self, job: JobId, after: int, limit: int) -> Output:
@@ -441,8 +449,7 @@ class Actuator:
         backend = None if host is None else self._backends.get(host.backend)
         if known is None or not isinstance(backend, KeepsOutput):
             raise NotDone("the daemon has no output of this job: it has not started it, or not where output is kept")
-        with anyio.fail_after(LOOK_S):
-            return await backend.output(known.host, known.id, after, limit)
+        return await ask(LOOK_S, backend.output(known.host, known.id, after, limit))
 
     async def _stop(self, effect: Kill) -> None:
         """End what was started for a job, then look."""
@@ -452,10 +459,9 @@ class Actuator:
         try:
             if not isinstance(backend, StartsProcesses):
                 raise ContactLost(f"no backend that starts processes reaches {effect.host}")
-            with anyio.fail_after(KILL_S):
-                ended = await backend.stop(effect.host, effect.launch)
+            ended = await ask(KILL_S, backend.stop(effect.host, effect.launch))
         except Exception as error:
-            log.warning("stop_failed", job=effect.job, host=effect.host, launch=effect.launch, reason=_said(error))
+            log.warning("stop_failed", job=effect.job, host=effect.host, launch=effect.launch, reason=said(error))
         else:
             log.info("stopped" if ended else "had_ended", job=effect.job, host=effect.host, launch=effect.launch)
         self.perform([Observe(name) for name in dict.fromkeys((*self._hosts_of(effect.job, None), effect.host))])
@@ -478,10 +484,9 @@ class Actuator:
             if backend is None:
                 continue
             try:
-                with anyio.fail_after(KILL_S):
-                    ended = await backend.kill(host, session.pid, session.started)
+                ended = await ask(KILL_S, backend.kill(host, session.pid, session.started))
             except Exception as error:
-                log.warning("kill_failed", job=effect.job, host=host, pid=session.pid, reason=_said(error))
+                log.warning("kill_failed", job=effect.job, host=host, pid=session.pid, reason=said(error))
                 continue
             log.info("killed" if ended else "not_ours_to_kill", job=effect.job, host=host, pid=session.pid)
         self.perform([Observe(host) for host in hosts])
@@ -497,11 +502,3 @@ class Actuator:
         nodes += [kept.node for kept in state.states.values() if kept.job == job_id]
         hosts = dict.fromkeys(state.nodes[node].host for node in nodes if node in state.nodes)
         return tuple(hosts) or (tuple(state.hosts) if len(state.hosts) == 1 else ())
-
-
-def _said(error: Exception) -> str:
-    """An error in words: its own, where it has some and is meant to be read."""
-    text = str(error)
-    if isinstance(error, NotDone | ContactLost) and text:
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

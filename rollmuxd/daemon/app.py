@@ -113,6 +113,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
             metrics.begin(state)
             today.begin(state)
             hub.begin(state)
+            actuator.begin(state)
             if tracing is not None:
                 tracing.spans.begin(state)
 

@@ -127,7 +127,7 @@ class ChannelHub:
             line.over_at = None
             line.heard.clear()
             for told in line.told.values():
-                if told.fetched:
+                if told.fetched or told.results:  # a result that came again after a restart was never fetched here
                     told.lose("the job's process was replaced while it did this")
         line.heard[rank] = self._time()
 
@@ -143,7 +143,8 @@ class ChannelHub:
                 self._line(job, session)  # raises when that is over
                 line.heard[rank] = self._time()
                 for told in line.told.values():
-                    if told.tellers and told.command and rank < told.ranks and rank not in told.results:
+                    wanted = told.tellers and not told.lost and rank < told.ranks and rank not in told.results
+                    if wanted and told.command:
                         told.fetched.add(rank)
                         return told.command
                 poll: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -451,7 +451,13 @@ class Driver:
             facts = [(self._seq + number, fact) for number, fact in enumerate(decision.facts, 1)]
             self._seq = facts[-1][0]
             life = self._life
-            self._journal.append(facts, lambda done: self._committed(life, facts, done))
+            try:
+                self._journal.append(facts, lambda done: self._committed(life, facts, done))
+            except Exception as error:
+                # What cannot be written down has not happened, and memory has it: as after a failed commit.
+                log.exception("facts_not_written", facts=[type(fact).__name__ for _, fact in facts])
+                self._end(Unavailable(f"the daemon starts over after an error ({type(error).__name__})"))
+                raise
         if decision.effects:
             if self._seq <= self.durable_seq:
                 self._perform(decision.effects)

@@ -16,6 +16,7 @@ from rollmuxd.core.effects import Effect, Observe
 from rollmuxd.core.facts import DaemonStarted
 from rollmuxd.core.inputs import HostSpec, NodeSpec, Start
 from rollmuxd.core.model import HostId
+from rollmuxd.daemon.asking import ask, checked, said
 from rollmuxd.daemon.driver import Numbered
 from rollmuxd.spi import Backend, Inventory
 
@@ -70,12 +71,12 @@ async def fill_in(start: Start, backends: Mapping[str, Backend], kept: Path | No
     before = _read(kept)
     inventories: dict[HostId, Inventory] = {}
 
-    async def ask(host: HostSpec) -> None:
+    async def take_stock(host: HostSpec) -> None:
         try:
-            with anyio.fail_after(INVENTORY_S):
-                inventories[host.id] = await backends[host.backend].inventory(host.id)
+            answer = await ask(INVENTORY_S, backends[host.backend].inventory(host.id))
+            inventories[host.id] = checked(answer, Inventory, "the inventory")
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = said(error)
             if host.id in before:
                 inventories[host.id] = before[host.id]
                 log.warning("inventory_of_before", host=host.id, reason=reason)
@@ -89,11 +90,14 @@ async def fill_in(start: Start, backends: Mapping[str, Backend], kept: Path | No
     async with anyio.create_task_group() as tasks:
         for host in start.hosts:
             if not host.ram_mb or host.id in lacking:
-                tasks.start_soon(ask, host)
+                tasks.start_soon(take_stock, host)
     if kept is not None and inventories:
         beside = kept.with_suffix(".new")
-        beside.write_bytes(msgspec.json.encode({**before, **inventories}))
-        beside.replace(kept)
+        try:
+            beside.write_bytes(msgspec.json.encode({**before, **inventories}))
+            beside.replace(kept)
+        except OSError as error:  # a full disk must not keep a daemon from starting: it is only a help
+            log.warning("inventories_not_kept", file=str(kept), reason=said(error))
 
     def filled_host(host: HostSpec) -> HostSpec:
         found = inventories.get(host.id)

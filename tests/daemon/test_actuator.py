@@ -4,6 +4,7 @@ In virtual time.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -58,7 +59,7 @@ class ScriptedBackend:
 class ScriptedDriver:
     """Does what ``script`` says: an error to raise, or seconds to take; then nothing any more."""
 
-    def __init__(self, *script: Exception | float, idempotent: bool = False, probed: Probed | None = None) -> None:
+    def __init__(self, *script: BaseException | float, idempotent: bool = False, probed: Probed | None = None) -> None:
         self.traits = DriverTraits(idempotent=idempotent, probes=probed is not None)
         self.script = list(script)
         self.told: list[tuple[str, object]] = []
@@ -80,7 +81,7 @@ class ScriptedDriver:
     async def _do(self, verb, order):
         self.told.append((verb, order))
         step = self.script.pop(0) if self.script else 0.0
-        if isinstance(step, Exception):
+        if isinstance(step, BaseException):
             raise step
         if step:
             await anyio.sleep(step)
@@ -412,3 +413,214 @@ async def test_a_driver_is_told_in_which_phase_the_state_was_used_last():
             actuator.perform([Perform("o1")])
             await anyio.sleep(0.01)
     assert [told.phase for _, told in driver.told] == ["", "eval", "eval", "rollout"]
+
+
+# ---- plugins at their worst ----------------------------------------------------------------------------------------
+
+
+async def test_a_driver_that_is_cancelled_from_within_has_its_order_reported_as_unknown():
+    """Whoever waits for a connection that somebody else is making is cancelled with it, and nobody had asked for it."""
+    driver = ScriptedDriver(asyncio.CancelledError())
+    async with acting(world(order(), order(id="o2")), driver) as (actuator, posted, _):
+        actuator.perform([Perform("o1")])
+        await anyio.sleep(1)
+        assert posted == [OrderLostContact("o1", "the plugin's own call was cancelled, and not by the daemon")]
+        actuator.perform([Perform("o2")])
+        await anyio.sleep(1)
+        assert posted[1:] == [OrderDone("o2", CLEAR)]
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(2)])
+async def test_a_backend_that_is_cancelled_from_within_or_exits_costs_its_own_look_only(error):
+    """It was the end of the actuator, without a word: a task that ends cancelled cancels the group that it is in."""
+    backend = ScriptedBackend()
+
+    async def torn() -> Sight:
+        raise error
+
+    good, backend.sees = backend.sees, torn
+    async with acting(world(order()), ScriptedDriver(), backend) as (actuator, posted, _):
+        actuator.perform([Observe("box"), Kill("j1", 1, "n1")])
+        assert await actuator.sight("box", ("box/gpu0",)) == ()
+        await anyio.sleep(1)
+        assert posted
+        assert {type(report) for report in posted} == {HostUnreachable}
+        posted.clear()
+        backend.sees = good
+        actuator.perform([Perform("o1"), Observe("box")])
+        await anyio.sleep(1)
+        assert {type(report) for report in posted} == {OrderDone, HostSeen}
+
+
+@pytest.mark.parametrize(
+    "sight",
+    [
+        None,
+        Sight(None, "boot1"),
+        Sight((GpuSight("box/gpu0", 12.5), GpuSight("box/gpu1", 0)), "boot1"),
+        Sight((GpuSight("box/gpu0", None), GpuSight("box/gpu1", 0)), "boot1"),
+        Sight((GpuSight("box/gpu0", -1), GpuSight("box/gpu1", 0)), "boot1"),
+        Sight((GpuSight("box/gpu0", 0), GpuSight("box/gpu0", 0)), "boot1"),
+        Sight(CLEAR, None),
+        Sight(CLEAR, "boot \udcff"),
+        Sight(CLEAR, "boot1", unread={"box/gpu2": 7}),
+    ],
+    ids=["none", "no gpus", "float", "no mb", "below zero", "twice", "no boot id", "no text", "no reason"],
+)
+async def test_a_sight_that_is_none_is_believed_by_nobody_and_ends_nothing(sight):
+    """What is not of the contract's types would stop the daemon here, or be journalled and never be read again."""
+    backend = ScriptedBackend()
+
+    async def lie() -> Sight:
+        return sight
+
+    good, backend.sees = backend.sees, lie
+    async with acting(world(order()), ScriptedDriver(), backend) as (actuator, posted, _):
+        actuator.perform([Observe("box")])
+        assert await actuator.sight("box", ("box/gpu0", "box/gpu1")) == ()
+        await anyio.sleep(1)
+        assert [type(report) for report in posted] == [HostUnreachable]
+        assert "cannot be used" in posted[0].reason
+        actuator.perform([Perform("o1")])
+        await anyio.sleep(1)
+        assert posted[1:] == [OrderDone("o1", ())]
+        backend.sees = good
+        actuator.perform([Observe("box")])
+        await anyio.sleep(1)
+        assert type(posted[-1]) is HostSeen
+
+
+async def test_what_a_plugin_says_is_text_that_can_be_journalled_and_read():
+    driver = ScriptedDriver(NotDone("no file 'x\udcff'"), NotDone("x" * 1_000_000))
+    async with acting(world(order(), order(id="o2")), driver) as (actuator, posted, _):
+        actuator.perform([Perform("o1"), Perform("o2")])
+        await anyio.sleep(1)
+
+        first, second = posted
+        assert first == OrderFailed("o1", "no file 'x\\udcff'")
+        assert len(second.error) < 5_000
+        assert second.error.endswith("xxx [...]")
+
+
+async def test_the_time_limit_of_an_order_is_for_all_its_tries_together():
+    """Others wait for it: told again three times, each time as long as once, it would keep them three times as long."""
+
+    class LateNo(ScriptedDriver):
+        async def _do(self, verb, order):
+            self.told.append((verb, order))
+            await anyio.sleep(100)
+            raise NotDone("no")
+
+    driver = LateNo(idempotent=True)
+    async with acting(world(order()), driver) as (actuator, posted, _):
+        actuator.perform([Perform("o1")])
+        await anyio.sleep(121)
+        assert len(posted) == 1
+        assert len(driver.told) == 2
+        await anyio.sleep(1000)
+        assert len(driver.told) == 2
+        assert posted == [OrderLostContact("o1", "no answer within 120 s")]
+
+
+class Stubborn(ScriptedDriver):
+    """Takes no for an answer of nobody: a bare ``except`` in a loop, or a thread that hangs."""
+
+    def __init__(self, takes_s: float, **options) -> None:
+        super().__init__(**options)
+        self.ends = 0.0
+        self.takes_s = takes_s
+
+    async def _do(self, verb, order):
+        self.told.append((verb, order))
+        self.ends = anyio.current_time() + self.takes_s
+        while anyio.current_time() < self.ends:
+            try:
+                await asyncio.sleep(1)
+            except asyncio.CancelledError:
+                continue
+
+
+async def test_a_driver_that_cannot_be_stopped_costs_its_time_limit_and_may_be_asked_afterwards():
+    driver = Stubborn(300, probed=Probed(known=True, done=False, error="half way"))
+    async with acting(world(order()), driver) as (actuator, posted, _):
+        actuator.perform([Perform("o1")])
+        await anyio.sleep(200)
+        assert posted == [OrderLostContact("o1", "no answer within 120 s, and it does not let itself be stopped")]
+        actuator.perform([Probe("o1")])
+        await anyio.sleep(1)
+        assert posted[1:] == [OrderFailed("o1", "half way")]
+        await anyio.sleep(400)
+        assert len(posted) == 2, "what it says then is of no use to anybody"
+
+
+async def test_the_daemon_stops_in_bounded_time_whatever_a_driver_does():
+    driver = Stubborn(300)
+    async with acting(world(order()), driver) as (actuator, posted, _):
+        actuator.perform([Perform("o1")])
+        await anyio.sleep(1)
+        began = anyio.current_time()
+    assert anyio.current_time() - began < 10
+    assert posted == []
+    driver.ends = 0.0
+    await anyio.sleep(2)
+
+
+class Deaf(ScriptedBackend):
+    """Its look does not let itself be stopped."""
+
+    async def observe(self, host: str) -> Sight:
+        self.looks.append(anyio.current_time())
+        while len(self.looks) < 2 and anyio.current_time() < self.looks[0] + 100:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(1)
+        return Sight(CLEAR, "boot1")
+
+
+async def test_a_look_that_cannot_be_stopped_keeps_nobody_from_looking_again():
+    backend = Deaf()
+    async with acting(world(), backend=backend) as (actuator, posted, _):
+        actuator.perform([Observe("box")])
+        await anyio.sleep(16)
+        assert posted == [HostUnreachable("box", "no answer within 10 s, and it does not let itself be stopped")]
+        actuator.perform([Observe("box")])
+        await anyio.sleep(3)
+        assert [type(report) for report in posted] == [HostUnreachable, HostSeen]
+
+
+async def test_an_order_that_has_left_the_books_unseen_is_stopped_when_the_writer_begins_anew():
+    """The writer went down just as it happened: no sink was told, and the GPUs may be somebody else's after all."""
+    driver, state = ScriptedDriver(60.0, 60.0), world(order(m.OrderKind.LOAD), order(m.OrderKind.LOAD, id="o2"))
+    async with acting(state, driver) as (actuator, posted, _):
+        actuator.perform([Perform("o1"), Perform("o2")])
+        await anyio.sleep(1)
+        del state.orders["o1"]
+        actuator.begin(state)
+        await anyio.sleep(1)
+        assert list(actuator._under_way) == ["o2"]
+        await anyio.sleep(100)
+        assert posted == [OrderDone("o2")]
+
+
+async def test_an_order_of_which_there_is_no_word_is_not_told_again_but_asked_for():
+    """Its result came while the writer was down: the start has had it told again before the result was known."""
+    lost = order()
+    lost.status = m.OrderStatus.LOST_CONTACT
+    driver = ScriptedDriver(probed=Probed(known=True, done=True), idempotent=True)
+    async with acting(world(lost), driver) as (actuator, posted, _):
+        actuator.perform([Perform("o1", again=True), Probe("o1")])
+        await anyio.sleep(1)
+
+        assert [verb for verb, _ in driver.told] == ["probe"]
+        assert posted == [OrderDone("o1", CLEAR)]
+
+
+async def test_an_order_that_has_left_the_books_is_not_tried_again():
+    state, driver = world(order()), ScriptedDriver(NotDone("no"), idempotent=True)
+    async with acting(state, driver) as (actuator, posted, _):
+        actuator.perform([Perform("o1")])
+        await anyio.sleep(0.5)
+        del state.orders["o1"]
+        await anyio.sleep(60)
+
+        assert len(driver.told) == 1
+        assert posted == [OrderFailed("o1", "no")]

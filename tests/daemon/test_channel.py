@@ -154,6 +154,36 @@ async def test_a_newer_session_takes_the_line_over_and_what_the_older_had_fetche
         tasks.cancel_scope.cancel()
 
 
+async def test_what_a_process_did_that_was_replaced_is_no_answer_of_its_successor():
+    """After a restart the old process says once more that it has loaded; then it dies, and with it what it loaded."""
+    hub = ChannelHub()
+    hub.dial("j1", "n1", 0, 1)
+    hub.result("j1", "n1", 0, "o1", ok(0))
+    hub.dial("j1", "n2", 0, 1)
+
+    with pytest.raises(ContactLost, match="was replaced"):
+        await hub.tell("j1", 1, park("o1"))
+
+
+async def test_what_is_lost_is_handed_to_no_newer_session_in_the_same_moment():
+    hub = ChannelHub()
+    hub.dial("j1", "n1", 0, 1)
+    lost = []
+
+    async def tell() -> None:
+        with pytest.raises(ContactLost):
+            await hub.tell("j1", 1, park())
+        lost.append(anyio.current_time())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tell)
+        await anyio.sleep(0.1)
+        await hub.next_order("j1", "n1", 0, 1)
+        hub.dial("j1", "n2", 0, 1)
+        assert await hub.next_order("j1", "n2", 0, 0.5) is None
+    assert len(lost) == 1
+
+
 async def test_ranks_not_heard_of_for_long_are_not_counted():
     hub = ChannelHub()
     hub.dial("j1", "n1", 0, 2)

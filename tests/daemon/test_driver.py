@@ -213,6 +213,26 @@ async def test_an_input_that_crashes_the_core_harms_its_sender_only(running):
         assert kept(journal) == ["a", "b"]
 
 
+async def test_a_fact_that_cannot_be_written_down_has_not_happened(running):
+    """Memory would else be ahead of the journal for ever, and the journal have a hole that no restart gets over."""
+    journal = MemoryJournal()
+    async with running(journal) as rig:
+        await rig.driver.submit(add("a"))
+        with pytest.raises(UnicodeEncodeError):
+            await rig.driver.submit(add("no text \udcff"))
+        rig.driver.post(add("nor this \udcff"))
+        await anyio.sleep(1)
+
+        assert rig.hosts() == ["a"]
+        await rig.driver.submit(add("b"))
+        rig.driver.post(add("nor that \udcff"))
+        await anyio.sleep(1)
+        await rig.driver.submit(add("c"))
+        assert kept(journal) == ["a", "b", "c"]
+        seqs = [seq for seq, _ in journal.load().facts]
+        assert seqs == list(range(1, len(seqs) + 1))
+
+
 async def test_a_tick_that_crashes_each_time_does_not_take_the_whole_processor(running):
     async with running(MemoryJournal()) as rig:
         rig.core.crash_on_tick = True

@@ -1,8 +1,10 @@
 """Every host is looked at when the writer begins a life, and again and again; gaps in the settings are filled in."""
 
+import asyncio
 import random
 
 import anyio
+import msgspec
 import pytest
 
 from rollmuxd.core.effects import Observe
@@ -83,3 +85,25 @@ async def test_a_host_that_is_away_has_what_it_had_last_time(tmp_path):
     assert (await fill_in(start, {"x": backend}, tmp_path / "none.json")).hosts[0].ram_mb == 0
     kept.write_text("{")
     assert (await fill_in(start, {"x": backend}, kept)).hosts[0].ram_mb == 0
+
+
+@pytest.mark.parametrize("answer", [None, Inventory(None, 7), Inventory((), 0.5), asyncio.CancelledError()])
+async def test_an_inventory_that_is_none_is_one_that_was_not_given(tmp_path, answer):
+    class Backend:
+        async def inventory(self, host):
+            if isinstance(answer, BaseException) and host == "a":
+                raise answer
+            return answer if host == "a" else Inventory((GpuInfo("b/gpu0", "H20", 96_000),), 1_000_000)
+
+    start = Start(hosts=(HostSpec("a", "x", 0), HostSpec("b", "x", 0)), nodes=())
+    kept = tmp_path / "inventories.json"
+
+    assert [host.ram_mb for host in (await fill_in(start, {"x": Backend()}, kept)).hosts] == [0, 700_000]
+    assert list(msgspec.json.decode(kept.read_bytes())) == ["b"]
+
+
+async def test_a_disk_on_which_no_inventory_can_be_kept_keeps_no_daemon_from_starting(tmp_path):
+    start = Start(hosts=(HostSpec("a", "x", 0),), nodes=())
+    filled = await fill_in(start, {"x": Inventories()}, tmp_path / "not there" / "inventories.json")
+
+    assert filled.hosts[0].ram_mb == 700_000
