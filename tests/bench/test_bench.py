@@ -82,6 +82,8 @@ def test_the_hook_for_trl_is_measured_on_real_runs() -> None:
 
     assert 0 < found["hook_us"] < 1000 * found["hook_step_ms"]
     assert 0 < found["daemon_ms"] < found["daemon_step_ms"] * 10
+    assert found["daemon_calls"] == 1  # two for a rollout and its two steps
+    assert 0 < found["daemon_cpu_ms"] < found["daemon_ms"]
     assert found["wall_s"] >= found["bound_s"] > 2 * found["train_s"]
 
 

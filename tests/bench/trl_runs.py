@@ -41,7 +41,9 @@ def run(budget_s: float, *, small: bool = False) -> Json:
         "hook_step_ms": short(1e3 * hook["step_s"]),
         "daemon_ms": short(1e3 * alone["kept_s"]),
         "daemon_step_ms": short(1e3 * alone["step_s"]),
-        "daemon_paired": short(alone["with_s"] / alone["without_s"] - 1),
+        "daemon_calls": short(alone["calls"]),
+        "daemon_cpu_ms": short(1e3 * alone["cpu_s"]),
+        "daemon_paired": short(alone["paired"]),
         "daemon_steps": alone["steps"],
         **three,
         "targets": {

@@ -14,13 +14,14 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import trl_grpo
 from transformers import TrainerCallback
 
 import rollmuxd
+from rollmuxd.client.sync import Daemon
 from rollmuxd_hook_kit.turns import Turns
 from rollmuxd_hook_trl.trainer import Sharing
 
@@ -104,10 +105,13 @@ def _each(of: Any, name: str, calls: int = 20_000) -> float:
 
 
 class Watched(Turns):
-    """Turns that write down when they have had a phase, and how long they have kept the loop."""
+    """Turns that write down when they have had a phase, how long they have kept the loop, and with how many calls."""
 
     def watch(self) -> None:
         self.kept_s = 0.0
+        #: processor time of the loop's thread
+        self.cpu_s = 0.0
+        self.calls = 0
         self.had: list[tuple[str, float, float]] = []
         self._since = 0.0
         self._inside = 0
@@ -124,7 +128,7 @@ class Watched(Turns):
         self._timed(lambda: super(Watched, self).leave(**more))
 
     def _timed(self, call: Callable[[], None]) -> None:
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.thread_time()
         self._inside += 1
         try:
             call()
@@ -132,13 +136,35 @@ class Watched(Turns):
             self._inside -= 1
             if not self._inside:
                 self.kept_s += time.perf_counter() - began
+                self.cpu_s += time.thread_time() - cpu
+
+    def called(self) -> None:
+        self.calls += bool(self._inside)
 
 
 def watched(run: Any) -> Watched:
     run._turns.__class__ = Watched
     run._turns.watch()
     turns: Watched = run._turns
+    send = Daemon.call
+
+    def call(daemon: Daemon, what: Any) -> Any:
+        turns.called()
+        return send(daemon, what)
+
+    Daemon.call = call  # type: ignore[method-assign]
     return turns
+
+
+class Block(NamedTuple):
+    """A rollout, and the steps on it."""
+
+    #: of three: 2 is the one without the daemon
+    which: int
+    took_s: float
+    kept_s: float
+    cpu_s: float
+    calls: int
 
 
 def no_rival(rollouts: int, tokens: int) -> dict[str, Any]:
@@ -146,30 +172,35 @@ def no_rival(rollouts: int, tokens: int) -> dict[str, Any]:
 
     Of those with it the second of two is looked at, since it also ends what the one before it has held.
     """
-    blocks: list[tuple[int, float, float]] = []
+    blocks: list[Block] = []
 
     class Toggled(TrainerCallback):
         def on_step_begin(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
             number, inside = divmod(state.global_step, STEPS_EACH)
             if inside:
                 return
+            now = (time.perf_counter(), turns.kept_s, turns.cpu_s, turns.calls)
             if number:
-                blocks.append(((number - 1) % 3, time.perf_counter() - self.began, turns.kept_s - self.kept))
+                took_s, kept_s, cpu_s, calls = (after - before for after, before in zip(now, self.began, strict=True))
+                blocks.append(Block((number - 1) % 3, took_s, kept_s, cpu_s, int(calls)))
             if number % 3 == 2:
                 turns.leave()
             turns.on = number % 3 != 2
-            self.began, self.kept = time.perf_counter(), turns.kept_s
+            self.began = (time.perf_counter(), turns.kept_s, turns.cpu_s, turns.calls)
 
     more: dict[str, Any] = dict(max_steps=3 * rollouts * STEPS_EACH + 1, callbacks=[Toggled()])
     run = trl_grpo.trainer("high", "alone", rollmux=dict(name="alone", parking=True), **more, **size(tokens))
     turns = watched(run)
     run.train()
-    shared = [(took, kept) for which, took, kept in blocks if which == 1]
+    shared = [block for block in blocks if block.which == 1]
+    apart = [block for block in blocks if block.which == 2]
+    longer = [one.took_s - other.took_s for one, other in zip(shared, apart, strict=True)]
     return {
-        "kept_s": median(kept for _, kept in shared) / STEPS_EACH,
-        "step_s": median(took - kept for took, kept in shared) / STEPS_EACH,
-        "with_s": median(took for took, _ in shared) / STEPS_EACH,
-        "without_s": median(took for which, took, _ in blocks if which == 2) / STEPS_EACH,
+        "kept_s": median(block.kept_s for block in shared) / STEPS_EACH,
+        "cpu_s": median(block.cpu_s for block in shared) / STEPS_EACH,
+        "calls": median(block.calls for block in shared) / STEPS_EACH,
+        "step_s": median(block.took_s - block.kept_s for block in shared) / STEPS_EACH,
+        "paired": median(longer) / median(block.took_s for block in apart),
         "steps": len(shared) * STEPS_EACH,
     }
 
@@ -227,7 +258,7 @@ def main() -> None:
     few = -(-rollouts // 3)
     parts: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         "hook": (lambda: without_daemon(few + 1, tokens), "off"),
-        "alone": (lambda: no_rival(few, tokens), url),
+        "alone": (lambda: no_rival(rollouts, tokens), url),
     }
     os.chdir(folder)
     for name, (part, there) in parts.items():
