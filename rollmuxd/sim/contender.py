@@ -41,6 +41,13 @@ class Contender(Protocol):
         ...
 
 
+def that_moves(job: SimJob) -> SimJob:
+    """The job as one that may be moved: as it says itself, else with its process."""
+    if job.spec.movable is not Movable.NO:
+        return job
+    return replace(job, spec=replace(job.spec, movable=Movable.WARM))
+
+
 class InWheelOrder:
     """What contenders in wheel order have in common: everybody's iteration takes the group's period."""
 
@@ -97,7 +104,7 @@ class Woven(InWheelOrder):
         """One that may be moved, where this setting moves any."""
         if self._options.get("regroup") == 1:
             return job
-        return replace(job, spec=replace(job.spec, movable=Movable.WARM))
+        return that_moves(job)
 
     def move_ms(self) -> Millis:
         """As long as the policy takes it to be."""

@@ -31,12 +31,13 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import DriverTraits
 from rollmuxd.core.decision import Answer
+from rollmuxd.core.effects import Kill, Launch
 from rollmuxd.core.errors import BrokenInvariant, Rejected
 from rollmuxd.core.fold import apply
 from rollmuxd.core.model import (
     HostId,
-    JobId,
     JobStatus,
+    LaunchId,
     Millis,
     Node,
     NodeStatus,
@@ -205,6 +206,8 @@ class Trouble:
         self.boots = 1
         self.counted: dict[str, int] = {}
         self._lingering = 0
+        #: launches that backends were told, and whether their processes were started; None: not yet
+        self._launched: dict[LaunchId, bool | None] = {}
         #: how often an operator has looked at something that was stuck, by its name
         self._looks: dict[str, int] = {}
 
@@ -278,7 +281,7 @@ class Trouble:
         world = self.world
         process.life += 1
         process.alive = process.silent = process.stuck = process.knocks = False
-        process.slot, process.session, process.request, process.began_ms = "", "", None, None
+        process.slot, process.session, process.request, process.began_ms, process.launch = "", "", None, None, ""
         world.charge(process)
         world.machines.wipe(process.name, process.run, lingering=self.lingering())
         if not process.gone:
@@ -289,11 +292,67 @@ class Trouble:
     def _restarts(self, process: "Process") -> None:
         if process.gone:
             return
-        process.alive = True
         if self.world.by_work and process.step >= process.job.work:
             self.world.end(process)
-        else:
+        elif process.job.spec.launch is None:
+            process.alive = True
             self.world.register(process)
+        else:
+            self._sees_to(process)
+
+    def _sees_to(self, process: "Process") -> None:
+        """Whoever has a backend start his job registers it again when it is lost for good."""
+        job = self.world.core.state.jobs[process.name]
+        if not job.live and job.relaunch_at is None:
+            self.world.register(process)
+        else:
+            self.world.later(process, self.chance.about(self.faults.restart_ms), self._restarts)
+
+    # ---- processes that backends start -------------------------------------------------------------------------------
+
+    def awaits_launch(self, process: "Process") -> None:
+        """A backend starts it when it has its place, and whoever registered it sees to that now and then."""
+        process.alive = bool(process.launch)
+        if not process.alive:
+            self.world.later(process, self.chance.about(self.faults.restart_ms), self._restarts)
+
+    def launch(self, told: Launch) -> None:
+        """A backend is told to start a process: once, however often it is told."""
+        known = self._launched.setdefault(told.launch, None)
+        wait = self.chance.within(LOOK_MS)
+        job = self.world.core.state.jobs[told.job]
+        if known is None:
+            assert job.launch is not None
+            self.world.kernel.after(wait, self._launch, told, job.run, job.idempotency_key, job.launch.host)
+        else:
+            self.world.kernel.after(wait, self._say_launched, told.launch)
+
+    def _launch(self, told: Launch, run: int, key: str, host: HostId) -> None:
+        if self._launched[told.launch] is not None:
+            return  # it was told twice
+        world, process = self.world, self.world.processes.get(told.job)
+        fails = not self.calm and self.chance.so(self.faults.orders_fail)
+        begins = process is not None and not process.gone and host not in world.machines.out and not fails
+        self._launched[told.launch] = begins
+        self._say_launched(told.launch)
+        if process is None or not begins:
+            return
+        self.dies(process)  # one of before, whose end nobody told it
+        process.life += 1
+        process.alive, process.run, process.launch = True, run, told.launch
+        world.begin_anew(process)
+        if not self.calm and self.chance.so(self.faults.orders_lost):
+            self._count("processes that never came")
+            world.later(process, self.chance.within(RETRY_MS), self.dies)
+        else:
+            world.later(process, self.chance.within(RETRY_MS), lambda it: world.open(it, key))
+
+    def _say_launched(self, launch: LaunchId) -> None:
+        if self._launched[launch]:
+            self.world.report(i.Launched(launch, pid=1, started=launch))
+        else:
+            self._count("launches failed")
+            self.world.report(i.LaunchFailed(launch, "no such file"))
 
     def exits(self, process: "Process") -> None:
         """Its job has ended: it clears away and goes."""
@@ -385,6 +444,8 @@ class Trouble:
             world.ended(process)
         elif process.life != life or process.gone:
             return
+        elif isinstance(given, i.OpenSession) and process.job.spec.launch is not None:
+            self.dies(process)  # another has its run, or is to be started
         elif isinstance(given, i.RegisterJob | i.OpenSession):
             world.later(process, RETRY_MS, world.register)
         elif isinstance(given, i.RequestSlot) and self._lives(process):
@@ -425,7 +486,7 @@ class Trouble:
                 continue
             status = job.resume_to if job.status is JobStatus.PAUSED else job.status
             stuck = status is JobStatus.QUARANTINED or (status is JobStatus.WAITING and bool(job.pins))
-            looks = self._looked(process.name, stuck and process.alive)
+            looks = self._looked(process.name, stuck and (process.alive or job.spec.launch is not None))
             if looks == 1 and job.status is JobStatus.QUARANTINED:
                 world.call(process, i.ReinstateJob(process.name, by="operator"))
             elif looks == 3:  # nothing helps while its process holds what nobody knows of
@@ -449,10 +510,10 @@ class Trouble:
         self._count("killed by an operator")
         self.dies(process)
 
-    def kill(self, job: JobId, run: int) -> None:
-        """A backend ends a lost job's process."""
-        process = self.world.processes.get(job)
-        if process is not None and process.run == run:
+    def kill(self, told: Kill) -> None:
+        """A backend ends a lost job's process, or one that it has started."""
+        process = self.world.processes.get(told.job)
+        if process is not None and (process.launch == told.launch if told.launch else process.run == told.run):
             self.dies(process)
 
     # ---- orders ------------------------------------------------------------------------------------------------------

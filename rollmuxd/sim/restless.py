@@ -8,11 +8,11 @@ from random import Random
 
 from msgspec.structs import replace
 
-from rollmuxd.core.model import Job, JobStatus, Millis, Movable
+from rollmuxd.core.model import Job, JobId, JobStatus, Millis, Movable
 from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Move, Policy
 from rollmuxd.core.state import State
-from rollmuxd.sim.contender import InWheelOrder
+from rollmuxd.sim.contender import InWheelOrder, that_moves
 from rollmuxd.sim.workload import SimJob
 
 
@@ -24,6 +24,8 @@ class Wanderer(RollMux):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._random = Random(f"restless {seed}")
+        #: of jobs that are started again by a move: the iterations that each had done at its last
+        self._done: dict[JobId, int] = {}
 
     def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
         """Any placed job, where it would be placed if it came now."""
@@ -31,8 +33,11 @@ class Wanderer(RollMux):
         jobs = [job for job in state.jobs.values() if job.status is JobStatus.ADMITTED and job.move is None]
         self._random.shuffle(jobs)
         for job in jobs:
-            if job.spec.movable is not Movable.NO:
-                yield self._elsewhere(state, job)
+            if job.spec.movable is Movable.NO or self._done.get(job.id) == job.progress.finished:
+                continue
+            if job.spec.movable is Movable.RELAUNCH:  # else it would begin its first iteration for ever
+                self._done[job.id] = job.progress.finished
+            yield self._elsewhere(state, job)
 
     def _elsewhere(self, state: State, job: Job) -> Move | None:
         others = {name: group for name, group in state.groups.items() if name != job.group}
@@ -56,7 +61,7 @@ class Restless(InWheelOrder):
 
     def adapt(self, job: SimJob) -> SimJob:
         """One that may be moved."""
-        return replace(job, spec=replace(job.spec, movable=Movable.WARM))
+        return that_moves(job)
 
     def move_ms(self) -> Millis:
         """Fetching what is parked on another host."""

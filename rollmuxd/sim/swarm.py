@@ -16,7 +16,19 @@ from msgspec.structs import replace
 
 from rollmuxd.core import inputs as i
 from rollmuxd.core.errors import BrokenInvariant, Rejected
-from rollmuxd.core.model import JobSpec, JobStatus, Millis, OnLoss, Park, PhaseSpec, SlotStatus, StateSpec, Want
+from rollmuxd.core.model import (
+    JobSpec,
+    JobStatus,
+    LaunchSpec,
+    Millis,
+    Movable,
+    OnLoss,
+    Park,
+    PhaseSpec,
+    SlotStatus,
+    StateSpec,
+    Want,
+)
 from rollmuxd.core.observe import Watch
 from rollmuxd.core.policy import Policy
 from rollmuxd.sim.baselines import CONTENDERS
@@ -42,6 +54,8 @@ WEAVES, WATCHES = 0.3, 0.05
 GUARDED_ITERATIONS: Final = 10
 #: the share of histories in which phases grow or shrink, and plans follow
 FOLLOWS: Final = 0.3
+#: the share of histories in which backends start processes, and of their jobs those whose they start
+LAUNCHES, LAUNCHED = 0.3, 0.7
 DRIVER: Final = "sim"
 #: attempts at making a failing history smaller
 ATTEMPTS: Final = 400
@@ -113,7 +127,20 @@ def draw(seed: int) -> History:
     follows = drift.random() < FOLLOWS
     if follows:
         jobs = tuple(_drifting(drift, job) for job in jobs)
+    starts = Random(f"swarm launches {seed}")
+    if starts.random() < LAUNCHES and policy != OBSERVE:
+        jobs = tuple(_launched(starts, job) if starts.random() < LAUNCHED else job for job in jobs)
     return History(seed, Workload(f"swarm {seed}", jobs, pools), policy, faults, acts, follows)
+
+
+def _launched(rng: Random, job: SimJob) -> SimJob:
+    """The job with a process that a backend starts, and starts again: where it is lost, or elsewhere."""
+    spec = replace(job.spec, launch=LaunchSpec(("train.py",)))
+    if rng.random() < 0.7:
+        spec = replace(spec, movable=Movable.RELAUNCH)
+    if rng.random() < 0.6:
+        spec = replace(spec, on_loss=OnLoss.RELAUNCH)
+    return replace(job, spec=spec)
 
 
 def _drifting(rng: Random, job: SimJob) -> SimJob:
@@ -384,6 +411,12 @@ def _simpler(job: SimJob) -> Iterator[SimJob]:
         yield replace(job, spec=replace(spec, side=()))
     if spec.slo is not None:
         yield replace(job, spec=replace(spec, slo=None))
+    if spec.launch is not None:
+        yield replace(job, spec=replace(spec, launch=None, movable=Movable.NO, on_loss=OnLoss.HOLD))
+    if spec.on_loss is OnLoss.RELAUNCH:
+        yield replace(job, spec=replace(spec, on_loss=OnLoss.HOLD))
+    if spec.movable is Movable.RELAUNCH:
+        yield replace(job, spec=replace(spec, movable=Movable.NO))
     if spec.park is Park.AT_RELEASE:
         yield replace(job, spec=replace(spec, park=Park.LAZY))
     if job.tail_from:

@@ -22,14 +22,16 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core.config import Config, DriverTraits, Moves
 from rollmuxd.core.decision import Answer, Decision
-from rollmuxd.core.effects import Effect, Kill, Observe, Perform, Probe
+from rollmuxd.core.effects import Effect, Kill, Launch, Observe, Perform, Probe
 from rollmuxd.core.errors import BrokenInvariant, Rejected
 from rollmuxd.core.model import (
     Fence,
     GpuId,
     HostId,
     JobId,
+    LaunchId,
     Millis,
+    Movable,
     OrderId,
     OrderKind,
     PhaseSpec,
@@ -68,6 +70,15 @@ INIT = "init"
 ASIDE_MS = 5_000
 #: and comes once in so many iterations where nobody said how often
 ASIDE_EVERY = 2
+#: where things go wrong, processes that are lost are soon started again, and not for ever
+LAUNCHES: dict[str, int] = {
+    "launch_ms": 100_000,
+    "relaunch_after_ms": 5_000,
+    "relaunch_limit": 3,
+    "relaunch_window_ms": 600_000,
+}
+#: who is started again by every move has to come to the end of an iteration between two
+MOVE_RELAUNCHED_MS = 900_000
 #: inputs between two checks of every invariant over the whole state; the witness checks at each
 CHECK_EVERY = 2_000
 #: time after the last job's end in which everything is to be cleared away
@@ -94,6 +105,8 @@ class Process(Struct):
     name: JobId = ""
     #: grows with every end of a process: what was planned for an earlier one is void
     life: int = 0
+    #: which of its processes it is, where a backend starts them
+    launch: LaunchId = ""
     run: int = 0
     session: SessionId = ""
     #: index into ``job.series``: iterations finished in its life
@@ -200,17 +213,19 @@ class World:
 
     def _config(self) -> Config:
         names = {kept.driver: None for job in self.jobs for kept in job.spec.states}
+        again = any(job.spec.movable is Movable.RELAUNCH for job in self.jobs)
         config = Config(
             max_jobs=len(self.jobs) + 1,
             moves=Moves.ON,
             moves_at_a_time=len(self.jobs) + 1,
-            move_every_ms=getattr(self.contender, "move_every_ms", 0),
+            move_every_ms=getattr(self.contender, "move_every_ms", 0) or (MOVE_RELAUNCHED_MS if again else 0),
             move_takes_ms=self.contender.move_ms(),
         )
         # who says nothing of estimates plans with what he is told, as the paper does
         config = replace(config, **{"drift": 0.0, **getattr(self.contender, "estimates", {})})
         if self.trouble is not None:
-            return replace(config, drivers={name: self.trouble.traits() for name in names})
+            drivers = {name: self.trouble.traits() for name in names}
+            return replace(config, drivers=drivers, launch_hosts=tuple(self.inventory.gpus_of), **LAUNCHES)
         drivers = dict.fromkeys(names, DriverTraits(idempotent=True, copies=True))
         return replace(config, lease_ms=LEASE_MS, drivers=drivers)
 
@@ -368,8 +383,10 @@ class World:
                     self.trouble.observe(effect.host)
             case Probe() if self.trouble is not None:
                 self.trouble.probe(effect.order)
+            case Launch() if self.trouble is not None:
+                self.trouble.launch(effect)
             case Kill() if self.trouble is not None:
-                self.trouble.kill(effect.job, effect.run)
+                self.trouble.kill(effect)
             case _:
                 raise BrokenInvariant(f"{effect}, and nothing went wrong")
 
@@ -391,9 +408,13 @@ class World:
 
     def register(self, process: Process) -> None:
         """A run begins, from the last finished iteration."""
-        process.at, process.aside = -1 if _init_of(process.job) is not None else 0, []
+        self.begin_anew(process)
         key = "" if self.trouble is None else f"{process.job.name}-{process.life}"
         self.call(process, i.RegisterJob("team", "sim", process.job.spec, key), self._registered)
+
+    def begin_anew(self, process: Process) -> None:
+        """A process begins with its engines, and with the first phase of an iteration."""
+        process.at, process.aside = -1 if _init_of(process.job) is not None else 0, []
 
     def _registered(self, process: Process, answer: Answer) -> None:
         assert answer.job is not None
@@ -403,8 +424,15 @@ class World:
         self.processes[answer.job] = process
         if job.group is not None:  # the fact came before the process was known
             self._first_placed(process)
-        key, started = job.idempotency_key, str(self.kernel.now)
-        self.call(process, i.OpenSession(answer.job, key, pid=1, host="sim", started=started), self._opened)
+        if job.spec.launch is None:
+            self.open(process, job.idempotency_key)
+        elif self.trouble is not None:
+            self.trouble.awaits_launch(process)
+
+    def open(self, process: Process, key: str) -> None:
+        """The process says that it is there."""
+        started = str(self.kernel.now)
+        self.call(process, i.OpenSession(process.name, key, pid=1, host="sim", started=started), self._opened)
 
     def _opened(self, process: Process, answer: Answer) -> None:
         assert answer.session is not None

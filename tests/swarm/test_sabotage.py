@@ -19,7 +19,7 @@ from rollmuxd.core import inventory, letting_go, lives, moving, orders, requests
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.fold import apply
-from rollmuxd.core.model import Fence, Job, OrderKind, Slot, SlotStatus
+from rollmuxd.core.model import Fence, Job, Movable, OrderKind, Slot, SlotStatus
 from rollmuxd.core.policy import Move
 from rollmuxd.core.soft import Soft
 from rollmuxd.sim import swarm
@@ -152,11 +152,19 @@ def drops_what_it_moved_while_it_is_nowhere_else(patch: pytest.MonkeyPatch) -> N
     patch.setattr(letting_go, "NOT_THERE", ())
 
 
+def starts_again_while_something_is_left(patch: pytest.MonkeyPatch) -> None:
+    ready = moving.is_ready
+    patch.setattr(moving, "is_ready", lambda c, job, move: job.spec.movable is Movable.RELAUNCH or ready(c, job, move))
+
+
 #: found by a history that was kept
 KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     plans_moves_away_from_lost_nodes: ("moved_away_from_a_lost_node", "a_move_that_is_planned_can_be_made"),
     drops_what_it_moved_while_it_is_nowhere_else: (
         "fell_back_to_where_a_discard_failed", "what_a_job_still_needs_is_not_dropped",
+    ),
+    starts_again_while_something_is_left: (
+        "started_again_while_something_was_left", "nothing_is_in_use_where_a_job_moves_away",
     ),
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.model import Gpu
+from rollmuxd.core.model import Gpu, Movable, OnLoss
 from rollmuxd.sim import swarm
 
 HERE = Path(__file__).parent
@@ -33,6 +33,14 @@ def test_a_history_is_what_its_seed_says_and_can_be_kept() -> None:
     kept = swarm.decode(swarm.encode(history))
     assert kept == history
     assert swarm.run(kept).outcome.facts_digest == swarm.run(history).outcome.facts_digest
+
+
+def test_backends_start_processes_in_some_histories_also_elsewhere_and_beside_side_phases() -> None:
+    specs = [job.spec for seed in range(100) for job in swarm.draw(seed).workload.jobs]
+    launched = [spec for spec in specs if spec.launch is not None]
+    assert any(spec.movable is Movable.RELAUNCH and spec.on_loss is OnLoss.RELAUNCH and spec.side for spec in launched)
+    assert any(spec.movable is Movable.NO for spec in launched)
+    assert all(spec.movable is Movable.NO for spec in specs if spec.launch is None)
 
 
 def test_a_history_that_breaks_a_promise_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
