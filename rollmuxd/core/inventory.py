@@ -138,7 +138,8 @@ def start(c: Cycle, given: i.Start) -> Answer:
             watch(c, node)
     for job in list(c.state.jobs.values()):
         started = job.launch
-        if job.status is JobStatus.LOST and (job.spec.on_loss is OnLoss.KILL or started is not None):
+        over = started is not None and started.over and (job.live or bool(job.pins))
+        if over or (job.status is JobStatus.LOST and (job.spec.on_loss is OnLoss.KILL or started is not None)):
             c.do(kill(job))  # nobody knows whether it was done
         elif started is not None and job.live and not started.over and not started.pid:
             c.do(e.Launch(job.id, started.id))
