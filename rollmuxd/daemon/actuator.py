@@ -328,6 +328,7 @@ class Actuator:
             started="" if session is None else session.started,
             backend=self._backends[host.backend],
             stamp=order.stamp,
+            issued_at=order.issued_at,
             beside_mb=state.left_over_mb(node, but_of=job.id),
             phase=slot.phase if slot is not None else self._phases.get((job.id, order.pool), ""),
         )

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, Self, runtime_checkable
 from msgspec import Struct
 
 from rollmuxd.core.config import DriverTraits
-from rollmuxd.core.model import Fence, GpuId, HostId, JobId, NodeId, OrderId, OrderKind, PoolName, StateSpec
+from rollmuxd.core.model import Fence, GpuId, HostId, JobId, Millis, NodeId, OrderId, OrderKind, PoolName, StateSpec
 from rollmuxd.spi.backend import Backend, Finding
 from rollmuxd.spi.errors import NotDone
 
@@ -55,6 +55,9 @@ class StateOrder(Struct, frozen=True):
     phase: str = ""
     #: what the states of other jobs may leave on each of these GPUs, as was agreed or has been let since
     beside_mb: int = 0
+    #: when it was issued, in milliseconds since 1970. Only grows too, and does so over a journal that was made anew,
+    #: whose stamps begin at the beginning: for what remembers orders beyond the life of a journal (a host)
+    issued_at: Millis = 0
 
 
 class NoOlder:
@@ -62,6 +65,9 @@ class NoOlder:
 
     Whatever held an order up (a line, a stuck call, a daemon that was taken for dead), by now another one about the
     same state was carried out, and this one would undo it.
+
+    What it knows ends with the daemon. So do the calls of the drivers that ask it, and the next daemon tells only what
+    its journal has as open. What goes on without a daemon (a command on a host) has to be refused there.
     """
 
     def __init__(self) -> None:

@@ -16,7 +16,6 @@ from rollmuxd.spi import (
     GpuSight,
     HostConfig,
     Inventory,
-    NoOlder,
     NotDone,
     Output,
     PluginError,
@@ -73,8 +72,6 @@ class MockHost:
         self.link = anyio.Lock(fast_acquire=True)
         #: orders being carried out by this process
         self.busy: set[str] = set()
-        #: of each state, the last order
-        self.no_older = NoOlder()
         #: one process is started at a time
         self.starting = anyio.Lock()
 

@@ -9,7 +9,7 @@ import json
 from importlib.resources import files
 from typing import Final
 
-from rollmuxd.spi import ContactLost, NoOlder, NotDone, Probed, Ran, StateOrder, runs_commands
+from rollmuxd.spi import ContactLost, NotDone, Probed, Ran, StateOrder, runs_commands
 from rollmuxd.spi.options import filled
 from rollmuxd_backend_mock import on_host
 
@@ -26,11 +26,9 @@ class Elsewhere:
         self._copy_gbps = copy_gbps
         self._record = record
         self._python = python
-        self._no_older = NoOlder()
 
     async def perform(self, method: str, order: StateOrder) -> None:
         """Load, park or discard."""
-        self._no_older.check(order)
         ran = await self._run(method, order, _LIMIT_S)
         if ran.exit_code != on_host.DONE:
             said = ran.stderr.decode(errors="replace").strip() or f"exit code {ran.exit_code}"
@@ -63,6 +61,8 @@ class Elsewhere:
             "key": key,
             "order_key": f"{order.order} {order.kind.value} {key}",
             "order": order.order,
+            "stamp": [order.stamp.incarnation, order.stamp.number],
+            "issued_at": order.issued_at,
             "host": order.host,
             "gpus": order.gpus,
             "mb": state.gpu_mb,
@@ -72,6 +72,7 @@ class Elsewhere:
             "name": order.name,
             "run": order.run,
             "pool": order.pool,
+            "node": order.node,
             "pid": order.pid,
             "started": order.started,
         }

@@ -1,8 +1,9 @@
 """Moves the made-up bytes of one state on the machine that it is run on: ``python3 - '<json>'``, read from its input.
 
 Python 3.8, standard library. The made-up GPUs are a file (``made_up_gpus`` of the backends local and ssh), whose
-processes are rewritten here; the states that they stand for are kept beside it, with the orders that were done. One
-state is moved at a time. What must never happen is refused, and told to the witness.
+processes are rewritten here; the states that they stand for are kept beside it, with the orders that were done, and
+the last one about each state: one that comes after it (its daemon may be dead by then) is refused. One state is moved
+at a time. What must never happen is refused, and told to the witness.
 
 Exit status: 0 done, 1 not done (the reason is on stderr), 3 not begun, 75 not known.
 """
@@ -19,6 +20,7 @@ from typing import Any
 
 DONE, NOT_DONE, NOT_BEGUN, NOT_KNOWN = 0, 1, 3, 75
 _KEPT = 200
+_STATES_KEPT = 1_000
 
 
 def main() -> int:
@@ -35,6 +37,8 @@ def main() -> int:
         return DONE if told["order_key"] in host.done else NOT_DONE if host.begun() else NOT_BEGUN
     if told["order_key"] in host.done:
         return DONE
+    if host.late():
+        return NOT_DONE
     move = {"load": host.load, "park": host.park, "discard": host.discard}[told["do"]]
     return move()
 
@@ -50,6 +54,7 @@ class Host:
                 kept = json.load(file)
         except FileNotFoundError:
             kept = {"states": {}, "done": []}
+        self.last: dict[str, dict[str, Any]] = kept.get("last", {})
         self.done: list[str] = kept["done"]
         self.states: dict[str, dict[str, Any]] = {key: one for key, one in kept["states"].items() if alive(one)}
         self.state = self.states.get(told["key"])
@@ -57,6 +62,21 @@ class Host:
     def begun(self) -> bool:
         """Whether the order was the last that touched the state."""
         return self.state is not None and self.state["order"] == self.told["order"]
+
+    def late(self) -> bool:
+        """Whether a later order about the state was begun. Stamps begin anew with a new journal, times do not."""
+        told = self.told
+        key = f"{told['job']} {told['pool']} {told['node']}"
+        last = self.last.get(key)
+        if last is not None and told["stamp"] < last["stamp"] and told["issued_at"] <= last["issued_at"]:
+            sys.stderr.write(f"order {told['order']} comes late: {last['order']} was carried out after it\n")
+            return True
+        self.last.pop(key, None)
+        self.last[key] = {name: told[name] for name in ("order", "stamp", "issued_at")}
+        for old in list(self.last)[:-_STATES_KEPT]:
+            del self.last[old]
+        replace(self.path, {"states": self.states, "done": self.done, "last": self.last})
+        return False
 
     def load(self) -> int:
         """Bytes onto the GPUs."""
@@ -107,7 +127,7 @@ class Host:
         """Write down what is where, for NVML's stand-in and for the next of us."""
         if self.state is not None:
             self.state["place"], self.state["order"] = place, self.told["order"]
-        replace(self.path, {"states": self.states, "done": self.done})
+        replace(self.path, {"states": self.states, "done": self.done, "last": self.last})
         with open(self.told["file"], encoding="utf-8") as file:
             box = json.load(file)
         for index, gpu in enumerate(box["gpus"]):

@@ -88,7 +88,7 @@ class MockResidency:
             return
         backend, mock = _reach(order)
         fault = await _before(backend.choose(method, mock, order), method, order)
-        mock.no_older.check(order)
+        mock.machine.accept(order)
         if fault is not None and fault.do == "lie":
             return
         mock.busy.add(order.order)

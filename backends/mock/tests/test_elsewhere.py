@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 
+from rollmuxd.core.model import Fence
 from rollmuxd.spi import HostConfig, NotDone, OrderKind, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
 from rollmuxd.spi.fakes import FakeChannel
@@ -44,6 +45,29 @@ class TestOnAHostOfTheLocalBackend(ResidencyContract):
         assert [line["event"] for line in told] == ["load", "load", "loaded", "loaded", "violation"]
         assert {line["mb"] for line in told[:4]} == {4_000}
         await self._end(rig)
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize("gone", [False, True])
+    async def test_a_command_that_its_daemon_left_behind_and_that_was_overtaken_is_refused_on_the_host(self, gone):
+        """It went on while the next daemon, which knows nothing of it, had the state moved."""
+        rig, other = await self.make(), await self.make()
+        orders = [
+            msgspec.structs.replace(self.order(rig, kind), order=f"o{number}", stamp=Fence(1, number), issued_at=at)
+            for kind, number, at in (
+                (OrderKind.LOAD, 3, 100), (OrderKind.LOAD, 4, 200),
+                (OrderKind.DISCARD, 5, 300), (OrderKind.LOAD, 1, 400),
+            )
+        ]  # fmt: skip
+        late, load, discard, of_a_new_journal = orders
+        await other.residency.load(load)
+        if gone:
+            await other.residency.discard(discard)
+        with pytest.raises(NotDone, match=f"order o3 comes late: o{4 + gone} was carried out after it"):
+            await rig.residency.load(late)
+        assert (await rig.backend.observe("box")).gpus[0].used_mb == (0 if gone else 4_000)
+        await other.residency.load(of_a_new_journal)
+        await self._end(rig)
+        await self._end(other)
 
     @pytest.mark.asyncio
     async def test_the_bytes_of_a_process_that_died_are_gone(self):
