@@ -47,7 +47,9 @@ def mean_solo_ms(job: Job) -> Millis:
 
 
 def debit_ms(c: Cycle, job: Job) -> Millis:
-    """What a move takes from the job's credit: the whole of it, since nothing runs meanwhile."""
+    """What a move takes from the job's credit: the whole of it, since nothing runs meanwhile. 0: it is never moved."""
+    if job.spec.movable is Movable.NO:
+        return 0
     takes = c.config.relaunch_takes_ms if job.spec.movable is Movable.RELAUNCH else c.config.move_takes_ms
     return int((job.spec.slo or 1.0) * takes)
 
