@@ -430,6 +430,8 @@ class Talk:
             )
         elif view.status == "quarantined":
             return view
+        elif isinstance(error, Conflict) and "is quarantined" in error.detail:
+            return None  # it was, and has been reinstated since
         else:
             raise error
         return None

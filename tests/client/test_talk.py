@@ -266,6 +266,17 @@ def test_while_its_job_is_quarantined_it_waits_and_goes_on_when_it_is_reinstated
     assert not any("POST /v1/jobs/j1/sessions" in str(step) for step in steps)
 
 
+def test_a_job_that_is_reinstated_between_the_refusal_and_the_question_why_asks_again(talk, play):
+    """Its loop would else end for the one reason that somebody has just helped it."""
+    refused = Conflict("job a is quarantined: it will not sleep", status=409)
+    answers = [refused, view("admitted", session="s1"), refused, view("waiting", session="s1"), RUNNING]
+
+    held, _ = play(talk.enter("rollout"), answers)
+    assert held.fence == "1.7"
+    with pytest.raises(Conflict, match="another thing"):
+        play(talk.enter("rollout"), [Conflict("another thing", status=409), view("admitted", session="s1")])
+
+
 def test_a_job_that_is_ended_in_quarantine_is_over(talk, play):
     refused = Conflict("job a is quarantined", status=409)
     with pytest.raises(JobEnded, match="by root"):
