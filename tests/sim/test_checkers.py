@@ -498,6 +498,15 @@ def test_a_question_about_no_open_order_is_caught(pair):
     caught("every_order_is_told_once", but(pair, 5, effects=(e.Probe("o99"),)))
 
 
+def test_a_process_that_is_ended_under_a_living_job_is_caught_unless_it_makes_way_for_another(pair):
+    index, _, _ = where(pair, f.SlotGranted)
+    kill = e.Kill("j1", 1, None, "l1", "rollout1")
+    caught("every_order_is_told_once", but(pair, index, effects=(kill,)))
+    now, given, decision = pair[index]
+    over = (*decision.facts, f.ProcessOver(now, "j1", "l1", "another is to be started"))
+    hear([*pair[:index], (now, given, replace(decision, facts=over, effects=(kill,)))], ends=False)
+
+
 def test_an_order_that_ends_twice_is_caught(pair):
     index, _, ended = where(pair, f.OrderEnded)
     again = (pair[index][0], pair[index][1], Decision((ended,), (), Answer()))

@@ -34,7 +34,6 @@ OF_NO_CONSEQUENCE: Final = frozenset(
         "LoopStalled",
         "NextAnswered",
         "ProcessLaunched",
-        "ProcessOver",
         "ProcessStarted",
         "RelaunchPlanned",
         "SlotOverstays",

@@ -4,8 +4,9 @@ from typing import Any, ClassVar, Final
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
+from rollmuxd.core.config import Config
 from rollmuxd.core.effects import Effect, Kill, Perform, Probe
-from rollmuxd.core.model import OrderKind, PoolName, StateStatus
+from rollmuxd.core.model import LaunchId, Millis, OrderKind, PoolName, StateStatus
 from rollmuxd.core.state import state_key
 from rollmuxd.sim.checkers.books import Heeded, Member, Told
 from rollmuxd.sim.checkers.placements import Placements
@@ -23,6 +24,11 @@ _REPORTS: Final[dict[type, tuple[type, ...]]] = {
 class Orders(Placements):
     """Promises of orders, and what is heard of them and of states."""
 
+    def __init__(self, config: Config, *, cap: int | None = None, excused_ms: Millis = 0) -> None:
+        super().__init__(config, cap=cap, excused_ms=excused_ms)
+        #: processes that make way for others of their jobs
+        self.over: dict[LaunchId, None] = {}
+
     def every_order_is_told_once(self, effects: tuple[Effect, ...]) -> None:
         """In the decision that issues it; again only after a restart. Only open orders are told or asked about."""
         told_again = type(self.given) in (i.Start, i.OrderNotBegun)
@@ -39,7 +45,8 @@ class Orders(Placements):
                     self._broken("every_order_is_told_once", f"{effect.order} is asked about, and is not open")
             elif isinstance(effect, Kill):
                 member = self.members.get(effect.job)
-                if member is not None and member.run == effect.run and member.status not in _PROCESS_GOES:
+                lives = member is not None and member.run == effect.run and member.status not in _PROCESS_GOES
+                if lives and effect.launch not in self.over:
                     self._broken("every_order_is_told_once", f"{effect.job} is to be killed, and was not lost")
         if self.untold:
             self._broken("every_order_is_told_once", f"{next(iter(self.untold))} is issued, and nobody is told")
@@ -163,9 +170,13 @@ class Orders(Placements):
             # what is only thought to be loaded may be there, and passes for loaded with nobody
             self.kept[key] = "parked" if fact.status is StateStatus.PARKED else "loaded, perhaps"
 
+    def _process_over(self, fact: f.ProcessOver) -> None:
+        self.over[fact.launch] = None
+
     # ---- what it listens for -----------------------------------------------------------------------------------------
 
     _facts: ClassVar[Heeded] = {
+        f.ProcessOver: _process_over,
         f.OrderIssued: _issued,
         f.OrderEnded: _order_ended,
         f.OrderFaulted: _order_faulted,
