@@ -85,14 +85,15 @@ def pinned(view: dict[str, Any]) -> list[str]:
 
 
 def tell_who_stays(view: dict[str, Any], *, evicted: bool) -> None:
-    """After a drain: the jobs that will get nothing there, and what can be done about it."""
+    """After a drain: the jobs that will get nothing there, what becomes of them, and what can be done about it."""
     stay = pinned(view)
     if not stay:
         return
     if evicted:
         click.echo(f"ending: {', '.join(stay)}")
     else:
-        click.echo(f"placed there, and waiting until it is undrained: {', '.join(stay)} (--evict ends them)")
+        click.echo(f"placed there: {', '.join(stay)}")
+        click.echo("movable jobs go where there is room, the others wait until it is undrained (--evict ends them)")
 
 
 def _said(view: dict[str, Any]) -> None:

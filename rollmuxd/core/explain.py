@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from rollmuxd.core import forecast
+from rollmuxd.core import draining, forecast
 from rollmuxd.core.admission import limits_of, over_its_nodes, waiting_order
 from rollmuxd.core.cycle import PLACED, Cycle
 from rollmuxd.core.decision import Reason
@@ -105,6 +105,7 @@ class Explainer:
             sentences += self._seat(known)
         if known.move is not None:
             sentences.append(_on_the_move(known, known.move))
+        sentences += self._drained(known)
         if known.guarded:
             sentences.append(_guarded(state.groups.get(known.group or "")))
         reasons: tuple[Reason, ...] = ()
@@ -181,6 +182,14 @@ class Explainer:
             )
             sentences.append(f"Over {job.progress.finished} iterations its slowdown is {slower:.2f}{ahead}.")
         return sentences
+
+    def _drained(self, job: Job) -> list[str]:
+        """Why it stays where nodes are drained."""
+        nodes, why = draining.drained(self._c, job), draining.stays(self._c, job)
+        if not nodes or not why:
+            return []
+        what = f"Node {nodes[0]} is" if len(nodes) == 1 else f"Nodes {', '.join(nodes)} are"
+        return [f"{what} drained, and it stays there: {why}."]
 
     def _turns(self, job: Job, group: Group) -> list[str]:
         """What its iteration takes in the group, against what it takes alone, and what it was promised."""

@@ -270,6 +270,8 @@ class MovePlanned(Fact, frozen=True, tag="move_planned"):
     costs: float = 0.0
     #: what the owner has used until now, in GPU-milliseconds, decayed
     use: int = 0
+    #: the nodes that it leaves because they are drained; none: it is moved for another reason
+    off: tuple[NodeId, ...] = ()
 
 
 class MoveBegan(Fact, frozen=True, tag="move_began"):

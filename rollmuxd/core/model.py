@@ -481,6 +481,8 @@ class JobMove(Struct):
     wheel: list[Visit] | None = None
     #: since when its status is MOVING
     began_at: Millis | None = None
+    #: the nodes that it leaves because they are drained
+    off: tuple[NodeId, ...] = ()
 
 
 class Launch(Struct):

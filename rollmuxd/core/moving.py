@@ -44,6 +44,7 @@ from rollmuxd.core.model import (
     StateStatus,
 )
 from rollmuxd.core.policy import Move, Placed
+from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.shares import use_of
 from rollmuxd.core.state import state_key
 from rollmuxd.core.turns import OUT, at_boundary, dispatch, issue, take_place, unheld_by
@@ -113,12 +114,31 @@ def advance(c: Cycle, job: Job) -> None:
         abandon(c, job, why)
         dispatch(c, job.group)
         return
-    if at_boundary(c, job):
+    if at_boundary(c, job) or gets_no_further(c, job, told(job)):
         begin(c, job)
     if job.move is not None and job.move.began_at is not None:
         park_what_stays(c, job)
         if is_ready(c, job, job.move):
             end(c, job)
+
+
+def gets_no_further(c: Cycle, job: Job, move: JobMove) -> bool:
+    """Whether a job asks for what it does not get before it has moved, as the nodes that it leaves are drained.
+
+    In the midst of an iteration too, then. But who is started again elsewhere would lose the iteration at hand.
+    """
+    phase = None if job.queued is None else find_phase(c.state, job.id, c.state.slots[job.queued].phase)
+    if phase is None or job.spec.movable is not Movable.WARM or job.status is not JobStatus.ADMITTED:
+        return False
+    if job.slot is not None or job.closing or not is_up(c, move):
+        return False
+    here = leaving(job, move.pins)
+    return any(name in here and c.state.nodes[name].drain for name in c.state.phase_nodes(job, phase))
+
+
+def is_up(c: Cycle, move: JobMove) -> bool:
+    """Whether all nodes to which it goes are."""
+    return all(c.state.nodes[name].status is NodeStatus.UP for nodes in move.pins.values() for name in nodes)
 
 
 def told(job: Job) -> JobMove:
@@ -153,6 +173,8 @@ def void(c: Cycle, job: Job, move: JobMove) -> str:
     stays = cannot_leave(c, job, move.pins)
     if stays:
         return stays
+    if move.off and move.began_at is None and not any(c.state.nodes[name].drain for name in move.off):
+        return f"{', '.join(move.off)}, from where it was to go, is drained no more"
     if move.wheel is not None:
         planned = {visit.job for visit in move.wheel}
         group = c.state.groups[move.group]
@@ -208,7 +230,7 @@ def states_on(c: Cycle, job: Job, nodes: list[NodeId]) -> list[str]:
 
 def is_ready(c: Cycle, job: Job, move: JobMove) -> bool:
     """Whether nothing of it is in use where it sits, and the nodes to which it goes are up."""
-    if any(c.state.nodes[name].status is not NodeStatus.UP for nodes in move.pins.values() for name in nodes):
+    if not is_up(c, move):
         return False
     if job.spec.movable is Movable.RELAUNCH:  # of a process that was ended nothing may be left anywhere
         seats = list(dict.fromkeys(name for nodes in job.pins.values() for name in nodes))
@@ -325,6 +347,7 @@ def plan(c: Cycle, move: Move) -> None:
             move.saves_per_hour,
             move.costs,
             use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms),
+            move.off,
         )
     )
     advance(c, job)

@@ -439,19 +439,7 @@ class RollMux:
 
     def _miss_memory(self, state: State, job: Job, candidate: Candidate) -> Miss | None:
         """On each GPU, the largest state has to fit beside what the parked ones leave there."""
-        for pool, nodes in candidate.pins.items():
-            mine = [spec for spec in job.spec.states if spec.pool == pool]
-            for name in nodes:
-                node = state.nodes[name]
-                if not node.gpu_mb or not mine:
-                    continue
-                there = [(spec.gpu_mb, spec.leftover_mb) for spec in mine] + _states_on(state, node)
-                left = sum(leaves for _, leaves in there)
-                need = left + max(max(0, loaded - leaves) for loaded, leaves in there)
-                if need > node.gpu_mb:
-                    text = f"a GPU of {name} has {_gb(node.gpu_mb)} GB, and {_gb(need)} GB would be needed there"
-                    return Miss(Reason("gpu_memory", text, {"node": name, "need_gb": need / 1000}))
-        return None
+        return short_of_memory(state, job, candidate.pins)
 
     def _why_not_group(self, state: State, shape: "Shape", group: Group) -> Miss:
         """The reason against the best placement in a group."""
@@ -669,6 +657,23 @@ def _slo_miss(state: State, shape: Shape, summary: Summary, group: Group, period
     )
     data = {"group": group.id, "period_s": period / 1000, "limit_s": limit / 1000, "job": whose.id}
     return Miss(Reason("member_slo", text, data))
+
+
+def short_of_memory(state: State, job: Job, pins: Mapping[PoolName, Sequence[NodeId]]) -> Miss | None:
+    """Which GPU has too little memory for the job on further nodes: its largest state beside what is left by others."""
+    for pool, nodes in pins.items():
+        mine = [spec for spec in job.spec.states if spec.pool == pool]
+        for name in nodes:
+            node = state.nodes[name]
+            if not node.gpu_mb or not mine:
+                continue
+            there = [(spec.gpu_mb, spec.leftover_mb) for spec in mine] + _states_on(state, node)
+            left = sum(leaves for _, leaves in there)
+            need = left + max(max(0, loaded - leaves) for loaded, leaves in there)
+            if need > node.gpu_mb:
+                text = f"a GPU of {name} has {_gb(node.gpu_mb)} GB, and {_gb(need)} GB would be needed there"
+                return Miss(Reason("gpu_memory", text, {"node": name, "need_gb": need / 1000}))
+    return None
 
 
 def _states_on(state: State, node: Node) -> list[tuple[int, int]]:

@@ -79,6 +79,8 @@ class Move(Struct, frozen=True):
     saves_per_hour: float = 0.0
     #: what the move itself costs
     costs: float = 0.0
+    #: the nodes that it leaves because they are drained: the move is given up when they are not any more
+    off: tuple[NodeId, ...] = ()
 
 
 class Policy(Protocol):

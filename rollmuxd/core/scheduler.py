@@ -10,7 +10,7 @@ nodes). A handler reads: may it be (all refusing comes first), what happened (``
 from collections.abc import Callable
 from typing import Any
 
-from rollmuxd.core import drift, growing, inventory, lives, moving, orders, overstay, requests
+from rollmuxd.core import draining, drift, growing, inventory, lives, moving, orders, overstay, requests
 from rollmuxd.core import inputs as i
 from rollmuxd.core.admission import admit, waiting_order
 from rollmuxd.core.config import Config
@@ -74,6 +74,7 @@ _DUE: dict[str, Callable[[Cycle, str], None]] = {
     "move": moving.look_again,
     "regroup": moving.regroup,
     "relieve": drift.look_again,
+    "leave": draining.look_again,
 }
 
 
@@ -121,6 +122,7 @@ class Scheduler:
             moving.follow(cycle)
             if drift.follow(cycle):
                 moving.follow(cycle)
+            draining.follow(cycle)
         except Rejected:
             if cycle.facts:
                 raise BrokenInvariant(f"{type(given).__name__} was refused after {name(cycle.facts[-1])}") from None

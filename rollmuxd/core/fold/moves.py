@@ -23,6 +23,7 @@ def move_planned(state: State, fact: f.MovePlanned) -> None:
         admission=fact.admission,
         promised=fact.promised,
         period_ms=fact.period_ms,
+        off=fact.off,
     )
     if group.id == job.group:
         job.move.wheel = merged(group.wheel, fact.wheel)
@@ -84,7 +85,9 @@ def move_abandoned(state: State, fact: f.MoveAbandoned) -> None:
         group.wheel = [visit for visit in group.wheel if visit.job != job.id]
     group.version += 1
     here = {name for nodes in job.pins.values() for name in nodes}
-    job.move, job.moved_at = None, fact.at
+    if not move.off or move.began_at is not None:  # who was to leave a drained node, and has not begun to, may go on
+        job.moved_at = fact.at
+    job.move = None
     del state.moving[job.id]
     gone = (name for nodes in move.pins.values() for name in nodes if name not in here)
     unpin(state, job, gone, owner_of(state, job, fact.use))

@@ -28,7 +28,7 @@ class NodeView(wire.NodeView, frozen=True, kw_only=True):
     #: memory of each GPU; and what of it states may occupy that are parked, or loaded beside others
     gpu_gb: float = 0.0
     leftover_gb: float = 0.0
-    #: jobs that are placed on it; while it is drained they get no slot, unless they are ended or it is used again
+    #: jobs that are placed on it; while it is drained they get no slot there until they are moved, or it is used again
     jobs: list[PinnedJob] = field(default_factory=list)
 
 

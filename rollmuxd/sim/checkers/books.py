@@ -81,6 +81,8 @@ class Going(Struct):
     upon: i.Input
     #: of its own group, once it has moved; None: its visits are in the other group's wheel already
     wheel: tuple[f.PlannedVisit, ...] | None = None
+    #: given up, it counts as a move; not one off a drained node that has not begun
+    counts: bool = True
 
 
 class Kept(Struct):

@@ -33,12 +33,17 @@ class Moving(Placements):
             self._broken("moves_keep_to_their_limits", f"{fact.job} is to move, and {why}")
 
     def a_job_moves_between_two_iterations(self, job: JobId, member: Member) -> None:
-        """It holds no slot, nor GPUs of one that has ended, and asks for nothing but its first phase."""
+        """It holds no slot, nor GPUs of one that has ended, and asks for nothing but its first phase.
+
+        Or for what it does not get where it is, as a node of it is drained: then it goes from the midst of one.
+        """
         if member.kept.going is None:
             self._broken("a_job_moves_between_two_iterations", f"{job} begins to move, and nothing was planned")
         holds = [name for name, asked in self.slots.items() if asked.job == job and asked.status != "queued"]
         asked = self.slots.get(member.queued or "")
         asks = asked is not None and asked.phase != member.spec.phases[0].name
+        if asked is not None and asks and member.spec.movable is Movable.WARM:
+            asks = not any("drain" in self.out.get(node, "") for node in member.stays[asked.phase].nodes)
         if holds or asks:
             self._broken(
                 "a_job_moves_between_two_iterations", f"{job} begins to move, has {holds} and asks for {asked}"
@@ -105,6 +110,7 @@ class Moving(Placements):
             place.users += node not in member.nodes
         self._reserve(fact.job, member, fact.pins)
         going = Going(fact.group, nodes, self._stays(fact.job, member, fact.pins), fact.at, self.given)
+        going.counts = not fact.off
         member.kept.going = going
         if fact.group == member.group:
             going.wheel = fact.wheel
@@ -118,6 +124,8 @@ class Moving(Placements):
         """It is between two iterations."""
         member = self.members[fact.job]
         self.a_job_moves_between_two_iterations(fact.job, member)
+        assert member.kept.going is not None
+        member.kept.going.counts = True
         self._set(member, "moving")
 
     def _move_ended(self, fact: f.MoveEnded) -> None:
@@ -169,7 +177,9 @@ class Moving(Placements):
             self._broken("a_job_moves_between_two_iterations", f"{fact.job} abandons a move that was not planned")
         self.a_move_that_is_planned_can_be_made(fact, member, going)
         party = self.groups[going.group]
-        member.kept.going, member.kept.moved_at = None, fact.at
+        if going.counts:
+            member.kept.moved_at = fact.at
+        member.kept.going = None
         self._leave(fact.job, member, tuple(node for node in going.nodes if node not in member.nodes))
         if going.wheel is None:
             del party.coming[fact.job]

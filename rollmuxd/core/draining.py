@@ -1,0 +1,154 @@
+"""Whoever sits on a node that is drained is moved away, where he may be moved and there is room.
+
+An operator's wish is no policy's economy: it is heeded under every policy, also where no jobs are moved to save money
+(``moves = auto`` on one host). Every other limit on moves holds, and so does every promise.
+
+The job stays in its group where other nodes can take the place of those that are drained, one for one: free ones, or
+the group's own, if the group's plan keeps every promise there. Else it goes where it would be placed if it came now.
+It goes at its next iteration boundary; one that is moved warm and waits for a drained node in the midst of an iteration
+goes at once, for it gets no further where it is. Who stays is told why (:func:`stays`).
+"""
+
+from collections.abc import Iterator
+from itertools import islice, product
+from typing import Final
+
+from msgspec.structs import replace
+
+from rollmuxd.core.config import Moves
+from rollmuxd.core.cycle import Cycle
+from rollmuxd.core.facts import PlannedVisit
+from rollmuxd.core.model import Group, Job, JobId, JobStatus, Millis, Movable, Node, NodeId, NodeStatus, PoolName
+from rollmuxd.core.moving import CHANGES, plan, refused
+from rollmuxd.core.placement import short_of_memory
+from rollmuxd.core.policy import Move, Placed
+
+#: so long others are heard before anybody is moved: a host's nodes are drained one after the other
+SETTLE_MS: Final = 1_000
+#: ways to put other nodes in the place of those that are drained, of which so many are tried
+TRIED: Final = 32
+
+
+def follow(c: Cycle) -> None:
+    """After every input: what has changed may let somebody leave a drained node."""
+    if any(type(fact) in CHANGES for fact in c.facts) and _to_leave(c):
+        c.soft.at(c.now + SETTLE_MS, "leave", "")
+
+
+def look_again(c: Cycle, key: str) -> None:
+    """A deadline: have everybody moved away from drained nodes who can be now."""
+    del key
+    for name in _to_leave(c):
+        job = c.state.jobs[name]
+        if job.move is not None or len(c.state.moving) >= c.config.moves_at_a_time:
+            continue
+        found = way_out(c, job)
+        if isinstance(found, Move):
+            plan(c, found)
+        elif c.now < _again_at(c, job):
+            c.soft.at(_again_at(c, job), "leave", "")
+
+
+def stays(c: Cycle, job: Job) -> str:
+    """Why a job is not moved away from a drained node on which it sits; empty: it is, or sits on none."""
+    if job.move is not None or not drained(c, job):
+        return ""
+    found = way_out(c, job)
+    if isinstance(found, str):
+        return found
+    return f"{len(c.state.moving)} jobs are moving, as many as may at a time" if c.state.moving else ""
+
+
+def drained(c: Cycle, job: Job) -> tuple[NodeId, ...]:
+    """The job's nodes that are to be empty."""
+    names = dict.fromkeys(name for nodes in job.pins.values() for name in nodes)
+    return tuple(name for name in names if c.state.nodes[name].drain)
+
+
+def way_out(c: Cycle, job: Job) -> Move | str:
+    """Where a job on drained nodes could go now; or why it cannot."""
+    if job.spec.movable is Movable.NO:
+        return "it is not to be moved (movable = no)"
+    if c.config.moves is Moves.OFF:
+        return "no job is moved here (moves = off)"
+    if job.status is not JobStatus.ADMITTED:
+        return f"it is {job.status}"
+    if c.now < _again_at(c, job):
+        return f"it was moved {(c.now - (job.moved_at or 0)) // 1000} s ago, and is not moved again so soon"
+    off = drained(c, job)
+    said = "no other nodes would have it with every promise kept"
+    why = f"{'nodes' if len(off) > 1 else 'node'} {', '.join(off)} {'are' if len(off) > 1 else 'is'} drained"
+    for placed in _places(c, job, off):
+        move = Move(job.id, placed, why, off=off)
+        no = refused(c, move, guarded=True)  # how often it may be moved was asked before
+        if not no:
+            return move
+        said = no
+    return said
+
+
+def _to_leave(c: Cycle) -> list[JobId]:
+    return list(dict.fromkeys(job for node in c.state.nodes.values() if node.drain for job in node.pinned))
+
+
+def _again_at(c: Cycle, job: Job) -> Millis:
+    """From when on it may be moved."""
+    return 0 if job.moved_at is None else job.moved_at + c.config.move_every_ms
+
+
+def _places(c: Cycle, job: Job, off: tuple[NodeId, ...]) -> Iterator[Placed]:
+    """With its group on other nodes; then wherever it would be placed now."""
+    group = c.state.groups[job.group or ""]
+    choices = [_in_place_of(c, job, c.state.nodes[name]) for name in off]
+    for nodes in islice(product(*choices), TRIED):
+        if len(set(nodes)) == len(nodes):
+            placed = _with_its_group(c, job, group, dict(zip(off, nodes, strict=True)))
+            if placed is not None:
+                yield placed
+    others = {name: known for name, known in c.state.groups.items() if name != group.id}
+    elsewhere = c.policy.place(replace(c.state, groups=others), job)
+    if elsewhere is not None and elsewhere.status is JobStatus.ADMITTED and elsewhere.promised >= job.promised:
+        yield elsewhere
+
+
+def _in_place_of(c: Cycle, job: Job, node: Node) -> list[NodeId]:
+    """Nodes like this one that could take its place: free ones, the cheapest first, then the group's own."""
+    pools = {pool for pool, names in job.pins.items() if node.id in names}
+    if any(node.id in want.named for want in job.spec.wants):
+        return []
+    taken = {name for names in job.pins.values() for name in names}
+    like = [
+        other
+        for other in c.state.nodes.values()
+        if other.id not in taken
+        and other.status is NodeStatus.UP
+        and other.group in (None, job.group)
+        and pools <= set(other.pools)
+        and (len(other.gpus), other.gpu_type) == (len(node.gpus), node.gpu_type)
+    ]
+    like.sort(key=lambda other: (other.group is not None, other.price_per_gpu_hour))
+    return [other.id for other in like]
+
+
+def _with_its_group(c: Cycle, job: Job, group: Group, instead: dict[NodeId, NodeId]) -> Placed | None:
+    """The job on those nodes, in the wheel as it is; None: somebody's promise, or memory, has no room for that."""
+    pins = {pool: tuple(instead.get(name, name) for name in names) for pool, names in job.pins.items()}
+    new: dict[PoolName, tuple[NodeId, ...]] = {
+        pool: tuple(name for name in names if name in instead.values()) for pool, names in pins.items()
+    }
+    if short_of_memory(c.state, job, new) is not None:
+        return None
+    there = replace(
+        c.state,
+        jobs={**c.state.jobs, job.id: replace(job, pins=pins)},
+        groups={**c.state.groups, group.id: replace(group, version=-1)},  # it is none that there ever was
+    )
+    found = c.policy.replan(there, group.id)
+    if found.at_risk or found.wheel:
+        return None
+    wheel = tuple(PlannedVisit(it.job, it.phase, it.once) for it in group.wheel if it.job != job.id or not it.once)
+    free = (c.state.nodes[name] for name in instead.values() if c.state.nodes[name].group is None)
+    price = sum(len(node.gpus) * node.price_per_gpu_hour for node in free)
+    return Placed(
+        group.id, pins, wheel, job.admission, JobStatus.ADMITTED, job.promised, found.period_ms, price, group.dispatch
+    )
