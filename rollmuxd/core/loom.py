@@ -20,6 +20,7 @@ rule, of which this is a kind.
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import combinations
+from math import inf
 from typing import Final, Literal, TypeAlias, get_args
 
 from msgspec import Struct, field
@@ -40,7 +41,7 @@ from rollmuxd.core.loom_sitting import (
     used_by,
     value_of,
 )
-from rollmuxd.core.loom_words import Need, Plan, Room
+from rollmuxd.core.loom_words import Need, Pins, Plan, Room
 from rollmuxd.core.model import (
     Dispatch,
     Group,
@@ -57,7 +58,7 @@ from rollmuxd.core.model import (
 from rollmuxd.core.placement import Candidate, RollMux, Shape, enough, may_share
 from rollmuxd.core.policy import Move, Placed, Replan
 from rollmuxd.core.state import State
-from rollmuxd.core.wheel import Binding, binding
+from rollmuxd.core.wheel import Binding, Bound, Leg, binding, borne
 
 Objective: TypeAlias = Literal["cost", "work", "throughput"]
 
@@ -160,11 +161,10 @@ class Loom(RollMux):
         """The group that grows dearer by least."""
         best: tuple[float, Placed] | None = None
         for group, sitting in self._likely(state, planner, job, need)[:GROUPS_TRIED]:
-            found = self._plan_with(state, planner, free, job, need, group, sitting)
-            if found is not None and (best is None or found[0] < best[0] - 1e-9):
-                best = found
-                if best[0] <= 1e-3 and planner.mu < 0.01:
-                    break  # nothing is cheaper than nothing
+            below = inf if best is None else best[0] - 1e-9
+            best = self._plan_with(state, planner, free, job, need, group, sitting, below) or best
+            if best is not None and best[0] <= 1e-3 and planner.mu < 0.01:
+                break  # nothing is cheaper than nothing
         return best
 
     def _likely(self, state: State, planner: Planner, job: Job, need: Need) -> list[tuple[Group, Sitting]]:
@@ -202,8 +202,9 @@ class Loom(RollMux):
         need: Need,
         group: Group,
         sitting: Sitting,
+        below: float,
     ) -> tuple[float, Placed] | None:
-        """The group with the job: by how much its value grows, and where the job would go."""
+        """The group with the job: by how much its value grows, if by less than that, and where the job would go."""
         closed = {
             pool: frozenset(n for n, name in enumerate(names) if not self._takes(state, job, pool, name))
             for pool, names in sitting.names.items()
@@ -214,19 +215,47 @@ class Loom(RollMux):
             pool: Room(room.price, room.worth, room.ram_mb, room.gpu_mb, min(left, len(free.get(pool, ()))))
             for pool, room in planner.rooms.items()
         }
-        needs = (*sitting.needs, _first_turn_paid(job, need))
-        plan = planner.fit(needs, dict(enumerate(sitting.seats)), rooms, closed)
-        if plan is None:
-            return None
-        pins = _named(plan.seats[-1], sitting.names, free)
-        if pins is None:
-            return None
-        bought = [name for pool, names in pins.items() for name in names if name not in sitting.names.get(pool, ())]
-        candidate = Candidate(group, pins, "scaling" if bought else "packing", 0.0)
-        if self._short(state, job, candidate):
-            return None
-        grows = plan.value - value_of(planner, sitting)
-        return grows, self._answer(state, job, group, (*sitting.jobs, job.id), plan, pins, bought)
+        spare = _with_a_turn_to_spare(job, need)
+        for joins in (spare,) if self.dispatch is Dispatch.CREDIT else dict.fromkeys((need, spare)):
+            plan = planner.fit((*sitting.needs, joins), dict(enumerate(sitting.seats)), rooms, closed)
+            pins = None if plan is None else _named(plan.seats[-1], sitting.names, free)
+            if plan is None or pins is None:
+                continue
+            grows = plan.value - value_of(planner, sitting)
+            if grows >= below or self._short(state, job, Candidate(group, pins, "", 0.0)):
+                continue
+            order = self._borne_order(state, group, sitting, job, need, plan, pins)
+            if order is not None:
+                bought = [n for pool, some in pins.items() for n in some if n not in sitting.names.get(pool, ())]
+                members = (*sitting.jobs, job.id)
+                return grows, self._answer(state, job, group, members, replace(plan, order=order), pins, bought)
+        return None
+
+    def _borne_order(
+        self, state: State, group: Group, sitting: Sitting, job: Job, need: Need, plan: Plan, pins: Pins
+    ) -> tuple[int, ...] | None:
+        """The plan's order, as it is or beginning with the job: that in which everybody bears the first turns.
+
+        By what he has in hand, and at once; who is not judged yet, by the time that he is.
+        """
+        if self.dispatch is Dispatch.CREDIT:
+            return plan.order  # nobody goes by it
+        legs = [
+            [Leg(it.job, tuple(n for pool in pools for n in mine[pool]), took, gap) for pools, took, gap in it.phases]
+            for it, mine in zip(plan.needs, (*sitting.pins, pins), strict=True)
+        ]
+        bounds = {}
+        for known, it in zip((*map(state.jobs.__getitem__, sitting.jobs), job), (*sitting.needs, need), strict=True):
+            if it.limit_ms is not None:
+                credit, left = credit_ms(known) or 0, JUDGED_AFTER - known.progress.finished
+                bounds[it.job] = Bound(it.limit_ms, credit if left > 0 else max(0, credit), max(1, left))
+        each = {it.job: len(it.phases) for it in plan.needs}
+        first = plan.order.index(len(plan.needs) - 1)
+        before = [leg for leg in self._summary(state, group).legs if leg.job in each]
+        for order in dict.fromkeys((plan.order, plan.order[first:] + plan.order[:first])):
+            if borne(before, [leg for place in order for leg in legs[place]], each, bounds):
+                return order
+        return None
 
     def _takes(self, state: State, job: Job, pool: PoolName, name: NodeId) -> bool:
         """Whether the job can be put on a node."""
@@ -621,11 +650,11 @@ class Loom(RollMux):
         )
 
 
-def _first_turn_paid(job: Job, need: Need) -> Need:
+def _with_a_turn_to_spare(job: Job, need: Need) -> Need:
     """Who joins, with a bound so much lower as makes up for a turn's wait in the iterations before he is judged.
 
-    A certificate speaks of a wheel that has been turning; who joins waits for his first turn, which is at most one.
-    Credit of an iteration pays for that. Without, (JUDGED_AFTER + 1) iterations fit into what JUDGED_AFTER may take.
+    Where the first turns are too long by the bounds as they are, a plan with more room may bear them: one in which
+    (JUDGED_AFTER + 1) iterations fit into what JUDGED_AFTER may take. Credit of an iteration pays for as much.
     """
     if need.limit_ms is None or (credit_ms(job) or 0) >= need.limit_ms:
         return need

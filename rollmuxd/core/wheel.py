@@ -14,7 +14,7 @@ visits along, which makes A smaller. Hence a mean iteration over m turns of at m
 Everything here is arithmetic on plain numbers; times are integer milliseconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -85,6 +85,16 @@ def _turn(z: list[Millis], steps: Sequence[Step]) -> None:
             z[node] = at
 
 
+def _visit(z: list[Millis], step: Step) -> Millis:
+    """One visit, by itself: when it ends."""
+    job, nodes, busy, gap = step
+    end = max([z[job] + gap, *(z[node] for node in nodes)]) + busy
+    z[job] = end
+    for node in nodes:
+        z[node] = end
+    return end
+
+
 def steps_of(wheel: Sequence[Leg]) -> tuple[list[Step], int]:
     """The wheel in numbers, and how many clocks it has."""
     clocks: dict[tuple[str, str], int] = {}
@@ -117,6 +127,94 @@ def period_ms(wheel: Sequence[Leg]) -> Millis:
         else:
             low = middle
     return high
+
+
+class Bound(Struct, frozen=True):
+    """What a job's iterations may take."""
+
+    limit_ms: Millis
+    #: by how much it is ahead of that
+    credit_ms: Millis
+    #: the first of its further iterations by which it is judged
+    judged_at: int
+
+
+#: turns of a wheel before somebody comes, in the last but one of which he does; and turns that are played after that
+TURNED, PLAYED = 3, 10
+
+
+def borne(
+    before: Sequence[Leg], after: Sequence[Leg], each: Mapping[JobId, int], bounds: Mapping[JobId, Bound]
+) -> bool:
+    """Whether everybody keeps his bound in the first turns of a wheel in which somebody has joined.
+
+    A certificate speaks of a wheel that has been turning: it leaves out what one waits before that, once. So the first
+    turns are played, with everything as long as planned, for each time at which he could come. Just after a visit has
+    begun is the worst: earlier he would find it ahead of him no less, and wait for less of it afterwards.
+
+    Args:
+        before: the wheel as it turns.
+        after: the wheel with him; its visits keep the turn that they have, his join the turn at hand.
+        each: by job, how many legs make an iteration.
+        bounds: of those to whom something is promised.
+    """
+    steps, clocks = steps_of((*before, *after))
+    old, z = steps[: len(before)], [0] * clocks
+    begun = []
+    for step in old * TURNED:
+        end = _visit(z, step)
+        begun.append((end - step[2], end))
+    comes = dict.fromkeys(begin for begin, _ in begun[(TURNED - 2) * len(old) : (TURNED - 1) * len(old)])
+    return all(_borne(before, after, steps, begun, at, [at] * clocks, each, bounds) for at in comes)
+
+
+def _borne(
+    before: Sequence[Leg],
+    after: Sequence[Leg],
+    steps: Sequence[Step],
+    begun: Sequence[tuple[Millis, Millis]],
+    comes: Millis,
+    z: list[Millis],
+    each: Mapping[JobId, int],
+    bounds: Mapping[JobId, Bound],
+) -> bool:
+    """The same, for who comes at that time."""
+    done = dict.fromkeys(each, 0)
+    since = dict.fromkeys(each, comes)
+    passed = [0] * len(before)
+    for number, (begin, end) in enumerate(begun):
+        index = number % len(before)
+        if begin > comes:
+            continue
+        passed[index] += 1
+        job, nodes, _, _ = steps[index]
+        for clock in (job, *nodes):
+            z[clock] = max(z[clock], end)
+        name = before[index].job
+        done[name] += 1
+        if done[name] % each[name] == 0:
+            since[name] = end
+    turn = min(passed)
+    known: dict[JobId, list[int]] = {}
+    for leg, count in zip(before, passed, strict=True):
+        known.setdefault(leg.job, []).append(count)
+    joins = [known[leg.job].pop(0) if known.get(leg.job) else turn for leg in after]
+    finished = dict.fromkeys(each, 0)
+    for now in range(turn, turn + PLAYED):
+        for leg, step, first in zip(after, steps[len(before) :], joins, strict=True):
+            if now < first:
+                continue  # it has been passed in this turn
+            end = _visit(z, step)
+            done[leg.job] += 1
+            if done[leg.job] % each[leg.job]:
+                continue
+            count = finished[leg.job] = finished[leg.job] + 1
+            bound = bounds.get(leg.job)
+            if bound is None or count < bound.judged_at:
+                continue
+            if end - since[leg.job] > count * bound.limit_ms + bound.credit_ms:
+                return False
+    return True
 
 
 class Link(Struct, frozen=True):

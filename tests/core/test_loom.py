@@ -5,6 +5,7 @@ planned; it shares no code with the planner.
 """
 
 import random
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -16,7 +17,7 @@ from rollmuxd.core import invariants, loom_plan
 from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits
 from rollmuxd.core.loom import Loom
 from rollmuxd.core.loom_regroup import Limits, Step
-from rollmuxd.core.model import JobSpec, Movable, Owner, PhaseSpec, StateSpec, Want
+from rollmuxd.core.model import JobSpec, Movable, Owner, PhaseSpec, StateSpec, Visit, Want
 from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Policy
 from rollmuxd.core.scheduler import Scheduler
@@ -175,6 +176,80 @@ def test_who_joins_can_make_up_for_the_wait_for_his_first_turn_before_he_is_judg
     cluster.arrives(job("a", 100, 100, 1.05))
     cluster.arrives(job("b", 100, 100, slo))  # one rolls out while the other trains: 200 s, as alone
     assert cluster.mates() == ([{"a", "b"}] if shares else [{"a"}, {"b"}])
+
+
+def test_who_joins_and_who_was_there_are_within_their_bounds_by_the_eighth_iteration_whenever_he_comes() -> None:
+    """Drawn groups are played turn by turn; the last one comes just after any visit has begun, which is the worst."""
+    chance = random.Random(4)
+    joined = late = 0
+    for _ in range(150):
+        cluster = Cluster(8, 8, Loom(objective="cost"))
+        for number in range(chance.randint(1, 3)):
+            rollout, train = (round(10 ** chance.uniform(1.5, 2.5)) for _ in range(2))
+            cluster.arrives(job(f"j{number}", rollout, train, chance.uniform(1.3, 2.5)))
+        before = {group.id: list(group.wheel) for group in cluster.core.state.groups.values()}
+        rollout, train = (round(10 ** chance.uniform(1.5, 2.5)) for _ in range(2))
+        slo = chance.uniform(1.02, 1.5)
+        placed = cluster.arrives(job("last", rollout, train, slo))
+        if placed is None or placed.group not in before:
+            continue
+        joined += 1
+        for name, took in eight_iterations(cluster.core, before[placed.group], placed):
+            spec = cluster.core.state.jobs[name].spec
+            bound = 8 * (spec.slo or 0) * sum(phase.planned_ms or 0 for phase in spec.phases)
+            assert took <= bound, (name, placed)
+            late += took > 0.97 * bound
+    assert joined > 40
+    assert late > 20  # some could not have waited much longer
+
+
+def eight_iterations(core: Scheduler, before: list[Visit], placed: f.JobPlaced) -> Iterator[tuple[str, int]]:
+    """What the next eight take each job, for each time at which the last could come, by the order of (turn, index).
+
+    Its own count from when it came, the others' from the end of the last one before that.
+    """
+    state, turns = core.state, 6
+
+    def lasts(job_name: str, phase_name: str) -> tuple[tuple[str, ...], int]:
+        of = state.jobs[job_name]
+        phase = next(phase for phase in of.spec.phases if phase.name == phase_name)
+        return state.phase_nodes(of, phase, placed.group), phase.planned_ms or 0
+
+    clocks: dict[str, int] = {}
+    begun: list[tuple[int, int, str, str, int, int]] = []
+    for turn in range(turns):
+        for index, visit in enumerate(before):
+            nodes, took = lasts(visit.job, visit.phase)
+            begin = max(clocks.get(it, 0) for it in (visit.job, *nodes))
+            clocks.update(dict.fromkeys((visit.job, *nodes), begin + took))
+            begun.append((turn, index, visit.job, visit.phase, begin, begin + took))
+    middle = {begin for turn, _, _, _, begin, _ in begun if turn in (2, 3)}
+    for comes in sorted(middle):
+        there = [it for it in begun if it[4] <= comes]
+        passed = [sum(index == at for _, at, *_ in there) for index in range(len(before))]
+        now: dict[str, int] = {}
+        since = {placed.job: comes}
+        for _, _, name, phase, _, end in there:
+            now.update(dict.fromkeys((name, *lasts(name, phase)[0]), end))
+            if phase == "train":
+                since[name] = end
+        known: dict[tuple[str, str], list[int]] = {}
+        for visit, turn in zip(before, passed, strict=True):
+            known.setdefault((visit.job, visit.phase), []).append(turn)
+        ahead = []
+        for index, plan in enumerate(placed.wheel):
+            had = known.get((plan.job, plan.phase))
+            first = had.pop(0) if had else min(passed)
+            ahead += [(turn, index, plan) for turn in range(first, min(passed) + 20)]
+        ends: dict[str, list[int]] = {name: [] for name in since}
+        for _, _, plan in sorted(ahead, key=lambda it: it[:2]):
+            nodes, took = lasts(plan.job, plan.phase)
+            end = max(comes, *(now.get(it, 0) for it in (plan.job, *nodes))) + took
+            now.update(dict.fromkeys((plan.job, *nodes), end))
+            if plan.phase == "train":
+                ends[plan.job].append(end)
+        for name, at in since.items():
+            yield name, ends[name][7] - at
 
 
 def test_who_asks_is_told_what_the_wheel_hangs_on() -> None:

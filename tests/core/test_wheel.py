@@ -9,7 +9,16 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmuxd.core.wheel import Leg, certified, closed_form_is_exact, lower_bound_ms, period_ms, work_conserving_ms
+from rollmuxd.core.wheel import (
+    Bound,
+    Leg,
+    borne,
+    certified,
+    closed_form_is_exact,
+    lower_bound_ms,
+    period_ms,
+    work_conserving_ms,
+)
 
 Jobs = list[tuple[int, int, tuple[str, ...]]]  # rollout ms, train ms, rollout nodes
 
@@ -179,3 +188,33 @@ def test_a_longer_visit_never_makes_the_period_shorter(wheel: list[Leg], which: 
     leg = longer[which % len(wheel)]
     longer[which % len(wheel)] = Leg(leg.job, leg.nodes, leg.busy_ms + more, leg.gap_ms)
     assert period_ms(longer) >= period_ms(wheel)
+
+
+def leg(name: str, node: str, busy_ms: int) -> Leg:
+    return Leg(name, (node,), busy_ms)
+
+
+def test_the_first_turns_are_borne_by_who_joins_and_by_who_was_there() -> None:
+    """On one node an iteration of 100 turns into one of 200: the first wait is at most for what has just begun."""
+    before, after = [leg("a", "r", 100)], [leg("b", "r", 100), leg("a", "r", 100)]
+    each = {"a": 1, "b": 1}
+
+    def are_borne(job: str, limit_ms: int, credit_ms: int, judged_at: int) -> bool:
+        return borne(before, after, each, {job: Bound(limit_ms, credit_ms, judged_at)})
+
+    assert are_borne("b", 200, 0, 1)  # 100 of a's, and its own
+    assert not are_borne("b", 199, 0, 1)
+    assert are_borne("b", 199, 10, 1)  # or it has earned what it loses in ten
+    assert not are_borne("a", 199, 0, 8)
+    assert are_borne("a", 199, 10, 8)
+    first = [leg("a", "r", 100), leg("b", "r", 100)]  # a's next visit of this turn comes before b's
+    assert not borne(before, first, each, {"b": Bound(250, 0, 1)})
+
+
+def test_who_was_there_counts_from_the_end_of_his_last_iteration() -> None:
+    """When somebody comes whose 300 go first he is 50 into an iteration: it takes 50 + 300 + 100."""
+    before = [leg("a", "u", 50), leg("a", "v", 50), leg("a", "r", 100)]
+    after = [leg("b", "r", 300), leg("b", "w", 10), *before]
+    each = {"a": 3, "b": 2}
+    assert borne(before, after, each, {"a": Bound(400, 50, 1)})
+    assert not borne(before, after, each, {"a": Bound(400, 49, 1)})
