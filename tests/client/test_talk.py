@@ -273,8 +273,6 @@ def test_a_job_that_is_reinstated_between_the_refusal_and_the_question_why_asks_
 
     held, _ = play(talk.enter("rollout"), answers)
     assert held.fence == "1.7"
-    with pytest.raises(Conflict, match="another thing"):
-        play(talk.enter("rollout"), [Conflict("another thing", status=409), view("admitted", session="s1")])
 
 
 def test_a_job_that_is_ended_in_quarantine_is_over(talk, play):
