@@ -9,6 +9,8 @@ to one who follows it, and afterwards in full.
 """
 
 import itertools
+import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -240,6 +242,32 @@ def unprovoked(facts: Sequence[Line], processes: Mapping[int, Process]) -> list[
         if process is not None and not process.provoked:
             found.append(f"session {fact['session']} of {process.name}, pid {process.pid}, was lost for no reason")
     return found
+
+
+# ---- faults that were injected ---------------------------------------------------------------------------------------
+
+#: the facts of a driver that did not do it, of one of which there is no word, and of a host that cannot be seen
+KNOWN = ("order_faulted", "order_contact_lost", "node_lost")
+
+
+def faults_met(hardware: Iterable[Line]) -> Counter[str]:
+    """How often a call met a fault, by what it was and did: by the mock's own count, which survives its daemon."""
+    met: Counter[str] = Counter()
+    for memory in hardware:
+        for key, times in memory["fired"].items():
+            fault = json.loads(key)
+            met[f"{fault['method']} {fault['do']}"] += times
+    return met
+
+
+def faults_known(facts: Iterable[Line]) -> Counter[str]:
+    """What the journal knows of them: orders and looks that failed for what was injected, or gave no answer."""
+    known: Counter[str] = Counter()
+    for fact in facts:
+        why = str(fact.get("error") or fact.get("reason") or "")
+        if fact["fact"] in KNOWN and ("was injected" in why or "no answer within" in why):
+            known[fact["fact"]] += 1
+    return known
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------

@@ -2,13 +2,16 @@
 
 A real daemon on mock hosts, and real client processes that loop. At moments that a seeded chance picks, the daemon is
 killed (-9), again while it starts, stopped and continued, restarted in good order; clients and their heartbeats are
-killed wherever they happen to be, stopped for less and for more than a lease, and registered anew. Then the storm
-ends: every client has to do some more iterations within a bound. What is judged, and by which records, is in
-``oracle.py``. Progress goes to stderr; the exit status is 1 where anything was lost or violated.
+killed wherever they happen to be, stopped for less and for more than a lease, and registered anew. All the while the
+residency driver and the backend fail, lose contact, hang and lie, call by call; an operator reinstates the jobs that
+are quarantined for it, and ends the processes that keep a node from coming clear. Then the storm ends: every client
+has to do some more iterations within a bound. What is judged, and by which records, is in ``oracle.py``. Progress goes
+to stderr; the exit status is 1 where anything was lost or violated.
 """
 
 import argparse
 import collections
+import contextlib
 import json
 import random
 import signal
@@ -23,6 +26,9 @@ import httpx
 import oracle
 import world
 from world import LEASE_S, Client, World
+
+from rollmuxd_backend_mock.faults import Do, Fault, Method, Script
+from rollmuxd_backend_mock.faults import write as write_faults
 
 MORE_ITERATIONS: Final = 4
 #: for those, once the storm is over: generous, since other people use this machine too
@@ -41,6 +47,20 @@ WEIGHTS: Final = {
     "stop_client_and_heartbeat": 8,
     "kill_heartbeat": 5,
 }
+
+#: what goes wrong of a driver's calls and of a look at a host. A driver that said no is told again twice: only the
+#: third no in a row is known to the journal. Looks never lie here: what they show is all that anybody can go by.
+DRIVER_FAULTS: Final[dict[Do, float]] = {"fail": 3, "lose": 3, "lose_after": 3, "hang": 1, "lie": 1, "delay": 1}
+DRIVER_CALLS: Final[dict[Method, float]] = {"load": 4, "park": 4, "discard": 2, "probe": 1}
+LOOK_FAULTS: Final[dict[Do, float]] = {"fail": 3, "hang": 1, "delay": 1}
+#: set at the same time, at most; one that nobody meets makes room for the next
+FAULTS_SET: Final = 4
+#: the blows over, drivers and backends go on to fail until so many were met and the journal knows of one, for a while
+FAULTS_WANTED: Final = 5
+MET_WITHIN_S: Final = 60.0
+#: before anything blows everybody has got somewhere, if it does not take longer: a machine that is busy with others
+#: would else have a storm over processes that are still starting, which meet nothing
+UNDER_WAY_S: Final = 45.0
 
 
 def say(text: str) -> None:
@@ -76,11 +96,37 @@ class Follower:
         self._thread.join(10)
 
 
+class Operator:
+    """Reinstates the jobs that are quarantined, all the time, and knows which nodes are."""
+
+    def __init__(self, daemon: world.Daemon) -> None:
+        self.reinstated = 0
+        self.unclear: tuple[str, ...] = ()
+        self._daemon = daemon
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._operate, name="operator", daemon=True)
+        self._thread.start()
+
+    def _operate(self) -> None:
+        while not self._stop.wait(1.0):
+            with contextlib.suppress(httpx.HTTPError, OSError, KeyError, ValueError):
+                for job in self._daemon.get("/v1/jobs", status="quarantined").json()["items"]:
+                    self.reinstated += self._daemon.post(f"/v1/jobs/{job['job']}/reinstate").is_success
+                nodes = self._daemon.get("/v1/nodes").json()["items"]
+                self.unclear = tuple(node["node"] for node in nodes if node["status"] == "quarantined")
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+
 class Storm:
     """One storm over one world."""
 
     def __init__(self, made: World, seed: str) -> None:
         self.world = made
+        self.follower = Follower(made.daemon)
+        self.operator = Operator(made.daemon)
         self.chance = random.Random(seed)
         self.counts: collections.Counter[str] = collections.Counter()
         self.violations: list[str] = []
@@ -91,6 +137,8 @@ class Storm:
         self.late_s = 0.0
         self._calm = False
         self._starts: list[float] = []
+        self._faults: list[Fault] = []
+        self._next_end = 0.0
 
     # ---- what may happen ---------------------------------------------------------------------------------------------
 
@@ -161,6 +209,37 @@ class Storm:
             for pid in world.children_of(client.life.process.pid):
                 world.send(pid, signal.SIGKILL)
 
+    def break_something(self) -> None:
+        """One more fault: of the driver or of the backend, for the next calls of a kind on one host."""
+        looks = self.chance.random() < 0.2
+        self.counts["faults_set"] += 1
+        do = world.pick(self.chance, LOOK_FAULTS if looks else DRIVER_FAULTS)
+        method = "observe" if looks else world.pick(self.chance, DRIVER_CALLS)
+        host = f"h{self.chance.randrange(len(self.world.daemon.memories))}"
+        times = self.chance.choice((1, 3, 6)) if do == "fail" else 1
+        delay_s = self.chance.choice((0.0, 0.05, 1.0)) if do != "delay" else self.chance.choice((0.2, 2.0))
+        name = f"f{self.counts['faults_set']}"
+        self._faults.append(Fault(do, method, host, times=times, delay_s=delay_s, id=name))
+        del self._faults[:-FAULTS_SET]
+        write_faults(self.world.daemon.faults, Script(tuple(self._faults)))
+
+    def free_what_is_unclear(self) -> None:
+        """As an operator would: end the processes whose bytes keep a node from coming clear, at most one a second."""
+        if not self.operator.unclear or time.monotonic() < self._next_end:
+            return
+        self._next_end = time.monotonic() + 1.0
+        kept = [state for memory in self.world.daemon.hardware() for one in memory["hosts"].values()
+                for state in one["states"].values()]  # fmt: skip
+        there = {
+            state["name"] for state in kept if state["node"] in self.operator.unclear and any(state["gpus"].values())
+        }
+        for client in world.alive(self.world.clients):
+            if client.name in there and client.next_life is None:
+                self.counts["ended_by_the_operator"] += 1
+                self.world.kill(client)
+                self._again(client, "same")
+                return
+
     def _some_client(self) -> Client | None:
         # Mostly one that has got somewhere: else all would die while they start.
         there = [
@@ -210,6 +289,7 @@ class Storm:
         for _, _, do in due:
             do()
         self._look_after_daemon()
+        self.free_what_is_unclear()
         for client in self.world.clients:
             self._look_after(client)
 
@@ -252,19 +332,38 @@ class Storm:
             self.violations.append(f"client {client.name} ended with {ended}: {last}")
             self._again(client, "plain")
 
+    def get_under_way(self) -> None:
+        """Let every client have its first slot."""
+        until = time.monotonic() + UNDER_WAY_S
+        waiting = list(self.world.clients)
+        while waiting and time.monotonic() < until:
+            self.turn()
+            waiting = [one for one in waiting if not any(line["event"] == "granted" for line in self.world.lines(one))]
+            time.sleep(0.1)
+
+    def has_met_enough(self) -> bool:
+        """Whether enough calls have met a fault, and one has come as far as the journal."""
+        met = oracle.faults_met(self.world.daemon.hardware())
+        return met.total() >= FAULTS_WANTED and bool(
+            oracle.faults_known(map(json.loads, list(self.follower.seen.values())))
+        )
+
     def run(self, seconds: float) -> None:
         """Let it rage."""
         until = time.monotonic() + seconds
         next_blow = time.monotonic() + 1.0
-        said = before = time.monotonic()
-        while (now := time.monotonic()) < until:
+        said = before = next_fault = time.monotonic()
+        while (now := time.monotonic()) < until or (now < until + MET_WITHIN_S and not self.has_met_enough()):
             self.late_s = max(self.late_s, now - before - 0.02)
             before = now
             self.turn()
-            if now >= next_blow:
+            if now >= next_blow and now < until:  # afterwards only drivers and backends fail
                 getattr(self, world.pick(self.chance, WEIGHTS))()
                 # Mostly blow upon blow, now and then time to breathe.
                 next_blow = now + self.chance.expovariate(1 / self.chance.choice((0.3, 0.3, 0.3, 2.0)))
+            if now >= next_fault:
+                self.break_something()
+                next_fault = now + self.chance.expovariate(1 / 0.4)
             if now - said > 10:
                 said = now
                 say(f"{until - now:.0f} s to go: {dict(self.counts)}")
@@ -273,6 +372,7 @@ class Storm:
     def settle(self) -> None:
         """No more blows: what is stopped goes on, and everybody finishes."""
         self._calm = True
+        write_faults(self.world.daemon.faults, Script())
         finish = self.world.folder / "finish"
         finish.with_suffix(".new").write_text(str(MORE_ITERATIONS))
         finish.with_suffix(".new").replace(finish)
@@ -320,19 +420,22 @@ def storm(folder: Path, *, seed: str, seconds: float, clients: int, hosts: int) 
                 raise RuntimeError(f"the daemon does not start:\n{daemon.log.read_text(errors='replace')[-3000:]}")
             time.sleep(0.02)
         descriptors = daemon.descriptors()
-        follower = Follower(daemon)
         for client in made.clients:
             made.start(client, "plain")
+        raging.get_under_way()
         raging.run(seconds)
         say(f"the storm is over: {dict(raging.counts)}")
         raging.settle()
-        follower.stop()
-        return _verdict(made, raging, follower, descriptors, began)
+        raging.follower.stop()
+        raging.operator.stop()
+        return _verdict(made, raging, descriptors, began)
     finally:
+        raging.follower.stop()
+        raging.operator.stop()
         made.close()
 
 
-def _verdict(made: World, raging: Storm, follower: Follower, descriptors: int, began: float) -> dict[str, Any]:
+def _verdict(made: World, raging: Storm, descriptors: int, began: float) -> dict[str, Any]:
     daemon = made.daemon
     facts = facts_of(daemon)
     left, nodes = _left(daemon, descriptors)
@@ -356,10 +459,15 @@ def _verdict(made: World, raging: Storm, follower: Follower, descriptors: int, b
         ],
         world.read_lines(daemon.record),
         facts,
-        follower.seen,
+        raging.follower.seen,
         world.render,
         time.time() - time.monotonic(),
     )
+    met, known = oracle.faults_met(daemon.hardware()), oracle.faults_known(facts)
+    if not (met and known):
+        raging.violations.append(
+            f"it was no storm: {met.total()} faults were met, and the journal knows of {known.total()}"
+        )
     found = [*raging.violations, *judged.violations]
     told = collections.Counter(line["event"] for of_one in lines.values() for line in of_one)
     kinds = collections.Counter(fact["fact"] for fact in facts)
@@ -372,8 +480,10 @@ def _verdict(made: World, raging: Storm, follower: Follower, descriptors: int, b
             what: told[what] for what in ("registered", "granted", "released", "queued", "ended", "iteration")
         },
         "facts": len(facts),
-        "facts_followed": len(follower.seen),
+        "facts_followed": len(raging.follower.seen),
         "witness_lines": sum(1 for _ in world.read_lines(daemon.record)),
+        "faults": {"injected": met.total(), "known": known.total(), "of": dict(sorted((met + known).items()))},
+        "reinstated": raging.operator.reinstated,
         "blows": dict(sorted(raging.counts.items())),
         "starts": kinds["daemon_started"],
         "stalls": kinds["loop_stalled"],

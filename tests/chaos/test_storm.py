@@ -29,6 +29,9 @@ def test_a_short_storm_loses_nothing_and_everybody_finishes():
     assert found["acknowledged"]["granted"] > 8
     assert found["acknowledged"]["ended"] == 8
     assert found["facts_followed"] > 100
+    # Drivers and backends have failed, and the daemon knows of it: else they would have been let off.
+    assert found["faults"]["injected"] > 0
+    assert found["faults"]["known"] > 0
 
 
 # ---- the oracle ------------------------------------------------------------------------------------------------------
@@ -112,6 +115,23 @@ def test_the_oracle_reads_the_journal_for_itself(oracle):
     assert oracle.journal([*good[:-1], {**good[-1], "at": 0}]), "back in time"
     assert oracle.claims([fact for fact in good if fact["fact"] != "slot_over"])
     assert oracle.fences({"a": [{"event": "granted", "fence": fence, "slot": fence} for fence in ("1.2", "1.1")]})
+
+
+def test_the_oracle_counts_the_faults_that_were_met_and_those_that_the_journal_knows(oracle):
+    one = '{"do":"lose","method":"park","host":"h1","times":1,"id":"f1"}'
+    other = one.replace("f1", "f2")
+    hang = '{"do":"hang","method":"load","host":"h1","times":1,"id":"f3"}'
+    assert oracle.faults_met([{"fired": {one: 1, other: 2}}, {"fired": {hang: 1}}]) == {"park lose": 3, "load hang": 1}
+    assert oracle.faults_met([{"fired": {}}]).total() == 0
+
+    facts = [
+        {"fact": "order_contact_lost", "error": "park on h1: fault lose was injected"},
+        {"fact": "order_contact_lost", "error": "no answer within 6 s"},
+        {"fact": "order_faulted", "error": "its process has died"},
+        {"fact": "job_quarantined", "reason": "no word of it: park on h1: fault lose was injected"},
+        {"fact": "node_lost", "reason": "observe on h1: fault fail was injected"},
+    ]
+    assert oracle.faults_known(facts) == {"order_contact_lost": 2, "node_lost": 1}
 
 
 def test_the_oracle_asks_why_a_session_was_lost(oracle):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import rollmuxd
-from rollmuxd.client.errors import JobAlive, JobEnded, SlotLost
+from rollmuxd.client.errors import JobAlive, JobEnded, SlotFaulted, SlotLost
 
 OVER = 3
 
@@ -80,8 +80,13 @@ def work(job: rollmuxd.Job, log: Log, finish: Path, chance: random.Random) -> No
 
 
 def stay(job: rollmuxd.Job, log: Log, phase: str, then: str | None, chance: random.Random) -> None:
-    entered = job.phase(phase, then=then)
-    slot = entered.__enter__()
+    while True:
+        entered = job.phase(phase, then=then)
+        try:
+            slot = entered.__enter__()
+            break
+        except SlotFaulted as fault:  # its state could not be loaded; the next request waits for its reinstatement
+            log.write("faulted", why=str(fault))
     log.write("granted", job=job.id, slot=slot.id, fence=slot.fence, gpus=slot.gpus, phase=phase)
     try:
         time.sleep(chance.uniform(0.0, 0.06))

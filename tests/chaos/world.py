@@ -32,8 +32,8 @@ reattach_s = 30
 grace_s = 1
 
 [limits]
-order_s = 10
-clear_s = 60
+order_s = 6
+clear_s = 15
 observe_s = 0.5
 """
 
@@ -42,7 +42,7 @@ HOST = """
 id = "{host}"
 backend = "mock"
 ram_gb = 200
-options = {{ copy_gbps = 400, memory = {memory}, record = {record} }}
+options = {{ copy_gbps = 400, memory = {memory}, record = {record}, faults = {faults} }}
 
 [[hosts.nodes]]
 gpus = "0-1"
@@ -99,10 +99,12 @@ class Daemon:
         self.url = f"unix://{self.socket}"
         self.log = folder / "daemon.log"
         self.record = folder / "witness.jsonl"
+        self.faults = folder / "faults.json"
+        self.memories = [folder / f"memory{number}.json" for number in range(hosts)]
         text = CONFIG.format(state=json.dumps(str(self.state)), lease_s=LEASE_S, heartbeat_s=HEARTBEAT_S)
-        for number in range(hosts):
-            memory, record = json.dumps(str(folder / f"memory{number}.json")), json.dumps(str(self.record))
-            text += HOST.format(host=f"h{number}", memory=memory, record=record)
+        record, faults = json.dumps(str(self.record)), json.dumps(str(self.faults))
+        for number, path in enumerate(self.memories):
+            text += HOST.format(host=f"h{number}", memory=json.dumps(str(path)), record=record, faults=faults)
         self.config = folder / "rollmux.toml"
         self.config.write_text(text)
         self.process: subprocess.Popen[bytes] | None = None
@@ -133,9 +135,20 @@ class Daemon:
         return self.ready
 
     def get(self, path: str, within: float = 5.0, **params: Any) -> httpx.Response:
-        transport = httpx.HTTPTransport(uds=str(self.socket))
-        with httpx.Client(transport=transport, base_url="http://rollmuxd", timeout=within) as line:
+        with self._line(within) as line:
             return line.get(path, params=params)
+
+    def post(self, path: str, within: float = 5.0) -> httpx.Response:
+        with self._line(within) as line:
+            return line.post(path)
+
+    def _line(self, within: float) -> httpx.Client:
+        transport = httpx.HTTPTransport(uds=str(self.socket))
+        return httpx.Client(transport=transport, base_url="http://rollmuxd", timeout=within)
+
+    def hardware(self) -> list[dict[str, Any]]:
+        """What is in the mock's memory files: its hosts' states, and how often each fault was met."""
+        return [json.loads(path.read_bytes()) for path in self.memories if path.exists()]
 
     @property
     def pid(self) -> int:
