@@ -153,7 +153,7 @@ class LiveDaemon:
         """Where it listens on TCP."""
         return str(json.loads((self.state / "daemon.json").read_text())["url"])
 
-    def start(self) -> None:
+    def start(self, within: float = 20) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "rollmuxd", "daemon", "run", "--config", str(self._config)],
@@ -163,7 +163,7 @@ class LiveDaemon:
                 env=clean_environment(self.folder, PYTHONPATH=str(self.folder / "plugins")),
                 cwd=self.folder,
             )
-        until("the daemon is ready", self._ready, within=20, every=0.05)
+        until("the daemon is ready", self._ready, within=within, every=0.05)
 
     def _ready(self) -> bool:
         assert self.process is not None
@@ -473,12 +473,17 @@ class Live:
         self._spares = spares
 
     def daemon(
-        self, nodes: tuple[tuple[str, str], ...] = one_and_one, *, tables: str = "", **settings: float | str
+        self,
+        nodes: tuple[tuple[str, str], ...] = one_and_one,
+        *,
+        tables: str = "",
+        within: float = 20,
+        **settings: float | str,
     ) -> LiveDaemon:
-        """A daemon that runs. ``nodes``: GPUs and pool of each. ``tables``: what else its file says."""
+        """A daemon that runs, ``within`` seconds. ``nodes``: GPUs and pool of each. ``tables``: more of its file."""
         made = LiveDaemon(self.folder, nodes=nodes, settings=settings, tables=tables)
         self.daemons.append(made)
-        made.start()
+        made.start(within)
         return made
 
     def trainer(self, name: str, url: str | None = None, *, bytes_: bool = True, **job: Any) -> Trainer:

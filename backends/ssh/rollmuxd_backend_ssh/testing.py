@@ -24,6 +24,8 @@ from typing import Final
 
 import asyncssh
 
+from rollmuxd_backend_local.testing import Namespace, namespaces_can_be_made
+
 #: where it is, which is not on everybody's path
 SSHD: Final = shutil.which("sshd") or next((path for path in ("/usr/sbin/sshd",) if Path(path).exists()), None)
 _LISTENS_S: Final = 10.0
@@ -61,63 +63,6 @@ class Keys:
         )
         with self.config.open("a") as file:
             file.write(f"Host {host}\n" + "".join(f"  {line}\n" for line in lines))
-
-
-class Namespace:
-    """A network of its own for one host, with a link to it that can be cut."""
-
-    def __init__(self, number: int) -> None:
-        self.name = f"rollmux-{os.getpid()}-{number}"
-        self._here = f"rx{os.getpid() % 100_000}n{number}"
-        # Out of what is kept for such things (RFC 2544), a piece of four for each.
-        piece = (os.getpid() * 16 + number) % (2**17 // 4) * 4
-        self._gateway, self.address = (
-            f"198.{18 + (piece >> 16)}.{piece >> 8 & 255}.{piece + one & 255}" for one in (1, 2)
-        )
-
-    def make(self) -> None:
-        """Raises CalledProcessError where that is not allowed."""
-        there = f"{self._here}p"
-        _ip("netns", "add", self.name)
-        _ip("link", "add", self._here, "type", "veth", "peer", "name", there, "netns", self.name)
-        _ip("address", "add", f"{self._gateway}/30", "dev", self._here)
-        _ip("link", "set", self._here, "up")
-        _ip("-n", self.name, "address", "add", f"{self.address}/30", "dev", there)
-        _ip("-n", self.name, "link", "set", "lo", "up")
-        self.mend()
-
-    def cut(self) -> None:
-        """Nothing comes through any more, and nobody is told."""
-        _ip("-n", self.name, "link", "set", f"{self._here}p", "down")
-
-    def mend(self) -> None:
-        """It comes through again."""
-        _ip("-n", self.name, "link", "set", f"{self._here}p", "up")
-
-    def remove(self) -> None:
-        """With its link."""
-        with contextlib.suppress(subprocess.CalledProcessError):
-            _ip("link", "delete", self._here)
-        with contextlib.suppress(subprocess.CalledProcessError):
-            _ip("netns", "delete", self.name)
-
-
-def namespaces_can_be_made() -> bool:
-    """Whether this user may, and has what it takes."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        return False
-    trial = Namespace(15)
-    try:
-        trial.make()
-    except subprocess.CalledProcessError:
-        return False
-    finally:
-        trial.remove()
-    return True
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
 class OpenSshd:
@@ -160,9 +105,10 @@ class OpenSshd:
             raise RuntimeError("there is no sshd here; install openssh-server")
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(parents=True, exist_ok=True)
-        inside = ["ip", "netns", "exec", self._namespace.name] if self._namespace is not None else []
+        argv: tuple[str, ...] = (SSHD, "-D", "-e", "-f", str(self._config))
+        if self._namespace is not None:
+            argv = self._namespace.inside(*argv)
         with self._log.open("ab") as log:
-            argv = [*inside, SSHD, "-D", "-e", "-f", str(self._config)]
             self.process = subprocess.Popen(argv, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
         give_up = time.monotonic() + _LISTENS_S
         while self.process.poll() is None and time.monotonic() < give_up:
