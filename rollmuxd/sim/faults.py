@@ -292,10 +292,10 @@ class Trouble:
     def _restarts(self, process: "Process") -> None:
         if process.gone:
             return
+        process.alive = process.job.spec.launch is None
         if self.world.by_work and process.step >= process.job.work:
             self.world.end(process)
-        elif process.job.spec.launch is None:
-            process.alive = True
+        elif process.alive:
             self.world.register(process)
         else:
             self._sees_to(process)
@@ -340,6 +340,7 @@ class Trouble:
         self.dies(process)  # one of before, whose end nobody told it
         process.life += 1
         process.alive, process.run, process.launch = True, run, told.launch
+        process.knocks = False  # whoever registered it need not call again: it was heard
         world.begin_anew(process)
         if not self.calm and self.chance.so(self.faults.orders_lost):
             self._count("processes that never came")
