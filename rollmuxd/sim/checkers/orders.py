@@ -123,13 +123,13 @@ class Orders(Placements):
         member = self.members.get(told.job)
         if member is not None and fact.at - told.issued_at > member.order_ms:
             member.order_ms = fact.at - told.issued_at
+        pool = self.fetched.pop(fact.order, None)
+        if pool is not None and member is not None:
+            member.kept.latest.setdefault(pool, {})[key] = None
         if self.kept.get(key) == "unknown":
             return  # a late word: StateSeen says what it means
         if told.kind is OrderKind.LOAD:
             self.kept[key] = "loaded"
-            pool = self.fetched.pop(fact.order, None)
-            if pool is not None and member is not None:
-                member.kept.latest.setdefault(pool, {})[key] = None
         elif told.kind is OrderKind.PARK:
             self.kept[key] = "parked"
         else:
