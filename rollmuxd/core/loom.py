@@ -534,7 +534,7 @@ class Loom(RollMux):
             for name, need, pins in zip(sitting.jobs, sitting.needs, sitting.pins, strict=True):
                 number = planner.number(need)
                 seats[number] = pins
-                takes, moves = self._affords(state.jobs[name], need)
+                takes, moves = self._affords(state.jobs[name])
                 if moves:
                     costs[number] = planner.worth(need) * takes / HOUR_MS
                 if moves > 1:
@@ -555,7 +555,7 @@ class Loom(RollMux):
         held = {name: state.owners[name] for name in self.max_nodes if name in state.owners}
         return Limits(owner, self.max_nodes, held)
 
-    def _affords(self, job: Job, need: Need) -> tuple[Millis, int]:
+    def _affords(self, job: Job) -> tuple[Millis, int]:
         """What moving the job takes, and how often its credit covers all that this may cost it: 0, 1, or 2."""
         takes = self._takes_ms.get(job.spec.movable)
         if takes is None or job.status is not JobStatus.ADMITTED or job.move is not None:
@@ -563,12 +563,10 @@ class Loom(RollMux):
         if not job.promised or job.spec.slo is None or not takes:
             return takes, 2
         credit, pays = credit_ms(job) or 0, int(job.spec.slo * takes)
-        if self.dispatch is not Dispatch.CREDIT:
-            pays = max(pays, takes + (need.limit_ms or 0))  # it waits for a first turn once more
-        elif job.progress.finished < JUDGED_AFTER:
-            return takes, 0
-        else:  # what the guard asks for stays with it, or it would be sent away again
-            credit -= self._reserve_ms(job)
+        if self.dispatch is Dispatch.CREDIT:
+            if job.progress.finished < JUDGED_AFTER:
+                return takes, 0
+            credit -= self._reserve_ms(job)  # what the guard asks for stays with it, or it would be sent away again
         return takes, max(0, min(2, credit // pays))
 
     def _bears_a_load(self, job: Job, need: Need, takes: Millis) -> bool:

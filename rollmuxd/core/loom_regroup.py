@@ -97,7 +97,7 @@ class Search:
         planner: of sets of jobs.
         costs: of each job, what moving it costs, dollars; not there: it stays where it is.
         twice: jobs that can afford to be moved twice.
-        rigid: jobs that cannot afford that anybody comes: who does loads what he has where they would be.
+        rigid: jobs that cannot afford that anybody comes, who loads what he has where they are, nor to come to others.
         free: nodes that are in no group, the cheapest first, by pool.
         max_group: jobs in a group at most.
         limits: how many nodes owners may hold.
@@ -360,7 +360,7 @@ class Search:
         there = {job: pins for job, pins in sit.get(step.to, {}).items() if job != step.job}
         if not there:
             return True
-        if len(there) >= self.max_group:
+        if len(there) >= self.max_group or step.job in self.rigid:  # it waits for a first turn, too
             return False
         return self.planner.fit_named({**there, step.job: step.pins}) is not None
 

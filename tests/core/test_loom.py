@@ -448,6 +448,20 @@ def test_of_moves_one_after_the_other_each_is_within_what_an_owner_may_hold_by_t
     assert after.after(Step(3, "g", {"rollout": ("r2",), "train": ("t3",)}), there) is after  # whose owner has no limit
 
 
+@pytest.mark.parametrize(("iterations", "moves"), [(6, 0), (7, 1)])
+def test_nobody_moves_who_could_not_make_up_for_the_wait_for_his_first_turn_there(iterations: int, moves: int) -> None:
+    """A turn would be as long as his bound allows, 305 s, and loading takes 30 s. An iteration alone earns 55."""
+    cluster = Cluster(6, 4, Loom(objective="cost"))
+    for name in ("a", "c", "last"):
+        cluster.arrives(job(name, 100, 150, 1.22))
+    assert cluster.mates() == [{"a"}, {"c"}, {"last"}]
+    cluster.now = 10 * HOUR_MS
+    cluster.has_run("a", 400, solo_s=250, took_s=250)
+    cluster.has_run("c", iterations, solo_s=250, took_s=250)
+    cluster.ends("last")
+    assert len(cluster.looks_for_moves()) == moves
+
+
 def test_who_was_promised_nothing_is_promised_nothing_by_moving() -> None:
     """It has an SLO that could not be certified, and goes on without: no move makes that a promise."""
     cluster = two_halves(Loom(objective="cost"))
