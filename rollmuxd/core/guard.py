@@ -12,6 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.admission import admit
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.estimates import credit_ms
 from rollmuxd.core.model import Dispatch, Job, JobStatus, Millis, Movable
@@ -25,18 +26,23 @@ RESERVE: Final = 1
 RETURN: Final = 6
 
 
-def watch(c: Cycle, job: Job) -> None:
-    """An iteration has ended: see whether the job is short of credit, or has enough again."""
+def watch(c: Cycle, job: Job, before_ms: Millis) -> None:
+    """An iteration has ended, before which it had so much credit: see whether it is short, or has enough again."""
     group = c.state.groups.get(job.group or "")
     if group is None or group.dispatch is not Dispatch.CREDIT or job.status is not JobStatus.ADMITTED:
         return
     credit, least, enough = credit_ms(job), least_ms(c, job), enough_ms(c, job)
-    if credit is None or not job.promised or job.progress.finished < JUDGED_AFTER:
+    if credit is None or not job.promised:
+        return
+    if before_ms < least <= credit:
+        admit(c)  # nobody was let in beside it before it had so much
+    if job.progress.finished < JUDGED_AFTER:
         return
     if not job.guarded and credit < least:
         c.fact(f.JobGuarded(c.now, job.id, credit, least))
     if job.guarded and credit >= enough and comes_back(c, job):
         c.fact(f.GuardEnded(c.now, job.id, credit))
+        admit(c)
     elif job.guarded and credit < enough:
         isolate(c, job)
 
