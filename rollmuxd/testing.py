@@ -310,7 +310,8 @@ class FakeDaemon:
         self.registered.append(body)
         pins = {pool: ["fake/gpu0-1"] for pool in body.wants}
         run = 1 + sum(view.name == body.name for view in self._jobs.values())
-        view = JobView(self._new("j"), "me", "me", body.name, run, "admitted", "", pins=pins)
+        cycle = {phase.name: list(phase.pools) for phase in body.phases}
+        view = JobView(self._new("j"), "me", "me", body.name, run, "admitted", "", pins=pins, cycle=cycle)
         self._jobs[view.job] = self._jobs[self._keys.setdefault(body.idempotency_key, view.job)] = view
         return view
 

@@ -8,6 +8,7 @@ stopping nor killing the daemon touches it. Its training loop joins the run that
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import subprocess
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 #: how often the daemon is asked for a place, and whether the job is still there
 ASK_S: Final = 1.0
 _OVER: Final = ("ended", "lost", "quarantined")
+#: the reason with which a loop ends its job once it is through
+FINISHED: Final = "finished"
 #: what the shell says of a program that Ctrl-C has ended
 _INTERRUPTED: Final = 130
 
@@ -271,7 +274,8 @@ class _Run:
             asked = time.monotonic()
             view = self._view()
             if view is not None and (view["status"] == "ended" or view["run"] != self._talk.run):
-                ended = crew.wait(grace_s)  # its loop may have ended it, and the command is about to follow
+                # Its loop has ended it, and the command has to save, or to take itself down; or is about to hear of it.
+                ended = crew.wait(math.inf if view.get("reason") == FINISHED else grace_s)
                 if ended is None:
                     why = view.get("reason") or "no reason given"
                     _say(f"{view['name']}: run {self._talk.run} was ended ({why}); so are its commands")

@@ -26,15 +26,37 @@ THREE = {"trl-high": dict(task="high"), "trl-same": dict(task="same"), "trl-othe
 GROUP_TIMEOUT_S = 8
 RANKS = 4
 
+#: a user's script with the import changed, and what it has to say on CPUs only (PARKING: model and optimizer move)
+TRAIN = """
+import sys, time, torch, trl_grpo
+torch.set_num_threads(1)
+task, parking = sys.argv[1:]
+on_cpus = dict(rollmux=dict(parking=True)) if parking == "parking" else {}
+run = trl_grpo.trainer(task, task, max_steps=6, num_iterations=2, **on_cpus)
+run.train()
+time.sleep(3)  # as long as it takes to save it
+print(f"{task}: weights {trl_grpo.digest(run.model)}", flush=True)
+"""
+#: what `rollmuxd run` is told of it; the job's name is not the run's
+JOB = """
+name = "math-{task}"
+train = {{nodes = 1{state}}}
+phases = {{rollout = "train", train = "train"}}
+"""
+
 
 class Starter:
     """The process that all runs of this file are forks of."""
 
     def __init__(self, home):
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX_", "XDG_"))}
-        env = {**kept, "HOME": str(home), "PYTHONPATH": str(EXAMPLES), "PYTHONWARNINGS": "ignore"}
+        self.environment = {**kept, "HOME": str(home), "PYTHONPATH": str(EXAMPLES), "PYTHONWARNINGS": "ignore"}
         self._process = subprocess.Popen(
-            [sys.executable, str(STARTER)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(STARTER)],
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def __call__(self, **what):
@@ -44,7 +66,7 @@ class Starter:
 
     def close(self):
         self._process.stdin.close()
-        self._process.wait(20)
+        self._process.wait(120)  # (to take torch down takes its time on a busy machine)
         self._process.stdout.close()
 
 
@@ -63,6 +85,8 @@ class Runs:
         self._starter = starter
         self._live = live
         self._started = {}
+        #: of these, those that are no forks of the starter
+        self._commands = {}
 
     def start(self, run, log, environment, **arguments):
         """Its pid."""
@@ -71,6 +95,16 @@ class Runs:
         pid = self._starter(**asked)["pid"]
         self._started[pid] = log
         return pid
+
+    def command(self, command, log, daemon):
+        """Something else, as a user types it."""
+        environment = {**self._starter.environment, **where(daemon)}
+        with (self.folder / log).open("ab") as out:
+            started = subprocess.Popen(
+                [sys.executable, "-m", *command], cwd=self.folder, env=environment, stdout=out, stderr=out
+            )
+        self._commands[started.pid] = started
+        self._started[started.pid] = self.folder / log
 
     def kill(self, pid):
         for each in (*self._live.children_of(pid), pid):
@@ -86,7 +120,8 @@ class Runs:
 
     def _ended(self, pid):
         def status():
-            found = self._starter(ask=pid)["status"]
+            of = self._commands.get(pid)
+            found = self._starter(ask=pid)["status"] if of is None else of.poll()
             return None if found is None else (found,)
 
         (found,) = self._live.until(f"process {pid} has ended", status, within=240)
@@ -94,7 +129,11 @@ class Runs:
         return found
 
     def close(self):
-        for pid in self._started:
+        for command in self._commands.values():
+            while command.poll() is None:  # the third time it kills what it has started
+                command.terminate()
+                time.sleep(0.2)
+        for pid in self._started.keys() - self._commands.keys():
             os.kill(pid, signal.SIGKILL)
         for log in self.folder.glob("*.log"):
             print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-40:]))
@@ -112,6 +151,12 @@ def runs(tmp_path, starter, live):
 def where(daemon):
     """The environment of a run that is to be shared."""
     return {"ROLLMUX_URL": daemon.url, "ROLLMUX_REQUIRED": "1"}
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def test_three_runs_on_one_gpu_one_killed_and_resumed_end_with_the_weights_that_each_has_alone(live, runs):
@@ -170,10 +215,7 @@ def test_runs_that_are_only_watched_never_wait_and_the_report_says_what_sharing_
 
 def test_four_ranks_outlive_a_pause_and_a_restart_that_take_longer_than_their_collectives_may(live, runs):
     daemon = live.daemon((("0", "train"),))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS), **where(daemon)}
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(RANKS), **where(daemon)}
     more = dict(max_steps=4, ddp_backend="gloo", ddp_timeout=GROUP_TIMEOUT_S)
     for rank in map(str, range(RANKS)):
         of_rank = {**group, "RANK": rank, "LOCAL_RANK": rank}
@@ -208,3 +250,30 @@ def test_two_runs_with_servers_roll_out_and_train_at_once_and_hand_weights_on_wi
     phases = ["init", "init", *step, *step, "sync", "rollout", "train", *step, "sync", "train"]
     for task in tasks:
         assert [fact["phase"] for fact in daemon.facts("slot_queued", job=daemon.job(task)["job"])] == phases
+
+
+def test_scripts_that_rollmuxd_run_has_started_share_by_what_their_job_files_say_alone(live, runs):
+    tasks = {"high": dict(task="high"), "same": dict(task="same")}
+    runs.start("alone", "alone.log", {"ROLLMUX_URL": "off"}, runs=tasks, max_steps=6, num_iterations=2)
+    daemon = live.daemon((("0", "train"),), hold_s=0)
+    (runs.folder / "train.py").write_text(TRAIN)
+    (runs.folder / "high.toml").write_text(JOB.format(task="high", state=""))
+    (runs.folder / "same.toml").write_text(JOB.format(task="same", state=', driver = "channel"'))
+    for task, parking in (("high", "nothing"), ("same", "parking")):
+        started = ["rollmuxd", "run", "--job", f"{task}.toml", "--grace", "0.5", "--"]
+        runs.command([*started, sys.executable, "train.py", task, parking], f"{task}.log", daemon)
+
+    weights = runs.weights()
+    assert sorted(weights) == sorted([*dict(weights).items()] * 2), weights
+    assert {name for name, _ in weights} == set(tasks)
+
+    # Nobody has made a job of its own, and each was there once.
+    jobs = daemon.jobs()
+    assert {name: (job["run"], job["status"]) for name, job in jobs.items()} == {
+        "math-high": (1, "ended"),
+        "math-same": (1, "ended"),
+    }
+    for job in jobs.values():
+        queued = [fact["phase"] for fact in daemon.facts("slot_queued", job=job["job"])]
+        assert queued == ["init", "init", *["rollout", "train"] * 3]
+    assert {fact["job"] for fact in daemon.facts("order_issued", kind="park")} == {jobs["math-same"]["job"]}

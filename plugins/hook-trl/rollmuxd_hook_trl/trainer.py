@@ -18,6 +18,7 @@ saves or computes outside of these methods (a callback with a forward pass in ``
 
 import contextlib
 import inspect
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -29,6 +30,9 @@ import trl
 from trl.trainer import grpo_trainer
 
 import rollmuxd
+from rollmuxd.client import calls
+from rollmuxd.client.steps import persist
+from rollmuxd.client.sync import Daemon
 from rollmuxd_channel.torch_state import TorchState
 from rollmuxd_hook_kit.turns import Turns
 from rollmuxd_hook_trl.contract import check, check_class
@@ -43,10 +47,11 @@ _Trainer: Any = object
 class Sharing(_Trainer):  # type: ignore[misc]
     """Mixin for a ``GRPOTrainer``, to come first: ``class Mine(Sharing, MyGRPOTrainer)``.
 
-    ``rollmux``: the keywords of :func:`rollmuxd.job`, all optional, and ``name`` (default: ``run_name``, or the last
-    part of ``output_dir``) and ``parking``: whether model, optimizer and what belongs to them are moved to host memory
-    while another job has the GPUs (default: where they are on an accelerator), and ``communicators``: whether NCCL's
-    ("suspend") give back what they keep there meanwhile, or not ("keep", the default).
+    ``rollmux``: the keywords of :func:`rollmuxd.job`, all optional, and ``name`` (default: the job that `rollmuxd run`
+    has started this for, else ``run_name``, or the last part of ``output_dir``) and ``parking``: whether model,
+    optimizer and what belongs to them are moved to host memory while another job has the GPUs (default: where they are
+    on an accelerator), and ``communicators``: whether NCCL's ("suspend") give back what they keep there meanwhile, or
+    not ("keep", the default).
 
     Raises TypeError and ValueError for settings that cannot be, :class:`UnknownTrl` for a class that cannot.
     """
@@ -72,7 +77,8 @@ class Sharing(_Trainer):  # type: ignore[misc]
         self._computed = self._computes_first = False
         self._parking: bool = settings.pop("parking", not self._on_cpu)
         communicators = settings.pop("communicators", "keep")
-        self._job = rollmuxd.job(**_job_settings(settings, config, server=self._has_server, on_cpu=self._on_cpu))
+        settings = _job_settings(settings, config, server=self._has_server, on_cpu=self._on_cpu)
+        self._job = rollmuxd.job(**settings)
         if self._parking:
             _check_parking(config, settings)
             TorchState(
@@ -84,6 +90,7 @@ class Sharing(_Trainer):  # type: ignore[misc]
         self._turns = Turns(self._job, _settle)
         self._turns.start()
         try:
+            _check_joined(self._job, settings)
             self._turns.go("init")
             super().__init__(*args, **kwargs)
             self._watch_sync()
@@ -285,8 +292,26 @@ def _check_levels(rollout: Mapping[str, Any], config: Any) -> None:
         )
 
 
+def _check_joined(job: rollmuxd.Job, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError if `rollmuxd run` has registered other phases than this run has: whose GPUs would it use?"""
+    if job.alone or settings.get("rank") or os.environ.get("ROLLMUX_JOB") != job.name:
+        return
+    phases = {phase: of["pools"] if isinstance(of, Mapping) else of for phase, of in settings["phases"].items()}
+    needed = {phase: [pools] if isinstance(pools, str) else list(pools) for phase, pools in phases.items()}
+    with Daemon(settings.get("url"), settings.get("api_key")) as daemon:
+        registered = daemon.run(persist(calls.job(job.id))).cycle
+    if registered != needed:
+        says = ", ".join(f"{phase} = {json.dumps(pools)}" for phase, pools in needed.items())
+        pools = " and of ".join(dict.fromkeys(pool for pools in needed.values() for pool in pools))
+        raise ValueError(
+            f"job {job.name} was registered with the phases {json.dumps(registered)}, and this run has others: say in "
+            f"its file phases = {{{says}}}, and what it wants of {pools}"
+        )
+
+
 def _name(config: Any) -> str:
-    name = config.run_name or Path(config.output_dir or "grpo").name
+    # (A run that `rollmuxd run` has started joins the job that it was started for.)
+    name = os.environ.get("ROLLMUX_JOB") or config.run_name or Path(config.output_dir or "grpo").name
     return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:100] or "grpo"
 
 

@@ -16,6 +16,7 @@ if importlib.util.find_spec("trl") is None:
 
 import torch
 
+import rollmuxd
 from rollmuxd import SlotLost
 from rollmuxd.testing import fake_daemon
 from rollmuxd_hook_trl import UnknownTrl
@@ -327,6 +328,39 @@ def test_a_name_is_made_of_what_the_run_is_called(runs, tmp_path, daemon):
     runs.trainer("high", str(tmp_path / "out dir"), run_name=None)
     runs.trainer("high", str(tmp_path / "x"), run_name="Math 7B: lr=1e-6")
     assert [body.name for body in daemon.registered] == ["out-dir", "Math-7B--lr-1e-6"]
+
+
+@pytest.fixture
+def job_file(daemon, monkeypatch):
+    """Register a job as `rollmuxd run` does, and have what makes a command of it join that run."""
+    started = []
+
+    def register(**job):
+        made = rollmuxd.job("math", idempotency_key="the-key", **job)
+        made.start()
+        started.append(made)
+        monkeypatch.setenv("ROLLMUX_JOB", "math")
+        monkeypatch.setenv("ROLLMUX_RUN_KEY", "the-key")
+
+    yield register
+    for made in started:
+        made.leave()
+
+
+def test_a_run_that_rollmuxd_run_has_started_joins_that_job_whatever_it_is_called_itself(runs, out, daemon, job_file):
+    job_file(train=dict(nodes=1), phases=dict(rollout="train", train="train"))
+    runs.trainer("high", out, max_steps=1, run_name="lr=1e-6").train()
+    assert [body.name for body in daemon.registered] == ["math"]
+    assert daemon.phases == ["init", "init", *CYCLE]
+    assert daemon.ended == {"math": "finished"}
+
+
+def test_a_run_whose_phases_are_not_those_of_its_job_file_uses_no_gpu(runs, out, daemon, job_file):
+    job_file(rollout=dict(nodes=1), train=dict(nodes=1))
+    with pytest.raises(ValueError, match=r'say in its file phases = {rollout = \["train"\], train = \["train"\]}, and'):
+        runs.trainer("high", out)
+    assert daemon.phases == []
+    assert daemon.ended == {}  # that is left to `rollmuxd run`
 
 
 def test_parking_what_also_generates_in_another_pool_is_refused(runs, out, daemon):
