@@ -231,11 +231,13 @@ class Life(Generic[S]):
             self._follows = (told["job"], told["session"])
             found = where.find(self._options.url, self._options.api_key)
             # On another host there may be no socket: then rank 0's way, if it is one that leads there.
-            self._address = found.address or (
+            address = found.address or (
                 None
                 if told["address"] == "http://rollmuxd"
                 else where.find(told["address"], self._options.api_key).address
             )
+            if address is not None:
+                self._reach(address)
             self._dial()
 
     def _find(self) -> Address | None:

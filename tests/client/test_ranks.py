@@ -210,6 +210,13 @@ def test_every_rank_dials_the_channel_with_the_session_of_rank_0(daemon, until):
     assert crew(loop, train=dict(nodes=1, gpu_gb=1)) == [True, True, True]
 
 
+def test_a_follower_that_asks_something_itself_asks_the_daemon_of_rank_0(daemon):
+    """As it does at the end of a job whose state is still there: whether it was discarded."""
+    outcome = crew(lambda job, rank: job._life._sync.address)
+
+    assert outcome[1] == outcome[2] == outcome[0]
+
+
 def test_a_follower_without_a_store_is_told_what_to_give():
     with pytest.raises(ValueError, match=r"store=.*set, get and check"):
         rollmuxd.job("a", ranks=2, rank=1)
