@@ -96,8 +96,9 @@ class DaemonTable(_Table):
     """``share``: jobs share nodes. ``observe``: jobs only tell when their phases begin and end; nobody is made to wait,
     nothing is held, moved or ended, and ``rollmuxd report`` says what sharing would have gained."""
 
-    policy: Name = "rollmux"
-    """Which policy decides what shares which nodes, by the name of its entry point (``rollmuxd.policies``)."""
+    policy: Name = "loom"
+    """Which policy decides what shares which nodes, by the name of its entry point (``rollmuxd.policies``). Default:
+    ``loom``; ``rollmux``, the paper's rule, where there are options of it and none of loom."""
 
     shutdown_s: Seconds = 10.0
     """Seconds that calls may take to come to an end when the daemon stops; then they are cut off."""
@@ -152,9 +153,9 @@ class LoomTable(_Table):
     they run short. ``cost``: dollars per hour, whoever is slowed within his bound. ``work``: dollars for the work that
     there is, since a slowed job stays longer."""
 
-    rounds: Annotated[int, Field(ge=1, le=8)] = 8
-    """Iterations of one job in a turn of its group at most; 1 is strict round robin. Default: 8, beyond which little
-    is gained."""
+    rounds: Annotated[int, Field(ge=1, le=8)] | None = None
+    """Iterations of one job in a turn of its group at most; 1 is strict round robin. Default: 1 where ``uncertain``,
+    since plans of more leave nothing for phases that take longer; else 8, beyond which little is gained."""
 
     regroup: Annotated[int, Field(ge=1, le=3)] = 3
     """Groups that are looked at together for a better partition of their jobs; 2: pairs only, 1: nobody is moved."""
@@ -168,8 +169,9 @@ class LoomTable(_Table):
     max_group: Annotated[int, Field(ge=1, le=64)] = 5
     """Jobs in a group at most."""
 
-    uncertain: bool = False
-    """As under ``[policy.rollmux]``: credit and a guard instead of certified wheels."""
+    uncertain: bool = True
+    """As under ``[policy.rollmux]``: credit and a guard instead of certified wheels. Default: true, since nobody knows
+    beforehand how long real phases take; ``false`` for phases that never take longer than stated."""
 
 
 class PolicyTable(BaseModel):
@@ -296,10 +298,10 @@ class LimitsTable(_Table):
     """Gigabytes of used memory, above agreed left-overs, at which a GPU still counts as clear. Default: what a driver
     keeps on an idle GPU."""
 
-    hold_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    hold_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
     """Seconds that a state stays loaded at least before it is parked for a side phase, or for another job of a group
-    without a certified order; five times what loading and parking it takes, where that is more. Default: half a minute,
-    so that two jobs do not take turns at parking. 0: it is parked at once."""
+    without a certified order; five times what loading and parking it takes, where that is more. Default: 0, it is
+    parked at once; plans have a load and a park in each visit, and none of the time for which nodes are then kept."""
 
     observe_s: Seconds = 15.0
     """Seconds between two looks at a host, where nothing else asks for one."""
@@ -556,6 +558,16 @@ class Settings(BaseSettings):
         """The environment goes over the file, whose content comes as keyword arguments."""
         return env_settings, init_settings
 
+    @model_validator(mode="before")
+    @classmethod
+    def _means_rollmux(cls, given: Any) -> Any:
+        # It was the default: a file that names no policy, and has options of this one, was written for it.
+        daemon, options = given.get("daemon", {}), given.get("policy", {})
+        if isinstance(daemon, dict) and isinstance(options, dict) and "policy" not in daemon:
+            if "rollmux" in options and "loom" not in options:
+                return {**given, "daemon": {**daemon, "policy": "rollmux"}}
+        return given
+
     @model_validator(mode="after")
     def _hang_together(self) -> "Settings":
         ids = [host.id for host in self.hosts]
@@ -653,7 +665,10 @@ class Settings(BaseSettings):
     def policy_options(self) -> dict[str, Any]:
         """Keyword arguments for the policy that is chosen."""
         table = getattr(self.policy, self.daemon.policy, {})
-        return table.model_dump() if isinstance(table, BaseModel) else dict(table)
+        options = table.model_dump() if isinstance(table, BaseModel) else dict(table)
+        if isinstance(table, LoomTable) and table.rounds is None:
+            options["rounds"] = 1 if table.uncertain else 8
+        return options
 
 
 # ---- names ---------------------------------------------------------------------------------------------------------

@@ -80,10 +80,10 @@ class RollMuxPaper(InWheelOrder):
 
 
 class RollMuxUnpruned(InWheelOrder):
-    """Algorithm 1 without pruning: what the daemon runs by default."""
+    """Algorithm 1 without pruning: what the daemon runs as ``rollmux``."""
 
     name = "rollmux-unpruned"
-    summary = "the same without pruning, as the daemon runs by default: only promises, RAM and GPU memory reject"
+    summary = "the same without pruning, as the daemon runs it: only promises, RAM and GPU memory reject"
 
     def policy(self, seed: int) -> Policy:
         """Pruning off."""

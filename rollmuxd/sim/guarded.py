@@ -3,9 +3,11 @@
 Plans are made on means, and a plan's period is no promise then: what counts is each job's credit, as it is measured.
 """
 
+from typing import Final
+
 from msgspec.structs import replace
 
-from rollmuxd.core.loom import Loom
+from rollmuxd.core.loom import Loom, Objective
 from rollmuxd.core.model import Millis, Movable
 from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Policy
@@ -16,15 +18,14 @@ from rollmuxd.sim.workload import SimJob
 class Guarded(InWheelOrder):
     """Groups of RollMux's or loom's, dispatched by credit, with the guard."""
 
-    def __init__(self, name: str, move_ms: Millis, *, loom: bool = False) -> None:
-        self.name, self._move_ms, self._loom = name, move_ms, loom
-        groups = "loom's regrouping, round robin" if loom else "unpruned groups"
+    def __init__(self, name: str, move_ms: Millis, groups: str, objective: Objective | None = None) -> None:
+        self.name, self._move_ms, self._objective = name, move_ms, objective
         self.summary = f"{groups}, planned on means, least credit first; the guard moves, in {move_ms // 1000} s"
 
     def policy(self, seed: int) -> Policy:
         """A new one: it draws nothing."""
-        if self._loom:
-            return Loom(objective="cost", warm_s=self._move_ms / 1000, rounds=1, uncertain=True)
+        if self._objective is not None:
+            return Loom(objective=self._objective, warm_s=self._move_ms / 1000, rounds=1, uncertain=True)
         return RollMux(uncertain=True)
 
     def adapt(self, job: SimJob) -> SimJob:
@@ -36,9 +37,12 @@ class Guarded(InWheelOrder):
         return self._move_ms
 
 
+_LOOMS: Final = "loom's regrouping, round robin"
+
 GUARDED = (
-    Guarded("guarded", 300_000),
-    Guarded("guarded-warm", 30_000),
-    Guarded("loom-guarded", 300_000, loom=True),
-    Guarded("loom-guarded-warm", 30_000, loom=True),
+    Guarded("guarded", 300_000, "unpruned groups"),
+    Guarded("guarded-warm", 30_000, "unpruned groups"),
+    Guarded("loom-guarded", 300_000, _LOOMS, "cost"),
+    Guarded("loom-guarded-warm", 30_000, _LOOMS, "cost"),
+    Guarded("loom-guarded-owned", 30_000, f"{_LOOMS}, for nodes that one owns", "throughput"),
 )

@@ -196,6 +196,27 @@ async def test_loom_is_run_where_the_settings_say_so_with_its_options():
     assert (policy.name, policy.objective, policy.together) == ("loom", "work", 2)
 
 
+@pytest.mark.parametrize(
+    ("given", "policy"),
+    [
+        ({}, ("loom", "credit")),
+        ({"policy": {"loom": {"uncertain": False}}}, ("loom", "wheel")),
+        ({"daemon": {"policy": "rollmux"}}, ("rollmux", "wheel")),
+    ],
+)
+async def test_a_daemon_that_is_told_nothing_keeps_promises_by_credit_and_rollmux_is_the_paper(given, policy):
+    made = make_policy(Settings(**given))
+    assert (made.name, made.dispatch) == policy
+
+
+@pytest.mark.parametrize(
+    ("options", "rounds"),
+    [({}, 1), ({"uncertain": False}, 8), ({"rounds": 3}, 3), ({"uncertain": False, "rounds": 2}, 2)],
+)
+async def test_where_phases_are_uncertain_everybody_goes_round_once_a_turn_unless_told_otherwise(options, rounds):
+    assert make_policy(Settings(policy={"loom": options})).rounds == rounds
+
+
 async def test_an_objective_that_there_is_not_is_refused_with_the_three_that_there_are(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('[daemon]\npolicy = "loom"\n[policy.loom]\nobjective = "fame"\n')

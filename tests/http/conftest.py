@@ -11,10 +11,10 @@ import pytest
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.effects import Observe, Perform
 from rollmuxd.core.inputs import GpuSight, HostSeen, HostSpec, NodeSpec, OrderDone, OrderFailed, Start
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon.access import PEER_EXTENSION, Peer
 from rollmuxd.daemon.actuator import Seen
+from rollmuxd.daemon.app import make_policy
 from rollmuxd.daemon.channel import ChannelHub
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.driver import Driver
@@ -93,7 +93,7 @@ class World:
         )
         self.today = Today(self.journal, self.settled)
         self.driver = Driver(
-            lambda state: Scheduler(config, RollMux(), state),
+            lambda state: Scheduler(config, make_policy(settings), state),
             self.journal,
             self.clock,
             self.backends.perform,

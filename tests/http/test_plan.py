@@ -85,7 +85,7 @@ async def test_on_an_empty_inventory_nobody_is_in_the_way(running):
 
 
 async def test_nodes_that_there_are_not_can_be_planned_on(running):
-    async with running() as world, world.client() as client:
+    async with running(daemon={"policy": "rollmux"}) as world, world.client() as client:
         pools = {
             "rollout": {"nodes": 3, "gpus": 8, "price_per_gpu_hour": 1.85},
             "train": {"nodes": 1, "gpus": 8, "price_per_gpu_hour": 5.28},
@@ -101,8 +101,18 @@ async def test_nodes_that_there_are_not_can_be_planned_on(running):
 async def test_who_would_wait_is_told_why_and_what_would_let_it_in(running):
     async with running() as world, world.client() as client:
         await world.job(client, "first", slo=1.5)
-        (a,) = (await planned(client, job("a", 8, 8, slo=1.05)))["jobs"]
+        (a,) = (await planned(client, job("a", 8, 8, slo=1.15)))["jobs"]
         assert a["reasons"][0]["code"] == "own_slo"
+        assert {"slo": 1.25, "was": 1.15} in [wish["data"] for wish in a["wishes"]]
+
+
+async def test_who_asks_for_too_tight_a_promise_to_share_by_credit_is_told_so_and_what_would_do(running):
+    async with running() as world, world.client() as client:
+        await world.job(client, "first", slo=1.5)
+        (a,) = (await planned(client, job("a", 8, 8, slo=1.05)))["jobs"]
+        assert (
+            a["reasons"][0]["text"] == "group g1 (first): job a is promised 1.05 times, too little to share by credit"
+        )
         assert {"slo": 1.25, "was": 1.05} in [wish["data"] for wish in a["wishes"]]
 
 
