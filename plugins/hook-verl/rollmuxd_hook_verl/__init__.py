@@ -8,6 +8,7 @@ Read in this order: ``contract`` (what must be so of the installed verl, checked
 (sleep and wake, by verl's own checkpoint engine manager).
 """
 
+import os
 from types import ModuleType
 
 from rollmuxd_hook_kit.contract import UnknownFramework as UnknownVerl
@@ -22,6 +23,13 @@ def _share(module: ModuleType) -> None:
 
     trainer.share(module)
 
+
+# The job's own node there has no GPU: what verl would be given is somebody else's, or nobody has granted it.
+if _resource := os.environ.get("ROLLMUX_RAY_RESOURCE"):
+    raise RuntimeError(
+        f"this job has a node of a Ray that others use, where its GPUs are called {_resource}, and verl asks Ray for "
+        "GPU: leave address out of [ray] in the job's file, so that the run gets a Ray of its own"
+    )
 
 for _trainer in (PPO_TRAINER, V1_TRAINER):
     when_imported(_trainer.path.removesuffix(".py").replace("/", "."), _share)
