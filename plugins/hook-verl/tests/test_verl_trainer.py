@@ -248,10 +248,12 @@ def test_what_stands_under_rollmux_is_what_the_job_says(tiny, out, daemon):
 
 
 def test_what_the_how_to_says_is_what_verls_command_line_takes(tiny):
+    from verl_tiny_parts import composed
+
     from rollmuxd_hook_verl.trainer import _given
 
     said = ("+rollmux.name=math-7b", "+rollmux.slo=2.0", "+rollmux.side.eval.seconds=120", "+rollmux.train.ram_gb=80")
-    given = _given(tiny.composed(*said))
+    given = _given(composed(*said))
     assert given == {"name": "math-7b", "slo": 2.0, "side": {"eval": {"seconds": 120}}, "train": {"ram_gb": 80}}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import verl_tiny as tiny
 from tensordict import NonTensorStack, TensorDict
+from verl.utils import tensordict_utils as tu
 
 
 @dataclasses.dataclass
@@ -89,14 +90,7 @@ class Workers(tiny.Workers):
         return self.queue.kv_batch_put(batch.keys, batch.partition_id, fields=told.select("log_probs", "entropy"))
 
     def update_actor(self, batch: Batch) -> dict[str, Any]:
-        from verl.workers.utils.padding import response_from_nested
-
-        self.asked.append(("update_actor", self.watch()))
-        data = self._rows(batch, "old_log_probs", "advantages", "response_mask")
-        logprobs = torch.nested.nested_tensor_from_jagged(self._logprobs(data), data["input_ids"].offsets())
-        ratio = (response_from_nested(logprobs, data["response_mask"]).values() - data["old_log_probs"].values()).exp()
-        self._learn(-(ratio * data["advantages"].values()).mean())
-        return {"metrics": {"mfu": [0.0]}}
+        return self.update_from_nested(self._rows(batch, "old_log_probs", "advantages", "response_mask"))
 
 
 class Group(tiny.Group):
@@ -109,7 +103,7 @@ class Group(tiny.Group):
 class Agents:
     """In place of ``AgentLoopManagerTQ``: has the engine generate, and puts it into the queue."""
 
-    def __init__(self, queue: Queue, engine: tiny.Engine, n: int) -> None:
+    def __init__(self, queue: Any, engine: Any, n: int) -> None:
         self.queue, self.engine, self.n = queue, engine, n
 
     def generate_sequences(self, batch: TensorDict) -> None:
@@ -131,7 +125,7 @@ class Agents:
             }
             tag = {"seq_len": 8, "min_global_steps": step, "max_global_steps": step, "status": "finished"}
             keys = [f"{uid}_{session}_0" for uid in batch["uid"]]
-            self.queue.kv_batch_put(keys, part, tags=[tag] * len(keys), fields=fields)
+            self.queue.kv_batch_put(keys, part, tags=[tag] * len(keys), fields=tu.get_tensordict(fields))
         done = {"is_prompt": True, "status": "finished", "global_steps": step}
         self.queue.kv_batch_put(list(batch["uid"]), part, tags=[done] * len(prompts))
 

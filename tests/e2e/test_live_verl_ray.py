@@ -1,0 +1,160 @@
+"""Two runs of verl as its users start them, each on a Ray of its own by ``rollmuxd run``, that share one GPU.
+
+Of verl all is real but what a worker does on its GPU (`plugins/hook-verl/tests/verl_tiny_ray.py`): its task runner, its
+newer trainer, TransferQueue, placement groups that reserve ``GPU``, and workers that are actors in them. Ray's GPU is a
+number that it is told, the daemon's is the mock's.
+"""
+
+import contextlib
+import importlib.util
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+NEEDED = ("torch", "ray", "tensordict", "verl", "transfer_queue", "zmq")
+if any(importlib.util.find_spec(needed) is None for needed in NEEDED):
+    pytest.skip("verl is not installed: .ci/run says what these tests need of it", allow_module_level=True)
+
+PROGRAM = Path(__file__).parents[2] / "plugins" / "hook-verl" / "tests" / "verl_tiny_ray.py"
+STEPS = 4
+#: (The bundle of a GPU reserves three CPUs.)
+LITTLE = ["--object-store-memory=80000000", "--num-cpus=6", "--include-log-monitor=false", "--include-dashboard=false"]
+JOB = """
+name = "{name}"
+train = {{gpus = 1}}
+phases = {{sync = "train", rollout = "train", train = "train"}}
+
+[ray]
+program = {ray}
+arguments = {little}
+"""
+#: the trainer's own means to be parked, which a run on GPUs needs
+PARKING = (
+    "+rollmux.parking=True",
+    "actor_rollout_ref.actor.fsdp_config.param_offload=True",
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True",
+)
+
+
+class Runs:
+    """Each in a folder of its own, where its workers write what they did."""
+
+    def __init__(self, live, url, folder):
+        self.live, self.url, self.folder = live, url, folder
+        self.started = {}
+
+    def start(self, name, seed):
+        file = self.folder / f"{name}.toml"
+        ray = json.dumps(str(Path(sys.executable).with_name("ray")))
+        file.write_text(JOB.format(name=name, ray=ray, little=json.dumps(LITTLE)))
+        plain = {key: value for key, value in os.environ.items() if not key.startswith(("ROLLMUX_", "XDG_", "RAY_"))}
+        verl = {"VERL_USE_EXTERNAL_MODULES": "rollmuxd_hook_verl", "PYTHONPATH": str(PROGRAM.parent)}
+        # Ray would start a worker for each CPU, and none of them is the one that is needed.
+        plain |= {"PYTHONWARNINGS": "", "RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
+        with (self.folder / f"{name}.log").open("w") as log:
+            self.started[name] = subprocess.Popen(
+                [
+                    # (What it does after its last step, which is to train once more, takes as long as it takes.)
+                    *(sys.executable, "-m", "rollmuxd", "run", "--job", file, "--grace", "400", "--"),
+                    *(sys.executable, PROGRAM, "--seed", str(seed), "--steps", str(STEPS)),
+                    *("--out", self.folder / name, *PARKING),
+                ],
+                env={**plain, **verl, "ROLLMUX_URL": self.url, "ROLLMUX_REQUIRED": "1", "HOME": str(self.folder)},
+                stdout=log,
+                stderr=log,
+            )
+
+    def said(self, name):
+        """What a run has said, to its good end."""
+        run, told = self.started[name], self.folder / name / "told.json"
+        self.live.until(f"{name} is through", lambda: told.exists() or run.poll() is not None, within=500)
+        verl = re.search(r"main: pid (\d+)", (self.folder / f"{name}.log").read_text())
+        assert verl, "it was never started"
+        self.live.until(f"verl's process of {name} has ended", lambda: not self.live.lives(int(verl[1])), within=60)
+        self.live.until(f"{name} has ended", lambda: self._over(run), within=100)
+        assert run.returncode == 0, f"{name} ended with {run.returncode}"
+        return json.loads(told.read_text())
+
+    def _over(self, run):
+        """Whether it has ended. Ray's head (of 2.60) stays though it was asked to end: killed once all else is gone."""
+        with contextlib.suppress(OSError):
+            left = self.live.children_of(run.pid)
+            if left and {Path(f"/proc/{pid}/comm").read_text() for pid in left} == {"gcs_server\n"}:
+                for pid in left:
+                    os.kill(pid, signal.SIGKILL)
+        return run.poll() is not None
+
+    def touches(self):
+        """When whose worker was on the GPU, in order."""
+        told = "".join((self.folder / name / "record.jsonl").read_text() for name in self.started)
+        return sorted(map(json.loads, told.splitlines()), key=lambda line: line["begun"])
+
+    def end(self):
+        for name, run in self.started.items():
+            for _ in range(3):  # at the third signal nobody is asked any more
+                if run.poll() is None:
+                    run.terminate()
+                    time.sleep(0.5)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.wait(20)
+            run.kill()
+            run.wait()
+            print(f"--- {name}\n" + "\n".join((self.folder / f"{name}.log").read_text().splitlines()[-60:]))
+
+
+@pytest.fixture
+def runs(live, tmp_path):
+    made = Runs(live, live.daemon((("0", "train"),), lease_s=20.0, heartbeat_s=2.0).url, tmp_path)
+    yield made
+    made.end()
+
+
+def test_two_runs_each_on_a_ray_of_its_own_share_a_gpu_and_learn_what_each_learns_alone(live, runs):
+    daemon = live.daemons[0]
+    for seed, name in enumerate(("a", "b"), start=1):
+        runs.start(name, seed)
+    said = {name: runs.said(name) for name in ("a", "b")}
+
+    assert {name: one["weights"] for name, one in said.items()} == {name: one["alone"] for name, one in said.items()}
+    assert said["a"]["weights"] != said["b"]["weights"]
+    assert [one["trainers"] for one in said.values()] == [False, False], "a worker has imported a trainer"
+
+    # Each turned about, by what the journal says and by what the workers did: nobody came before the other had left.
+    holds = held(daemon)
+    assert [name for name, kind in holds if kind == "over"] == [name for name, kind in holds if kind == "claimed"]
+    assert all(first[0] == then[0] for first, then in zip(holds[::2], holds[1::2], strict=True)), holds
+    touches = runs.touches()
+    for one, other in itertools.pairwise(touches):
+        assert one["left"] <= other["begun"], f"{other} while {one}"
+    assert turns(name for name, _ in holds) >= 2 * STEPS
+    assert turns(touch["job"] for touch in touches) >= 2 * STEPS
+    for name in ("a", "b"):
+        mine = [fact["phase"] for fact in daemon.facts("slot_queued", job=daemon.job(name)["job"])]
+        assert mine == ["init", *["rollout", "train", "sync"] * STEPS]
+        assert {touch["gpu"] for touch in touches if touch["job"] == name} == {"0"}, "Ray has given it none"
+        assert daemon.job(name)["status"] == "ended"
+    assert not any(live.lives(pid) for pid in {touch["pid"] for touch in touches}), "a Ray is still there"
+
+
+def held(daemon):
+    """Who claimed the GPU, and who was through with it, in order."""
+    names = {job["job"]: name for name, job in daemon.jobs().items()}
+    facts = daemon.facts("slot_queued", "slot_claimed", "slot_over")
+    owner = {fact["slot"]: names[fact["job"]] for fact in facts if fact["fact"] == "slot_queued"}
+    return [
+        (owner[fact["slot"]], fact["fact"].removeprefix("slot_")) for fact in facts if fact["fact"] != "slot_queued"
+    ]
+
+
+def turns(names):
+    """How often it was another's."""
+    return sum(one != other for one, other in itertools.pairwise(names))
