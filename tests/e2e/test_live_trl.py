@@ -19,6 +19,7 @@ if importlib.util.find_spec("trl") is None or importlib.util.find_spec("torch") 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STARTER = Path(__file__).with_name("workloads") / "trl_runs.py"
+FSDP = STARTER.with_name("trl_fsdp.py")
 STEPS, SAVE_EVERY = 8, 4
 #: by job: what it trains
 THREE = {"trl-high": dict(task="high"), "trl-same": dict(task="same"), "trl-other": dict(task="high", seed=2)}
@@ -105,6 +106,10 @@ class Runs:
             )
         self._commands[started.pid] = started
         self._started[started.pid] = self.folder / log
+
+    def lives(self):
+        """None of the commands has ended."""
+        return all(command.poll() is None for command in self._commands.values())
 
     def kill(self, pid):
         for each in (*self._live.children_of(pid), pid):
@@ -235,6 +240,33 @@ def test_four_ranks_outlive_a_pause_and_a_restart_that_take_longer_than_their_co
     assert sorted(name for name, _ in weights) == ["alone"] * RANKS + ["shared"] * RANKS
     assert len({sha for _, sha in weights}) == 1, weights
     live.until("it has ended", lambda: daemon.job("ranks")["status"] == "ended")
+
+
+def test_ranks_that_accelerate_has_launched_under_fsdp_are_parked_shard_by_shard_and_change_no_bit(live, runs):
+    # (Ranks that import TRL take all of a machine: a heartbeat may be late, which is not what is looked at here.)
+    daemon = live.daemon((("0", "train"),), hold_s=0, lease_s=10)
+    sharded = ["--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"]
+    layers = ["--fsdp_transformer_layer_cls_to_wrap", "LlamaDecoderLayer"]
+    ranks = ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    launch = ["accelerate.commands.launch", *ranks, "--main_process_port", str(free_port()), *sharded, *layers]
+    runs.command([*launch, str(FSDP), "fsdp"], "fsdp.log", daemon)
+
+    def begun():
+        assert runs.lives()
+        return len(daemon.facts("slot_released")) >= 4
+
+    live.until("it is in the midst of it", begun, within=240)
+    rival = live.trainer("rival", rollout=None)
+    rival.do("enter", phase="train", within=60)
+    parked = {fact["job"] for fact in daemon.facts("order_issued", kind="park")}
+    assert parked == {daemon.job("fsdp")["job"]}
+    rival.do("leave")
+    rival.do("end")
+
+    weights = runs.weights()
+    assert sorted(name for name, _ in weights) == ["alone"] * 2 + ["shared"] * 2
+    assert len({sha for _, sha in weights}) == 1, weights
+    live.until("it has ended", lambda: daemon.job("fsdp")["status"] == "ended")
 
 
 def test_two_runs_with_servers_roll_out_and_train_at_once_and_hand_weights_on_with_both_pools(live, runs):
