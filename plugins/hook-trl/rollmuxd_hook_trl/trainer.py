@@ -31,6 +31,7 @@ from trl.trainer import grpo_trainer
 
 import rollmuxd
 from rollmuxd.client import calls
+from rollmuxd.client.describe import registration
 from rollmuxd.client.steps import persist
 from rollmuxd.client.sync import Daemon
 from rollmuxd_channel.torch_state import TorchState
@@ -296,16 +297,16 @@ def _check_joined(job: rollmuxd.Job, settings: Mapping[str, Any]) -> None:
     """Raise ValueError if `rollmuxd run` has registered other phases than this run has: whose GPUs would it use?"""
     if job.alone or settings.get("rank") or os.environ.get("ROLLMUX_JOB") != job.name:
         return
-    phases = {phase: of["pools"] if isinstance(of, Mapping) else of for phase, of in settings["phases"].items()}
-    needed = {phase: [pools] if isinstance(pools, str) else list(pools) for phase, pools in phases.items()}
+    pools = {pool: settings[pool] for pool in ("rollout", "train") if settings.get(pool) is not None}
+    body = registration(job.name, pools={**pools, **(settings.get("pools") or {})}, phases=settings["phases"])
+    needed = {phase.name: phase.pools for phase in body.phases}
     with Daemon(settings.get("url"), settings.get("api_key")) as daemon:
         registered = daemon.run(persist(calls.job(job.id))).cycle
     if registered != needed:
         says = ", ".join(f"{phase} = {json.dumps(pools)}" for phase, pools in needed.items())
-        pools = " and of ".join(dict.fromkeys(pool for pools in needed.values() for pool in pools))
         raise ValueError(
             f"job {job.name} was registered with the phases {json.dumps(registered)}, and this run has others: say in "
-            f"its file phases = {{{says}}}, and what it wants of {pools}"
+            f"its file phases = {{{says}}}, and what it wants of {' and of '.join(body.wants)}"
         )
 
 

@@ -349,7 +349,8 @@ def job_file(daemon, monkeypatch):
 
 def test_a_run_that_rollmuxd_run_has_started_joins_that_job_whatever_it_is_called_itself(runs, out, daemon, job_file):
     job_file(train=dict(nodes=1), phases=dict(rollout="train", train="train"))
-    runs.trainer("high", out, max_steps=1, run_name="lr=1e-6").train()
+    told = dict(phases=dict(rollout=dict(pools="train"), train=dict(seconds=2)))  # the same, in other words
+    runs.trainer("high", out, max_steps=1, run_name="lr=1e-6", rollmux=told).train()
     assert [body.name for body in daemon.registered] == ["math"]
     assert daemon.phases == ["init", "init", *CYCLE]
     assert daemon.ended == {"math": "finished"}
