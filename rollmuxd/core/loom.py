@@ -384,9 +384,10 @@ class Loom(RollMux):
         free: dict[PoolName, int] = {}
         ram: dict[PoolName, float] = {}
         gpu: dict[PoolName, float] = {}
+        priced = any(node.price_per_gpu_hour for node in state.nodes.values())
         for node in state.nodes.values():
-            for pool in node.pools:
-                prices.setdefault(pool, []).append(price_of(node))
+            for pool in node.pools:  # where nobody has said what anything costs, each GPU is as dear as another
+                prices.setdefault(pool, []).append(price_of(node) if priced else len(node.gpus))
                 free[pool] = free.get(pool, 0) + (node.group is None and usable(node))
                 ram[pool] = max(ram.get(pool, 0), state.hosts[node.host].ram_mb)
                 gpu[pool] = max(gpu.get(pool, 0), node.gpu_mb or float("inf"))

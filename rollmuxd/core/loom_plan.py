@@ -70,7 +70,8 @@ class Planner:
         self.rooms, self.mu, self.rounds = rooms, max(mu, TIE), rounds
         #: how exactly periods are known in the search: to so many parts; where only dollars count it hardly matters
         self.grain = 8 if mu <= TIE else 256
-        self.dearest = max(rooms, key=lambda pool: rooms[pool].worth, default="")
+        #: where all cost the same, train: it is rollouts that gain by nodes beyond those of the widest
+        self.dearest = max(rooms, key=lambda pool: (rooms[pool].worth, pool == "train"), default="")
         #: jobs by number; one whose times or bound have changed gets another
         self.needs: list[Need] = []
         self._numbers: dict[Need, int] = {}

@@ -30,14 +30,14 @@ class Cluster:
     """A scheduler over some nodes of 8 GPUs, each a host of its own. A train node costs three times a rollout node."""
 
     def __init__(self, rollout: int, train: int, policy: Policy, *, ram_gb: int = 2000, gpu_gb: int = 0,
-                 max_nodes: int = 0) -> None:  # fmt: skip
+                 max_nodes: int = 0, prices: tuple[float, float] = (1.0, 3.0)) -> None:  # fmt: skip
         config = Config(
             lease_ms=1 << 50, drivers={"channel": DriverTraits(copies=True)}, moves=Moves.ON, move_every_ms=0,
             owners={"team": OwnerLimits(max_nodes=max_nodes)},
         )  # fmt: skip
         self.core, self.now = Scheduler(config, policy), 0
         hosts, nodes = [], []
-        for pool, count, price in (("rollout", rollout, 1.0), ("train", train, 3.0)):
+        for pool, count, price in (("rollout", rollout, prices[0]), ("train", train, prices[1])):
             for number in range(count):
                 host = f"{pool[0]}{number}"
                 hosts.append(i.HostSpec(host, "mock", ram_gb * 1000))
@@ -353,8 +353,10 @@ def slowdowns(cluster: Cluster) -> list[float]:
     return [pace / solo[name] for group in state.groups for name, pace in paces(cluster.core, group).items()]
 
 
-def test_nodes_that_one_owns_slow_nobody_while_some_are_idle() -> None:
-    cluster, thrifty = Cluster(12, 12, Loom()), Cluster(12, 12, Loom(objective="cost"))
+@pytest.mark.parametrize("prices", [(1.0, 3.0), (0.0, 0.0)], ids=["priced", "nobody has said what they cost"])
+def test_nodes_that_one_owns_slow_nobody_while_some_are_idle(prices: tuple[float, float]) -> None:
+    cluster = Cluster(12, 12, Loom(), prices=prices)
+    thrifty = Cluster(12, 12, Loom(objective="cost"), prices=prices)
     for number in range(9):
         for each in (cluster, thrifty):
             assert each.arrives(job(f"j{number}", 100, 70, 1.9)) is not None
@@ -363,6 +365,18 @@ def test_nodes_that_one_owns_slow_nobody_while_some_are_idle() -> None:
     assert len(cluster.mates()) > len(thrifty.mates())
     for number in range(9, 24):  # and are shared when they run short
         assert cluster.arrives(job(f"j{number}", 100, 70, 1.9)) is not None
+    cluster.keeps_every_promise()
+
+
+@pytest.mark.parametrize("prices", [(1.0, 3.0), (2.0, 2.0), (0.0, 0.0)], ids=["train dearer", "all alike", "unsaid"])
+def test_jobs_that_mostly_roll_out_share_a_train_node_and_have_rollout_nodes_of_their_own(
+    prices: tuple[float, float],
+) -> None:
+    cluster = Cluster(3, 1, Loom(), prices=prices)
+    for name in "abc":
+        assert cluster.arrives(job(name, 100, 20, 1.3)) is not None
+    assert cluster.mates() == [{"a", "b", "c"}]
+    assert len({node for it in cluster.core.state.jobs.values() for node in it.pins["rollout"]}) == 3
     cluster.keeps_every_promise()
 
 
