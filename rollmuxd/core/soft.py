@@ -35,6 +35,8 @@ class Soft:
         self.looked_at: dict[HostId, Millis] = {}
         #: hosts that are to be looked at again, and when
         self._looks: dict[HostId, Millis] = {}
+        #: and would have been, when somebody else had a look before
+        self._overtaken: dict[HostId, Millis] = {}
         #: after how long the time after that
         self._pause: dict[HostId, Millis] = {}
         #: states that are told to be discarded again: when at the earliest, and after how long the time after that
@@ -124,17 +126,24 @@ class Soft:
         """It is not clear yet: look again, each time after twice as long."""
         if host in self._looks:
             return
+        # One that nobody has planned, as all hosts get them now and then, puts off none that asks drivers as well.
+        planned = self._overtaken.pop(host, now)
+        if planned > now:
+            self._plan_look(host, planned)
+            return
         pause = self._pause.get(host, config.observe_after_ms)
         self._pause[host] = min(2 * pause, config.observe_at_least_ms)
         self._plan_look(host, now + pause)
 
     def _plan_look(self, host: HostId, at: Millis) -> None:
         self._looks[host] = at
+        self._overtaken.pop(host, None)
         self.at(at, "look", host)
 
     def observed(self, host: HostId, since: Millis | None = None) -> None:
         """The host was looked at; what is still to come clear there plans the next look. None: it was not reached."""
-        self._looks.pop(host, None)
+        if (planned := self._looks.pop(host, None)) is not None:
+            self._overtaken[host] = planned
         if since is not None:
             self.looked_at[host] = since
 
