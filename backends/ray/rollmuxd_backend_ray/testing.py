@@ -32,12 +32,13 @@ from rollmuxd_backend_local.testing import Namespace
 _OBJECTS: Final = 80 * 2**20
 GPUS: Final = 2
 _CPUS: Final = 4
-#: so that a node's death is known within two seconds, and not after fifteen
+#: so that a node's death is known within two seconds, and not after fifteen; and as few processes as may be
 _SOON: Final = {
     "health_check_initial_delay_ms": 500,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 2_000,
     "health_check_failure_threshold": 3,
+    "prestart_worker_first_driver": False,  # one for each envoy that joins, which nobody uses
 }
 #: a link that is cut is noticed by who asks (eight seconds), and only then by Ray (thirteen), as with Ray's own values
 _LATER: Final = {**_SOON, "health_check_timeout_ms": 4_000}

@@ -24,6 +24,11 @@ class Live:
     def address(self):
         return self.cluster.address
 
+    @property
+    def joined(self):
+        """Whether an envoy has been started that all may use."""
+        return self._envoy is not None
+
     def kill(self, name):
         if name in self.up:
             self.cluster.do("kill", name)
