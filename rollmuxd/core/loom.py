@@ -26,6 +26,7 @@ from typing import Final, Literal, TypeAlias, get_args
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import credit_ms, solo_ms
 from rollmuxd.core.facts import PlannedVisit
 from rollmuxd.core.guard import JUDGED_AFTER, RESERVE, mean_solo_ms
@@ -55,7 +56,7 @@ from rollmuxd.core.model import (
     NodeStatus,
     PoolName,
 )
-from rollmuxd.core.placement import Candidate, RollMux, Shape, enough, may_share
+from rollmuxd.core.placement import Candidate, Miss, RollMux, Shape, enough, may_share
 from rollmuxd.core.policy import Move, Placed, Replan
 from rollmuxd.core.state import State
 from rollmuxd.core.wheel import Binding, Bound, Leg, binding, borne
@@ -405,6 +406,20 @@ class Loom(RollMux):
             known = self._planners[key] = Planner(rooms, mu=MU[self.objective], rounds=self.rounds)
         return known
 
+    def _why_not_group(self, state: State, shape: Shape, group: Group) -> Miss:
+        """As for the paper's rule, unless it is a member's credit that is awaited: that comes first, and passes."""
+        miss = super()._why_not_group(state, shape, group)
+        member = self._short_of_credit(state, group)
+        if member is None or miss.reason.code in {"group_full", "shares_not"}:
+            return miss
+        has, wants = (credit_ms(member) or 0) / 1000, self._reserve_ms(member) / 1000
+        text = (
+            f"group {group.id} is joined on further nodes when job {member.spec.name} has {wants:.3g} s of credit, "
+            f"and it has {has:.3g} s: what comes unforeseen is paid for with it"
+        )
+        data = {"group": group.id, "job": member.id, "credit_s": has, "wanted_s": wants}
+        return replace(miss, reason=Reason("member_credit", text, data))
+
     # ---- regrouping --------------------------------------------------------------------------------------------------
 
     def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
@@ -582,10 +597,14 @@ class Loom(RollMux):
         Whoever comes loads what he has, and takes what nobody knows. The guard acts for whom it has begun to judge;
         before that, nobody but who already has what it asks for can be helped any more.
         """
-        members = [state.jobs[name] for name in group.jobs if state.jobs[name].promised]
-        return group.dispatch is not Dispatch.CREDIT or all(
-            (credit_ms(job) or 0) >= self._reserve_ms(job) for job in members
-        )
+        return self._short_of_credit(state, group) is None
+
+    def _short_of_credit(self, state: State, group: Group) -> Job | None:
+        """The first member who cannot afford that somebody comes."""
+        if group.dispatch is not Dispatch.CREDIT:
+            return None
+        members = (state.jobs[name] for name in group.jobs)
+        return next((it for it in members if it.promised and (credit_ms(it) or 0) < self._reserve_ms(it)), None)
 
     def _reserve_ms(self, job: Job) -> Millis:
         """What the guard wants a job to keep: the way out, and an iteration."""

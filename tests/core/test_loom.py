@@ -391,6 +391,17 @@ def test_a_job_without_a_place_is_told_why() -> None:
     assert any(code in codes for code in ("own_slo", "member_slo"))
 
 
+def test_who_waits_for_a_members_credit_is_told_of_how_much() -> None:
+    cluster = Cluster(2, 1, Loom(uncertain=True, warm_s=30))
+    assert cluster.arrives(job("a", 100, 20, 1.5)) is not None
+    assert cluster.arrives(job("b", 100, 20, 1.5)) is None
+    waiting = cluster.core.state.names["team/b"]
+    (why,) = (reason for reason in cluster.core.why_job_waits(waiting, 0) if reason.code == "member_credit")
+    assert "when job a has 165 s of credit, and it has 0 s" in why.text  # 1.5 x 30 s to move away, and one iteration
+    cluster.has_run("a", 8, solo_s=120, took_s=120)
+    assert all(reason.code != "member_credit" for reason in cluster.core.why_job_waits(waiting, 0))
+
+
 def two_halves(policy: Policy, *, movable: Movable = Movable.WARM) -> Cluster:
     """Two groups, of each of which half has left: what is there fits in one."""
     cluster = Cluster(6, 4, policy)
