@@ -126,8 +126,8 @@ class LiveDaemon:
             "order_s": 10.0,
             "clear_s": 30.0,
             "observe_s": 0.5,
-            "hold_s": 30.0,
-            "policy": "rollmux",
+            "hold_s": 0.0,
+            "policy": "loom",
             **settings,
         }
         paths = {"state": self.state, "memory": self._memory, "record": self._record, "faults": self._faults}

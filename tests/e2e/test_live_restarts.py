@@ -114,7 +114,7 @@ def test_a_hook_that_ran_while_the_daemon_was_killed_is_not_run_again(live):
 
 
 def test_stopped_under_load_it_ends_with_0_stops_no_job_and_all_finish_after_its_return(live):
-    daemon = live.daemon()
+    daemon = live.daemon(policy="rollmux")  # in whose order b waits for a to end, and c for b to begin
     feed = live.script("follow.py", "follow")
     a = live.holder("a")
     b, b_asked = live.waiter("b")

@@ -192,7 +192,7 @@ def test_a_park_that_fails_quarantines_that_job_only_and_it_can_be_reinstated(li
 
 
 def test_the_end_of_a_job_with_state_holds_nobody_up(live):
-    daemon = live.daemon(order_s=60.0)
+    daemon = live.daemon(order_s=60.0, policy="rollmux")  # d waits its turn, for a moment
     own = {"rollout": {"gpu_gb": 2, "ram_gb": 2, "driver": "channel"}, "train": None, "phases": ["rollout"]}
 
     def first_in(name):
