@@ -221,10 +221,10 @@ class Loom(RollMux):
             plan = planner.fit((*sitting.needs, joins), dict(enumerate(sitting.seats)), rooms, closed)
             pins = None if plan is None else _named(plan.seats[-1], sitting.names, free)
             if plan is None or pins is None:
-                continue
+                return None  # with a turn to spare there is none either
             grows = plan.value - value_of(planner, sitting)
             if grows >= below or self._short(state, job, Candidate(group, pins, "", 0.0)):
-                continue
+                return None
             order = self._borne_order(state, group, sitting, job, need, plan, pins)
             if order is not None:
                 bought = [n for pool, some in pins.items() for n in some if n not in sitting.names.get(pool, ())]

@@ -360,7 +360,9 @@ class Search:
         there = {job: pins for job, pins in sit.get(step.to, {}).items() if job != step.job}
         if not there:
             return True
-        if len(there) >= self.max_group or step.job in self.rigid:  # it waits for a first turn, too
+        if len(there) >= self.max_group:
+            return False
+        if step.job in self.rigid and step.job not in sit[step.to]:  # it would wait for a first turn; here it has turns
             return False
         return self.planner.fit_named({**there, step.job: step.pins}) is not None
 
