@@ -68,7 +68,7 @@ def test_a_guarded_job_keeps_a_promise_that_its_plan_would_have_broken():
         job("A", 100, 20, slo=2.0, iterations=40),
         job("B", 100, 20, slo=2.5, iterations=40, series=((300, 20),)),
     )
-    guarded, facts = played(Guarded("guarded", 10_000), *jobs)
+    guarded, facts = played(Guarded("guarded", 10_000, "unpruned groups"), *jobs)
     open_, _ = played(Restless(move_every_ms=10**9), *jobs, rollout=1, train=1)
 
     assert count(facts, f.JobGuarded) >= 1
