@@ -12,6 +12,7 @@ What may be relied on:
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Final, assert_never
 
 import anyio
@@ -101,6 +102,12 @@ def _wall_ms() -> Millis:
     return round(time.time() * 1000)
 
 
+def _cancel_once(order: asyncio.Task[None]) -> None:
+    """A second cancellation would end its wait for the plugin's call to stop, for which it has a limit of its own."""
+    if not order.cancelling():
+        order.cancel()
+
+
 class Actuator:
     """Performs effects. ``state`` gives the core's state of this moment, ``post`` takes reports."""
 
@@ -151,7 +158,7 @@ class Actuator:
             self._tasks = None
             under_way = list(self._under_way.values())
             for order in under_way:
-                order.cancel()
+                _cancel_once(order)
             if under_way:
                 with anyio.CancelScope(shield=True):
                     await asyncio.wait(under_way, timeout=2 * STOPS_S)
@@ -168,6 +175,7 @@ class Actuator:
                         # A task of asyncio's, since each hand-over of a GPU waits for two of them to begin.
                         order = asyncio.get_running_loop().create_task(self._order(effect))
                         self._under_way[effect.order] = order
+                        order.add_done_callback(partial(self._forget, effect.order))
                 case Observe():
                     if effect.host in self._looking:
                         self._looking[effect.host] = True
@@ -193,7 +201,12 @@ class Actuator:
 
     def _stop_all_but(self, state: State) -> None:
         for order in [order for order in self._under_way if order not in state.orders]:
-            self._under_way[order].cancel()
+            _cancel_once(self._under_way[order])
+
+    def _forget(self, id_: OrderId, order: asyncio.Task[None]) -> None:
+        """It is not under way any more, also if it was cancelled before it had begun."""
+        if self._under_way.get(id_) is order:
+            del self._under_way[id_]
 
     # ---- orders ----------------------------------------------------------------------------------------------------
 

@@ -21,10 +21,11 @@ T = TypeVar("T")
 STOPS_S: Final = 5.0
 #: of what a plugin says about an error
 TEXT_KEPT: Final = 4_000
+CANCELLED: Final = "the plugin's own call was cancelled, and not by the daemon"
 
 log = structlog.get_logger("rollmuxd.plugins")
 
-#: calls that did not stop: a task that nobody refers to would be taken away in the middle
+#: calls that were told to stop and have not yet: a task that nobody refers to would be taken away in the middle
 _stuck: dict[asyncio.Task[Any], None] = {}
 
 
@@ -53,10 +54,13 @@ async def ask(limit_s: float, call: Coroutine[Any, Any, T], *, of_s: float | Non
         await over
     finally:
         timer.cancel()
-        if not task.done():
+        in_time = task.done()
+        if not in_time:
             await _stop(task)
     if not task.done():
         raise NoAnswer(f"no answer within {of_s or limit_s:g} s, and it does not let itself be stopped")
+    if task.cancelled() and in_time:
+        raise ContactLost(CANCELLED)  # by itself
     if task.cancelled():
         raise NoAnswer(f"no answer within {of_s or limit_s:g} s")
     return task.result()
@@ -69,8 +73,8 @@ async def _kept_in(call: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            raise  # we have asked for it
-        raise ContactLost("the plugin's own call was cancelled, and not by the daemon") from error
+            raise  # we have asked for it, or the call itself has
+        raise ContactLost(CANCELLED) from error
     except SystemExit as error:
         raise ContactLost(f"the plugin wanted to end the process (SystemExit: {error})") from error
 
@@ -82,13 +86,14 @@ def _wake(over: "asyncio.Future[None]") -> None:
 
 async def _stop(task: "asyncio.Task[Any]") -> None:
     """Cancel it, and wait until it has stopped, but not for ever."""
+    # Before the wait, out of which whoever asks may be cancelled (the shield holds against scopes alone).
+    _stuck[task] = None
+    task.add_done_callback(_forget)
     task.cancel()
     with anyio.CancelScope(shield=True):
         await asyncio.wait({task}, timeout=STOPS_S)
     if not task.done():
         log.warning("does_not_stop", call=str(task.get_coro()), reason=f"cancelled {STOPS_S:g} s ago")
-        _stuck[task] = None
-        task.add_done_callback(_forget)
 
 
 def _forget(task: "asyncio.Task[Any]") -> None:

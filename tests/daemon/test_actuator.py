@@ -5,6 +5,7 @@ In virtual time.
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -430,6 +431,19 @@ async def test_a_driver_that_is_cancelled_from_within_has_its_order_reported_as_
         assert posted[1:] == [OrderDone("o2", CLEAR)]
 
 
+class CancelsItself(ScriptedDriver):
+    async def _do(self, verb, order):
+        asyncio.current_task().cancel()
+        await asyncio.sleep(1)
+
+
+async def test_a_driver_that_cancels_its_own_task_is_not_said_to_have_been_late():
+    async with acting(world(order()), CancelsItself()) as (actuator, posted, _):
+        actuator.perform([Perform("o1")])
+        await anyio.sleep(1)
+        assert posted == [OrderLostContact("o1", "the plugin's own call was cancelled, and not by the daemon")]
+
+
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(2)])
 async def test_a_backend_that_is_cancelled_from_within_or_exits_costs_its_own_look_only(error):
     """It was the end of the actuator, without a word: a task that ends cancelled cancels the group that it is in."""
@@ -563,6 +577,81 @@ async def test_the_daemon_stops_in_bounded_time_whatever_a_driver_does():
     assert posted == []
     driver.ends = 0.0
     await anyio.sleep(2)
+
+
+class Slow(ScriptedDriver):
+    """Takes three seconds to stop, and fails at that."""
+
+    stopped = 0.0
+
+    async def _do(self, verb, order):
+        self.told.append((verb, order))
+        try:
+            await asyncio.sleep(self.script.pop(0))
+        except asyncio.CancelledError:
+            for _ in range(3):
+                await asyncio.sleep(1)
+            self.stopped = anyio.current_time()
+            raise ConnectionResetError("while it stopped") from None
+
+
+GONE = [(7, f.StateSeen(7, "j1", "rollout", "box/gpu0-1", m.StateStatus.GONE))]
+
+
+def errors_unread() -> Callable[[], list[str]]:
+    """From now on: what asyncio says of errors that nobody has looked at, once all that could is gone."""
+    found: list[str] = []
+
+    def collected() -> list[str]:
+        gc.collect()
+        return found
+
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context["message"]))
+    return collected
+
+
+async def test_an_order_that_is_being_stopped_is_under_way_until_its_driver_has_stopped():
+    """Also if more is seen meanwhile, and the daemon ends."""
+    unread, driver, state = errors_unread(), Slow(60.0), world(order(m.OrderKind.LOAD))
+    async with acting(state, driver) as (actuator, posted, _):
+        actuator.perform([Perform("o1")])
+        await anyio.sleep(1)
+        del state.orders["o1"]
+        actuator.on_facts(GONE)
+        await anyio.sleep(1)
+        actuator.on_facts(GONE)
+        await anyio.sleep(1)
+        assert list(actuator._under_way) == ["o1"]
+    assert driver.stopped, "the daemon has ended before it"
+    assert posted == []
+    assert unread() == []
+
+
+async def test_an_order_that_leaves_the_books_while_its_late_driver_is_being_stopped_leaves_no_error_unread():
+    unread, driver, state = errors_unread(), Slow(1e6), world(order(m.OrderKind.LOAD))
+    async with acting(state, driver) as (actuator, posted, _):
+        actuator.perform([Perform("o1")])
+        await anyio.sleep(121)
+        del state.orders["o1"]
+        actuator.on_facts(GONE)
+        await anyio.sleep(10)
+        assert driver.stopped
+        assert (posted, list(actuator._under_way)) == ([], [])
+    assert unread() == []
+
+
+async def test_an_order_that_leaves_the_books_before_it_has_begun_is_not_under_way():
+    driver, state = ScriptedDriver(), world(order())
+    async with acting(state, driver) as (actuator, posted, _):
+        actuator.perform([Perform("o1")])
+        taken = state.orders.pop("o1")
+        actuator.on_facts(GONE)
+        await anyio.sleep(1)
+        assert (driver.told, posted, list(actuator._under_way)) == ([], [], [])
+        state.orders["o1"] = taken
+        actuator.perform([Perform("o1")])
+        await anyio.sleep(1)
+        assert posted == [OrderDone("o1", CLEAR)]
 
 
 class Deaf(ScriptedBackend):
