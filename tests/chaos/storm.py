@@ -519,6 +519,8 @@ def main() -> int:
     # What it takes to start, to settle and to judge is part of the budget.
     seconds = max(4.0, asked.budget * 0.85 - 6.0)
     say(f"seed {seed}, {asked.clients} clients, {seconds:.0f} s of storm")
+    # Whoever gives up on it ends what it has started with it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="rollmuxd-chaos-") as temporary:
         folder = asked.keep or Path(temporary)
         found = storm(folder, seed=seed, seconds=seconds, clients=asked.clients, hosts=asked.hosts)

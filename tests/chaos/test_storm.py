@@ -1,8 +1,12 @@
 """A short storm in the default tests (the long one: ``make -s chaos``); and the oracle, seeing what is wrong."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -12,16 +16,14 @@ STORM = Path(__file__).with_name("storm.py")
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.timeout(260)
+@pytest.mark.timeout(480)
 def test_a_short_storm_loses_nothing_and_everybody_finishes():
-    ended = subprocess.run(
-        [sys.executable, str(STORM), "--budget", "18", "--clients", "8", "--seed", "short"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    with blowing("--budget", "18", "--clients", "8", "--seed", "short") as ended:
+        # What the storm itself allows to its parts adds up to less, with its start and its verdict.
+        stdout, stderr = ended.communicate(timeout=420)
 
-    found = json.loads(ended.stdout)
+    assert stdout, stderr[-3000:]
+    found = json.loads(stdout)
     assert (found["violations"], found["lost"]) == (0, 0), found["what"]
     assert ended.returncode == 0
     # It has blown, and there was something to blow upon.
@@ -32,6 +34,56 @@ def test_a_short_storm_loses_nothing_and_everybody_finishes():
     # Drivers and backends have failed, and the daemon knows of it: else they would have been let off.
     assert found["faults"]["injected"] > 0
     assert found["faults"]["known"] > 0
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_storm_that_is_told_to_stop_leaves_no_process_behind(tmp_path):
+    with blowing("--budget", "300", "--clients", "2", "--seed", "stop", "--keep", str(tmp_path)) as storm:
+        while not any(path.stat().st_size for path in tmp_path.glob("c*.jsonl")):
+            assert storm.poll() is None, storm.communicate()
+            time.sleep(0.1)
+        assert len(at_work_in(tmp_path)) >= 2, "the daemon and a client"
+        storm.terminate()
+        storm.communicate(timeout=60)
+        assert storm.returncode == 128 + signal.SIGTERM
+        until = time.monotonic() + 10
+        while left := at_work_in(tmp_path):
+            assert time.monotonic() < until, left
+            time.sleep(0.1)
+
+
+@contextmanager
+def blowing(*arguments):
+    """A storm's process, of which nothing is left afterwards: it ends what it has started, and is given time for it."""
+    storm = subprocess.Popen(
+        [sys.executable, str(STORM), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with storm:
+        try:
+            yield storm
+        finally:
+            if storm.poll() is None:
+                storm.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    storm.communicate(timeout=40)
+            with suppress(ProcessLookupError):
+                os.killpg(storm.pid, signal.SIGKILL)
+
+
+def at_work_in(folder):
+    """The processes whose folder it is, with what they run."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "cwd").readlink() == folder:
+                found[process.name] = (process / "cmdline").read_text().split("\0")[:4]
+    return found
 
 
 # ---- the oracle ------------------------------------------------------------------------------------------------------
