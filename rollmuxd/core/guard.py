@@ -17,7 +17,7 @@ from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.estimates import credit_ms
 from rollmuxd.core.model import Dispatch, Job, JobStatus, Millis, Movable
 from rollmuxd.core.moving import plan, refused
-from rollmuxd.core.policy import Move
+from rollmuxd.core.policy import AsksForCredit, Move
 
 #: iterations before a job is judged by its credit
 JUDGED_AFTER: Final = 8
@@ -26,16 +26,24 @@ RESERVE: Final = 1
 RETURN: Final = 6
 
 
-def watch(c: Cycle, job: Job, before_ms: Millis) -> None:
-    """An iteration has ended, before which it had so much credit: see whether it is short, or has enough again."""
+def keeps_others_out(c: Cycle, job: Job) -> bool:
+    """Whether nobody may join the job's group, because of the credit that somebody there has not earned yet."""
+    return job.group is not None and isinstance(c.policy, AsksForCredit) and not c.policy.bears(c.state, job.group)
+
+
+def watch(c: Cycle, job: Job, *, closed: bool = False) -> None:
+    """An iteration has ended: see whether the job is short of credit, or has enough again.
+
+    ``closed``: somebody waits, and before it nobody could join the group for want of credit.
+    """
     group = c.state.groups.get(job.group or "")
     if group is None or group.dispatch is not Dispatch.CREDIT or job.status is not JobStatus.ADMITTED:
         return
     credit, least, enough = credit_ms(job), least_ms(c, job), enough_ms(c, job)
     if credit is None or not job.promised:
         return
-    if before_ms < least <= credit:
-        admit(c)  # nobody was let in beside it before it had so much
+    if closed and not keeps_others_out(c, job):
+        admit(c)
     if job.progress.finished < JUDGED_AFTER:
         return
     if not job.guarded and credit < least:

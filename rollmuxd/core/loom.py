@@ -132,7 +132,7 @@ class Loom(RollMux):
             raise ValueError(f"moving takes {warm_s} s and {relaunch_s} s, and neither can be below 0")
         self.objective, self.rounds, self.together = objective, rounds, regroup
         self._takes_ms = {Movable.WARM: round(warm_s * 1000), Movable.RELAUNCH: round(relaunch_s * 1000)}
-        self._planners: dict[tuple[tuple[PoolName, float], ...], Planner] = {}
+        self._planners: dict[tuple[PoolName | tuple[PoolName, float], ...], Planner] = {}
         self._sittings: dict[GroupId, Sitting | None] = {}
         #: unions, as they were when nothing was found there, and the hours over which it did not pay
         self._settled: dict[tuple[object, ...], float] = {}
@@ -176,7 +176,7 @@ class Loom(RollMux):
         for group in state.groups.values():
             if len(group.jobs) + len(group.coming) >= self.max_group or group.dispatch is not self.dispatch:
                 continue
-            if not may_share(state, job, group) or not self._bears(state, group):
+            if not may_share(state, job, group) or not self.bears(state, group.id):
                 continue
             sitting = self._sitting(state, group)
             if sitting is None:
@@ -400,10 +400,12 @@ class Loom(RollMux):
                 left = 0.0 if scarce else free[pool] if scarce is None else len(some)
                 counts = next(counts for share, counts in SCARCITY if left >= share * len(some))
             rooms[pool] = Room(worth * counts, worth, ram[pool], gpu[pool])
-        key = tuple((pool, room.price) for pool, room in rooms.items())
+        # of pools that cost the same the one that has fewer nodes
+        dearest = max(rooms, key=lambda pool: (rooms[pool].worth, -len(prices[pool]), pool), default="")
+        key = (dearest, *((pool, room.price) for pool, room in rooms.items()))
         known = self._planners.get(key)
         if known is None or known.rooms != rooms or len(known.needs) > NEEDS_REMEMBERED:
-            known = self._planners[key] = Planner(rooms, mu=MU[self.objective], rounds=self.rounds)
+            known = self._planners[key] = Planner(rooms, mu=MU[self.objective], rounds=self.rounds, dearest=dearest)
         return known
 
     def _why_not_group(self, state: State, shape: Shape, group: Group) -> Miss:
@@ -541,7 +543,7 @@ class Loom(RollMux):
                 continue
             if group.jobs and not may_share(state, state.jobs[group.jobs[0]], group):
                 continue
-            if not self._bears(state, group):
+            if not self.bears(state, group.id):
                 continue
             sitting = self._sitting(state, group)
             if sitting is None or len(sitting.jobs) < len(group.jobs):
@@ -591,13 +593,13 @@ class Loom(RollMux):
             return True
         return (credit_ms(job) or 0) >= takes + need.limit_ms
 
-    def _bears(self, state: State, group: Group) -> bool:
+    def bears(self, state: State, group: GroupId) -> bool:
         """Whether all members can afford that somebody comes, if it is credit that keeps promises there.
 
         Whoever comes loads what he has, and takes what nobody knows. The guard acts for whom it has begun to judge;
         before that, nobody but who already has what it asks for can be helped any more.
         """
-        return self._short_of_credit(state, group) is None
+        return self._short_of_credit(state, state.groups[group]) is None
 
     def _short_of_credit(self, state: State, group: Group) -> Job | None:
         """The first member who cannot afford that somebody comes."""

@@ -64,14 +64,16 @@ class Planner:
         rooms: the pools.
         mu: what a job's progress is worth, in units of what it costs alone.
         rounds: iterations of one job in a turn, at most; 1: strict round robin.
+        dearest: of which pool a group has no more nodes than its widest member; default: the one that costs most.
     """
 
-    def __init__(self, rooms: Mapping[PoolName, Room], *, mu: float = 0.0, rounds: int = MOST_ROUNDS) -> None:
+    def __init__(
+        self, rooms: Mapping[PoolName, Room], *, mu: float = 0.0, rounds: int = MOST_ROUNDS, dearest: PoolName = ""
+    ) -> None:
         self.rooms, self.mu, self.rounds = rooms, max(mu, TIE), rounds
         #: how exactly periods are known in the search: to so many parts; where only dollars count it hardly matters
         self.grain = 8 if mu <= TIE else 256
-        #: where all cost the same, train: it is rollouts that gain by nodes beyond those of the widest
-        self.dearest = max(rooms, key=lambda pool: (rooms[pool].worth, pool == "train"), default="")
+        self.dearest = dearest or max(rooms, key=lambda pool: rooms[pool].worth, default="")
         #: jobs by number; one whose times or bound have changed gets another
         self.needs: list[Need] = []
         self._numbers: dict[Need, int] = {}

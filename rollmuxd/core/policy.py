@@ -133,6 +133,18 @@ class SaysWhatBinds(Protocol):
 
 
 @runtime_checkable
+class AsksForCredit(Protocol):
+    """A policy may also keep newcomers out of a group until its members have earned some credit.
+
+    Whoever waits is tried again when the end of a member's iteration makes this true.
+    """
+
+    def bears(self, state: State, group: GroupId) -> bool:
+        """Whether the members can afford that somebody comes."""
+        ...
+
+
+@runtime_checkable
 class HeedsOwners(Protocol):
     """What a policy is, besides, that plans around how many nodes an owner may hold.
 

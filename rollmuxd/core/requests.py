@@ -7,7 +7,8 @@ from rollmuxd.core.cycle import HOLDS, NOTHING, Cycle
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.drift import watch as watch_times
 from rollmuxd.core.errors import Conflict, Impossible, Rejected, StaleFence, TooMany
-from rollmuxd.core.estimates import credit_ms, solo_ms, unstated_ms
+from rollmuxd.core.estimates import solo_ms, unstated_ms
+from rollmuxd.core.guard import keeps_others_out
 from rollmuxd.core.guard import watch as watch_credit
 from rollmuxd.core.letting_go import (
     after_departure,
@@ -95,7 +96,7 @@ def queue(c: Cycle, job: Job, session: SessionId, phase: str, request_id: str) -
     slot = c.state.next_id("s")
     side = all(known.name != phase for known in job.spec.phases)
     begins = not side and phase == job.spec.phases[0].name
-    credit = credit_ms(job) or 0
+    closed = begins and bool(c.state.waiting) and keeps_others_out(c, job)
     c.fact(f.SlotQueued(c.now, slot, job.id, job.run, session, phase, request_id, side, begins))
     c.soft.waits(job.owner, 1)
     take_place(c, job, phase, side=side)  # before it is judged: that may let others in, and have this one granted
@@ -103,7 +104,7 @@ def queue(c: Cycle, job: Job, session: SessionId, phase: str, request_id: str) -
         judge(c, job)
     if begins:
         watch_times(c, job)
-        watch_credit(c, job, credit)
+        watch_credit(c, job, closed=closed)
     dispatch(c, job.group)
     return slot
 

@@ -30,14 +30,15 @@ class Cluster:
     """A scheduler over some nodes of 8 GPUs, each a host of its own. A train node costs three times a rollout node."""
 
     def __init__(self, rollout: int, train: int, policy: Policy, *, ram_gb: int = 2000, gpu_gb: int = 0,
-                 max_nodes: int = 0, prices: tuple[float, float] = (1.0, 3.0)) -> None:  # fmt: skip
+                 max_nodes: int = 0, prices: tuple[float, float] = (1.0, 3.0),
+                 pools: tuple[str, str] = ("rollout", "train")) -> None:  # fmt: skip
         config = Config(
             lease_ms=1 << 50, drivers={"channel": DriverTraits(copies=True)}, moves=Moves.ON, move_every_ms=0,
             owners={"team": OwnerLimits(max_nodes=max_nodes)},
         )  # fmt: skip
         self.core, self.now = Scheduler(config, policy), 0
         hosts, nodes = [], []
-        for pool, count, price in (("rollout", rollout, prices[0]), ("train", train, prices[1])):
+        for pool, count, price in ((pools[0], rollout, prices[0]), (pools[1], train, prices[1])):
             for number in range(count):
                 host = f"{pool[0]}{number}"
                 hosts.append(i.HostSpec(host, "mock", ram_gb * 1000))
@@ -131,15 +132,16 @@ def paces(core: Scheduler, group_id: str) -> dict[str, float]:
 def job(
     name: str, rollout_s: float, train_s: float, slo: float | None, *, nodes: tuple[int, int] = (1, 1),
     ram_gb: int = 0, gpu_gb: int = 0, left_gb: int = 0, movable: Movable = Movable.WARM,
+    pools: tuple[str, str] = ("rollout", "train"),
 ) -> JobSpec:  # fmt: skip
     return JobSpec(
         name,
         phases=(
-            PhaseSpec("rollout", ("rollout",), round(rollout_s * 1000)),
-            PhaseSpec("train", ("train",), round(train_s * 1000)),
+            PhaseSpec("rollout", (pools[0],), round(rollout_s * 1000)),
+            PhaseSpec("train", (pools[1],), round(train_s * 1000)),
         ),
-        wants=(Want("rollout", nodes[0]), Want("train", nodes[1])),
-        states=(StateSpec("rollout", ram_mb=ram_gb * 1000, gpu_mb=gpu_gb * 1000, leftover_mb=left_gb * 1000),),
+        wants=(Want(pools[0], nodes[0]), Want(pools[1], nodes[1])),
+        states=(StateSpec(pools[0], ram_mb=ram_gb * 1000, gpu_mb=gpu_gb * 1000, leftover_mb=left_gb * 1000),),
         slo=slo,
         movable=movable,
     )
@@ -369,14 +371,15 @@ def test_nodes_that_one_owns_slow_nobody_while_some_are_idle(prices: tuple[float
 
 
 @pytest.mark.parametrize("prices", [(1.0, 3.0), (2.0, 2.0), (0.0, 0.0)], ids=["train dearer", "all alike", "unsaid"])
+@pytest.mark.parametrize("pools", [("rollout", "train"), ("write", "learn"), ("generate", "learn")])
 def test_jobs_that_mostly_roll_out_share_a_train_node_and_have_rollout_nodes_of_their_own(
-    prices: tuple[float, float],
+    prices: tuple[float, float], pools: tuple[str, str]
 ) -> None:
-    cluster = Cluster(3, 1, Loom(), prices=prices)
+    cluster = Cluster(3, 1, Loom(), prices=prices, pools=pools)
     for name in "abc":
-        assert cluster.arrives(job(name, 100, 20, 1.3)) is not None
+        assert cluster.arrives(job(name, 100, 20, 1.3, pools=pools)) is not None
     assert cluster.mates() == [{"a", "b", "c"}]
-    assert len({node for it in cluster.core.state.jobs.values() for node in it.pins["rollout"]}) == 3
+    assert len({node for it in cluster.core.state.jobs.values() for node in it.pins[pools[0]]}) == 3
     cluster.keeps_every_promise()
 
 
