@@ -10,7 +10,7 @@ goes at once, for it gets no further where it is. Who stays is told why (:func:`
 """
 
 from collections.abc import Iterator
-from itertools import islice, product
+from itertools import islice
 from typing import Final
 
 from msgspec.structs import replace
@@ -99,16 +99,31 @@ def _again_at(c: Cycle, job: Job) -> Millis:
 def _places(c: Cycle, job: Job, off: tuple[NodeId, ...]) -> Iterator[Placed]:
     """With its group on other nodes; then wherever it would be placed now."""
     group = c.state.groups[job.group or ""]
-    choices = [_in_place_of(c, job, c.state.nodes[name]) for name in off]
-    for nodes in islice(product(*choices), TRIED):
-        if len(set(nodes)) == len(nodes):
-            placed = _with_its_group(c, job, group, dict(zip(off, nodes, strict=True)))
-            if placed is not None:
-                yield placed
+    choices = {name: _in_place_of(c, job, c.state.nodes[name]) for name in off}
+    choices = dict(sorted(choices.items(), key=lambda item: len(item[1])))  # or others would take its only one
+    for nodes in islice(_distinct(tuple(choices.values())), TRIED):
+        placed = None if nodes is None else _with_its_group(c, job, group, dict(zip(choices, nodes, strict=True)))
+        if placed is not None:
+            yield placed
     others = {name: known for name, known in c.state.groups.items() if name != group.id}
     elsewhere = c.policy.place(replace(c.state, groups=others), job)
     if elsewhere is not None and elsewhere.status is JobStatus.ADMITTED and elsewhere.promised >= job.promised:
         yield elsewhere
+
+
+def _distinct(choices: tuple[list[NodeId], ...], taken: tuple[NodeId, ...] = ()) -> Iterator[tuple[NodeId, ...] | None]:
+    """Every way to take one node of each list, none twice. None: that way there was none left, which counts as a try.
+
+    In the product of the lists the ways that take no node twice may come after any number of others.
+    """
+    if not choices:
+        yield taken
+        return
+    left = [name for name in choices[0] if name not in taken]
+    if not left:
+        yield None
+    for name in left:
+        yield from _distinct(choices[1:], (*taken, name))
 
 
 def _in_place_of(c: Cycle, job: Job, node: Node) -> list[NodeId]:
