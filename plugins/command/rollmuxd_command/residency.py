@@ -9,7 +9,10 @@ of load, park, discard                          of probe
 
 A command is told the order in its environment: ROLLMUX_ORDER, _KIND, _JOB (its id), _NAME, _OWNER, _RUN, _POOL, _NODE,
 _HOST, _GPUS (numbers, with commas), _WARM (0 or 1), _PHASE, _PID (of the job's session), _LEFTOVER_MB (what may stay on
-each GPU).
+each GPU), _STAMP (two numbers, with a point), _ISSUED_AT (milliseconds since 1970).
+
+A command goes on when its daemon has ended, and none can refuse it any more if it comes late. Where that would do harm
+it has to see for itself that its stamp is not less than that of the last order about its state.
 """
 
 from collections.abc import Mapping
@@ -156,6 +159,7 @@ def _environment(order: StateOrder) -> dict[str, str]:
         "order": order.order, "kind": order.kind.value, "job": order.job, "name": order.name, "owner": order.owner,
         "run": order.run, "pool": order.pool, "node": order.node, "host": order.host, "gpus": numbers,
         "warm": int(order.warm), "phase": order.phase, "pid": order.pid, "leftover_mb": order.state.leftover_mb,
+        "stamp": f"{order.stamp.incarnation}.{order.stamp.number}", "issued_at": order.issued_at,
     }  # fmt: skip
     return {f"ROLLMUX_{name.upper()}": str(value) for name, value in told.items()}
 

@@ -6,8 +6,10 @@ The commands are real processes of this machine; what they have on a "GPU" is a 
 import sys
 
 import anyio
+import msgspec
 import pytest
 
+from rollmuxd.core.model import Fence
 from rollmuxd.spi import ContactLost, GpuSight, NotDone, OrderKind, Probed, Residency, Sight, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
 from rollmuxd.spi.fake_engines import EngineHost
@@ -126,6 +128,7 @@ async def test_without_a_probe_nothing_is_known(tmp_path):
 async def test_a_command_is_told_the_order(tmp_path):
     script = f'env | grep ^ROLLMUX_ | sort > "{tmp_path}/told"'
     given = order(LOAD, tmp_path, load=sh(script), park=("true",))
+    given = msgspec.structs.replace(given, stamp=Fence(3, 14), issued_at=1_800_000_000_123)
     await CommandResidency().load(given)
     told = dict(line.split("=", 1) for line in (tmp_path / "told").read_text().splitlines())
     assert told == {
@@ -133,6 +136,7 @@ async def test_a_command_is_told_the_order(tmp_path):
         "ROLLMUX_OWNER": "contract", "ROLLMUX_RUN": "1", "ROLLMUX_POOL": "rollout",
         "ROLLMUX_NODE": "host1/gpu2+host1/gpu3", "ROLLMUX_HOST": "host1", "ROLLMUX_GPUS": "2,3", "ROLLMUX_WARM": "0",
         "ROLLMUX_PHASE": "", "ROLLMUX_PID": "0", "ROLLMUX_LEFTOVER_MB": "700",
+        "ROLLMUX_STAMP": "3.14", "ROLLMUX_ISSUED_AT": "1800000000123",
     }  # fmt: skip
 
 
