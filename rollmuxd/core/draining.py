@@ -5,8 +5,8 @@ An operator's wish is no policy's economy: it is heeded under every policy, also
 
 The job stays in its group where other nodes can take the place of those that are drained, one for one: free ones, or
 the group's own, if the group's plan keeps every promise there. Else it goes where it would be placed if it came now.
-It goes at its next iteration boundary; one that is moved warm and waits for a drained node in the midst of an iteration
-goes at once, for it gets no further where it is. Who stays is told why (:func:`stays`).
+It goes at its next iteration boundary; one that waits for a drained node in the midst of an iteration goes at once, for
+it gets no further where it is. Who stays is told why (:func:`stays`).
 """
 
 from collections.abc import Iterator

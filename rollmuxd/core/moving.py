@@ -125,10 +125,10 @@ def advance(c: Cycle, job: Job) -> None:
 def gets_no_further(c: Cycle, job: Job, move: JobMove) -> bool:
     """Whether a job asks for what it does not get before it has moved, as the nodes that it leaves are drained.
 
-    In the midst of an iteration too, then. But who is started again elsewhere would lose the iteration at hand.
+    In the midst of an iteration too, then: who is started again elsewhere loses it, but would never have ended it.
     """
     phase = None if job.queued is None else find_phase(c.state, job.id, c.state.slots[job.queued].phase)
-    if phase is None or job.spec.movable is not Movable.WARM or job.status is not JobStatus.ADMITTED:
+    if phase is None or job.status is not JobStatus.ADMITTED:
         return False
     if job.slot is not None or job.closing or not is_up(c, move):
         return False

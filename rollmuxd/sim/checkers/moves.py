@@ -42,7 +42,7 @@ class Moving(Placements):
         holds = [name for name, asked in self.slots.items() if asked.job == job and asked.status != "queued"]
         asked = self.slots.get(member.queued or "")
         asks = asked is not None and asked.phase != member.spec.phases[0].name
-        if asked is not None and asks and member.spec.movable is Movable.WARM:
+        if asked is not None and asks:
             asks = not any("drain" in self.out.get(node, "") for node in member.stays[asked.phase].nodes)
         if holds or asks:
             self._broken(
