@@ -80,7 +80,7 @@ def advance(c: Cycle, group: Group, job: Job, slot: Slot) -> bool:
                 continue
             absent = group.wheel[head]
             # its own earlier visit is past: it asks for a later one
-            if absent.job == job.id or (may_skip(c, group, head) and not keeps_its_place(c, absent, slot, node)):
+            if absent.job == job.id or (may_skip(c, group, head) and not keeps_its_place(c, absent, slot)):
                 c.fact(f.VisitSkipped(c.now, group.id, head, absent.job, absent.phase))
                 return True
     if not make_room(c, group, visit, job, nodes) or not first_everywhere:
@@ -154,17 +154,19 @@ def may_skip(c: Cycle, group: Group, index: int) -> bool:
     return c.now >= due
 
 
-def keeps_its_place(c: Cycle, absent: Visit, slot: Slot, node: NodeId) -> bool:
-    """Whether a visit whose request nobody attends is not passed yet: nobody could go on its node before it is back.
+def keeps_its_place(c: Cycle, absent: Visit, slot: Slot) -> bool:
+    """Whether a visit whose request nobody attends is not passed yet: the one that waits behind it could not go either.
 
-    Passed, it would come again only in the next turn, and while somebody else holds all of the node that would win
-    nothing for who waits behind it. One that begins on a part does win: who holds the node is asked to shrink for it.
+    Passed, it would come again only in the next turn, and while somebody else holds one of the nodes that ``slot``
+    asks for that would win nothing. One that begins on a part does win: who holds the node is asked to shrink for it.
     """
     job, phase = c.state.jobs[absent.job], find_phase(c.state, slot.job, slot.phase)
     asks = job.status in SERVED and job.queued in c.soft.awaited and c.state.slots[job.queued].phase == absent.phase
     if not asks or (phase is not None and phase.min_gpus):
         return False
-    holders = [c.state.slots[gpu.holder] for gpu in c.state.nodes[node].gpus.values() if gpu.holder is not None]
+    nodes = c.rotation.nodes_of(c.state, c.state.groups[job.group or ""], slot.job, slot.phase)
+    gpus = (gpu for name in nodes for gpu in c.state.nodes[name].gpus.values())
+    holders = [c.state.slots[gpu.holder] for gpu in gpus if gpu.holder is not None]
     return any(holder.status in (SlotStatus.LOADING, SlotStatus.RUNNING) for holder in holders)
 
 
