@@ -33,11 +33,11 @@ class Soft:
         self.used_mb: dict[GpuId, int] = {}
         #: when the last look at each host began
         self.looked_at: dict[HostId, Millis] = {}
-        #: hosts that are to be looked at again, and when
+        #: when each host is to be looked at again, as was planned here
         self._looks: dict[HostId, Millis] = {}
-        #: and would have been, when somebody else had a look before
+        #: when the look was due that another one, not planned here, has come before
         self._overtaken: dict[HostId, Millis] = {}
-        #: after how long the time after that
+        #: how long the wait for the look after the next one is
         self._pause: dict[HostId, Millis] = {}
         #: states that are told to be discarded again: when at the earliest, and after how long the time after that
         self._again: dict[str, tuple[Millis, Millis]] = {}
@@ -126,7 +126,7 @@ class Soft:
         """It is not clear yet: look again, each time after twice as long."""
         if host in self._looks:
             return
-        # One that nobody has planned, as all hosts get them now and then, puts off none that asks drivers as well.
+        # The look that every host gets now and then asks no driver, so it does not take the place of one that does.
         planned = self._overtaken.pop(host, now)
         if planned > now:
             self._plan_look(host, planned)
