@@ -430,7 +430,7 @@ class Talk:
             )
         elif view.status == "quarantined":
             return view
-        elif isinstance(error, Conflict) and "is quarantined" in error.detail:
+        elif isinstance(error, Conflict) and error.data.get("status") == "quarantined":
             return None  # it was, and has been reinstated since
         else:
             raise error

@@ -5,6 +5,7 @@ Rejected                 the input is refused, nothing has changed
   Conflict               409  the thing is not in a status that allows it
     StaleFence           409  somebody else holds the slot by now
     RunAlive             409  another process runs this job
+    TakesNoRequests      409  the job is over, or quarantined
   Impossible             422  it can never be met, and why
   TooMany                429  a limit is reached
 BrokenInvariant          our bug: the process stops; the journal, which has not seen it, is whole
@@ -50,6 +51,14 @@ class RunAlive(Conflict):
             "end it, or register with replace to take its place"
         )
         self.name, self.run, self.pid, self.host = name, run, pid, host
+
+
+class TakesNoRequests(Conflict):
+    """The job is over, or quarantined: its status says which."""
+
+    def __init__(self, name: str, status: str, reason: str) -> None:
+        super().__init__(f"job {name} is {status}: {reason}")
+        self.name, self.status, self.reason = name, status, reason
 
 
 class Impossible(Rejected):

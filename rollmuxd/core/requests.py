@@ -6,7 +6,7 @@ from rollmuxd.core.admission import admit, limits_of
 from rollmuxd.core.cycle import HOLDS, NOTHING, Cycle
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.drift import watch as watch_times
-from rollmuxd.core.errors import Conflict, Impossible, Rejected, StaleFence, TooMany
+from rollmuxd.core.errors import Conflict, Impossible, Rejected, StaleFence, TakesNoRequests, TooMany
 from rollmuxd.core.estimates import solo_ms, unstated_ms
 from rollmuxd.core.guard import keeps_others_out
 from rollmuxd.core.guard import watch as watch_credit
@@ -75,7 +75,7 @@ def may_request(c: Cycle, job: Job, ask: i.RequestSlot) -> None:
     if session.job != job.id:
         raise Conflict(f"session {session.id} is of another job")
     if not job.live or job.status is JobStatus.QUARANTINED:
-        raise Conflict(f"job {job.spec.name} is {job.status}: {job.reason}")
+        raise TakesNoRequests(job.spec.name, job.status, job.reason)
     if find_phase(c.state, job.id, ask.phase) is None:
         known = ", ".join(phase.name for phase in (*job.spec.side, *job.spec.phases))
         raise Impossible(f"job {job.spec.name} has no phase {ask.phase!r}; it registered {known}")

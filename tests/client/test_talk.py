@@ -248,8 +248,14 @@ def test_a_slot_that_is_over_says_rightly_why_it_never_began(talk, play):
         play(talk.enter("rollout"), [slot("loading"), over("released", granted_at="2026-01-01T00:00:00Z")])
 
 
+def in_quarantine(reason=""):
+    """How the daemon refuses a request of a job that is quarantined."""
+    data = {"name": "a", "status": "quarantined", "reason": reason}
+    return Conflict(f"job a is quarantined: {reason}", status=409, data=data)
+
+
 def test_while_its_job_is_quarantined_it_waits_and_goes_on_when_it_is_reinstated(talk, play):
-    refused = Conflict("job a is quarantined: it will not sleep", status=409)
+    refused = in_quarantine("it will not sleep")
     quarantined = view("quarantined", reason="it will not sleep", session="s1")
     gone = {"slot": "t1", "status": "withdrawn", "ended": "withdrawn", "reason": "job quarantined"}
     answers = [slot("queued"), Conflict("slot t1 is withdrawn", data=gone), *[refused, quarantined] * 20, RUNNING]
@@ -268,15 +274,24 @@ def test_while_its_job_is_quarantined_it_waits_and_goes_on_when_it_is_reinstated
 
 def test_a_job_that_is_reinstated_between_the_refusal_and_the_question_why_asks_again(talk, play):
     """Its loop would else end for the one reason that somebody has just helped it."""
-    refused = Conflict("job a is quarantined: it will not sleep", status=409)
+    refused = in_quarantine("it will not sleep")
     answers = [refused, view("admitted", session="s1"), refused, view("waiting", session="s1"), RUNNING]
 
     held, _ = play(talk.enter("rollout"), answers)
     assert held.fence == "1.7"
 
 
+def test_a_refusal_for_a_reason_that_speaks_of_quarantine_is_none_for_quarantine(talk, play):
+    """It would be asked for again, without a word of what was refused."""
+    data = {"name": "a", "status": "lost", "reason": "node h1/gpu0 is quarantined"}
+    refused = Conflict("job a is lost: node h1/gpu0 is quarantined", status=409, data=data)
+
+    with pytest.raises(Conflict, match="job a is lost"):
+        play(talk.enter("rollout"), [refused, view("waiting", session="s1"), refused])  # (the last withdraws it)
+
+
 def test_a_job_that_is_ended_in_quarantine_is_over(talk, play):
-    refused = Conflict("job a is quarantined", status=409)
+    refused = in_quarantine()
     with pytest.raises(JobEnded, match="by root"):
         play(
             talk.enter("rollout"),
@@ -292,7 +307,7 @@ def test_the_line_about_a_quarantine_comes_each_minute(talk):
         if type(step).__name__ == "Pause":
             step = flow.send(None)
         elif step.path.endswith("/slots"):
-            step = flow.throw(Conflict("job a is quarantined", status=409))
+            step = flow.throw(in_quarantine())
         else:
             step = flow.send(view("quarantined", reason="it will not sleep", session="s1"))
     flow.close()

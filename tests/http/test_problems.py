@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 from rollmuxd.core import errors
+from rollmuxd.core.model import JobStatus
 from rollmuxd.daemon.driver import Unavailable
 from rollmuxd.daemon.http.problems import KINDS, problem_of
 
@@ -13,6 +14,7 @@ STATUSES = {
     errors.UnknownThing("job", "j1"): 404,
     errors.Conflict("no"): 409,
     errors.StaleFence("s1", "released", "its lease ran out"): 409,
+    errors.TakesNoRequests("math", "lost", "a node is away"): 409,
     errors.RunAlive("math", 1, 4711, "h1"): 409,
     errors.Impossible("never"): 422,
     errors.TooMany("full"): 429,
@@ -46,6 +48,9 @@ def test_the_status_of_an_error_is_the_one_that_the_core_hints_at():
 def test_the_parts_of_a_refusal_are_data():
     problem, _ = problem_of(errors.RunAlive("math", 1, 4711, "h1"), "r1")
     assert problem.data == {"name": "math", "run": 1, "pid": 4711, "host": "h1"}
+    problem, _ = problem_of(errors.TakesNoRequests("math", JobStatus.QUARANTINED, "no sleep"), "r1")
+    assert problem.data == {"name": "math", "status": "quarantined", "reason": "no sleep"}
+    assert problem.detail == "job math is quarantined: no sleep"
 
 
 def test_a_bug_says_nothing_of_what_is_inside():

@@ -46,6 +46,7 @@ INVALID = Kind("invalid", 422, "The request is not valid")
 UNKNOWN = Kind("unknown", 404, "There is no such thing")
 NOT_KNOWN = Kind("unauthorized", 401, "Who is calling is not known")
 FORBIDDEN = Kind("forbidden", 403, "Not allowed")
+CONFLICT = Kind("conflict", 409, "Its status does not allow it")
 BAD_METHOD = Kind("method_not_allowed", 405, "This path does not have that method")
 TOO_LARGE = Kind("too_large", 413, "The body is too large")
 HEAD_TOO_LARGE = Kind("head_too_large", 431, "The headers are too large")
@@ -64,7 +65,8 @@ KINDS: Final[Mapping[type[Exception], Kind]] = {
     errors.UnknownThing: UNKNOWN,
     errors.StaleFence: Kind("stale_fence", 409, "The fence is not the slot's"),
     errors.RunAlive: Kind("run_alive", 409, "Another process runs this job"),
-    errors.Conflict: Kind("conflict", 409, "Its status does not allow it"),
+    errors.TakesNoRequests: CONFLICT,
+    errors.Conflict: CONFLICT,
     errors.Impossible: Kind("impossible", 422, "It can never be met"),
     errors.TooMany: Kind("too_many", 429, "A limit is reached", retry_after=10),
     errors.Rejected: Kind("rejected", 409, "Refused"),
