@@ -6,7 +6,7 @@ An operator's wish is no policy's economy: it is heeded under every policy, also
 The job stays in its group where other nodes can take the place of those that are drained, one for one: free ones, or
 the group's own, if the group's plan keeps every promise there. Else it goes where it would be placed if it came now.
 It goes at its next iteration boundary; one that waits for a drained node in the midst of an iteration goes at once, for
-it gets no further where it is. Who stays is told why (:func:`stays`).
+it gets no further where it is. Who stays is told why (:func:`stays`), and looked at again once a minute.
 """
 
 from collections.abc import Iterator
@@ -27,6 +27,8 @@ from rollmuxd.core.policy import Move, Placed
 SETTLE_MS: Final = 1_000
 #: ways to put other nodes in the place of those that are drained, of which so many are tried
 TRIED: Final = 32
+#: who stays is looked at again after so long: that somebody has earned credit, say, lets him go, and is no fact
+AGAIN_MS: Final = 60_000
 
 
 def follow(c: Cycle) -> None:
@@ -45,8 +47,8 @@ def look_again(c: Cycle, key: str) -> None:
         found = way_out(c, job)
         if isinstance(found, Move):
             plan(c, found)
-        elif c.now < _again_at(c, job):
-            c.soft.at(_again_at(c, job), "leave", "")
+        elif job.spec.movable is not Movable.NO and c.config.moves is not Moves.OFF:
+            c.soft.at(_again_at(c, job) if c.now < _again_at(c, job) else c.now + AGAIN_MS, "leave", "")
 
 
 def stays(c: Cycle, job: Job) -> str:
@@ -56,7 +58,10 @@ def stays(c: Cycle, job: Job) -> str:
     found = way_out(c, job)
     if isinstance(found, str):
         return found
-    return f"{len(c.state.moving)} jobs are moving, as many as may at a time" if c.state.moving else ""
+    if len(c.state.moving) < c.config.moves_at_a_time:
+        return f"it will be moved within {AGAIN_MS // 1000} s"
+    some = "1 job is" if len(c.state.moving) == 1 else f"{len(c.state.moving)} jobs are"
+    return f"{some} moving, as many as may at a time"
 
 
 def drained(c: Cycle, job: Job) -> tuple[NodeId, ...]:
@@ -80,7 +85,7 @@ def way_out(c: Cycle, job: Job) -> Move | str:
     why = f"{'nodes' if len(off) > 1 else 'node'} {', '.join(off)} {'are' if len(off) > 1 else 'is'} drained"
     for placed in _places(c, job, off):
         move = Move(job.id, placed, why, off=off)
-        no = refused(c, move, guarded=True)  # how often it may be moved was asked before
+        no = refused(c, move)
         if not no:
             return move
         said = no

@@ -1,8 +1,15 @@
-"""What transcripts of drained nodes do not show: how much is tried, and under what names."""
+"""What transcripts of drained nodes do not show: how much is tried, when, and under what names."""
 
 from itertools import islice, permutations
 
+import pytest
+
 from rollmuxd.core import draining
+from rollmuxd.core import inputs as i
+from rollmuxd.core.config import Config, DriverTraits, Moves
+from rollmuxd.core.model import JobSpec, Movable, PhaseSpec, Want
+from rollmuxd.core.placement import RollMux
+from rollmuxd.core.scheduler import Scheduler
 
 
 def names(count):
@@ -20,3 +27,75 @@ def test_where_there_is_one_node_too_few_that_is_found_after_as_many_tries_as_an
     ways = list(islice(draining._distinct((names(29),) * 30), 5))
 
     assert ways == [None] * 5
+
+
+def test_who_stays_is_looked_at_again_every_minute_as_not_all_that_lets_him_go_is_a_fact():
+    cluster = Cluster()
+    cluster.policy.shut = True
+    cluster.hand(0, i.DrainNode("r0", "ops"))
+    cluster.hand(1_000, i.Tick())
+    assert "no other nodes would have it" in cluster.said(1_000)
+    assert cluster.core.deadline() == 61_000
+
+    cluster.hand(61_000, i.Tick())
+    assert cluster.core.deadline() == 121_000
+
+    cluster.policy.shut = False
+    assert "it will be moved within 60 s" in cluster.said(90_000)
+    assert cluster.nodes() == ("r0",)
+
+    cluster.hand(121_000, i.Tick())
+    assert cluster.nodes() == ("r1",)
+    assert cluster.core.deadline() != 181_000
+
+
+@pytest.mark.parametrize(("movable", "moves"), [(Movable.NO, Moves.ON), (Movable.WARM, Moves.OFF)])
+def test_who_is_never_moved_is_not_looked_at_again(movable, moves):
+    cluster = Cluster(movable, moves)
+    cluster.hand(0, i.DrainNode("r0", "ops"))
+    cluster.hand(1_000, i.Tick())
+
+    assert cluster.nodes() == ("r0",)
+    assert cluster.core.deadline() > 1_000_000
+
+
+class Shut(RollMux):
+    """Lets nobody in while it is shut, as one does until members have earned credit: there is no fact of that."""
+
+    shut = False
+
+    def place(self, state, job):
+        return None if self.shut else super().place(state, job)
+
+
+class Cluster:
+    """Two nodes, and two groups of one job each; there is room for both on either."""
+
+    def __init__(self, movable=Movable.WARM, moves=Moves.ON):
+        self.policy = Shut()
+        config = Config(lease_ms=1 << 50, moves=moves, drivers={"channel": DriverTraits(copies=True)})
+        self.core = Scheduler(config, self.policy)
+        nodes = tuple(i.NodeSpec(name, "h", (f"h/{name}",), ("rollout",)) for name in ("r0", "r1"))
+        self.hand(0, i.Start((i.HostSpec("h", "mock", 0),), nodes))
+        self.hand(0, i.HostSeen("h", tuple(i.GpuSight(f"h/{name}", 0) for name in ("r0", "r1"))))
+        at_most, self.policy.max_group = self.policy.max_group, 1
+        self.job = self.register("A", movable)
+        self.register("B", Movable.NO, "r1")
+        self.policy.max_group = at_most
+        assert self.nodes() == ("r0",)
+
+    def register(self, name, movable, *named):
+        phases = (PhaseSpec("rollout", ("rollout",), planned_ms=10_000),)
+        spec = JobSpec(name, phases=phases, wants=(Want("rollout", named=named),), slo=4.0, movable=movable)
+        job = self.hand(0, i.RegisterJob("team", "ann", spec)).job
+        self.hand(0, i.OpenSession(job, pid=1, host="box"))
+        return job
+
+    def hand(self, now, given):
+        return self.core.handle(given, now).answer
+
+    def nodes(self):
+        return self.core.state.jobs[self.job].pins["rollout"]
+
+    def said(self, now):
+        return " ".join(self.core.explain(self.job, now)[1])
