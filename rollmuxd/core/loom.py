@@ -132,7 +132,7 @@ class Loom(RollMux):
             raise ValueError(f"moving takes {warm_s} s and {relaunch_s} s, and neither can be below 0")
         self.objective, self.rounds, self.together = objective, rounds, regroup
         self._takes_ms = {Movable.WARM: round(warm_s * 1000), Movable.RELAUNCH: round(relaunch_s * 1000)}
-        self._planners: dict[tuple[PoolName | tuple[PoolName, float], ...], Planner] = {}
+        self._planners: dict[tuple[PoolName, tuple[tuple[PoolName, float], ...]], Planner] = {}
         self._sittings: dict[GroupId, Sitting | None] = {}
         #: unions, as they were when nothing was found there, and the hours over which it did not pay
         self._settled: dict[tuple[object, ...], float] = {}
@@ -402,17 +402,17 @@ class Loom(RollMux):
             rooms[pool] = Room(worth * counts, worth, ram[pool], gpu[pool])
         # of pools that cost the same the one that has fewer nodes
         dearest = max(rooms, key=lambda pool: (rooms[pool].worth, -len(prices[pool]), pool), default="")
-        key = (dearest, *((pool, room.price) for pool, room in rooms.items()))
+        key = (dearest, tuple((pool, room.price) for pool, room in rooms.items()))
         known = self._planners.get(key)
         if known is None or known.rooms != rooms or len(known.needs) > NEEDS_REMEMBERED:
             known = self._planners[key] = Planner(rooms, mu=MU[self.objective], rounds=self.rounds, dearest=dearest)
         return known
 
     def _why_not_group(self, state: State, shape: Shape, group: Group) -> Miss:
-        """As for the paper's rule, unless it is a member's credit that is awaited: that comes first, and passes."""
+        """As for the paper's rule, unless the job's own bound would do: then it is a member's credit that is awaited."""
         miss = super()._why_not_group(state, shape, group)
         member = self._short_of_credit(state, group)
-        if member is None or miss.reason.code in {"group_full", "shares_not"}:
+        if member is None or miss.own_slo or miss.reason.code in {"group_full", "shares_not"}:
             return miss
         has, wants = (credit_ms(member) or 0) / 1000, self._reserve_ms(member) / 1000
         text = (
