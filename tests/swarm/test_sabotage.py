@@ -166,6 +166,9 @@ KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     starts_again_while_something_is_left: (
         "started_again_while_something_was_left", "nothing_is_in_use_where_a_job_moves_away",
     ),
+    lets_who_has_little_credit_starve_the_others: (
+        "starved_by_who_had_little_credit", "who_is_least_ahead_goes_first",
+    ),
 }  # fmt: skip
 
 CAUGHT: dict[Callable[[pytest.MonkeyPatch], None], str] = {
@@ -180,7 +183,6 @@ CAUGHT: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     keeps_a_dead_process_as_living: "the_death_of_a_job_is_recorded_within_its_lease",
     passes_over_who_could_go: "nobody_is_passed_over_who_could_go",
     serves_who_has_most_credit: "who_is_least_ahead_goes_first",
-    lets_who_has_little_credit_starve_the_others: "who_is_least_ahead_goes_first",
     ends_a_placement_while_something_is_there: "a_placement_ends_when_nothing_is_left",
     parks_under_a_running_slot: "nobody_moves_a_state_in_use",
     looks_only_once: "every_job_ends",

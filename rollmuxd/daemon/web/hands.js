@@ -143,7 +143,8 @@ function chooseNext(gantt, by) {
   if (gantt.chosen?.bar === undefined) return chooseLast(gantt);
   const { bars } = gantt.chosen.row.lane();
   const { t0, kind } = gantt.chosen.bar;
-  const index = bars.findIndex((bar) => bar.t0 === t0 && bar.kind === kind);
+  let index = bars.findIndex((bar) => bar.t0 === t0 && bar.kind === kind);
+  if (index < 0) index = bars.findLastIndex((bar) => bar.t0 <= t0); // it has become another meanwhile
   const bar = bars[index + by];
   if (bar === undefined) return;
   gantt.chosen = { row: gantt.chosen.row, bar, at: bar.t0 };
