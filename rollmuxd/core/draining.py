@@ -145,13 +145,17 @@ def _in_place_of(c: Cycle, job: Job, node: Node) -> list[NodeId]:
         and other.group in (None, job.group)
         and pools <= set(other.pools)
         and (len(other.gpus), other.gpu_type) == (len(node.gpus), node.gpu_type)
+        and not any(c.state.jobs[name].guarded for name in other.pinned)  # who is has his nodes to himself
     ]
     like.sort(key=lambda other: (other.group is not None, other.price_per_gpu_hour))
     return [other.id for other in like]
 
 
 def _with_its_group(c: Cycle, job: Job, group: Group, instead: dict[NodeId, NodeId]) -> Placed | None:
-    """The job on those nodes, in the wheel as it is; None: somebody's promise, or memory, has no room for that."""
+    """The job on those nodes, in the wheel as it is; None: somebody's promise, or memory, has no room for that.
+
+    A promise that is at risk where the job sits is no reason for it to stay there.
+    """
     pins = {pool: tuple(instead.get(name, name) for name in names) for pool, names in job.pins.items()}
     new: dict[PoolName, tuple[NodeId, ...]] = {
         pool: tuple(name for name in names if name in instead.values()) for pool, names in pins.items()
@@ -164,7 +168,7 @@ def _with_its_group(c: Cycle, job: Job, group: Group, instead: dict[NodeId, Node
         groups={**c.state.groups, group.id: replace(group, version=-1)},  # it is none that there ever was
     )
     found = c.policy.replan(there, group.id)
-    if found.at_risk or found.wheel:
+    if found.wheel or set(found.at_risk) - c.state.at_risk.keys():
         return None
     wheel = tuple(PlannedVisit(it.job, it.phase, it.once) for it in group.wheel if it.job != job.id or not it.once)
     free = (c.state.nodes[name] for name in instead.values() if c.state.nodes[name].group is None)

@@ -3,6 +3,7 @@
 from itertools import islice, permutations
 
 import pytest
+from msgspec.structs import replace
 
 from rollmuxd.core import draining
 from rollmuxd.core import inputs as i
@@ -59,28 +60,61 @@ def test_who_is_never_moved_is_not_looked_at_again(movable, moves):
     assert cluster.core.deadline() > 1_000_000
 
 
-class Shut(RollMux):
+def test_nobody_is_put_beside_a_member_who_is_guarded():
+    cluster = Cluster(together=True)
+    guarded = cluster.core.state.jobs[cluster.other]
+    guarded.guarded = True
+    cluster.hand(0, i.DrainNode("r0", "ops"))
+    cluster.hand(1_000, i.Tick())
+    assert cluster.nodes() == ("r0",)
+
+    guarded.guarded = False
+    cluster.hand(61_000, i.Tick())
+    assert cluster.nodes() == ("r1",)
+
+
+def test_a_promise_that_is_at_risk_where_a_job_sits_does_not_keep_it_there():
+    cluster = Cluster(alone=True)
+    cluster.policy.shut, cluster.policy.risky = True, (cluster.job,)
+    cluster.hand(0, i.DrainNode("r0", "ops"))
+    cluster.hand(1_000, i.Tick())
+    assert cluster.nodes() == ("r0",)  # it would be newly at risk
+
+    cluster.core.state.at_risk[cluster.job] = None
+    cluster.hand(61_000, i.Tick())
+    assert cluster.nodes() == ("r1",)
+
+
+class Policy(RollMux):
     """Lets nobody in while it is shut, as one does until members have earned credit: there is no fact of that."""
 
     shut = False
+    #: at risk, whatever is planned
+    risky = ()
 
     def place(self, state, job):
         return None if self.shut else super().place(state, job)
 
+    def replan(self, state, group):
+        return replace(super().replan(state, group), at_risk=self.risky)
+
 
 class Cluster:
-    """Two nodes, and two groups of one job each; there is room for both on either."""
+    """Two nodes, and two groups of one job each; there is room for both on either.
 
-    def __init__(self, movable=Movable.WARM, moves=Moves.ON):
-        self.policy = Shut()
+    ``together``: one group of them. ``alone``: the second node is free.
+    """
+
+    def __init__(self, movable=Movable.WARM, moves=Moves.ON, *, together=False, alone=False):
+        self.policy = Policy()
         config = Config(lease_ms=1 << 50, moves=moves, drivers={"channel": DriverTraits(copies=True)})
         self.core = Scheduler(config, self.policy)
         nodes = tuple(i.NodeSpec(name, "h", (f"h/{name}",), ("rollout",)) for name in ("r0", "r1"))
         self.hand(0, i.Start((i.HostSpec("h", "mock", 0),), nodes))
         self.hand(0, i.HostSeen("h", tuple(i.GpuSight(f"h/{name}", 0) for name in ("r0", "r1"))))
-        at_most, self.policy.max_group = self.policy.max_group, 1
+        at_most, self.policy.max_group = self.policy.max_group, 5 if together else 1
         self.job = self.register("A", movable)
-        self.register("B", Movable.NO, "r1")
+        self.other = None if alone else self.register("B", Movable.NO, "r1")
         self.policy.max_group = at_most
         assert self.nodes() == ("r0",)
 
