@@ -22,6 +22,7 @@ from rollmuxd.core.model import Group, Job, JobId, JobStatus, Millis, Movable, N
 from rollmuxd.core.moving import CHANGES, plan, refused
 from rollmuxd.core.placement import short_of_memory
 from rollmuxd.core.policy import Move, Placed
+from rollmuxd.core.wishes import trial_versions
 
 #: so long others are heard before anybody is moved: a host's nodes are drained one after the other
 SETTLE_MS: Final = 1_000
@@ -165,7 +166,7 @@ def _with_its_group(c: Cycle, job: Job, group: Group, instead: dict[NodeId, Node
     there = replace(
         c.state,
         jobs={**c.state.jobs, job.id: replace(job, pins=pins)},
-        groups={**c.state.groups, group.id: replace(group, version=-1)},  # it is none that there ever was
+        groups={**c.state.groups, group.id: replace(group, version=next(trial_versions))},
     )
     found = c.policy.replan(there, group.id)
     if found.wheel or set(found.at_risk) - c.state.at_risk.keys():

@@ -25,6 +25,7 @@ from rollmuxd.core.model import Dispatch, Group, GroupId, Job, JobStatus, Millis
 from rollmuxd.core.moving import CHANGES, are_on, plan, refused
 from rollmuxd.core.policy import Move, Replan
 from rollmuxd.core.turns import dispatch
+from rollmuxd.core.wishes import trial_versions
 
 #: a group whose promises are at risk is looked at again after so long at the earliest
 AGAIN_MS: Final = 60_000
@@ -144,7 +145,7 @@ def without(c: Cycle, group: Group, job: Job) -> Replan:
         group,
         jobs=[name for name in group.jobs if name != job.id],
         wheel=[visit for visit in group.wheel if visit.job != job.id],
-        version=-1,  # it is none that there ever was
+        version=next(trial_versions),
     )
     return c.policy.replan(replace(c.state, groups={**c.state.groups, group.id: rest}), group.id)
 

@@ -28,7 +28,8 @@ _MORE_NODES: Final = 8
 #: placed jobs whose end is thought of, and that are named, at most
 _LEAVERS, _NAMED = 32, 5
 
-_versions = count(-1, -1)
+#: of groups that are only thought of: none of these is ever a group's, nor another such group's
+trial_versions: Final = count(-1, -1)
 
 
 class Wishes:
@@ -197,7 +198,7 @@ def without(state: State, job: Job) -> State:
             jobs=left,
             nodes=[name for name in group.nodes if name not in alone],
             wheel=[visit for visit in group.wheel if visit.job != job.id],
-            version=next(_versions),
+            version=next(trial_versions),
         )
     ended = replace(job, status=JobStatus.ENDED, group=None, pins={}, states=[])
     return replace(

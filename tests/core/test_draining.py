@@ -5,7 +5,7 @@ from itertools import islice, permutations
 import pytest
 from msgspec.structs import replace
 
-from rollmuxd.core import draining
+from rollmuxd.core import draining, drift
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config, DriverTraits, Moves
 from rollmuxd.core.model import JobSpec, Movable, PhaseSpec, Want
@@ -85,6 +85,24 @@ def test_a_promise_that_is_at_risk_where_a_job_sits_does_not_keep_it_there():
     assert cluster.nodes() == ("r1",)
 
 
+def test_no_two_groups_that_are_only_thought_of_pass_for_each_other():
+    """A policy may keep what it derives of a group under the group's version."""
+    cluster = Cluster(alone=True)
+    cluster.policy.risky = (cluster.job,)  # nothing is moved, and its place is tried again and again
+    cluster.policy.shut = True
+    cluster.hand(0, i.DrainNode("r0", "ops"))
+    for at in (1_000, 61_000, 121_000):
+        cluster.hand(at, i.Tick())
+    job = cluster.core.state.jobs[cluster.job]
+    for _ in range(2):
+        drift.without(cluster.core._cycle, cluster.core.state.groups[job.group], job)
+
+    tried = cluster.policy.replanned
+    assert len(tried) == 5
+    assert len(set(tried)) == len(tried)
+    assert all(version < 0 for version in tried)  # no group has such a version
+
+
 class Policy(RollMux):
     """Lets nobody in while it is shut, as one does until members have earned credit: there is no fact of that."""
 
@@ -92,10 +110,15 @@ class Policy(RollMux):
     #: at risk, whatever is planned
     risky = ()
 
+    def __init__(self):
+        super().__init__()
+        self.replanned = []
+
     def place(self, state, job):
         return None if self.shut else super().place(state, job)
 
     def replan(self, state, group):
+        self.replanned.append(state.groups[group].version)
         return replace(super().replan(state, group), at_risk=self.risky)
 
 
