@@ -104,6 +104,30 @@ def lives(pid: int) -> bool:
         return False
 
 
+def descendants_of(pid: int) -> list[int]:
+    try:
+        children = children_of(pid)
+    except OSError:
+        return []  # it has gone
+    return [*children, *(below for child in children for below in descendants_of(child))]
+
+
+def end(process: "subprocess.Popen[Any]", within: float = 20.0) -> None:
+    """Ask it to end, once, and kill what is left of it after that, with what it had started."""
+    started = descendants_of(process.pid)
+    process.terminate()
+    try:
+        process.wait(within)
+    except subprocess.TimeoutExpired:
+        started += descendants_of(process.pid)
+        process.kill()
+        process.wait()
+    for pid in started:
+        if lives(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
 class LiveDaemon:
     """One daemon process after the other, on one state directory."""
 
@@ -463,6 +487,7 @@ class Live:
     doubles = staticmethod(doubles)
     children_of = staticmethod(children_of)
     lives = staticmethod(lives)
+    end = staticmethod(end)
     lease_s, heartbeat_s, slack_s = LEASE_S, HEARTBEAT_S, SLACK_S
     one_and_one = (("0", "rollout"), ("1", "train"))
 

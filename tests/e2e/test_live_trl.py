@@ -135,9 +135,8 @@ class Runs:
 
     def close(self):
         for command in self._commands.values():
-            while command.poll() is None:  # the third time it kills what it has started
-                command.terminate()
-                time.sleep(0.2)
+            if command.poll() is None:
+                self._live.end(command)
         for pid in self._started.keys() - self._commands.keys():
             os.kill(pid, signal.SIGKILL)
         for log in self.folder.glob("*.log"):

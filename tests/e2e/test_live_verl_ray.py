@@ -14,7 +14,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -63,8 +62,7 @@ class Runs:
         with (self.folder / f"{name}.log").open("w") as log:
             self.started[name] = subprocess.Popen(
                 [
-                    # (What it does after its last step, which is to train once more, takes as long as it takes.)
-                    *(sys.executable, "-m", "rollmuxd", "run", "--job", file, "--grace", "400", "--"),
+                    *(sys.executable, "-m", "rollmuxd", "run", "--job", file, "--"),
                     *(sys.executable, PROGRAM, "--seed", str(seed), "--steps", str(STEPS)),
                     *("--out", self.folder / name, *PARKING),
                 ],
@@ -100,14 +98,8 @@ class Runs:
 
     def end(self):
         for name, run in self.started.items():
-            for _ in range(3):  # at the third signal nobody is asked any more
-                if run.poll() is None:
-                    run.terminate()
-                    time.sleep(0.5)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                run.wait(20)
-            run.kill()
-            run.wait()
+            if run.poll() is None:
+                self.live.end(run)
             print(f"--- {name}\n" + "\n".join((self.folder / f"{name}.log").read_text().splitlines()[-60:]))
 
 
