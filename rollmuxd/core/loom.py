@@ -409,7 +409,7 @@ class Loom(RollMux):
         return known
 
     def _why_not_group(self, state: State, shape: Shape, group: Group) -> Miss:
-        """As for the paper's rule, unless the job's own bound would do: then it is a member's credit that is awaited."""
+        """As for the paper's rule, unless the job's own bound would do: a member's credit is awaited then."""
         miss = super()._why_not_group(state, shape, group)
         member = self._short_of_credit(state, group)
         if member is None or miss.own_slo or miss.reason.code in {"group_full", "shares_not"}:
