@@ -210,6 +210,8 @@ class Trouble:
         self._launched: dict[LaunchId, bool | None] = {}
         #: how often an operator has looked at something that was stuck, by its name
         self._looks: dict[str, int] = {}
+        #: when the newest look at each host began of which the daemon has heard
+        self._looked_at: dict[HostId, Millis] = {}
 
     @property
     def over(self) -> bool:
@@ -644,11 +646,14 @@ class Trouble:
         if host not in world.machines.out:
             seen = world.machines.sights(world.machines.gpus_of[host])
             said = i.HostSeen(host, seen, world.machines.boot[host], since=world.kernel.now)
-        world.kernel.after(self.chance.within(LOOK_MS), self._observed, said, world.life)
+        world.kernel.after(self.chance.within(LOOK_MS), self._observed, host, said, world.kernel.now, world.life)
 
-    def _observed(self, said: i.Input, life: int) -> None:
-        if life == self.world.life:
-            self.world.report(said)
+    def _observed(self, host: HostId, said: i.Input, began: Millis, life: int) -> None:
+        """It is told. Looks at one host follow each other in a daemon: none that failed comes after a later one."""
+        if life != self.world.life or (isinstance(said, i.HostUnreachable) and began < self._looked_at.get(host, 0)):
+            return
+        self._looked_at[host] = max(began, self._looked_at.get(host, 0))
+        self.world.report(said)
 
     # ---- the daemon --------------------------------------------------------------------------------------------------
 
