@@ -290,6 +290,9 @@ class Explainer:
                 whose = "its own" if kept.job == job.id else state.jobs[kept.job].spec.name
                 name = f"{whose} ({kept.pool})"
                 return [Reason("parking", f"the state of {name} is {kept.status} on {node.id}", {"node": node.id})]
+            if kept.job == job.id and kept.status in (StateStatus.DISCARDING, StateStatus.UNKNOWN):
+                text = f"its {kept.pool} state on {node.id} is {kept.status}: it is loaded anew when that has gone"
+                return [Reason("own_state", text, {"node": node.id})]
         for gpu, it in node.gpus.items():
             if it.stain is not None and it.stain != job.id:
                 name = state.jobs[it.stain].spec.name

@@ -157,6 +157,11 @@ def starts_again_while_something_is_left(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(moving, "is_ready", lambda c, job, move: job.spec.movable is Movable.RELAUNCH or ready(c, job, move))
 
 
+def takes_what_a_job_has_left_for_a_strangers(patch: pytest.MonkeyPatch) -> None:
+    parked = letting_go.may_be_parked
+    patch.setattr(letting_go, "may_be_parked", lambda c, kept: parked(c, kept) and not letting_go.stays(c, kept))
+
+
 #: found by a history that was kept
 KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     plans_moves_away_from_lost_nodes: ("moved_away_from_a_lost_node", "a_move_that_is_planned_can_be_made"),
@@ -166,6 +171,7 @@ KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     starts_again_while_something_is_left: (
         "started_again_while_something_was_left", "nothing_is_in_use_where_a_job_moves_away",
     ),
+    takes_what_a_job_has_left_for_a_strangers: ("what_its_process_left_was_a_strangers", "every_job_ends"),
     lets_who_has_little_credit_starve_the_others: (
         "starved_by_who_had_little_credit", "who_is_least_ahead_goes_first",
     ),
