@@ -243,9 +243,12 @@ class ChannelHub:
                     self._take_down()
 
     def lingers(self, job: JobId, session: SessionId) -> bool:
-        """Whether the process of a session that is over may still do what it is told."""
+        """Whether the process of a session that was closed may still do what it is told.
+
+        Also while that is being written down: this end is told of it afterwards, and its seconds begin then.
+        """
         line = self._lines.get(job)
-        return line is not None and line.session == session and line.over_at is not None and self._time() < line.over_at
+        return line is not None and line.session == session and (line.over_at is None or self._time() < line.over_at)
 
     def _of_session(self, session: SessionId) -> list[_Line]:
         return [line for line in self._lines.values() if session and line.session == session]

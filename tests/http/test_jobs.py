@@ -1,6 +1,8 @@
 """Jobs, sessions, the inventory, the channel: what the routes say of the state."""
 
+import asyncio
 import threading
+from functools import partial
 
 import anyio
 import anyio.to_thread
@@ -8,7 +10,7 @@ import pytest
 
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.explain import Explainer
-from rollmuxd.core.model import Job, JobSpec, JobStatus, PhaseSpec, Want
+from rollmuxd.core.model import Job, JobSpec, JobStatus, PhaseSpec, SessionStatus, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.actuator import Seen
 from rollmuxd.daemon.http.why import WhyJobsWait
@@ -278,6 +280,30 @@ async def test_a_rank_dials_in_is_told_to_load_and_its_result_is_acknowledged(ru
                 body = {"session": job.session, "rank": 0, "order": "o7", "ok": False, "error": "no memory"}
                 assert (await client.post(f"{line}/results", json=body)).status_code == 200
         assert (told[0].ok, told[0].error) == (False, "no memory")
+
+
+async def test_a_rank_is_on_the_line_while_the_end_of_its_job_is_being_written_down(running, monkeypatch):
+    async with running() as world, world.client() as client:
+        job = await world.job(client)
+        line = f"/v1/channel/{job.id}"
+        await client.post(f"{line}/ranks/0", json={"session": job.session})
+        append, written = world.journal.append, asyncio.get_running_loop().create_future()
+
+        def slowly(facts, then):
+            written.add_done_callback(lambda _: append(facts, then))
+            return written
+
+        monkeypatch.setattr(world.journal, "append", slowly)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(client.request, "DELETE", f"/v1/jobs/{job.id}", json={"session": job.session}))
+            while world.state.sessions[job.session].status is not SessionStatus.CLOSED:
+                await anyio.sleep(0)
+            body = {"session": job.session, "rank": 0, "order": "o1", "ok": True}
+            told = await client.post(f"{line}/results", json=body)
+            asked = await client.get(f"{line}/orders", params={"session": job.session, "rank": 0, "wait_s": 0.01})
+            written.set_result(None)
+        assert (told.status_code, asked.status_code) == (200, 200)
+        assert (await client.get(f"/v1/jobs/{job.id}")).json()["status"] == "ended"
 
 
 async def test_an_older_session_is_not_on_the_line_any_more(running):

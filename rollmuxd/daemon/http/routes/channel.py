@@ -78,7 +78,8 @@ async def _line(call: Call, ref: str, session: str) -> Job:
         if known is None or known.job != job.id:
             raise UnknownThing("session", session)
         alive = job.session == session and known.status is SessionStatus.ALIVE
-        if not alive and not call.services.hub.lingers(job.id, session):
+        lingers = known.status is SessionStatus.CLOSED and call.services.hub.lingers(job.id, session)
+        if not alive and not lingers:
             raise Conflict(f"session {session} of job {job.id} is {known.status}; open a new one")
         return job
 
