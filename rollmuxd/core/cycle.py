@@ -44,6 +44,8 @@ class Cycle:
         self.admits_later: bool | None = None
         #: groups whose promises were looked at when they were of that version
         self.settled: dict[GroupId, int] = {}
+        #: whether any node is to be emptied; None: it has not been looked
+        self.drains: bool | None = None
         #: the search for jobs that are better placed elsewhere, while it is under way
         self.regrouping: Iterator[Move | None] | None = None
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from rollmuxd.core import facts as f
 from rollmuxd.core.config import Moves
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.facts import PlannedVisit
@@ -26,6 +27,8 @@ from rollmuxd.core.wishes import trial_versions
 
 #: so long others are heard before anybody is moved: a host's nodes are drained one after the other
 SETTLE_MS: Final = 1_000
+#: by which a node is one to be emptied, or is none any more
+MARKS: Final = frozenset({f.NodeDraining, f.NodeUndrained, f.NodeRemoved})
 #: ways to put other nodes in the place of those that are drained, of which so many are tried
 TRIED: Final = 32
 #: who stays is looked at again after so long: that somebody has earned credit, say, lets him go, and is no fact
@@ -34,7 +37,10 @@ AGAIN_MS: Final = 60_000
 
 def follow(c: Cycle) -> None:
     """After every input: what has changed may let somebody leave a drained node."""
-    if any(type(fact) in CHANGES for fact in c.facts) and _to_leave(c):
+    news = {type(fact) for fact in c.facts}
+    if c.drains is None or not news.isdisjoint(MARKS):
+        c.drains = any(node.drain for node in c.state.nodes.values())
+    if c.drains and not news.isdisjoint(CHANGES) and _to_leave(c):
         c.soft.at(c.now + SETTLE_MS, "leave", "")
 
 

@@ -60,6 +60,28 @@ def test_who_is_never_moved_is_not_looked_at_again(movable, moves):
     assert cluster.core.deadline() > 1_000_000
 
 
+def test_who_is_to_leave_is_looked_for_only_while_some_node_is_drained(monkeypatch):
+    """There may be thousands of nodes, and hardly ever one that is drained."""
+    looked, to_leave = [], draining._to_leave
+    monkeypatch.setattr(draining, "_to_leave", lambda c: looked.append(c.now) or to_leave(c))
+    cluster = Cluster(Movable.NO)
+    for at, name in ((1, "C"), (2, "D")):
+        cluster.register(name, Movable.NO, at=at)
+    assert looked == []
+
+    cluster.hand(3, i.DrainNode("r0", "ops"))
+    cluster.register("E", Movable.NO, at=4)
+    assert {3, 4} <= {*looked}
+    again = Scheduler(cluster.core.config, RollMux(), cluster.core.state)  # after a restart, too
+    again.handle(i.RegisterJob("team", "ann", replace(cluster.core.state.jobs[cluster.job].spec, name="F")), 5)
+    assert 5 in looked
+
+    cluster.hand(6, i.UndrainNode("r0", "ops"))
+    looked.clear()
+    cluster.register("G", Movable.NO, at=7)
+    assert looked == []
+
+
 def test_nobody_is_put_beside_a_member_who_is_guarded():
     cluster = Cluster(together=True)
     guarded = cluster.core.state.jobs[cluster.other]
@@ -141,11 +163,11 @@ class Cluster:
         self.policy.max_group = at_most
         assert self.nodes() == ("r0",)
 
-    def register(self, name, movable, *named):
+    def register(self, name, movable, *named, at=0):
         phases = (PhaseSpec("rollout", ("rollout",), planned_ms=10_000),)
         spec = JobSpec(name, phases=phases, wants=(Want("rollout", named=named),), slo=4.0, movable=movable)
-        job = self.hand(0, i.RegisterJob("team", "ann", spec)).job
-        self.hand(0, i.OpenSession(job, pid=1, host="box"))
+        job = self.hand(at, i.RegisterJob("team", "ann", spec)).job
+        self.hand(at, i.OpenSession(job, pid=1, host="box"))
         return job
 
     def hand(self, now, given):
