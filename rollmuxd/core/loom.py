@@ -33,6 +33,7 @@ from rollmuxd.core.guard import JUDGED_AFTER, RESERVE, mean_solo_ms
 from rollmuxd.core.loom_plan import MOST_ROUNDS, Planner
 from rollmuxd.core.loom_regroup import Crew, Limits, Scheme, Search, Step, horizon_hours
 from rollmuxd.core.loom_sitting import (
+    Inventory,
     Sitting,
     free_by_pool,
     need_of,
@@ -56,7 +57,7 @@ from rollmuxd.core.model import (
     NodeStatus,
     PoolName,
 )
-from rollmuxd.core.placement import Candidate, Miss, RollMux, Shape, enough, may_share
+from rollmuxd.core.placement import TIGHT_SLO, Candidate, Miss, RollMux, Shape, enough, may_share
 from rollmuxd.core.policy import Move, Placed, Replan
 from rollmuxd.core.state import State
 from rollmuxd.core.wheel import Binding, Bound, Leg, binding, borne
@@ -133,6 +134,7 @@ class Loom(RollMux):
         self.objective, self.rounds, self.together = objective, rounds, regroup
         self._takes_ms = {Movable.WARM: round(warm_s * 1000), Movable.RELAUNCH: round(relaunch_s * 1000)}
         self._planners: dict[tuple[PoolName, tuple[tuple[PoolName, float], ...]], Planner] = {}
+        self._inventory: Inventory | None = None
         self._sittings: dict[GroupId, Sitting | None] = {}
         #: unions, as they were when nothing was found there, and the hours over which it did not pay
         self._settled: dict[tuple[object, ...], float] = {}
@@ -161,9 +163,11 @@ class Loom(RollMux):
     ) -> tuple[float, Placed] | None:
         """The group that grows dearer by least."""
         best: tuple[float, Placed] | None = None
+        spare = _with_a_turn_to_spare(job, need)
+        tried = (spare,) if self.dispatch is Dispatch.CREDIT else tuple(dict.fromkeys((need, spare)))
         for group, sitting in self._likely(state, planner, job, need)[:GROUPS_TRIED]:
             below = inf if best is None else best[0] - 1e-9
-            best = self._plan_with(state, planner, free, job, need, group, sitting, below) or best
+            best = self._plan_with(state, planner, free, job, tried, group, sitting, below) or best
             if best is not None and best[0] <= 1e-3 and planner.mu < 0.01:
                 break  # nothing is cheaper than nothing
         return best
@@ -171,27 +175,32 @@ class Loom(RollMux):
     def _likely(self, state: State, planner: Planner, job: Job, need: Need) -> list[tuple[Group, Sitting]]:
         """Groups that could take the job, the fullest first: what they have left is wasted soonest."""
         found: list[tuple[float, float, int, Group, Sitting]] = []
-        mine, widest = used_by([need]), dict(need.widths).get(planner.dearest, 0)
-        worth = {pool: room.worth for pool, room in planner.rooms.items()}
+        mine, dearest = used_by([need]), planner.dearest
+        adds, widest = mine.get(dearest, 0.0), dict(need.widths).get(dearest, 0)
+        pools = [(pool, room.worth, mine.get(pool, 0.0)) for pool, room in planner.rooms.items()]
+        kind = (job.spec.side, None if job.spec.slo is None else job.spec.slo < TIGHT_SLO)
         for group in state.groups.values():
             if len(group.jobs) + len(group.coming) >= self.max_group or group.dispatch is not self.dispatch:
-                continue
-            if not may_share(state, job, group) or not self.bears(state, group.id):
                 continue
             sitting = self._sitting(state, group)
             if sitting is None:
                 continue
+            if sitting.used.get(dearest, 0.0) + adds > max(len(sitting.names.get(dearest, ())), widest) + 1e-9:
+                continue
+            takes = sitting.takes.get(kind)
+            if takes is None:
+                takes = sitting.takes[kind] = may_share(state, job, group)
+            if not takes or not self.bears(state, group.id):
+                continue
             over = left = 0.0
-            for pool, price in worth.items():
-                has = len(sitting.names.get(pool, ()))
-                uses = sitting.used.get(pool, 0.0) + mine.get(pool, 0.0)
-                if pool == planner.dearest and uses > max(has, widest) + 1e-9:
-                    break
-                over += max(0.0, uses - has) * price
-                left += max(0.0, has - uses) * price
-            else:
-                found.append((over, left, len(found), group, sitting))
-        found.sort(key=lambda it: it[:3])
+            for pool, price, more in pools:
+                has, uses = len(sitting.names.get(pool, ())), sitting.used.get(pool, 0.0) + more
+                if uses > has:
+                    over += (uses - has) * price
+                else:
+                    left += (has - uses) * price
+            found.append((over, left, len(found), group, sitting))
+        found.sort()
         return [(group, sitting) for _, _, _, group, sitting in found]
 
     def _plan_with(
@@ -200,12 +209,14 @@ class Loom(RollMux):
         planner: Planner,
         free: Mapping[PoolName, Sequence[NodeId]],
         job: Job,
-        need: Need,
+        tried: Sequence[Need],
         group: Group,
         sitting: Sitting,
         below: float,
     ) -> tuple[float, Placed] | None:
         """The group with the job: by how much its value grows, if by less than that, and where the job would go."""
+        if not planner.could(sitting.needs, sitting.seats, tried[0]):
+            return None  # most are seen here, at a twentieth of what looking for a plan takes
         closed = {
             pool: frozenset(n for n, name in enumerate(names) if not self._takes(state, job, pool, name))
             for pool, names in sitting.names.items()
@@ -216,16 +227,18 @@ class Loom(RollMux):
             pool: Room(room.price, room.worth, room.ram_mb, room.gpu_mb, min(left, len(free.get(pool, ()))))
             for pool, room in planner.rooms.items()
         }
-        spare = _with_a_turn_to_spare(job, need)
-        for joins in (spare,) if self.dispatch is Dispatch.CREDIT else dict.fromkeys((need, spare)):
-            plan = planner.fit((*sitting.needs, joins), dict(enumerate(sitting.seats)), rooms, closed)
+        was = value_of(planner, sitting)
+        for joins in tried:
+            plan = planner.fit(
+                (*sitting.needs, joins), dict(enumerate(sitting.seats)), rooms, closed, was + below + 1e-9
+            )
             pins = None if plan is None else _named(plan.seats[-1], sitting.names, free)
             if plan is None or pins is None:
                 return None  # with a turn to spare there is none either
-            grows = plan.value - value_of(planner, sitting)
+            grows = plan.value - was
             if grows >= below or self._short(state, job, Candidate(group, pins, "", 0.0)):
                 return None
-            order = self._borne_order(state, group, sitting, job, need, plan, pins)
+            order = self._borne_order(state, group, sitting, job, tried[0], plan, pins)
             if order is not None:
                 bought = [n for pool, some in pins.items() for n in some if n not in sitting.names.get(pool, ())]
                 members = (*sitting.jobs, job.id)
@@ -335,10 +348,9 @@ class Loom(RollMux):
 
     def _sitting(self, state: State, group: Group) -> Sitting | None:
         """The group for planning; None: a plan cannot say it."""
-        if group.id in self._sittings:
-            known = self._sittings[group.id]
-            if known is not None and known.version == group.version:
-                return known
+        known = self._sittings.get(group.id)
+        if known is not None and known.version == group.version:
+            return known
         made = self._sittings[group.id] = self._look(state, group)
         if len(self._sittings) > 2 * len(state.groups) + 16:  # groups that are gone
             self._sittings = {name: kept for name, kept in self._sittings.items() if name in state.groups}
@@ -381,27 +393,18 @@ class Loom(RollMux):
 
     def _planner(self, state: State, *, scarce: bool | None = None) -> Planner:
         """A planner for the pools as they are: as scarce as they look, or as is said, where nodes are owned."""
-        prices: dict[PoolName, list[float]] = {}
-        free: dict[PoolName, int] = {}
-        ram: dict[PoolName, float] = {}
-        gpu: dict[PoolName, float] = {}
-        priced = any(node.price_per_gpu_hour for node in state.nodes.values())
-        for node in state.nodes.values():
-            for pool in node.pools:  # where nobody has said what anything costs, each GPU is as dear as another
-                prices.setdefault(pool, []).append(price_of(node) if priced else len(node.gpus))
-                free[pool] = free.get(pool, 0) + (node.group is None and usable(node))
-                ram[pool] = max(ram.get(pool, 0), state.hosts[node.host].ram_mb)
-                gpu[pool] = max(gpu.get(pool, 0), node.gpu_mb or float("inf"))
+        self._inventory = inventory = Inventory.of(state, self._inventory)
+        owned = self.objective == "throughput"
+        free = free_by_pool(state) if owned and scarce is None else {}
         rooms = {}
-        for pool, some in sorted(prices.items()):
-            worth = sum(some) / len(some)
+        for name, pool in inventory.pools.items():
             counts = 1.0
-            if self.objective == "throughput":
-                left = 0.0 if scarce else free[pool] if scarce is None else len(some)
-                counts = next(counts for share, counts in SCARCITY if left >= share * len(some))
-            rooms[pool] = Room(worth * counts, worth, ram[pool], gpu[pool])
+            if owned:
+                left = 0 if scarce else pool.nodes if scarce is False else len(free.get(name, ()))
+                counts = next(counts for share, counts in SCARCITY if left >= share * pool.nodes)
+            rooms[name] = Room(pool.worth * counts, pool.worth, pool.ram_mb, pool.gpu_mb)
         # of pools that cost the same the one that has fewer nodes
-        dearest = max(rooms, key=lambda pool: (rooms[pool].worth, -len(prices[pool]), pool), default="")
+        dearest = max(rooms, key=lambda pool: (rooms[pool].worth, -inventory.pools[pool].nodes, pool), default="")
         key = (dearest, tuple((pool, room.price) for pool, room in rooms.items()))
         known = self._planners.get(key)
         if known is None or known.rooms != rooms or len(known.needs) > NEEDS_REMEMBERED:

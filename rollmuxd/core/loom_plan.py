@@ -158,6 +158,7 @@ class Planner:
         seated: Mapping[int, Seats] | None = None,
         rooms: Mapping[PoolName, Room] | None = None,
         closed: Mapping[PoolName, frozenset[int]] | None = None,
+        below: float = inf,
     ) -> Plan | None:
         """A certified plan in which the seated stay where they sit.
 
@@ -166,8 +167,9 @@ class Planner:
             seated: by place among ``needs``: numbers of their nodes, which are counted from 0 in each pool.
             rooms: the pools, where they differ from the planner's.
             closed: nodes that nobody else is to be put on.
+            below: plans of this value or more are of no use, and need not be found.
         """
-        return at_once(self.fit_in_steps(needs, seated, rooms, closed))
+        return at_once(self.fit_in_steps(needs, seated, rooms, closed, below))
 
     def fit_in_steps(
         self,
@@ -175,14 +177,43 @@ class Planner:
         seated: Mapping[int, Seats] | None = None,
         rooms: Mapping[PoolName, Room] | None = None,
         closed: Mapping[PoolName, frozenset[int]] | None = None,
+        below: float = inf,
     ) -> Generator[None, None, Plan | None]:
         """The same, for whoever does something else whenever it yields."""
-        return _Tries(self, needs, seated or {}, rooms or self.rooms, closed or {}).best()
+        return _Tries(self, needs, seated or {}, rooms or self.rooms, closed or {}).best(below)
 
     def fit_named(self, pins: Mapping[int, Pins]) -> Plan | None:
         """A certified plan of jobs, by number, each of whom sits on given nodes."""
         _, seats = numbered(pins)
         return self.fit([self.needs[job] for job in pins], dict(enumerate(seats.values())))
+
+    def could(self, needs: Sequence[Need], seats: Sequence[Seats], joins: Need) -> bool:
+        """Whether, as far as the dearest pool tells, a job could have some rates beside others who are seated.
+
+        With all others somebody is late by his own doing, or a node of that pool is wanted for longer than a turn.
+        """
+        pool, width = self.dearest, dict(joins.widths).get(self.dearest, 0)
+        there = [mine.get(pool, ()) for mine in seats]
+        rows = [
+            (need.limit_ms, need.round_ms, need.busy_ms(pool), nodes)
+            for need, nodes in zip((*needs, joins), (*there, ()), strict=True)
+        ]
+        limits = [limit for limit, _, _, _ in rows if limit is not None]
+        nobody = [0] * max(1, width, *(node + 1 for nodes in there for node in nodes))
+        for rounds in range(1, self.rounds + 1):
+            for one in limits:
+                turn, load, count, busy = rounds * one, nobody.copy(), 1, 0
+                for limit, took, busy, nodes in rows:
+                    count = 1 if limit is None else -(-turn // limit)
+                    if count * took > turn or count > self.rounds:
+                        break
+                    for node in nodes:
+                        load[node] += count * busy
+                else:  # the newcomer is the last of them, and has the nodes that are wanted least
+                    load.sort()
+                    if load[-1] <= turn and (not width or load[width - 1] + count * busy <= turn):
+                        return True
+        return not limits
 
     def rates(self, needs: Sequence[Need]) -> list[tuple[int, ...]]:
         """How often each job goes round in a turn: candidates, each once, the shortest turns first."""
@@ -223,15 +254,17 @@ class _Tries:
         self.widths = [dict(need.widths) for need in needs]
         self.busy = {pool: [need.busy_ms(pool) for need in needs] for pool in self.pools}
         self.kept = {pool: [_kept(need, pool) for need in needs] for pool in self.pools}
+        #: by pool: who sits on which nodes of it
+        self.sits = {pool: {place: seats.get(pool, ()) for place, seats in seated.items()} for pool in self.pools}
         self.had = {
-            pool: 1 + max((node for seats in seated.values() for node in seats.get(pool, ())), default=-1)
-            for pool in self.pools
+            pool: 1 + max((node for nodes in sits.values() for node in nodes), default=-1)
+            for pool, sits in self.sits.items()
         }
         self.wide = {pool: [widths.get(pool, 0) for widths in self.widths] for pool in self.pools}
         self.most = {pool: self._most(pool) for pool in self.pools}
         self.worth = [planner.worth(need) for need in needs]
 
-    def best(self) -> Generator[None, None, Plan | None]:
+    def best(self, below: float = inf) -> Generator[None, None, Plan | None]:
         """Candidates by what they could at best be worth, until one is certified that no later one can beat."""
         if not self._could():
             return None
@@ -243,11 +276,11 @@ class _Tries:
         candidates.sort(key=lambda it: it[:3])
         best: Plan | None = None
         for tried, (bound, _, counts, turn, low, fillings) in enumerate(candidates[:CANDIDATES], 1):
-            if best is not None and bound >= best.value - TIE:
+            if bound >= below:
                 break
             made = self._certify(counts, turn, low, fillings)
             if made is not None and (best is None or made.value < best.value):
-                best = made
+                best, below = made, min(below, made.value - TIE)
             if tried % TRIED_A_STEP == 0:
                 yield
         return best
@@ -316,6 +349,12 @@ class _Tries:
             if 0 not in self.closed.get(pool, ()) or len(self.seated) == len(widths):
                 yield 1, work, ((0,),) * len(widths)
             return
+        kept = [0] * self.had[pool]
+        for place, sits in self.sits[pool].items():
+            for node in sits:
+                kept[node] += loads[place]
+        if kept and max(kept) > turn:
+            return  # whoever else comes, and to however many nodes
         more = 0
         for nodes in range(least, most + 1):
             found = 0
@@ -324,7 +363,7 @@ class _Tries:
                 self.kept[pool],
                 widths,
                 loads,
-                {place: seats.get(pool, ()) for place, seats in self.seated.items()},
+                self.sits[pool],
                 self.had[pool],
                 self.closed.get(pool, frozenset()),
                 nodes,

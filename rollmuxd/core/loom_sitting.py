@@ -1,12 +1,13 @@
 """The state as loom's planning looks at it: jobs, groups as they sit, and nodes that are free."""
 
 from collections.abc import Iterator, Sequence
+from math import inf
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from rollmuxd.core.loom_plan import Planner
 from rollmuxd.core.loom_words import Need
-from rollmuxd.core.model import Job, JobId, Millis, Node, NodeId, NodeStatus, PoolName
+from rollmuxd.core.model import Job, JobId, Millis, Node, NodeId, NodeStatus, PhaseSpec, PoolName
 from rollmuxd.core.placement import Shape
 from rollmuxd.core.state import State
 
@@ -27,6 +28,47 @@ class Sitting(Struct, frozen=True):
     period_ms: Millis
     #: what share of nodes its jobs need at least, by pool
     used: dict[PoolName, float]
+    #: whether newcomers may share at all, by what is asked of them: side phases, and none, a fair or a tight bound
+    takes: dict[tuple[tuple[PhaseSpec, ...], bool | None], bool] = field(default_factory=dict)
+
+
+class Pool(Struct, frozen=True):
+    """A pool as planning looks at it, whoever is there."""
+
+    nodes: int
+    #: a node's price per hour, in the mean
+    worth: float
+    #: of the best of its nodes
+    ram_mb: float
+    gpu_mb: float
+
+
+class Inventory(Struct, frozen=True):
+    """The pools by name, and what they were derived from: a node's own traits never change, its host's RAM may."""
+
+    nodes: list[Node]
+    ram_mb: list[int]
+    pools: dict[PoolName, Pool]
+
+    @classmethod
+    def of(cls, state: State, known: "Inventory | None") -> "Inventory":
+        """That of the state: the one that is known, if it has the same nodes."""
+        nodes = list(state.nodes.values())
+        ram_mb = [state.hosts[node.host].ram_mb for node in nodes]
+        if known is not None and known.nodes == nodes and known.ram_mb == ram_mb:
+            return known
+        priced = any(node.price_per_gpu_hour for node in nodes)
+        members: dict[PoolName, list[int]] = {}
+        for number, node in enumerate(nodes):
+            for pool in node.pools:
+                members.setdefault(pool, []).append(number)
+        pools = {}
+        for pool, mine in sorted(members.items()):
+            # where nobody has said what anything costs, each GPU is as dear as another
+            prices = [price_of(nodes[at]) if priced else len(nodes[at].gpus) for at in mine]
+            most_gpu_mb = max(nodes[at].gpu_mb or inf for at in mine)
+            pools[pool] = Pool(len(mine), sum(prices) / len(mine), max(ram_mb[at] for at in mine), most_gpu_mb)
+        return cls(nodes, ram_mb, pools)
 
 
 def need_of(job: Job, *, promised: bool) -> Need | None:

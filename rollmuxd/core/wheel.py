@@ -88,7 +88,11 @@ def _turn(z: list[Millis], steps: Sequence[Step]) -> None:
 def _visit(z: list[Millis], step: Step) -> Millis:
     """One visit, by itself: when it ends."""
     job, nodes, busy, gap = step
-    end = max([z[job] + gap, *(z[node] for node in nodes)]) + busy
+    end = z[job] + gap
+    for node in nodes:
+        if z[node] > end:  # noqa: PLR1730 - see _turn
+            end = z[node]
+    end += busy
     z[job] = end
     for node in nodes:
         z[node] = end
@@ -198,21 +202,24 @@ def _borne(
     known: dict[JobId, list[int]] = {}
     for leg, count in zip(before, passed, strict=True):
         known.setdefault(leg.job, []).append(count)
-    joins = [known[leg.job].pop(0) if known.get(leg.job) else turn for leg in after]
+    visits = [
+        (leg.job, step, known[leg.job].pop(0) if known.get(leg.job) else turn)
+        for leg, step in zip(after, steps[len(before) :], strict=True)
+    ]
     finished = dict.fromkeys(each, 0)
     for now in range(turn, turn + PLAYED):
-        for leg, step, first in zip(after, steps[len(before) :], joins, strict=True):
+        for name, step, first in visits:
             if now < first:
                 continue  # it has been passed in this turn
             end = _visit(z, step)
-            done[leg.job] += 1
-            if done[leg.job] % each[leg.job]:
+            done[name] += 1
+            if done[name] % each[name]:
                 continue
-            count = finished[leg.job] = finished[leg.job] + 1
-            bound = bounds.get(leg.job)
+            count = finished[name] = finished[name] + 1
+            bound = bounds.get(name)
             if bound is None or count < bound.judged_at:
                 continue
-            if end - since[leg.job] > count * bound.limit_ms + bound.credit_ms:
+            if end - since[name] > count * bound.limit_ms + bound.credit_ms:
                 return False
     return True
 

@@ -6,10 +6,11 @@ planned; it shares no code with the planner.
 
 import random
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, permutations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -17,7 +18,8 @@ from rollmuxd.core import invariants, loom_plan
 from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits
 from rollmuxd.core.loom import Loom
 from rollmuxd.core.loom_regroup import Limits, Step
-from rollmuxd.core.model import JobSpec, Movable, Owner, PhaseSpec, StateSpec, Visit, Want
+from rollmuxd.core.loom_sitting import Inventory
+from rollmuxd.core.model import Job, JobSpec, Movable, Owner, PhaseSpec, StateSpec, Visit, Want
 from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Policy
 from rollmuxd.core.scheduler import Scheduler
@@ -381,6 +383,50 @@ def test_jobs_that_mostly_roll_out_share_a_train_node_and_have_rollout_nodes_of_
     assert cluster.mates() == [{"a", "b", "c"}]
     assert len({node for it in cluster.core.state.jobs.values() for node in it.pins[pools[0]]}) == 3
     cluster.keeps_every_promise()
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_whether_one_may_join_says_nothing_of_another_of_whom_other_things_are_asked(order: tuple[int, ...]) -> None:
+    loom = Loom(objective="cost", uncertain=True)
+    cluster = Cluster(1, 1, loom)
+    cluster.arrives(job("a", 10, 10, 40.0))
+    cluster.has_run("a", 50, solo_s=20, took_s=20)
+    some = [
+        (job("fair", 10, 10, 4.0), True),
+        (job("tight", 100, 100, 1.05), False),  # too little to share by credit
+        (job("promised nothing", 10, 10, None), True),
+        (replace(job("unsaid", 10, 10, None), side=(PhaseSpec("eval", ("rollout",)),)), False),
+    ]
+    for spec, joins in (some[place] for place in order):
+        comes = Job("new", "team", "ann", spec, 0)
+        comes.progress.solo_ms = comes.progress.elapsed_ms = (
+            10 * HOUR_MS
+        )  # he could pay for the wait for his first turn
+        assert (loom.place(cluster.core.state, comes) is not None) == joins, spec.name
+
+
+def test_a_group_that_lets_in_who_is_promised_nothing_may_still_let_in_no_promise() -> None:
+    loom = Loom(objective="cost")
+    cluster = Cluster(1, 1, loom)
+    cluster.arrives(replace(job("a", 10, 10, None), side=(PhaseSpec("eval", ("rollout",)),)))
+    for slo, joins in ((None, True), (4.0, False), (None, True)):
+        found = loom.place(cluster.core.state, Job("new", "team", "ann", job("b", 10, 10, slo), 0))
+        assert (found is not None) == joins
+
+
+def test_pools_are_looked_at_anew_when_a_node_is_another_one_or_a_host_has_other_ram() -> None:
+    state = Cluster(2, 1, Loom()).core.state
+    known = Inventory.of(state, None)
+    assert Inventory.of(state, known) is known
+    state.nodes["r1"].group = "g1"
+    assert Inventory.of(state, known) is known  # whoever is there
+    state.hosts["r0"].ram_mb += 1_000
+    assert Inventory.of(state, known).pools["rollout"].ram_mb == 2_001_000
+    known = Inventory.of(state, None)
+    state.nodes["r0"] = replace(state.nodes["r0"], price_per_gpu_hour=2.0)
+    assert Inventory.of(state, known).pools["rollout"].worth == 12
+    del state.nodes["r1"]
+    assert Inventory.of(state, known).pools["rollout"].nodes == 1
 
 
 def test_a_job_without_a_place_is_told_why() -> None:

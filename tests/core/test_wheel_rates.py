@@ -12,6 +12,7 @@ from functools import lru_cache
 from math import ceil
 
 import pytest
+from msgspec.structs import replace
 
 from rollmuxd.core.loom_plan import Planner
 from rollmuxd.core.loom_words import Need, Plan, Room
@@ -175,3 +176,28 @@ def test_a_short_job_goes_round_thrice_while_a_long_one_goes_round_once() -> Non
     assert plan.rate(1) >= 3 * plan.rate(0)
     assert plan.nodes == {"rollout": 2, "train": 1}
     assert worst_mean(plan, TURNS, None) <= 1
+
+
+@pytest.mark.parametrize("widest", [1, 2])
+def test_who_could_not_join_as_far_as_the_dearest_pool_tells_has_no_plan_there(widest: int) -> None:
+    """It is asked before a plan is looked for, which takes twenty times as long and mostly finds none."""
+    chance, planner = random.Random(5), Planner(ROOMS)
+    found = {(could, has_one): 0 for could in (False, True) for has_one in (False, True)}
+    for plan in drawn_plans(widest, 150):
+        for joins in (drawn_need(chance, 9, widest=widest), replace(drawn_need(chance, 9), limit_ms=None)):
+            made = planner.fit((*plan.needs, joins), dict(enumerate(plan.seats)))
+            found[planner.could(plan.needs, plan.seats, joins), made is not None] += 1
+    assert found[False, True] == 0
+    assert found[False, False] > found[True, False]  # hardly anything else is in the way
+    assert found[True, True] > 0
+
+
+def test_a_plan_that_would_be_of_no_use_is_not_looked_for_and_any_other_is_the_same() -> None:
+    planner = Planner(ROOMS, mu=0.7)
+    for plan in drawn_plans(1, 40):
+        found = planner.fit(plan.needs)
+        assert found is not None
+        assert planner.fit(plan.needs, below=found.value + 1e-9) == found
+        worse = planner.fit(plan.needs, below=found.value)
+        assert worse is None or worse.value >= found.value
+        assert planner.fit(plan.needs, below=found.value - found.price) is None
