@@ -17,8 +17,10 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants, loom_plan
 from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits
 from rollmuxd.core.loom import Loom
-from rollmuxd.core.loom_regroup import Limits, Step
+from rollmuxd.core.loom_plan import Planner
+from rollmuxd.core.loom_regroup import Limits, Search, Step
 from rollmuxd.core.loom_sitting import Inventory
+from rollmuxd.core.loom_words import Need, Room
 from rollmuxd.core.model import Job, JobSpec, Movable, Owner, PhaseSpec, StateSpec, Visit, Want
 from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Policy
@@ -534,6 +536,42 @@ def test_nobody_moves_who_could_not_make_up_for_the_wait_for_his_first_turn_ther
     cluster.has_run("c", iterations, solo_s=250, took_s=250)
     cluster.ends("last")
     assert len(cluster.looks_for_moves()) == moves
+
+
+def test_who_moves_within_his_group_waits_for_no_first_turn_and_pays_for_loading_only() -> None:
+    """An iteration alone earns 90 s, and loading costs 48; with the wait for a turn, up to 240 s, it would be 270."""
+    cluster = Cluster(6, 4, Loom(objective="cost"))
+    for name in ("a", "b", "c", "last"):
+        cluster.arrives(job(name, 100, 50, 1.01 if name == "last" else 1.6))
+    state = cluster.core.state
+    assert cluster.mates() == [{"a", "b", "c"}, {"last"}]
+    assert len(state.groups["g1"].nodes) == 3
+    cluster.now = 10 * HOUR_MS
+    for name in ("a", "b", "c"):
+        cluster.has_run(name, 1, solo_s=150, took_s=150)
+    cluster.ends("a")
+    assert len(cluster.looks_for_moves()) == 1
+    assert cluster.mates() == [{"b", "c"}, {"last"}]
+    assert len(state.groups["g1"].nodes) == 2
+    cluster.keeps_every_promise()
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_who_could_not_pay_for_the_wait_for_a_first_turn_comes_to_nobody_on_his_way_to_other_nodes(
+    *, pays: bool
+) -> None:
+    """Neither to a group that one of his mates has opened, nor back to them from nodes of his own."""
+    planner = Planner({"rollout": Room(1.0, 1.0), "train": Room(3.0, 3.0)})
+    phases = ((("rollout",), 100, 0), (("train",), 50, 0))
+    for name in ("a", "b"):
+        planner.number(Need(name, phases, (("rollout", 1), ("train", 1)), 150, 150, 300))
+    search = Search(planner, {}, {}, twice=(), rigid=() if pays else (1,), max_group=5, limits=Limits({}, {}, {}))
+    mate, here = {"rollout": ("r0",), "train": ("t0",)}, {"rollout": ("r1",), "train": ("t0",)}
+    there = {"rollout": ("r2",), "train": ("t0",)}
+    assert search._joins({"g": {1: here}, "new": {0: mate}}, Step(1, "new", there)) == pays
+    assert search._joins({"g": {0: mate}, "aside": {1: here}}, Step(1, "g", there)) == pays
+    assert search._joins({"g": {0: mate, 1: here}}, Step(1, "g", there))  # here he has turns
+    assert search._joins({"g": {0: mate, 1: here}}, Step(1, "new", there))  # where nobody is he waits for nobody
 
 
 def test_who_was_promised_nothing_is_promised_nothing_by_moving() -> None:
