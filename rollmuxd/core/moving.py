@@ -94,7 +94,7 @@ def follow(c: Cycle) -> None:
         advance(c, c.state.jobs[name])
     for name in tuple(c.state.leaving):
         tidy(c, c.state.jobs[name])
-    if any(type(fact) in CHANGES for fact in c.facts):
+    if not CHANGES.isdisjoint(map(type, c.facts)):
         c.regrouping = None
         if are_on(c) and any(job.spec.movable is not Movable.NO and job.pins for job in c.state.jobs.values()):
             c.soft.at(c.now + STEP_MS, "regroup", "")
