@@ -1,10 +1,14 @@
 """``make -s swarm``: random histories for a given time, on all cores; one JSON object, and 1 if a promise was broken.
 
+With ``ARGS="--histories 100000"`` it ends when so many are done, if that comes first.
+
 A history that fails is made smaller, and written to a file that ``tests/swarm/found`` may keep as a regression.
 """
 
 import argparse
+import gc
 import json
+import math
 import multiprocessing
 import os
 import sys
@@ -18,12 +22,22 @@ from rollmuxd.sim import swarm
 
 CORES: Final = len(os.sched_getaffinity(0))
 CHUNK: Final = 25
+#: a world is one cycle, which nothing but the collector frees; this many are freed at a time
+FREED: Final = 5
+
+
+def begin() -> None:
+    """A process begins: what is imported stays, and hardly anything of a history is garbage before its end."""
+    gc.freeze()
+    gc.disable()
 
 
 def chunk(first: int) -> tuple[int, int, dict[str, int], list[tuple[int, str]]]:
     """Some histories: how many, their events, what went wrong in them on purpose, and what broke."""
     events, faults, failed = 0, dict.fromkeys(("deaths", "outages", "daemon deaths"), 0), []
     for seed in range(first, first + CHUNK):
+        if seed % FREED == 0:
+            gc.collect()
         history = swarm.draw(seed)
         try:
             world = swarm.run(history)
@@ -36,14 +50,16 @@ def chunk(first: int) -> tuple[int, int, dict[str, int], list[tuple[int, str]]]:
     return CHUNK, events, faults, failed
 
 
-def swarm_for(budget_s: float, first: int) -> Iterator[tuple[int, int, dict[str, int], list[tuple[int, str]]]]:
-    """Chunks, until the time is over."""
-    until = time.monotonic() + budget_s
+def swarm_for(
+    budget_s: float, first: int, histories: float
+) -> Iterator[tuple[int, int, dict[str, int], list[tuple[int, str]]]]:
+    """Chunks, until the time is over or there are so many histories."""
+    until, last = time.monotonic() + budget_s, first + histories
     # spawned, not forked: a child gets nothing of its parent but the seeds
-    with ProcessPoolExecutor(CORES, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(CORES, multiprocessing.get_context("spawn"), begin) as pool:
         running: set[Future[Any]] = set()
-        while time.monotonic() < until or running:
-            while time.monotonic() < until and len(running) < 2 * CORES:
+        while (time.monotonic() < until and first < last) or running:
+            while time.monotonic() < until and first < last and len(running) < 2 * CORES:
                 running.add(pool.submit(chunk, first))
                 first += CHUNK
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -56,11 +72,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Random histories with faults; one JSON object on stdout.")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds (default: %(default)g)")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed (default: %(default)d)")
+    parser.add_argument(
+        "--histories", type=int, default=math.inf, help=f"so many at most, by {CHUNK} (default: any number)"
+    )
     parser.add_argument("--keep", type=Path, default=Path("swarm-found"), help="where failing histories are written")
     asked = parser.parse_args()
     began = time.monotonic()
     histories, events, faults, failed = 0, 0, {"deaths": 0, "outages": 0, "daemon deaths": 0}, []
-    for count, handled, went_wrong, broke in swarm_for(asked.budget, asked.first):
+    for count, handled, went_wrong, broke in swarm_for(asked.budget, asked.first, asked.histories):
         histories, events, failed = histories + count, events + handled, failed + broke
         for name, times in went_wrong.items():
             faults[name] += times

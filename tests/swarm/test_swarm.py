@@ -65,3 +65,16 @@ def test_the_command_prints_one_object_and_how_many() -> None:
     assert found["histories"] >= 25
     assert {"violations", "lost", "histories_per_minute", "failing_seeds"} <= set(found)
     assert ended.returncode == (1 if found["violations"] else 0)
+
+
+def test_the_command_ends_when_as_many_histories_are_done_as_were_asked_for() -> None:
+    ended = subprocess.run(
+        [sys.executable, str(HERE / "run.py"), "--budget", "50", "--histories", "50", "--from", "300"],
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+    )
+    found = json.loads(ended.stdout)
+    assert (found["histories"], found["first_seed"], found["violations"]) == (50, 300, 0)
+    assert ended.returncode == 0
