@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -39,11 +38,14 @@ def test_the_help_names_every_noun(rollmuxd):
 
 def test_help_comes_before_one_notices():
     def took():
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "rollmuxd", "--help"], check=True, capture_output=True)
-        return time.perf_counter() - began
+        """Its own seconds: those of a clock on the wall are also of whoever else is on this machine."""
+        child = subprocess.Popen([sys.executable, "-m", "rollmuxd", "--help"], stdout=subprocess.DEVNULL)
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        assert child.returncode == 0
+        return used.ru_utime + used.ru_stime
 
-    # 150 ms are promised, and 70 usual. The best of some, and room: the tests may not be alone on the machine.
+    # 150 ms are promised, and 70 usual. The best of some, and room.
     assert min(took() for _ in range(5)) < 0.5
 
 

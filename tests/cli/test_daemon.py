@@ -31,6 +31,9 @@ def process():
     def start(*words):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *words])
         started.append(child)
+        # Where it has just been started it has no command line for a moment.
+        while not Path(f"/proc/{child.pid}/cmdline").read_bytes().endswith(words[-1].encode() + b"\0"):
+            time.sleep(0.01)
         return child
 
     yield start
@@ -74,7 +77,6 @@ def test_a_pid_of_nobody_is_no_daemon(state_dir, process):
 def test_a_daemon_is_found_by_what_it_wrote(state_dir, process):
     child = process("-m", "rollmuxd", "daemon", "run")
     said(state_dir, child.pid, url="http://127.0.0.1:7878")
-    time.sleep(0.2)
 
     found = daemon.find(state_dir)
 
@@ -91,7 +93,6 @@ def test_where_none_runs_the_exit_status_is_3(rollmuxd, config, state_dir, comma
 
 def test_a_daemon_that_does_not_answer_is_not_ready(rollmuxd, config, state_dir, process):
     said(state_dir, process("rollmuxd").pid, socket=str(state_dir / "nobody.sock"))
-    time.sleep(0.2)
 
     ran = rollmuxd(f"daemon status --config {config}")
 
@@ -103,7 +104,6 @@ def test_a_daemon_that_does_not_answer_is_not_ready(rollmuxd, config, state_dir,
 def test_a_second_daemon_on_the_same_state_is_refused(rollmuxd, config, state_dir, process):
     child = process("rollmuxd")
     said(state_dir, child.pid)
-    time.sleep(0.2)
 
     ran = rollmuxd(f"daemon start --config {config}")
 

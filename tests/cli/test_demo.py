@@ -108,7 +108,7 @@ time.sleep(60)
 
 
 def gone(pid):
-    for _ in range(100):
+    for _ in range(2_000):
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
                 return True

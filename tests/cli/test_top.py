@@ -254,7 +254,7 @@ class Terminal:
             os.execve(sys.executable, [sys.executable, "-m", "rollmuxd", *words], env)
         self.shown = ""
 
-    def sees(self, text, within=20.0):
+    def sees(self, text, within=60.0):
         """Read until the text is on the screen."""
         give_up = time.monotonic() + within
         while text not in self.shown:
@@ -281,6 +281,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
 
 
+@pytest.mark.timeout(240)
 def test_on_a_terminal_it_stays_sorts_outlives_a_restart_of_the_daemon_and_ends_at_q(table, tmp_path):
     socket = tmp_path / "rollmux.sock"
     with Daemon(str(socket), handler(table)) as server:

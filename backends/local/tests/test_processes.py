@@ -58,7 +58,7 @@ def lives(pid):
         return False
 
 
-def until(true, limit_s=10):
+def until(true, limit_s=50):
     give_up = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < give_up

@@ -18,7 +18,7 @@ from rollmuxd.spi.contract import BackendContract
 from rollmuxd_backend_ray import RayBackend
 from rollmuxd_backend_ray.line import Line
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
 GPUS = ("box/gpu0", "box/gpu1")
 BOX = HostConfig(id="box", gpus=GPUS)
@@ -135,11 +135,11 @@ async def test_a_node_that_is_killed_breaks_what_is_under_way_there_and_nothing_
 
         async def last():
             with pytest.raises(ContactLost) as lost:
-                await backend.run("box", ("sh", "-c", f"echo > {begun}; sleep 30"), timeout_s=60)
+                await backend.run("box", ("sh", "-c", f"echo > {begun}; sleep 600"), timeout_s=600)
             ended.append(str(lost.value))
 
         tasks.start_soon(last)
-        with anyio.fail_after(20):
+        with anyio.fail_after(90):
             while not begun.exists():
                 await anyio.sleep(0.02)
             live.kill("box")
@@ -195,7 +195,7 @@ async def test_an_envoy_ends_with_whoever_started_it_and_the_commands_that_it_ha
                 await backend.run("crate", ("sh", "-c", f"echo $$ > {mark}; sleep 600"), timeout_s=600)
 
         tasks.start_soon(last)
-        with anyio.fail_after(20):
+        with anyio.fail_after(90):
             while not (mark.exists() and mark.read_text().strip()):
                 await anyio.sleep(0.02)
             envoy.stdin.close()  # as it is when the daemon is killed
@@ -241,8 +241,9 @@ async def test_where_there_is_no_cluster_the_loop_goes_on_and_the_next_try_is_to
         tasks.cancel_scope.cancel()
     assert turns > 20
     line = next(iter(backend._lines.values()))
-    line._failed, line._next_at = 9, line._now() + 30
-    with pytest.raises(ContactLost, match=r"next try in (29|30) s"):
+    now = line._now()
+    line._failed, line._next_at, line._now = 9, now + 30, lambda: now
+    with pytest.raises(ContactLost, match=r"next try in 30 s"):
         await backend.observe("box")
     await backend.close()
 

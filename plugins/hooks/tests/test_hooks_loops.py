@@ -17,7 +17,7 @@ LOOPS = Path(__file__).with_name("loops.py")
 FRAMEWORKS = Path(sys.prefix) / "frameworks"
 SLEEPING = ("--train.colocate_all", "--vllm.enable_sleep", "--ds.enable_sleep")
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def drive(home, *arguments, hook="", **environment):
@@ -37,7 +37,7 @@ def drive(home, *arguments, hook="", **environment):
         cwd=home,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
 

@@ -361,7 +361,7 @@ async def test_a_discard_frees_all_but_what_stays_and_tells_who_has_to_end_it():
 @pytest.mark.asyncio
 async def test_a_discard_waits_for_an_engine_that_is_ending():
     async with Bench() as bench, anyio.create_task_group() as group:
-        group.start_soon(bench.driver.discard, bench.order(DISCARD, end_wait_s=5))
+        group.start_soon(bench.driver.discard, bench.order(DISCARD, end_wait_s=50))
         await anyio.sleep(0.1)
         await bench.engine.stop()
 
