@@ -164,6 +164,7 @@ class Loom(RollMux):
         """The group that grows dearer by least."""
         best: tuple[float, Placed] | None = None
         spare = _with_a_turn_to_spare(job, need)
+        # by credit nobody's first turn is played; else it is, and may be borne as the bound is, with nothing to spare
         tried = (spare,) if self.dispatch is Dispatch.CREDIT else tuple(dict.fromkeys((need, spare)))
         for group, sitting in self._likely(state, planner, job, need)[:GROUPS_TRIED]:
             below = inf if best is None else best[0] - 1e-9
