@@ -9,8 +9,9 @@ What may be relied on:
   order once and answers a second telling with what it answered before. So does this end: the first result counts.
 - All of it is soft. After a restart of the daemon ranks dial in again, orders are told again or probed, and a result
   that was not acknowledged comes once more.
-- A newer session takes the line over. Commands that the older one has fetched end in ContactLost: with the process
-  the state on its GPUs is gone, and nobody can say how far it came.
+- A line is its job's present session's from when that is opened, before any rank dials in. A newer session takes it
+  over: the older one is told nothing more, and commands that it has fetched end in ContactLost: with the process the
+  state on its GPUs is gone, and nobody can say how far it came.
 - A session that is over is waited for no longer than it can be of use: a lost one not at all; one that was closed, or
   whose job has ended, for as long as all its ranks are on the line, and at most LINGER_S. In that time a process that
   ends its job does its discards.
@@ -72,7 +73,9 @@ class _Told:
 class _Line:
     """One job's line."""
 
+    #: whose it is: the job's present session, or the last one while its process may still do things
     session: SessionId = ""
+    #: the ranks that have dialled in, and when they were heard of
     heard: dict[int, float] = field(default_factory=dict)
     told: dict[OrderId, _Told] = field(default_factory=dict)
     #: who waits for a command, and which rank that is
@@ -109,6 +112,8 @@ class ChannelHub:
     def __init__(self, time: Callable[[], float] = anyio.current_time) -> None:
         self._time = time
         self._lines: dict[JobId, _Line] = {}
+        #: whose the sessions are that are not over
+        self._jobs: dict[SessionId, JobId] = {}
         self._closed = False
 
     # ---- the ranks' side (HTTP) ------------------------------------------------------------------------------------
@@ -121,15 +126,7 @@ class ChannelHub:
         """
         if rank >= ranks:
             raise Conflict(f"rank {rank} of {ranks}: ranks are counted from 0")
-        line = self._lines.setdefault(job, _Line())
-        if line.session != session:
-            line.session = session
-            line.over_at = None
-            line.heard.clear()
-            for told in line.told.values():
-                if told.fetched or told.results:  # a result that came again after a restart was never fetched here
-                    told.lose("the job's process was replaced while it did this")
-        line.heard[rank] = self._time()
+        self._open(job, session).heard[rank] = self._time()
 
     async def next_order(self, job: JobId, session: SessionId, rank: int, wait_s: float) -> ChannelCommand | None:
         """The oldest command that the rank has not answered, or None when none comes in time.
@@ -137,10 +134,10 @@ class ChannelHub:
         Raises:
             Conflict: this session has not dialled in, or a newer one has.
         """
-        line = self._line(job, session)
+        line = self._line(job, session, rank)
         with anyio.move_on_after(wait_s):
             while not self._closed:
-                self._line(job, session)  # raises when that is over
+                self._line(job, session, rank)  # raises when that is over
                 line.heard[rank] = self._time()
                 for told in line.told.values():
                     wanted = told.tellers and not told.lost and rank < told.ranks and rank not in told.results
@@ -153,7 +150,7 @@ class ChannelHub:
                     await poll
                 finally:
                     line.polls.pop(poll, None)
-        line.heard[rank] = self._time()
+        self._line(job, session, rank).heard[rank] = self._time()
         return None
 
     def result(self, job: JobId, session: SessionId, rank: int, order: OrderId, result: RankResult) -> None:
@@ -162,7 +159,7 @@ class ChannelHub:
         Raises:
             Conflict: this session has not dialled in, or a newer one has.
         """
-        line = self._line(job, session)
+        line = self._line(job, session, rank)
         line.heard[rank] = self._time()
         told = self._told(line, order)
         told.results.setdefault(rank, result)
@@ -215,26 +212,25 @@ class ChannelHub:
         """A replay has given this state: of whose sessions are over, nobody is waited for."""
         for job in state.jobs.values():
             session = state.sessions.get(job.session or "")
-            if session is None or session.status is not SessionStatus.ALIVE:
-                line = self._lines.setdefault(job.id, _Line())
-                if line.over_at is None:
-                    line.over_at = self._time()
+            if session is not None and session.status is SessionStatus.ALIVE:
+                self._open(job.id, session.id)
+                continue
+            line = self._lines.setdefault(job.id, _Line())
+            if line.over_at is None:
+                line.over_at = self._time()
 
     def on_facts(self, facts: Sequence[Numbered]) -> None:
         """A sink. It must be told of a fact before anything that follows from the fact is told to ranks."""
         for _, fact in facts:
             match fact:
                 case SessionOpened():
-                    line = self._lines.get(fact.job)
-                    if line is not None and line.over_at is not None:
-                        line.lose("the job's process was replaced by another")
-                        line.over_at = None
+                    self._open(fact.job, fact.session)
                 case SessionLost():
-                    for line in self._of_session(fact.session):
+                    if (line := self._left_by(fact.session)) is not None:
                         line.over_at = self._time()
                         line.lose("the session of the job's process is lost")
                 case SessionClosed():
-                    for line in self._of_session(fact.session):
+                    if (line := self._left_by(fact.session)) is not None:
                         self._over(line)
                 case JobEnded():
                     line = self._lines.get(fact.job)
@@ -250,8 +246,25 @@ class ChannelHub:
         line = self._lines.get(job)
         return line is not None and line.session == session and (line.over_at is None or self._time() < line.over_at)
 
-    def _of_session(self, session: SessionId) -> list[_Line]:
-        return [line for line in self._lines.values() if session and line.session == session]
+    def _open(self, job: JobId, session: SessionId) -> _Line:
+        """From now on the line is this session's, whether its ranks have dialled in or not."""
+        line = self._lines.setdefault(job, _Line())
+        if line.session != session:
+            for told in line.told.values():
+                # A result that came again after a restart was never fetched here. What a process that is over was to
+                # do is not for its successor, fetched or not.
+                if told.fetched or told.results or line.over_at is not None:
+                    told.lose("the job's process was replaced by another while this was to be done")
+            self._jobs.pop(line.session, None)
+            self._jobs[session] = job
+            line.session, line.over_at = session, None
+            line.heard.clear()
+            line.wake()
+        return line
+
+    def _left_by(self, session: SessionId) -> _Line | None:
+        """The line of a session that is over from now on."""
+        return self._lines.get(self._jobs.pop(session, ""))
 
     def _over(self, line: _Line) -> None:
         if line.over_at is None:
@@ -284,10 +297,10 @@ class ChannelHub:
         for line in self._lines.values():
             line.wake()
 
-    def _line(self, job: JobId, session: SessionId) -> _Line:
+    def _line(self, job: JobId, session: SessionId, rank: int) -> _Line:
         line = self._lines.get(job)
         over = line is not None and line.over_at is not None and self._time() >= line.over_at
-        if line is None or line.session != session or over:
+        if line is None or line.session != session or rank not in line.heard or over:
             raise Conflict(f"session {session} is not on the line of job {job}: dial in first, or a newer session has")
         return line
 

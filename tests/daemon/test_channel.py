@@ -1,12 +1,13 @@
 """Every rank is told each order until it has answered it; nobody is told what was taken back. In virtual time."""
 
+import asyncio
 import contextlib
 
 import anyio
 import pytest
 
 from rollmuxd.core.errors import Conflict
-from rollmuxd.core.facts import JobEnded, JobRegistered, SessionClosed, SessionLost, SessionOpened
+from rollmuxd.core.facts import JobEnded, JobRegistered, SessionClosed, SessionFenced, SessionLost, SessionOpened
 from rollmuxd.core.fold import apply
 from rollmuxd.core.model import JobSpec, OrderKind, SessionStatus
 from rollmuxd.core.state import State
@@ -339,6 +340,128 @@ async def test_after_a_restart_nobody_is_waited_for_whose_session_is_over(status
         tasks.cancel_scope.cancel()
 
 
+TAKEN_OVER = [(1, SessionFenced(0, "n1", "n2")), (2, SessionOpened(0, "n2", "j1", 1))]
+
+
+async def test_a_process_whose_session_was_taken_over_is_told_nothing_though_its_successor_has_not_dialled_in_yet():
+    hub, done, refused = ChannelHub(), [], []
+
+    async def older() -> None:
+        with pytest.raises(Conflict):
+            await rank_works(hub, 0, 1, "n1", done)
+        refused.append(anyio.current_time())
+
+    async def newer() -> None:
+        await anyio.sleep(30)
+        await rank_works(hub, 0, 1, "n2", done)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(older)
+        await anyio.sleep(3)
+        began = anyio.current_time()
+        hub.on_facts(TAKEN_OVER)
+        assert hub.ranks("j1") == ()
+        await anyio.sleep(0.1)
+        assert refused == [began]
+        tasks.start_soon(newer)
+        assert await how_it_ends(hub) == ("done", 30)
+        assert done == [(0, "o1")]
+        tasks.cancel_scope.cancel()
+
+
+async def test_what_a_process_had_fetched_is_lost_as_soon_as_its_session_is_taken_over():
+    hub = ChannelHub()
+    hub.dial("j1", "n1", 0, 1)
+    ended = []
+
+    async def tell() -> None:
+        ended.append(await how_it_ends(hub))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tell)
+        await anyio.sleep(1)
+        assert await hub.next_order("j1", "n1", 0, 1) == park()
+        hub.on_facts(TAKEN_OVER)
+        await anyio.sleep(0.1)
+        assert [what for what, _ in ended] == ["the job's process was replaced by another while this was to be done"]
+
+
+async def test_what_a_process_was_to_discard_as_it_ended_is_not_for_the_process_of_the_next_run():
+    hub, done = ChannelHub(), []
+    hub.dial("j1", "n1", 0, 1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(how_it_ends, hub, "o1")
+        await anyio.sleep(0.1)
+        assert await hub.next_order("j1", "n1", 0, 1) == park("o1")  # it has its hands full
+        hub.on_facts([(1, JobEnded(0, "j1", "")), (2, SessionClosed(0, "n1"))])
+        tasks.start_soon(how_it_ends, hub, "o2")
+        await anyio.sleep(0.1)
+        hub.on_facts([(3, SessionOpened(0, "n2", "j1", 2))])
+        tasks.start_soon(rank_works, hub, 0, 1, "n2", done)
+        await anyio.sleep(1)
+        assert done == []
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_poll_that_ends_as_its_session_is_taken_over_does_not_count_for_the_newer_one():
+    hub = ChannelHub()
+    hub.dial("j1", "n1", 0, 1)
+    async with anyio.create_task_group() as tasks:
+
+        async def poll() -> None:
+            with pytest.raises(Conflict):
+                await hub.next_order("j1", "n1", 0, 5)
+
+        tasks.start_soon(poll)
+        await anyio.sleep(4.9)
+        asyncio.get_running_loop().call_later(0.1, hub.on_facts, TAKEN_OVER)
+    assert hub.ranks("j1") == ()
+
+
+def lives(session: str = "n1") -> State:
+    """What a replay has given: the job has this session."""
+    state = State()
+    apply(state, JobRegistered(0, "j1", "me", "me", 1, JobSpec("a", (), ())))
+    apply(state, SessionOpened(0, session, "j1", 1))
+    return state
+
+
+async def test_a_process_that_went_while_the_daemon_was_away_is_waited_for_until_its_session_is_lost_and_no_longer():
+    hub = ChannelHub()
+    hub.begin(lives())
+    with pytest.raises(Conflict):
+        await hub.next_order("j1", "n1", 0, 1)  # it has to dial in first
+    ended = []
+
+    async def tell() -> None:
+        ended.append(await how_it_ends(hub))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tell)
+        await anyio.sleep(60)
+        assert not ended
+        hub.on_facts([(1, SessionLost(0, "n1"))])
+        await anyio.sleep(0.1)
+        assert ended == [("the session of the job's process is lost", 60)]
+
+
+async def test_a_session_that_a_replay_tells_of_first_is_waited_for():
+    """The writer went down between the commit and the telling: the hub has heard of the end of the one before only."""
+    hub = ChannelHub()
+    hub.dial("j1", "n1", 0, 1)
+    hub.on_facts([(1, SessionLost(0, "n1"))])
+    hub.begin(lives("n2"))
+
+    async def late() -> None:
+        await anyio.sleep(3)
+        await rank_works(hub, 0, 1, "n2")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(late)
+        assert await how_it_ends(hub) == ("done", 3)
+        tasks.cancel_scope.cancel()
+
+
 async def test_what_is_remembered_is_bounded():
     hub = ChannelHub()
     hub.dial("j1", "n1", 0, 1)
@@ -347,3 +470,7 @@ async def test_what_is_remembered_is_bounded():
 
     assert hub.last("j1", "o499") is not None
     assert hub.last("j1", "o0") is None
+
+    for number in range(500):
+        hub.on_facts([(number, SessionOpened(0, f"n{number}", "j1", 1))])
+    assert len(hub._jobs) == 1
