@@ -505,7 +505,11 @@ class Loom(RollMux):
                 *(len(owner.nodes) for owner in search.limits.held.values()),
                 *(crew.group for crew in union),
                 *(crew.version for crew in union),
-                *(job for crew in union for job in crew.seats if job in search.costs),
+                *(
+                    (job, job in search.costs, job in search.twice, job in search.rigid)
+                    for crew in union
+                    for job in crew.seats
+                ),
             )
             if hours >= self._settled.get(key, 0.0) * AGAIN:
                 found.append((win, len(found), hours, list(union), key))

@@ -33,6 +33,7 @@ from rollmuxd.core.model import (
     JobId,
     JobMove,
     JobStatus,
+    Millis,
     Movable,
     NodeId,
     NodeStatus,
@@ -51,6 +52,10 @@ from rollmuxd.core.turns import OUT, at_boundary, dispatch, issue, take_place, u
 
 #: the time between two steps of the search for moves, in which others are heard
 STEP_MS: Final = 1
+#: after a search that has found nothing, the time until the next one, at least, and as a part of the time in which
+#: nothing has changed: jobs earn credit meanwhile, and grow older, and can be moved, or come to, where that was too
+#: dear for them; no fact tells of it
+LOOK_AGAIN_MS, LOOK_AGAIN_PART = 600_000, 4
 #: what changes who sits where, or could: a search that is under way begins anew
 CHANGES: Final = frozenset(
     {
@@ -96,8 +101,14 @@ def follow(c: Cycle) -> None:
         tidy(c, c.state.jobs[name])
     if not CHANGES.isdisjoint(map(type, c.facts)):
         c.regrouping = None
-        if are_on(c) and any(job.spec.movable is not Movable.NO and job.pins for job in c.state.jobs.values()):
-            c.soft.at(c.now + STEP_MS, "regroup", "")
+        c.soft.changed_at = c.now
+        look_for_moves(c, STEP_MS)
+
+
+def look_for_moves(c: Cycle, wait_ms: Millis) -> None:
+    """Search after so long, if anybody may be moved at all."""
+    if are_on(c) and any(job.spec.movable is not Movable.NO and job.pins for job in c.state.jobs.values()):
+        c.soft.at(c.now + wait_ms, "regroup", "")
 
 
 def are_on(c: Cycle) -> bool:
@@ -326,6 +337,7 @@ def regroup(c: Cycle, key: str) -> None:
             c.soft.at(c.now + STEP_MS, "regroup", "")
         return
     c.regrouping = None
+    look_for_moves(c, max(LOOK_AGAIN_MS, (c.now - c.soft.changed_at) // LOOK_AGAIN_PART))
 
 
 def plan(c: Cycle, move: Move) -> None:

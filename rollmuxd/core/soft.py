@@ -43,6 +43,8 @@ class Soft:
         self._again: dict[str, tuple[Millis, Millis]] = {}
         #: when every lease was last renewed in full
         self.renewed_at: Millis = 0
+        #: when who sits where, or could, has changed last
+        self.changed_at: Millis = 0
         self._heap: list[tuple[Millis, str, str]] = []
         self._planned: dict[tuple[str, str], Millis] = {}
 

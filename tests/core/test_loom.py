@@ -26,7 +26,7 @@ from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Policy
 from rollmuxd.core.scheduler import Scheduler
 
-HOUR_MS = 3_600_000
+MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 TURNS = 30
 
 
@@ -67,11 +67,11 @@ class Cluster:
         self.hand(i.EndJob(self.core.state.names[f"{owner}/{name}"], "ann"))
 
     def looks_for_moves(self) -> list[f.MoveEnded]:
-        """Until nothing is looked for any more; every group is played after every step."""
+        """Until nothing is looked for for a while; every group is played after every step."""
         moved = []
         for _ in range(20_000):
             due = self.core.deadline()
-            if due is None or due > self.now + HOUR_MS:
+            if due is None or due > self.now + MINUTE_MS:
                 return moved
             self.now = max(self.now, due)
             facts = self.hand(i.Tick())
@@ -487,6 +487,19 @@ def test_nobody_moves_to_who_could_not_pay_for_his_loading_and_a_turns_wait(iter
     cluster.ends("b")
     cluster.ends("d")
     assert len(cluster.looks_for_moves()) == moves
+
+
+def test_who_could_not_pay_for_it_is_looked_at_again_when_it_has_earned_enough_though_nobody_came_or_went() -> None:
+    cluster = two_halves(Loom(objective="cost"))
+    cluster.has_run("a", 40, solo_s=250, took_s=250)
+    cluster.has_run("c", 3, solo_s=250, took_s=250)
+    cluster.ends("b")
+    cluster.ends("d")
+    assert cluster.looks_for_moves() == []
+    cluster.has_run("c", 1, solo_s=250, took_s=250)
+    cluster.now += 10 * MINUTE_MS
+    assert len(cluster.looks_for_moves()) == 1
+    assert cluster.mates() == [{"a", "c"}]
 
 
 @pytest.mark.parametrize(
