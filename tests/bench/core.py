@@ -192,7 +192,8 @@ def placement(budget_s: float, residents: Sequence[int]) -> Json:
         assert not core.state.waiting, f"{len(core.state.waiting)} jobs found no place"
         found[str(number)] = _one_more(budget_s / len(residents), core, policy, newcomers)
     with collector_of_a_daemon():
-        found[str(residents[-1])]["loom"] = _woven(budget_s / len(residents), core.state, newcomers)
+        # jobs of its own: which of the others have come by then depends on how fast they were placed
+        found[str(residents[-1])]["loom"] = _woven(budget_s / len(residents), core.state, arrivals(3))
     return found
 
 
@@ -200,7 +201,7 @@ def _woven(budget_s: float, state: State, arrive: Callable[[], JobSpec]) -> Json
     """The same groups, and loom: one more job, and a whole search for moves, step by step."""
     policy = Loom(objective="cost")
     took: list[float] = []
-    for number in Rounds(budget_s, least=20, most=200):
+    for number in Rounds(budget_s, least=100, most=200):
         job = Job("new", "team", "someone", arrive(), state.at)
         if number == 0:
             policy.place(state, job)
