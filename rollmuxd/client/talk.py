@@ -3,8 +3,9 @@
 What may be relied on:
 
 - Nothing is asked for twice: each registration, request and release carries what makes its repetition harmless.
-- No request is left behind. Whatever interrupts a wait (Ctrl-C, a cancelled task), the request is taken back, or, where
-  that cannot be done within seconds, remembered and settled before the next one.
+- No request and no slot is left behind. Whatever interrupts a wait or a release (Ctrl-C, a cancelled task), the request
+  is taken back and the slot given back, or, where that cannot be done within seconds, or is interrupted in its turn,
+  remembered and settled before the next request.
 - A daemon that is away stops nothing: what is held stays held, and calls are repeated until it is back.
 - A slot that was lost is reported when its phase is left, from the daemon's answer to the release: it alone knows.
 """
@@ -14,10 +15,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from rollmuxd.client import calls
 from rollmuxd.client.calls import Call
@@ -80,6 +82,15 @@ class Held(Struct):
     lost: bool = False
 
 
+class Left(Struct):
+    """A slot of which the release was not answered yet."""
+
+    held: Held
+    measured: dict[str, float]
+    #: the request that it carried
+    carried: Request | None
+
+
 def new_id() -> str:
     """Return an id that nobody else has made."""
     return os.urandom(16).hex()
@@ -123,8 +134,11 @@ class Talk:
         self._tell = tell
         #: a request that may still stand there: one that a release carried, or one that could not be taken back
         self._pending: Request | None = None
+        #: a slot that may still be ours: its release was interrupted
+        self._left: Left | None = None
         # The heartbeat's reader and the training loop may both find that the session is gone.
         self._reattaching = threading.Lock()
+        self._ending = False
 
     # ---- begin and end ----
 
@@ -178,7 +192,7 @@ class Talk:
         if not self.job or (keep and not self.session):
             return False
         call: Call[Any] = calls.close_session(self.session) if keep else calls.end_job(self.job, reason, self.session)
-        taken = False
+        taken, self._ending = False, True
         try:
             yield from self._persist(call, CLEAN_UP_S)
             taken = True
@@ -215,6 +229,7 @@ class Talk:
     def _request_for(self, phase: str) -> Flow[Request]:
         if self.ended:
             raise JobEnded(self.ended)
+        yield from self._let_go(self._patience_s)
         pending, self._pending = self._pending, None
         if pending is not None and pending.phase == phase:
             return pending
@@ -317,23 +332,62 @@ class Talk:
         patience_s = self._patience_s
         if failing:
             patience_s = FAILING_PATIENCE_S if patience_s is None else min(patience_s, FAILING_PATIENCE_S)
+        self._left = Left(held, measured, carried)
         try:
             view = yield from self._release(held, measured, carried, patience_s)
+        except GeneratorExit:
+            raise
+        except RollmuxError as error:
+            if isinstance(error, Refused | SlotLost):
+                self._left = None
+            raise
+        except BaseException:
+            yield from self._clean_up()
+            raise
         finally:
             self.held = None
-        if carried is not None and view.next is not None:
-            carried.view = view.next
-            self._pending = carried
+        self._released(view)
         return view
 
+    def _released(self, view: ReleaseView) -> None:
+        left, self._left = self._left, None
+        if left is not None and left.carried is not None and view.next is not None:
+            left.carried.view = view.next
+            self._pending = left.carried
+
+    def _clean_up(self) -> Flow[None]:
+        """A release was interrupted: give the slot back all the same, and take back what the release has asked for."""
+        with suppress(RollmuxError):  # it is remembered
+            yield from self._let_go(CLEAN_UP_S, CLEAN_UP_S / 2)
+            if self._pending is not None:
+                yield from self._take_back(self._pending)
+
+    def _let_go(self, patience_s: float | None, timeout_s: float = calls.RELEASE_S) -> Flow[None]:
+        """Give back a slot of which the release was interrupted. If that was heard, the answer is what it was then."""
+        left = self._left
+        if left is None:
+            return
+        try:
+            view = yield from self._release(left.held, left.measured, None, patience_s, timeout_s)
+        except SlotLost:
+            self._left = None
+        else:
+            self._released(view)
+
     def _release(
-        self, held: Held, measured: dict[str, float], carried: Request | None, patience_s: float | None
+        self,
+        held: Held,
+        measured: dict[str, float],
+        carried: Request | None,
+        patience_s: float | None,
+        timeout_s: float = calls.RELEASE_S,
     ) -> Flow[ReleaseView]:
         following = NextBody(carried.phase, carried.id) if carried is not None else None
         while True:
             body = ReleaseBody(fence=held.fence, next=following, measured=measured)
+            call = structs.replace(calls.release(held.slot, body), timeout_s=timeout_s)
             try:
-                view: ReleaseView = yield from self._persist(calls.release(held.slot, body), patience_s)
+                view: ReleaseView = yield from self._persist(call, patience_s)
             except Unprocessable:
                 if not measured and following is None:
                     raise
@@ -377,6 +431,12 @@ class Talk:
 
     def _take_back(self, request: Request) -> Flow[None]:
         """Make sure that a request holds nothing, whatever became of it; within seconds, else it is kept for later."""
+        self._pending = Request(request.phase, request.id)  # also should this be interrupted
+        with suppress(RollmuxError):
+            if (yield from self._taken_back(request)):
+                self._pending = None
+
+    def _taken_back(self, request: Request) -> Flow[bool]:
         until = self._clock() + CLEAN_UP_S
         body = SlotBody(phase=request.phase, request_id=request.id, session=self.session, wait_s=0)
         try:
@@ -385,21 +445,19 @@ class Talk:
                 view = yield from self._persist(calls.request_slot(self.job, body), CLEAN_UP_S / 2)
                 if view.status in _RUNNING and view.fence is not None:
                     yield from self._persist(calls.release(view.slot, ReleaseBody(fence=view.fence)), CLEAN_UP_S / 2)
-                    return
+                    return True
                 if view.status == "queued":
                     try:
                         yield from self._persist(calls.withdraw(view.slot, self.session), CLEAN_UP_S / 2)
                     except Conflict:
                         continue  # its turn came in between
-                    return
+                    return True
                 if view.status != "loading":
-                    return
+                    return True
                 yield Pause(0.2)
         except Refused:
-            return  # the job or the session is gone, and the request with it
-        except RollmuxError:
-            pass
-        self._pending = Request(request.phase, request.id)
+            return True  # the job or the session is gone, and the request with it
+        return False
 
     # ---- sessions ----
 
@@ -420,6 +478,8 @@ class Talk:
             view = yield from self._persist(calls.job(self.job), self._patience_s)
         except NotFound as gone:
             raise self._over(f"the daemon knows job {self.name} no more") from gone
+        if self.session != session or self._ending:
+            return None  # somebody else has recovered meanwhile, or it is we who end it
         if view.status in _OVER:
             raise self._over(f"job {self.name} (run {view.run}) is {view.status}{_because(view.reason)}")
         if isinstance(error, NotFound):

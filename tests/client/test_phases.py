@@ -136,6 +136,29 @@ def test_ctrl_c_in_the_middle_of_a_call_takes_the_request_back(daemon, monkeypat
     assert daemon.phases == ["train"]
 
 
+@pytest.mark.parametrize("heard", [True, False])
+def test_ctrl_c_in_the_middle_of_a_release_keeps_no_slot(daemon, monkeypatch, heard):
+    handle, interrupt = daemon.handle, [KeyboardInterrupt]
+
+    def interrupted(method, path, params, content):
+        if not path.endswith("/release") or not interrupt:
+            return handle(method, path, params, content)
+        if heard:
+            handle(method, path, params, content)
+        raise interrupt.pop()
+
+    monkeypatch.setattr(daemon, "handle", interrupted)
+    with rollmuxd.job("a") as job:
+        with pytest.raises(KeyboardInterrupt), job.phase("rollout", then="train"):
+            pass
+        assert [slot.status for slot in daemon._slots.values() if slot.status in {"running", "queued"}] == []
+        with job.phase("train"):
+            pass
+
+    assert daemon.phases[0] == "rollout"
+    assert daemon.phases[-1] == "train"
+
+
 def test_what_the_body_raises_gets_through_and_the_slot_is_released(daemon):
     with pytest.raises(ZeroDivisionError), rollmuxd.job("a") as job, job.phase("rollout"):
         1 / 0  # noqa: B018

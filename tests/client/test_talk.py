@@ -383,6 +383,108 @@ def test_a_request_that_could_not_be_taken_back_is_settled_before_the_next_one(t
     assert step.body.request_id == left_behind
 
 
+def test_a_request_whose_taking_back_is_interrupted_too_is_settled_before_the_next_one(talk, play):
+    """A second Ctrl-C; and a cancelled scope of anyio cancels every wait in it, also the clean-up's."""
+    with pytest.raises(KeyboardInterrupt):
+        play(recorded(talk.enter("rollout"), steps := []), [slot("queued"), KeyboardInterrupt(), KeyboardInterrupt()])
+    left_behind = bodies(steps)[0][2].request_id
+
+    _, steps = play(talk.enter("train"), [slot("queued"), None, RUNNING])
+
+    assert [method for method, _, _ in bodies(steps)] == ["POST", "DELETE", "POST"]
+    assert bodies(steps)[0][2].request_id == left_behind
+    assert bodies(steps)[2][2].request_id != left_behind
+
+
+def interrupted_release(talk, play, *answers, then="train"):
+    """What is sent from the release of t1 on, which Ctrl-C interrupts before it is answered."""
+    held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+    flow = recorded(talk.leave(held, measured={"reward": 1.0}, then=then, failing=False), steps := [])
+    with pytest.raises(KeyboardInterrupt):
+        play(flow, [KeyboardInterrupt(), *answers])
+    assert talk.held is None
+    return bodies(steps)
+
+
+def test_a_release_that_is_interrupted_is_repeated_and_what_it_asked_for_is_taken_back(talk, play):
+    """Whether it was heard nobody knows: a slot that is not given back keeps its own job waiting, without end."""
+    heard = ReleaseView("t1", "released", slot("queued"))
+
+    first, again, asked, withdrawn = interrupted_release(talk, play, heard, slot("queued"), None)
+
+    assert again[1] == first[1] == "/v1/slots/t1/release"
+    assert (again[2].fence, again[2].measured, again[2].next) == ("1.7", {"reward": 1.0}, None)
+    assert asked[2].request_id == first[2].next.request_id
+    assert withdrawn[0] == "DELETE"
+    _, steps = play(talk.enter("train"), [RUNNING])
+    assert bodies(steps)[0][2].request_id != first[2].next.request_id
+
+
+def test_what_an_interrupted_release_was_to_ask_for_and_did_not_is_not_asked_for(talk, play):
+    assert len(interrupted_release(talk, play, ReleaseView("t1", "released"))) == 2
+
+
+@pytest.mark.parametrize("then", ["train", None])
+def test_a_release_that_cannot_be_repeated_within_seconds_is_settled_before_the_next_request(talk, play, then):
+    held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+    flow = recorded(talk.leave(held, measured={}, then=then, failing=False), steps := [])
+    next(flow)
+    step = flow.throw(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            assert type(step).__name__ == "Pause" or step.timeout_s < 10
+            talk._clock.now += 1
+            step = flow.throw(Unreachable("away")) if type(step).__name__ == "Call" else flow.send(None)
+    assert talk._clock.now - 1000 < 15
+    carried = bodies(steps)[0][2].next
+
+    coming = slot("queued") if then else None
+    _, steps = play(talk.enter("train"), [Unreachable("away"), ReleaseView("t1", "released", coming), RUNNING])
+
+    *_, again, asked = bodies(steps)
+    assert again[1] == "/v1/slots/t1/release"
+    assert carried is None or asked[2].request_id == carried.request_id
+    _, steps = play(talk.enter("train"), [RUNNING])
+    assert len(steps) == 1  # once is enough
+
+
+def test_a_release_whose_repetition_is_interrupted_too_is_settled_before_the_next_request(talk, play):
+    interrupted_release(talk, play, KeyboardInterrupt(), then=None)
+
+    _, steps = play(talk.enter("train"), [ReleaseView("t1", "over"), RUNNING])
+
+    assert [path for _, path, _ in bodies(steps)] == ["/v1/slots/t1/release", "/v1/jobs/j1/slots"]
+
+
+def test_a_release_that_is_given_up_is_settled_before_the_next_request(talk, play):
+    talk._patience_s = 0
+    held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+    with pytest.raises(GaveUp):
+        play(talk.leave(held, measured={}, then=None, failing=False), [Unreachable("away")])
+
+    _, steps = play(talk.enter("train"), [ReleaseView("t1", "released"), RUNNING])
+
+    assert len(steps) == 2
+
+
+def test_a_slot_that_was_lost_before_its_interrupted_release_could_be_repeated_keeps_nobody_waiting(talk, play):
+    interrupted_release(talk, play, Conflict("slot t1 is revoked"))
+
+    _, steps = play(talk.enter("train"), [RUNNING])
+
+    assert len(steps) == 1
+
+
+def test_a_refused_release_is_not_repeated(talk, play):
+    held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+    with pytest.raises(SlotLost):
+        play(talk.leave(held, measured={}, then="train", failing=False), [Conflict("it is revoked by root")])
+
+    _, steps = play(talk.enter("train"), [RUNNING])
+
+    assert len(steps) == 1
+
+
 def test_a_release_carries_the_next_request_and_the_next_phase_uses_it(talk, play):
     held = Held("t1", "rollout", "r1", "1.7", (), "s1")
     _, steps = play(
@@ -528,6 +630,16 @@ def test_endless_refusals_are_not_repeated_endlessly(talk, play):
 
     with pytest.raises(NotFound):
         play(talk.enter("rollout"), answers)
+
+
+def test_a_heartbeat_that_is_refused_because_we_end_the_job_is_no_news(talk, play):
+    """The refusal may overtake the answer to the end."""
+    ends = talk.end("finished", keep=False)
+    next(ends)
+
+    assert play(talk.beat_refused("s1", 409, "session s1 is closed"), [view("ended", session="s1")])[0] is None
+
+    assert talk.ended == ""
 
 
 def test_the_end_of_a_job_never_raises(talk, play):
