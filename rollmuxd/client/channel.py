@@ -18,7 +18,7 @@ import msgspec
 
 from rollmuxd.client import calls
 from rollmuxd.client.calls import Call
-from rollmuxd.client.errors import Refused, RollmuxError
+from rollmuxd.client.errors import Refused, RollmuxError, in_words
 from rollmuxd.client.steps import Flow, Pause, persist, say
 from rollmuxd.client.sync import Daemon
 from rollmuxd.client.where import Address
@@ -180,9 +180,9 @@ class Channel:
             self._kept[order.pool, order.node] = None
         try:
             self._do(order)
-        except Exception as raised:
+        except BaseException as raised:  # also SystemExit and asyncio's CancelledError: this thread has to go on
             say(f"the hook for {order.kind} of {order.pool} failed:\n{traceback.format_exc()}")
-            error = f"{type(raised).__name__}: {raised}"[:10_000]
+            error = in_words(raised)[:10_000]
         seconds = time.monotonic() - began
         result = ResultBody(
             session=self._session(), rank=self._rank, order=order.order, ok=not error, error=error, seconds=seconds

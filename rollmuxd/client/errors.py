@@ -147,3 +147,15 @@ def refused(
     if kind is Unauthorised:
         message += " (the API key comes from ROLLMUX_API_KEY, ROLLMUX_API_KEY_FILE or ~/.config/rollmux/key)"
     return kind(message, status=status, detail=detail, data=data, request_id=request_id, retry_after_s=retry_after_s)
+
+
+def in_words(error: BaseException) -> str:
+    """Return an error as text that can be sent: file names may hold bytes that are no text, and some errors fail at it.
+
+    (What ends a job, or fails a hook, must reach the daemon whatever it is.)
+    """
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}".encode(errors="backslashreplace").decode()
+    except Exception:
+        return name

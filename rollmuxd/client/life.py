@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from rollmuxd.client import calls, fakes, steps, where
 from rollmuxd.client.channel import Channel, Hook, Hooks
-from rollmuxd.client.errors import JobEnded, NoDaemon, RollmuxError
+from rollmuxd.client.errors import JobEnded, NoDaemon, RollmuxError, in_words
 from rollmuxd.client.pulse import HeartbeatProcess, Pulse
 from rollmuxd.client.ranks import Crew
 from rollmuxd.client.steps import Flow, say
@@ -197,7 +197,7 @@ class Life(Generic[S]):
             yield from talk.start()
         except BaseException as error:
             if crew is not None:
-                crew.publish_start(error=f"{type(error).__name__}: {error}")
+                crew.publish_start(error=in_words(error))
             # Registered, and no process of it: nobody would ever end it. (A run that was there before us stays.)
             if (
                 self._talk is not None
@@ -307,7 +307,7 @@ class Life(Generic[S]):
             held = yield from self._talk.enter(phase)
         except BaseException as error:
             if self._crew is not None:
-                self._crew.publish_grant(phase, error=f"{type(error).__name__}: {error}")
+                self._crew.publish_grant(phase, error=in_words(error))
             raise
         self._pulse.slot(held.slot)
         if self._crew is not None:

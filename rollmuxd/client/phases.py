@@ -18,7 +18,7 @@ import msgspec
 
 from rollmuxd.client.channel import Hook
 from rollmuxd.client.describe import call_with_known, registration
-from rollmuxd.client.errors import RollmuxError
+from rollmuxd.client.errors import RollmuxError, in_words
 from rollmuxd.client.life import Life, Options
 from rollmuxd.client.ranks import Store
 from rollmuxd.client.steps import Flow
@@ -340,7 +340,7 @@ def _reason(error: BaseException | None) -> str:
     # By name: asyncio takes 40 ms to import, and who has cancelled something has paid that.
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "CancelledError":
         return "interrupted"
-    return f"failed: {type(error).__name__}: {error}"
+    return f"failed: {in_words(error)}"
 
 
 # ---- making them -----------------------------------------------------------------------------------------------------

@@ -93,6 +93,37 @@ def test_a_hook_that_raises_is_a_failed_order_with_its_text_and_the_thread_goes_
     assert "CUDA out of memory" in capfd.readouterr().err
 
 
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (SystemExit(3), "SystemExit: 3"),
+        (asyncio.CancelledError(), "CancelledError: "),
+        (FileNotFoundError("no file \udcff"), "FileNotFoundError: no file \\udcff"),
+        (Mute(), "Mute"),
+    ],
+)
+def test_whatever_a_hook_raises_is_told_and_the_thread_goes_on(daemon, capfd, raised, told):
+    job = rollmuxd.job("a")
+
+    @job.on_load
+    def load(order):
+        if order.pool == "rollout":
+            raise raised
+
+    with job:
+        failed = daemon.result_of(daemon.order("load", "rollout"))
+        fine = daemon.result_of(daemon.order("load", "train"))
+
+    assert (failed.ok, failed.error) == (False, told)
+    assert fine.ok
+    assert "Traceback" in capfd.readouterr().err
+
+
 def moved(daemon, *orders):
     """What the hooks of a job are called for, of orders (kind, node, source)."""
     job, seen = rollmuxd.job("a"), []

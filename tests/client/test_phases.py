@@ -174,6 +174,21 @@ def test_ctrl_c_ends_the_job_as_interrupted(daemon):
     assert daemon.ended == {"a": "interrupted"}
 
 
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(OSError("no file \udcff"), "failed: OSError: no file \\udcff"), (Mute(), "failed: Mute")]
+)
+def test_a_job_is_ended_by_whatever_error_although_it_cannot_be_written_as_text(daemon, error, reason):
+    with pytest.raises(type(error)), rollmuxd.job("a"):
+        raise error
+
+    assert daemon.ended == {"a": reason}
+
+
 def test_a_lost_slot_raises_when_the_phase_is_left_and_not_before(daemon):
     done = []
     with rollmuxd.job("a") as job:
