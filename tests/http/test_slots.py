@@ -275,3 +275,43 @@ async def test_a_next_that_has_to_wait_is_attended_only_once_somebody_asks_for_i
                 assert (await two.give_back(mine, next={"phase": "train", "request_id": "n"})).status_code == 200
                 assert world.attached(told["next"]["slot"])
                 await one.give_back(slot)
+
+
+async def test_a_next_whose_release_is_hung_up_on_while_it_parks_is_granted_to_nobody(running, send_raw):
+    """Nobody has heard of it: it would hold the GPUs for a process that does not know that it has them."""
+    async with running() as world, world.client() as client:
+        one = await world.job(client, "one")
+        two = await world.job(client, "two", states={"rollout": {"gpu_gb": 10, "ram_gb": 10}}, park="at_release")
+        slot = (await one.ask("rollout")).json()
+        mine = (await two.ask("rollout", wait_s=0)).json()
+        await one.give_back(slot)
+        mine = (await two.ask("rollout", request_id=mine["request_id"])).json()
+        slot = (await one.ask("train")).json()
+        world.backends.hold = []
+        body = json.dumps({"fence": mine["fence"], "next": {"phase": "train", "request_id": "n"}}).encode()
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        hung_up = anyio.Event()
+
+        async def receive() -> dict[str, object]:
+            if messages:
+                return messages.pop()
+            await hung_up.wait()
+            return {"type": "http.disconnect"}
+
+        headers = {"authorization": f"Bearer {world.secrets['alice']}"}
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                call = partial(
+                    send_raw, world.app, "POST", f"/v1/slots/{mine['slot']}/release", receive, headers=headers
+                )
+                tasks.start_soon(call)
+                while not world.backends.hold:
+                    await anyio.sleep(0)
+                hung_up.set()
+        coming = world.state.jobs[two.id].queued
+        assert not world.attached(coming)
+        world.backends.done(world.backends.hold[0])
+        await one.give_back(slot)
+        await world.settle()
+        assert world.state.slots[coming].status == "queued"
+        assert (await two.ask("train", request_id="n")).json()["status"] == "running"

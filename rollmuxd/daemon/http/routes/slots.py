@@ -192,6 +192,7 @@ async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
                         await waiter.changed()
 
             if await call.park(until_parked, PARK_BOUND_S) is Parked.GONE:
+                await _leave(call, answer.next_slot)
                 raise ClientGone
 
     def look(core: Scheduler, now: Millis) -> ReleaseView:
@@ -205,11 +206,17 @@ async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
         )
 
     view = await call.read(look)
-    if view.next is not None and SlotStatus(view.next.status) in views.COMING:
-        # It has its place; the call that waits for it is still to come.
-        if (job.id, view.next.request_id) not in call.shared.attended:
-            await detach(call, view.next.slot)
+    await _leave(call, answer.next_slot)
     return view
+
+
+async def _leave(call: Call, following: SlotId | None) -> None:
+    """The request that a release has carried has its place; the call that waits for it may be still to come."""
+    coming = call.services.driver.scheduler.state.slots.get(following or "")
+    if coming is None or coming.status not in views.COMING:
+        return
+    if (coming.job, coming.request_id) not in call.shared.attended:
+        await detach(call, coming.id)
 
 
 def _unmoved(state: State, slot: Slot, job: Job) -> dict[str, list[GpuId]]:
