@@ -137,6 +137,9 @@ class Actuator:
         #: told before this runs, performed when it does
         self._early: list[Effect] = []
         self._under_way: dict[OrderId, asyncio.Task[None]] = {}
+        #: what is to be performed once it has stopped: an order is stopped when it has left the books in memory, and if
+        #: that cannot be written down, it is in them again when the writer begins anew
+        self._again: dict[OrderId, Perform | Probe] = {}
         #: processes that are being started
         self._launching: dict[LaunchId, None] = {}
         #: hosts that are being looked at; true: they are to be looked at once more
@@ -171,7 +174,10 @@ class Actuator:
         for effect in effects:
             match effect:
                 case Perform() | Probe():
-                    if effect.order not in self._under_way:
+                    before = self._under_way.get(effect.order)
+                    if before is not None and before.cancelling():
+                        self._again[effect.order] = effect
+                    elif before is None:
                         # A task of asyncio's, since each hand-over of a GPU waits for two of them to begin.
                         order = asyncio.get_running_loop().create_task(self._order(effect))
                         self._under_way[effect.order] = order
@@ -207,6 +213,8 @@ class Actuator:
         """It is not under way any more, also if it was cancelled before it had begun."""
         if self._under_way.get(id_) is order:
             del self._under_way[id_]
+        if (again := self._again.pop(id_, None)) is not None:
+            self.perform([again])
 
     # ---- orders ----------------------------------------------------------------------------------------------------
 

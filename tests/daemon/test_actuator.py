@@ -640,6 +640,44 @@ async def test_an_order_that_leaves_the_books_while_its_late_driver_is_being_sto
     assert unread() == []
 
 
+async def test_an_order_that_comes_back_to_the_books_while_it_is_being_stopped_is_asked_for_once_it_has_stopped():
+    """It had left them in memory, and what took it out could not be written down. It has to end in a report."""
+    driver, state = Slow(60.0), world(order(m.OrderKind.LOAD))
+    driver.probed, driver.traits = Probed(known=True, done=True), DriverTraits(probes=True)
+    async with acting(state, driver) as (actuator, posted, _):
+        actuator.perform([Perform("o1")])
+        await anyio.sleep(1)
+        taken = state.orders.pop("o1")
+        actuator.on_facts(GONE)
+        await anyio.sleep(1)
+        state.orders["o1"] = taken
+        actuator.begin(state)
+        actuator.perform([Probe("o1"), Probe("o1")])
+        await anyio.sleep(1)
+        assert [verb for verb, _ in driver.told] == ["load"]
+        await anyio.sleep(3)
+        assert driver.stopped
+        assert [verb for verb, _ in driver.told] == ["load", "probe"]
+        assert posted == [OrderDone("o1")]
+        assert not actuator._under_way
+
+
+async def test_an_order_that_comes_back_while_it_is_being_stopped_does_not_outlive_the_daemon():
+    unread, driver, state = errors_unread(), Slow(60.0), world(order(m.OrderKind.LOAD))
+    async with acting(state, driver) as (actuator, posted, _):
+        actuator.perform([Perform("o1")])
+        await anyio.sleep(1)
+        taken = state.orders.pop("o1")
+        actuator.on_facts(GONE)
+        state.orders["o1"] = taken
+        actuator.perform([Perform("o1", again=True)])
+        await anyio.sleep(0.5)
+    assert driver.stopped
+    assert [verb for verb, _ in driver.told] == ["load"]
+    assert posted == []
+    assert unread() == []
+
+
 async def test_an_order_that_leaves_the_books_before_it_has_begun_is_not_under_way():
     driver, state = ScriptedDriver(), world(order())
     async with acting(state, driver) as (actuator, posted, _):
