@@ -4,6 +4,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from rollmuxd.core.model import JobId
+from rollmuxd.core.state import State
 from rollmuxd.daemon.access import find_job
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.glue import Call, Query, Routes
@@ -33,6 +35,8 @@ async def get_logs(call: Call, job: str, query: LogsQuery) -> LogsView:
     as U+FFFD.
     """
     mine = await call.act_on(find_job, job)
+    # Asked first: of a process that is over by then, nothing is printed after this piece.
+    launch, over = await call.read(lambda core, _: _launch(core.state, mine.id))
     try:
         piece = await call.services.actuator.output(mine.id, query.after, query.limit)
     except NotDone as error:
@@ -46,12 +50,10 @@ async def get_logs(call: Call, job: str, query: LogsQuery) -> LogsView:
         while cut < 3 and text.endswith("\ufffd"):
             cut += 1
             text = piece.data[: len(piece.data) - cut].decode(errors="replace")
-    state = call.services.driver.scheduler.state.jobs.get(mine.id)
-    launch = None if state is None else state.launch
-    return LogsView(
-        job=mine.id,
-        launch="" if launch is None else launch.id,
-        text=text,
-        next=piece.next - cut,
-        over=launch is None or launch.over,
-    )
+    return LogsView(job=mine.id, launch=launch, text=text, next=piece.next - cut, over=over)
+
+
+def _launch(state: State, job: JobId) -> tuple[str, bool]:
+    """The job's last launch, and whether its process is over."""
+    launch = state.job(job).launch
+    return ("", True) if launch is None else (launch.id, launch.over)
