@@ -11,9 +11,11 @@ import pytest
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.explain import Explainer
 from rollmuxd.core.model import Job, JobSpec, JobStatus, PhaseSpec, SessionStatus, Want
+from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.actuator import Seen
 from rollmuxd.daemon.http.why import WhyJobsWait
+from rollmuxd.spi import Output
 
 pytestmark = pytest.mark.asyncio
 
@@ -63,6 +65,44 @@ async def test_a_list_has_the_first_reason_of_each_that_waits_and_follows_what_h
         await client.request("DELETE", f"/v1/jobs/{first.id}", json={})
         await world.settle()
         assert (await listed())["second"] == ""
+
+
+async def test_reasons_are_thought_about_anew_after_what_is_decided_and_not_written_down_yet(running, monkeypatch):
+    async with running() as world, world.client() as client:
+        one, _, three = [await world.job(client, name, slo=1.0, phases=LONGER) for name in ("one", "two", "three")]
+        thoughts = []
+
+        def why(core, job, now):
+            thoughts.append(job)
+            return (Reason("x", f"{len(core.state.waiting)} wait"),)
+
+        monkeypatch.setattr(Scheduler, "why_job_waits", why)
+        append, now = world.journal.append, world.clock.now()
+        monkeypatch.setattr(world.clock, "now", lambda: now)  # all of it within one millisecond
+        held = []
+
+        def late(facts, then):
+            held.append((facts, then))
+            return asyncio.get_running_loop().create_future()
+
+        monkeypatch.setattr(world.journal, "append", late)
+        answers = []
+
+        async def ask(method, url):
+            answers.append(await client.request(method, url, json={} if method == "DELETE" else None))
+
+        async with anyio.create_task_group() as tasks:
+            for call in (("DELETE", f"/v1/jobs/{three.id}"), ("GET", "/v1/jobs"), ("POST", f"/v1/jobs/{one.id}/pause")):
+                tasks.start_soon(ask, *call)
+                await world.settle()
+            before = len(thoughts)
+            tasks.start_soon(ask, "GET", "/v1/jobs")
+            await world.settle()
+            assert before > 0
+            assert len(thoughts) > before
+            monkeypatch.setattr(world.journal, "append", append)
+            for facts, then in held:
+                append(facts, then)
 
 
 async def test_a_thousand_that_wait_cost_a_list_no_more_than_a_few_thoughts():
@@ -149,6 +189,21 @@ async def test_a_process_that_was_replaced_does_not_end_its_job(running):
         assert world.state.jobs[job.id].live
         beat = await client.post(f"/v1/sessions/{job.session}/heartbeat", json={})
         assert beat.status_code == 409
+
+
+async def test_output_is_over_only_once_a_piece_was_read_that_has_all_of_it(running, body_of_job, monkeypatch):
+    """Whoever follows it stops there: what was printed between the reading and the end would be missing."""
+    async with running() as world, world.client("root") as client:
+        job = (await client.post("/v1/jobs", json=body_of_job("one", launch={"argv": ["true"]}))).json()["job"]
+
+        async def ends_meanwhile(_, after, limit):
+            world.state.jobs[job].launch.over = True
+            return Output(b"", after)
+
+        monkeypatch.setattr(world.backends, "output", ends_meanwhile)
+        first = (await client.get(f"/v1/jobs/{job}/logs")).json()
+        assert (first["launch"], first["over"]) == ("l1", False)
+        assert (await client.get(f"/v1/jobs/{job}/logs")).json()["over"]
 
 
 async def test_pause_resume_and_end(running):

@@ -89,7 +89,7 @@ async def list_jobs(call: Call, query: JobsQuery) -> JobPage:
     def look(core: Scheduler, now: Millis) -> JobPage:
         jobs = filter(wanted, core.state.jobs.values())
         found, following = views.page(jobs, lambda job: job.id, query.limit, query.after)
-        why = call.shared.why.first(core, found, call.services.driver.durable_seq, now)
+        why = call.shared.why.first(core, found, call.services.driver.last_seq, now)
         items = [views.job_view(core, job, now, waiting=False, reason=why.get(job.id)) for job in found]
         return JobPage(items=items, next=following)
 
