@@ -1,13 +1,14 @@
 """Live tests: a real daemon, real client processes, and the record of the mock backend as witness.
 
-``live.daemon()`` starts a daemon of the test's own, with leases of less than two seconds; ``live.trainer(name)`` gives
+``live.daemon()`` starts a daemon of the test's own, with leases of three seconds; ``live.trainer(name)`` gives
 a trainer (``workloads/trainer.py``), which does phase by phase what the test tells it, on its main thread, through the
 public API; ``live.script(path)`` starts a whole program. What was started is killed at the end of the test, whatever
 happened, and the logs of all of them are shown where the test has failed. What must hold in every test (no GPU held
 twice, fences that only grow) is checked at the end of each.
 
-Conditions are polled (``until``), with a deadline that says what was waited for. A ``time.sleep`` is there only where
-time that goes by is what is tested.
+Conditions are polled (``until``), with a deadline that says what was waited for: it is far off, since other people use
+this machine too. What a test needs to be in a certain order it brings into that order: by a fact, a file, or somebody
+who holds the GPUs until all are there. A ``time.sleep`` is there only where time that goes by is what is tested.
 """
 
 import contextlib
@@ -29,9 +30,13 @@ import pytest
 from rollmuxd.client.sync import Daemon as Line
 
 WORKLOADS = Path(__file__).with_name("workloads")
-LEASE_S, HEARTBEAT_S = 1.6, 0.3
+LEASE_S, HEARTBEAT_S = 3.0, 0.3
 #: what may come on top of any time limit: other people use this machine too
 SLACK_S = 1.5
+#: for what is to happen at some time
+EVENTUALLY_S = 60.0
+#: of a whole test, where it says nothing else: only what waits without a limit of its own comes to this one
+TEST_S = 300
 
 CONFIG = """
 [daemon]
@@ -73,7 +78,7 @@ gpu_gb = 96
 """
 
 
-def until(what: str, look: Callable[[], Any], within: float = 15.0, every: float = 0.04) -> Any:
+def until(what: str, look: Callable[[], Any], within: float = EVENTUALLY_S, every: float = 0.04) -> Any:
     """Return what ``look`` finds, as soon as it finds something."""
     give_up = time.monotonic() + within
     while True:
@@ -93,8 +98,11 @@ def clean_environment(home: Path, **more: str) -> dict[str, str]:
 
 def children_of(pid: int) -> list[int]:
     """Its child processes: of a trainer, the heartbeat."""
-    threads = list(Path(f"/proc/{pid}/task").iterdir())
-    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    found = ""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # this thread has just ended
+            found += (thread / "children").read_text()
+    return [int(child) for child in found.split()]
 
 
 def lives(pid: int) -> bool:
@@ -112,7 +120,7 @@ def descendants_of(pid: int) -> list[int]:
     return [*children, *(below for child in children for below in descendants_of(child))]
 
 
-def end(process: "subprocess.Popen[Any]", within: float = 20.0) -> None:
+def end(process: "subprocess.Popen[Any]", within: float = EVENTUALLY_S) -> None:
     """Ask it to end, once, and kill what is left of it after that, with what it had started."""
     started = descendants_of(process.pid)
     process.terminate()
@@ -143,12 +151,12 @@ class LiveDaemon:
         numbers = {
             "lease_s": LEASE_S,
             "heartbeat_s": HEARTBEAT_S,
-            "reattach_s": 20.0,
+            "reattach_s": EVENTUALLY_S,
             "grace_s": 1.0,
             "shutdown_s": 10.0,
             "mode": "share",
-            "order_s": 10.0,
-            "clear_s": 30.0,
+            "order_s": EVENTUALLY_S,
+            "clear_s": 2 * EVENTUALLY_S,
             "observe_s": 0.5,
             "hold_s": 0.0,
             "policy": "loom",
@@ -177,14 +185,15 @@ class LiveDaemon:
         """Where it listens on TCP."""
         return str(json.loads((self.state / "daemon.json").read_text())["url"])
 
-    def start(self, within: float = 20) -> None:
+    def start(self, within: float = EVENTUALLY_S) -> None:
+        beside = [str(self.folder / "plugins"), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "rollmuxd", "daemon", "run", "--config", str(self._config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=clean_environment(self.folder, PYTHONPATH=str(self.folder / "plugins")),
+                env=clean_environment(self.folder, PYTHONPATH=os.pathsep.join(beside)),
                 cwd=self.folder,
             )
         until("the daemon is ready", self._ready, within=within, every=0.05)
@@ -211,7 +220,7 @@ class LiveDaemon:
         assert self.process is not None
         self._line.close()
         self.process.terminate()
-        return self.process.wait(20)
+        return self.process.wait(EVENTUALLY_S)
 
     def restart(self) -> None:
         assert self.process is not None
@@ -238,7 +247,9 @@ class LiveDaemon:
         """One call by hand: its answer, whatever it is. (Retried by nobody.)"""
         transport = httpx.HTTPTransport() if tcp else httpx.HTTPTransport(uds=str(self.socket))
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        with httpx.Client(transport=transport, base_url=self.tcp if tcp else "http://rollmuxd", timeout=20) as line:
+        with httpx.Client(
+            transport=transport, base_url=self.tcp if tcp else "http://rollmuxd", timeout=EVENTUALLY_S
+        ) as line:
             return line.request(method, path, json=body, headers=headers)
 
     def facts(self, *kinds: str, after: int = 0, **having: Any) -> list[dict[str, Any]]:
@@ -273,6 +284,22 @@ class LiveDaemon:
         found = self.get(f"/v1/slots/{slot}")
         assert isinstance(found, dict)
         return found
+
+    def renew(self, name: str) -> tuple[float, float]:
+        """Renew the lease of a job's session, as its heartbeat does; wall time of it: not before, and not after.
+
+        When a heartbeat was heard for the last time nobody knows who only looks on: it may have been held up.
+        """
+        session = self.job(name)["session"]
+        asked = time.time()
+        answer = self.call("POST", f"/v1/sessions/{session}/heartbeat", {})
+        assert answer.status_code == 200, answer.text
+        return asked, time.time()
+
+    def loop_late_s(self, since: float, until: float) -> tuple[int, float]:
+        """How often its loop was late between two wall times (it then renews all leases), and for how long together."""
+        late = [fact["late_ms"] for fact in self.facts("loop_stalled") if since < fact["at"] / 1000 <= until]
+        return len(late), sum(late) / 1000
 
     def waits(self, name: str) -> dict[str, Any] | None:
         """The job's queued slot, if it has one that a call attends."""
@@ -368,7 +395,7 @@ class Trainer:
             self.process.stdin.flush()
             return self._asked
 
-    def answer(self, number: int, within: float = 15.0) -> dict[str, Any]:
+    def answer(self, number: int, within: float = EVENTUALLY_S) -> dict[str, Any]:
         """What came of it."""
 
         def look() -> dict[str, Any] | None:
@@ -383,13 +410,13 @@ class Trainer:
     def done(self, number: int) -> dict[str, Any] | None:
         return next((event for event in self.events if event.get("number") == number), None)
 
-    def do(self, do: str, within: float = 15.0, **what: Any) -> dict[str, Any]:
+    def do(self, do: str, within: float = EVENTUALLY_S, **what: Any) -> dict[str, Any]:
         """Tell it to do something; what came of it, which must be well."""
         answer = self.answer(self.ask(do, **what), within)
         assert "error" not in answer, answer
         return answer
 
-    def fails(self, do: str, within: float = 15.0, **what: Any) -> dict[str, Any]:
+    def fails(self, do: str, within: float = EVENTUALLY_S, **what: Any) -> dict[str, Any]:
         """Tell it to do something; the error that came of it."""
         answer = self.answer(self.ask(do, **what), within)
         assert "error" in answer, answer
@@ -429,7 +456,8 @@ class Trainer:
     def close(self) -> None:
         if self.process.poll() is None:
             for pid in (*children_of(self.pid), self.pid):
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         self.process.wait()
         if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -502,7 +530,7 @@ class Live:
         nodes: tuple[tuple[str, str], ...] = one_and_one,
         *,
         tables: str = "",
-        within: float = 20,
+        within: float = EVENTUALLY_S,
         **settings: float | str,
     ) -> LiveDaemon:
         """A daemon that runs, ``within`` seconds. ``nodes``: GPUs and pool of each. ``tables``: more of its file."""
@@ -556,6 +584,12 @@ class Live:
             trainer.close()
         for daemon in self.daemons:
             daemon.close()
+
+
+def pytest_itemcollected(item):
+    """The waits of a live test have limits, which say what was waited for; its own comes after them."""
+    if item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(TEST_S))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,15 +9,16 @@ import pytest
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
-def lost_within_a_lease(live, daemon, name, killed_at):
-    """The job is lost, neither sooner than its lease allows nor later. Wall time of the loss."""
+def lost_within_a_lease(live, daemon, name, last_beat):
+    """The job is lost a lease after its last heartbeat (``daemon.renew``), no sooner and no later. Wall time of it."""
     job = daemon.job(name)["job"]
-    lost = live.until(f"{name} is lost", lambda: daemon.facts("job_lost", job=job), within=4 * live.lease_s)
+    lost = live.until(f"{name} is lost", lambda: daemon.facts("job_lost", job=job))
     at = lost[-1]["at"] / 1000
+    not_before, not_after = last_beat
     # A loop that was late (this machine is busy) renews every lease, and says so.
-    stalls = [fact for fact in daemon.facts("loop_stalled") if killed_at < fact["at"] / 1000 < at]
-    assert at - killed_at >= live.lease_s - live.heartbeat_s - 0.2, "lost before its lease had run out"
-    assert at - killed_at <= live.lease_s * (1 + len(stalls)) + live.slack_s
+    late, late_s = daemon.loop_late_s(not_before, at)
+    assert at - not_before >= live.lease_s - 0.02, "lost before its lease had run out"  # (by two clocks)
+    assert at - not_after <= live.lease_s * (1 + late) + late_s + live.slack_s
     return at
 
 
@@ -29,10 +30,11 @@ def test_killed_while_waiting_it_leaves_the_queue_within_a_lease_and_is_never_gr
     waiting = daemon.job("b")["slot"]
     assert daemon.slot(daemon.job("c")["slot"])["position"] > daemon.slot(waiting)["position"]
 
-    killed_at = b.kill()
+    b.kill()
+    last_beat = daemon.renew("b")
     # Its turn comes while nobody knows yet that it is dead: still it is given nothing.
     a.do("leave")
-    lost_within_a_lease(live, daemon, "b", killed_at)
+    lost_within_a_lease(live, daemon, "b", last_beat)
 
     assert daemon.facts("slot_withdrawn", slot=waiting)
     c.answer(asked)
@@ -51,9 +53,10 @@ def test_killed_while_holding_its_gpus_are_given_on_only_when_they_were_seen_cle
         daemon.fault(strangers=[left])
 
     heartbeat = a.heartbeat
-    killed_at = a.kill(heartbeat_too=clear_later)
-    live.until("its heartbeat has gone with it", lambda: not live.lives(heartbeat), within=3)
-    lost_at = lost_within_a_lease(live, daemon, "a", killed_at)
+    a.kill(heartbeat_too=clear_later)
+    not_before, _ = daemon.renew("a")
+    live.until("its heartbeat has gone with it", lambda: not live.lives(heartbeat))
+    lost_at = lost_within_a_lease(live, daemon, "a", (not_before, time.time()))
 
     if clear_later:
         seen = len(daemon.facts())
@@ -77,14 +80,16 @@ def test_killed_while_holding_its_gpus_are_given_on_only_when_they_were_seen_cle
 
 def test_killed_while_its_state_is_being_loaded_its_gpus_go_to_the_next(live):
     daemon = live.daemon()
-    daemon.fault(faults=[{"do": "delay", "method": "load", "job": "a", "delay_s": 3.0}])
-    a = live.trainer("a")
+    daemon.fault(faults=[{"do": "delay", "method": "load", "job": "a", "delay_s": 8.0}])  # by then it is dead
+    a, b = live.trainer("a"), live.trainer("b")
+    b.do("start")
     a.ask("enter", phase="rollout")
     slot = live.until("its state is being loaded", lambda: daemon.facts("slot_claimed"))[0]["slot"]
-    b, asked = live.waiter("b")
 
-    killed_at = a.kill()
-    lost_within_a_lease(live, daemon, "a", killed_at)
+    a.kill()
+    last_beat = daemon.renew("a")
+    asked = b.ask("enter", phase="rollout")
+    lost_within_a_lease(live, daemon, "a", last_beat)
 
     assert b.answer(asked)["gpus"] == ["mock/gpu0"]
     assert daemon.facts("slot_granted", slot=slot) == []
@@ -99,7 +104,7 @@ def test_a_trainer_that_is_lost_and_still_lives_keeps_its_gpus_from_others_until
     # Nothing of it answers any more, but its bytes are there.
     a.freeze()
     os.kill(heartbeat, signal.SIGKILL)
-    lost_within_a_lease(live, daemon, "a", time.time())
+    lost_within_a_lease(live, daemon, "a", daemon.renew("a"))
 
     def reasons():
         return {why["code"]: why["text"] for why in daemon.slot(daemon.job("b")["slot"])["reasons"]}
@@ -139,10 +144,11 @@ def test_killed_between_its_slots_it_is_lost_and_its_group_goes_on(live):
     a.do("enter", phase="rollout")
     a.do("leave")
 
-    killed_at = a.kill()
+    a.kill()
+    last_beat = daemon.renew("a")
     # It asks while the dead one's state is still loaded, as far as anybody knows.
-    b.do("loop", rounds=3, seconds=0.02, within=20)
-    lost_within_a_lease(live, daemon, "a", killed_at)
+    b.do("loop", rounds=3, seconds=0.02)
+    lost_within_a_lease(live, daemon, "a", last_beat)
 
     b.do("loop", rounds=2, seconds=0.02)
     live.until("nothing of a is left", lambda: daemon.job("a")["status"] == "ended")
@@ -155,7 +161,7 @@ def test_a_heartbeat_that_is_killed_is_started_again_and_nothing_is_lost(live):
     first = a.heartbeat
 
     os.kill(first, signal.SIGKILL)
-    live.until("there is another", lambda: [pid for pid in live.children_of(a.pid) if pid != first], within=5)
+    live.until("there is another", lambda: [pid for pid in live.children_of(a.pid) if pid != first])
     session = daemon.job("a")["session"]
     time.sleep(live.lease_s + 0.5)  # a lease goes by
 
@@ -183,14 +189,13 @@ def test_a_stopped_trainer_keeps_its_slot_through_its_heartbeat_and_goes_on_when
 
 
 def test_a_trainer_that_fails_in_a_phase_gives_its_gpus_back_at_once(live):
-    daemon = live.daemon(lease_s=20.0)
+    daemon = live.daemon(lease_s=600.0)
     live.script("failing.py", "failing")
     live.until("it holds", lambda: daemon.facts("slot_granted"))
     b, asked = live.waiter("b")
-    began = time.monotonic()
 
     (daemon.folder / "fail").touch()
 
-    b.answer(asked)
-    assert time.monotonic() - began < 5, "it waited for a lease to run out"
+    b.answer(asked)  # long before any lease has run out
+    live.until("its job has ended", lambda: daemon.job("failing")["status"] == "ended")
     assert daemon.job("failing")["reason"] == "failed: ZeroDivisionError: division by zero"

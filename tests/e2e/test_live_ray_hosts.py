@@ -187,7 +187,7 @@ async def seen(backend, host):
 
 
 def test_a_link_that_is_away_for_a_moment_in_the_middle_of_a_park_costs_no_more_than_the_moment(live, hosts, away):
-    daemon = away(copy_gbps=1, order_s=60)  # two seconds for the two gigabytes of a job
+    daemon = away(copy_gbps=0.7)  # three seconds for the two gigabytes of a job
     a = live.holder("a")
     b, asked = live.waiter("b")
     a.do("leave")
@@ -209,7 +209,7 @@ def test_a_node_that_is_cut_off_while_idle_is_not_given_and_keeps_nobody_elsewhe
     b = live.holder("b")
     b.do("leave")
     hosts.cut("h1")
-    live.until("the host is noticed to be away", lambda: status(daemon, "h1") == "lost", within=30)
+    live.until("the host is noticed to be away", lambda: status(daemon, "h1") == "lost")
 
     b.do("enter", phase="train")
     assert b.stays()[-1][0] == "h2/gpu0", "the other host is none of its business"
@@ -221,12 +221,12 @@ def test_a_node_that_is_cut_off_while_idle_is_not_given_and_keeps_nobody_elsewhe
 
     hosts.mend("h1")
     until_up(live, daemon, "h1")
-    assert "error" not in b.answer(asked, within=30)
+    assert "error" not in b.answer(asked)
     assert b.stays()[-1][0] == "h1/gpu0"
 
 
 def test_a_park_on_a_node_that_leaves_the_cluster_has_one_verdict_and_its_gpus_are_given_on_after_it(live, hosts, away):
-    daemon = away(copy_gbps=1, order_s=90)
+    daemon = away(copy_gbps=0.4, order_s=90)
     a = live.holder("a")
     b, asked = live.waiter("b")
     a.do("leave")
@@ -237,7 +237,7 @@ def test_a_park_on_a_node_that_leaves_the_cluster_has_one_verdict_and_its_gpus_a
     # It comes to its end there, with nobody to see it.
     live.until("the bytes have left", lambda: hosts.used_mb("h1") == 0)
     live.until("the cluster has given it up", lambda: daemon.facts("order_contact_lost"), within=60)
-    live.until("the host is noticed to be away", lambda: status(daemon, "h1") == "lost", within=30)
+    live.until("the host is noticed to be away", lambda: status(daemon, "h1") == "lost")
     assert status(daemon, "h2") == "up"
     time.sleep(1)  # in which it would be given on, if anybody did
     assert b.done(asked) is None

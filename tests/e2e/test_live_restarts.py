@@ -82,7 +82,7 @@ def test_killed_again_and_again_under_load_every_job_does_all_its_iterations(liv
 
 def test_killed_in_the_middle_of_a_load_it_sees_the_load_through(live):
     daemon = live.daemon()
-    daemon.fault(faults=[{"do": "delay", "method": "load", "delay_s": 1.0, "times": 1}])
+    daemon.fault(faults=[{"do": "delay", "method": "load", "delay_s": 30.0, "times": 1}])  # it dies with the daemon
     a = live.trainer("a")
     number = a.ask("enter", phase="rollout")
     live.until("its state is being loaded", lambda: daemon.facts("order_issued"))
@@ -114,7 +114,8 @@ def test_a_hook_that_ran_while_the_daemon_was_killed_is_not_run_again(live):
 
 
 def test_stopped_under_load_it_ends_with_0_stops_no_job_and_all_finish_after_its_return(live):
-    daemon = live.daemon(policy="rollmux")  # in whose order b waits for a to end, and c for b to begin
+    # In that policy's order b waits for a to end, and c for b to begin.
+    daemon = live.daemon(policy="rollmux", shutdown_s=60.0)
     feed = live.script("follow.py", "follow")
     a = live.holder("a")
     b, b_asked = live.waiter("b")
@@ -125,7 +126,7 @@ def test_stopped_under_load_it_ends_with_0_stops_no_job_and_all_finish_after_its
 
     began = time.monotonic()
     assert daemon.stop() == 0
-    assert time.monotonic() - began < 5, "long polls held it up"
+    assert time.monotonic() - began < 15, "long polls held it up"  # which last 25 s
     assert not daemon.socket.exists()
     assert not (daemon.state / "daemon.json").exists()
 
@@ -183,8 +184,8 @@ def test_a_disk_that_takes_nothing_more_is_answered_with_503_and_all_go_on_when_
     assert b.done(asked) is None
 
     resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, unlimited)
-    assert "error" not in a.answer(leaving, within=25)
-    assert "error" not in b.answer(asked, within=25)
+    assert "error" not in a.answer(leaving, within=60)
+    assert "error" not in b.answer(asked, within=60)
     assert daemon.process.poll() is None
     assert not any(fact["fact"] == "slot_lost" for fact in daemon.facts(after=before))
     assert "late" not in daemon.jobs()

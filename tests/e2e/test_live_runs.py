@@ -13,6 +13,11 @@ TWO_AND_ONE = (("0", "rollout"), ("1", "rollout"), ("2", "train"))
 ROLLOUT = {"train": None, "phases": ["rollout"]}
 
 
+def since(daemon, seq):
+    """What has happened since, but for this machine's being busy."""
+    return [fact for fact in daemon.facts(after=seq) if fact["fact"] != "loop_stalled"]
+
+
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
@@ -83,7 +88,7 @@ def test_a_release_under_an_old_fence_is_refused_and_changes_nothing(live):
     repeated = daemon.call("POST", f"/v1/slots/{first['slot']}/release", {"fence": first["fence"]})
     assert repeated.status_code == 200
 
-    assert daemon.last_seq() == before
+    assert since(daemon, before) == []
     assert daemon.slot(second["slot"])["status"] == "running"
     a.do("leave")
 
@@ -120,14 +125,14 @@ def test_who_may_do_what_over_tcp_and_over_the_socket(live):
     assert daemon.call("POST", f"/v1/slots/{slot['slot']}/revoke", {}, tcp=True, key=keys["ann"]).status_code == 403
     assert daemon.call("GET", "/v1/jobs", tcp=True, key=keys["ann"]).json()["items"] == []
     # Nothing has changed; who could not log in is written down.
-    told = daemon.facts(after=before)
+    told = since(daemon, before)
     assert {(fact["fact"], fact["action"]) for fact in told} == {("audited", "login_failed")}
     assert daemon.call("GET", "/healthz", tcp=True).status_code == 200
     mine.do("leave")
 
     # A trainer with a key, over TCP: its job is its owner's, and its heartbeat has the key too.
     theirs = live.trainer("theirs", url=daemon.tcp, api_key=keys["ann"])
-    theirs.do("enter", phase="train", within=20)
+    theirs.do("enter", phase="train", within=60)
     assert (daemon.job("theirs")["owner"], daemon.job("theirs")["user"]) == ("others", "ann")
     seen = daemon.call("GET", "/v1/jobs/theirs", tcp=True, key=keys["ben"])
     assert (seen.status_code, seen.json()["user"]) == (200, "ann")
@@ -189,7 +194,7 @@ def test_a_job_is_paused_at_its_phase_boundary_and_resumed(live):
     asked = a.ask("enter", phase="train")
     waiting = live.until("a waits", lambda: daemon.waits("a"))
     assert waiting["reasons"][0]["code"] == "paused"
-    b.do("loop", rounds=3, seconds=0.02, within=20)
+    b.do("loop", rounds=3, seconds=0.02, within=60)
     assert a.done(asked) is None
 
     daemon.post("/v1/jobs/a/resume")

@@ -113,7 +113,7 @@ def away(live, hosts):
 
 def until_up(live, daemon, *names):
     for name in names:
-        live.until(f"{name} is up", lambda name=name: status(daemon, name) == "up", within=30)
+        live.until(f"{name} is up", lambda name=name: status(daemon, name) == "up")
 
 
 def status(daemon, host):
@@ -125,7 +125,7 @@ def test_two_jobs_take_turns_on_hosts_that_are_reached_by_ssh(live, hosts, away)
     a, b = live.trainer("a"), live.trainer("b")
     asked = [(one, one.ask("loop", rounds=2, seconds=0.05)) for one in (a, b)]
     for one, number in asked:
-        assert "error" not in one.answer(number, within=50)
+        assert "error" not in one.answer(number, within=60)
 
     assert [len(one.stays()) for one in (a, b)] == [4, 4]
     assert {gpu for gpu, _, _ in a.stays()} == {"h1/gpu0", "h2/gpu0"}
@@ -133,7 +133,7 @@ def test_two_jobs_take_turns_on_hosts_that_are_reached_by_ssh(live, hosts, away)
 
 
 def test_a_link_that_is_cut_in_the_middle_of_a_park_gives_nothing_on_until_it_is_mended(live, hosts, away):
-    daemon = away(copy_gbps=1)  # two seconds for the two gigabytes of a job
+    daemon = away(copy_gbps=0.4)  # five seconds for the two gigabytes of a job
     a = live.holder("a")
     b, asked = live.waiter("b")
     a.do("leave")
@@ -142,13 +142,13 @@ def test_a_link_that_is_cut_in_the_middle_of_a_park_gives_nothing_on_until_it_is
 
     # It comes to its end there, with nobody to see it.
     live.until("the bytes have left", lambda: hosts.used_mb("h1") == 0)
-    live.until("the host is noticed to be away", lambda: status(daemon, "h1") == "lost", within=20)
+    live.until("the host is noticed to be away", lambda: status(daemon, "h1") == "lost")
     assert status(daemon, "h2") == "up", "the other host is none of its business"
     time.sleep(1)  # in which it would be given on, if anybody did
     assert b.done(asked) is None
 
     hosts.namespaces["h1"].mend()
-    assert "error" not in b.answer(asked, within=40)
+    assert "error" not in b.answer(asked, within=60)
     assert b.stays()[0][0] == "h1/gpu0"
 
 
@@ -156,7 +156,7 @@ def test_a_host_that_is_switched_off_under_a_running_phase_keeps_it(live, hosts,
     daemon = away()
     a = live.holder("a")
     hosts.servers["h1"].stop()
-    live.until("the host is noticed to be away", lambda: status(daemon, "h1") == "lost", within=20)
+    live.until("the host is noticed to be away", lambda: status(daemon, "h1") == "lost")
     assert daemon.slot(daemon.job("a")["slot"])["status"] == "running", "its client is here, and says that it goes on"
 
     hosts.servers["h1"].start()
@@ -170,7 +170,7 @@ def test_a_foreign_process_on_a_host_occupies_it_until_it_has_gone(live, hosts, 
     daemon = away()
     foreign = {"pid": 1, "mb": 30_000}
     hosts.gpus("h1").write_text(json.dumps({"gpus": [{**GPU, "uuid": "GPU-h1", "processes": [foreign]}]}))
-    live.until("it is occupied", lambda: status(daemon, "h1") == "occupied", within=20)
+    live.until("it is occupied", lambda: status(daemon, "h1") == "occupied")
     view = daemon.get("/v1/nodes/h1/gpu0")
     assert "pid 1 " in json.dumps(view), "nobody can see whose it is"
     assert "30.0 GB" in json.dumps(view)
@@ -190,7 +190,7 @@ def test_one_gpu_that_is_reached_in_two_ways_is_used_in_one(live, hosts):
     def one_is_up():
         return sorted(status(daemon, host) for host in hosts.pools)[-1:] == ["up"]
 
-    live.until("one of them is up", one_is_up, within=20)
+    live.until("one of them is up", one_is_up)
     time.sleep(2)  # several looks
     up = [host for host in hosts.pools if status(daemon, host) == "up"]
     assert len(up) == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 if any(importlib.util.find_spec(needed) is None for needed in ("torch", "ray", "tensordict", "verl")):
     pytest.skip("verl is not installed: .ci/run says what these tests need of it", allow_module_level=True)
 
@@ -26,10 +26,21 @@ PARKING = (
 )
 
 
-#: to import verl takes seconds, so it is done once, and each run is a fork of that
+#: to import verl takes seconds, so it is done once, and each run is a fork of that; one that is to stay comes no
+#: further than into its second checkpoint
 MANY = """
-import json, os, sys
+import json, os, sys, time
 import verl_tiny
+
+def stay():
+    saved, done = verl_tiny.Workers.save_checkpoint, []
+    def save(*given, **more):
+        done.append(given)
+        while len(done) > 1:
+            time.sleep(3600)
+        saved(*given, **more)
+    verl_tiny.Workers.save_checkpoint = save
+
 pids = []
 for line in sys.stdin:
     pids.append(os.fork())
@@ -38,6 +49,8 @@ for line in sys.stdin:
         log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT)
         os.dup2(log, 1), os.dup2(log, 2)
         sys.argv[1:] = asked["options"]
+        if asked["stays"]:
+            stay()
         verl_tiny.main()
         sys.exit()
     print(pids[-1], flush=True)
@@ -62,11 +75,11 @@ class Runs:
             text=True,
         )
 
-    def start(self, name, seed, *more):
+    def start(self, name, seed, *more, stays=False):
         """The pid of a run."""
         self.logs.append(self.folder / f"{name}-{len(self.logs)}.log")
         options = ["--name", name, "--seed", str(seed), "--steps", str(STEPS), "--out", str(self.folder / name)]
-        asked = {"log": str(self.logs[-1]), "options": [*options, *PARKING, *more]}
+        asked = {"log": str(self.logs[-1]), "options": [*options, *PARKING, *more], "stays": stays}
         self._all.stdin.write(json.dumps(asked) + "\n")
         self._all.stdin.flush()
         self.pids.append(int(self._all.stdout.readline()))
@@ -74,7 +87,7 @@ class Runs:
 
     def weights(self):
         """By job; of all that were started, which must have ended well, or been killed."""
-        ended, _ = self._all.communicate(timeout=240)
+        ended, _ = self._all.communicate(timeout=400)
         assert set(json.loads(ended)) <= {0, -signal.SIGKILL}, ended
         self.pids = []
         return re.findall(r"(\S+): weights (\w+)", "".join(log.read_text() for log in self.logs))
@@ -98,13 +111,18 @@ def runs(live, tmp_path):
 def test_two_runs_on_one_gpu_one_killed_and_resumed_end_with_the_weights_that_each_has_alone(live, runs):
     daemon = live.daemons[0]
     saving = f"trainer.save_freq={SAVE_EVERY}"
-    first = runs.start("one", 1, saving)
+    holder = live.holder("holder", phase="train", rollout=None)
+    first = runs.start("one", 1, saving, stays=True)
     runs.start("two", 2, "--alone", "trainer.test_freq=8", "+rollmux.side.eval.seconds=10")
+    both = ("one", "two")
+    live.until("both wait", lambda: all(name in daemon.jobs() and daemon.waits(name) for name in both), within=200)
+    holder.do("leave")
+    holder.do("end")
     saved = runs.folder / "one" / "latest_checkpointed_iteration.txt"
-    live.until("a checkpoint is there", saved.exists, within=200, every=0.01)
+    live.until("a checkpoint is there", lambda: saved.exists() and saved.read_text(), within=200)
     for pid in (*live.children_of(first), first):
         os.kill(pid, signal.SIGKILL)
-    assert int(saved.read_text()) < STEPS
+    assert int(saved.read_text()) == SAVE_EVERY
     runs.start("one", 1, "--alone", saving, "+rollmux.replace=True")
 
     weights = runs.weights()
@@ -112,9 +130,9 @@ def test_two_runs_on_one_gpu_one_killed_and_resumed_end_with_the_weights_that_ea
     assert {name for name, _ in weights} == {"one", "two"}
 
     # They did share: each was parked for the other, and no GPU was held by both.
-    parked = {fact["job"] for fact in daemon.facts("order_issued") if fact.get("kind") == "park"}
-    assert len(parked) >= 2
-    assert {name: job["status"] for name, job in daemon.jobs().items()} == {"one": "ended", "two": "ended"}
+    parked = {fact["job"] for fact in daemon.facts("order_issued", kind="park")}
+    assert {daemon.job(name)["job"] for name in both} <= parked
+    assert {name: job["status"] for name, job in daemon.jobs().items()} == dict.fromkeys(("holder", *both), "ended")
     step = ["rollout", "train", "sync"]
     of_two = [fact["phase"] for fact in daemon.facts("slot_queued", job=daemon.job("two")["job"])]
     assert of_two == ["init", *step * 8, "eval", *step * 8, "eval"]

@@ -112,8 +112,13 @@ def runs(live, tmp_path):
 
 def test_two_runs_each_on_a_ray_of_its_own_share_a_gpu_and_learn_what_each_learns_alone(live, runs):
     daemon = live.daemons[0]
+    holder = live.holder("holder", phase="train", rollout=None)
     for seed, name in enumerate(("a", "b"), start=1):
         runs.start(name, seed)
+    # To start a Ray takes its time: else one might be through before the other begins.
+    live.until("both wait", lambda: all(name in daemon.jobs() and daemon.waits(name) for name in "ab"), within=300)
+    holder.do("leave")
+    holder.do("end")
     said = {name: runs.said(name) for name in ("a", "b")}
 
     assert {name: one["weights"] for name, one in said.items()} == {name: one["alone"] for name, one in said.items()}
@@ -139,12 +144,11 @@ def test_two_runs_each_on_a_ray_of_its_own_share_a_gpu_and_learn_what_each_learn
 
 def held(daemon):
     """Who claimed the GPU, and who was through with it, in order."""
-    names = {job["job"]: name for name, job in daemon.jobs().items()}
+    names = {job["job"]: name for name, job in daemon.jobs().items() if name != "holder"}
     facts = daemon.facts("slot_queued", "slot_claimed", "slot_over")
-    owner = {fact["slot"]: names[fact["job"]] for fact in facts if fact["fact"] == "slot_queued"}
-    return [
-        (owner[fact["slot"]], fact["fact"].removeprefix("slot_")) for fact in facts if fact["fact"] != "slot_queued"
-    ]
+    owner = {fact["slot"]: names.get(fact["job"]) for fact in facts if fact["fact"] == "slot_queued"}
+    held = [(owner[fact["slot"]], fact["fact"].removeprefix("slot_")) for fact in facts if fact["slot"] in owner]
+    return [(name, kind) for name, kind in held if name and kind != "queued"]
 
 
 def turns(names):

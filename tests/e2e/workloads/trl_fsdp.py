@@ -26,7 +26,7 @@ def on_cpus_too(self: Any, *args: Any, **more: Any) -> None:
 
 
 def trained(name: str, **more: Any) -> None:
-    run = trl_grpo.trainer("high", name, max_steps=4, ddp_backend="gloo", **more)
+    run = trl_grpo.trainer("high", name, max_steps=8, ddp_backend="gloo", **more)
     run.train()
     weights = run.model.state_dict()
     assert all(isinstance(one, DTensor) for one in weights.values())

@@ -8,12 +8,16 @@ A line of JSON on stdin, a line of JSON on stdout:
 Runs are the functions below; the program that is under test in them is ``examples/trl_grpo.py``.
 """
 
+import functools
+import itertools
 import json
 import os
 import sys
+import time
 from typing import Any
 
 import torch
+import transformers
 import trl
 import trl_grpo
 from trl.trainer import grpo_trainer
@@ -28,9 +32,19 @@ def weights(name: str, run: Any) -> None:
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
-def example(arguments: list[str]) -> None:
-    """The program, as a user starts it."""
+def example(arguments: list[str], saves: int | None = None) -> None:
+    """The program, as a user starts it; with ``saves`` it stays in the midst of the checkpoint after so many."""
     sys.argv[1:] = arguments
+    saved = transformers.Trainer._save_checkpoint
+    done = itertools.count()
+
+    @functools.wraps(saved)
+    def save(*given: Any, **more: Any) -> None:
+        while saves is not None and next(done) >= saves:
+            time.sleep(3600)
+        saved(*given, **more)
+
+    transformers.Trainer._save_checkpoint = save
     trl_grpo.main()
 
 
