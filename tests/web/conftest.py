@@ -51,7 +51,7 @@ price_per_gpu_hour = {price}
 """
 
 
-def until(what: str, look: Callable[[], Any], within: float = 15.0) -> Any:
+def until(what: str, look: Callable[[], Any], within: float = 60.0) -> Any:
     """Return what ``look`` finds, as soon as it finds something."""
     give_up = time.monotonic() + within
     while True:
@@ -94,7 +94,7 @@ class Cluster:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         process = self._run("-m", "rollmuxd", "daemon", "run", "--config", str(self.config))
-        until("the daemon is ready", lambda: self._ready(process), 30)
+        until("the daemon is ready", lambda: self._ready(process))
         return process
 
     def _ready(self, process: "subprocess.Popen[bytes]") -> bool:
@@ -115,11 +115,20 @@ class Cluster:
     def call(self, method: str, path: str, body: Any = None, **params: Any) -> httpx.Response:
         """A call on the Unix socket, where the kernel says that we are the operator."""
         transport = httpx.HTTPTransport(uds=str(self.socket))
-        with httpx.Client(transport=transport, base_url="http://localhost", timeout=20) as line:
+        with httpx.Client(transport=transport, base_url="http://localhost", timeout=60) as line:
             return line.request(method, path, json=body, params=params)
 
     def get(self, path: str, **params: Any) -> Any:
         return self.call("GET", path, **params).json()
+
+    def facts(self) -> list[dict[str, Any]]:
+        """All of the journal, however long the load has gone on."""
+        found: list[dict[str, Any]] = []
+        while True:
+            page = self.get("/v1/facts", after=found[-1]["seq"] if found else 0, limit=10_000)
+            found += page["facts"]
+            if not page["facts"]:
+                return found
 
     def key(self, role: str = "admin", owner: str = "team", user: str = "someone") -> str:
         body = {"owner": owner, "user": user, "role": role}
@@ -129,7 +138,7 @@ class Cluster:
         """Jobs that go round their cycles, until all is closed."""
         there = len(self.get("/v1/jobs", limit=1000)["items"])
         process = self._run(str(LOAD), str(self.socket), str(jobs), *more)
-        until(f"{jobs} jobs are there", lambda: len(self.get("/v1/jobs", limit=1000)["items"]) >= there + jobs, 60)
+        until(f"{jobs} jobs are there", lambda: len(self.get("/v1/jobs", limit=1000)["items"]) >= there + jobs)
         return process
 
     def restart(self) -> None:
