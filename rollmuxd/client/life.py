@@ -153,9 +153,10 @@ class Life(Generic[S]):
 
     def opening(self) -> Flow[None]:
         """Start the job, unless that has been done."""
-        if self._started:
+        mine = os.getpid() == self._pid
+        if self._started and (mine or self.alone):
             return
-        if os.getpid() != self._pid:
+        if not mine:
             raise RollmuxError(
                 f"job {self.name} belongs to process {self._pid}; make one in this process, or use ranks="
             )

@@ -1,6 +1,7 @@
 """What a training loop sees, against the fake daemon that users get."""
 
 import asyncio
+import contextlib
 import math
 import os
 import threading
@@ -9,6 +10,7 @@ import pytest
 
 import rollmuxd
 from rollmuxd import testing
+from rollmuxd.client import fakes
 from rollmuxd.wire.answers import Directive
 
 
@@ -446,6 +448,31 @@ def test_a_job_cannot_be_started_in_a_forked_child(daemon):
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("where", ["between phases", "in a phase", "alone"])
+def test_a_forked_child_enters_no_phase_of_its_own(daemon, monkeypatch, where):
+    """It would use its parent's session and connection; and what it held nobody would release."""
+    with contextlib.ExitStack() as stack:
+        if where == "alone":
+            stack.enter_context(monkeypatch.context()).setattr(fakes, "current", None)
+        job = stack.enter_context(rollmuxd.job("a"))
+        if where == "in a phase":
+            stack.enter_context(job.phase("rollout"))
+        before = len(daemon.calls)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with job.phase("rollout"):
+                    code = {"between phases": 2, "in a phase": 0, "alone": 0}[where]
+            except rollmuxd.RollmuxError as error:
+                code = 0 if where == "between phases" and "belongs to process" in str(error) else 3
+            finally:
+                os._exit(code if len(daemon.calls) == before else 4)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 # ---- the fake ----
