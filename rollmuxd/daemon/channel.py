@@ -115,6 +115,7 @@ class ChannelHub:
         #: whose the sessions are that are not over
         self._jobs: dict[SessionId, JobId] = {}
         self._closed = False
+        self._takes_down_at = 0.0
 
     # ---- the ranks' side (HTTP) ------------------------------------------------------------------------------------
 
@@ -286,8 +287,12 @@ class ChannelHub:
 
     def _take_down(self) -> None:
         """Forget the lines of processes that are gone, but for those on which something is still waited for."""
+        now = self._time()
+        if now < self._takes_down_at:
+            return  # a thousand jobs may end at once, and there may be as many lines
+        self._takes_down_at = now + LATELY_S
         for job, line in list(self._lines.items()):
-            over = line.over_at is not None and self._time() >= line.over_at + LATELY_S
+            over = line.over_at is not None and now >= line.over_at + LATELY_S
             if over and not any(told.tellers for told in line.told.values()):
                 del self._lines[job]
 

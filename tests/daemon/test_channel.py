@@ -474,3 +474,21 @@ async def test_what_is_remembered_is_bounded():
     for number in range(500):
         hub.on_facts([(number, SessionOpened(0, f"n{number}", "j1", 1))])
     assert len(hub._jobs) == 1
+
+
+async def test_lines_of_jobs_that_have_ended_are_forgotten_and_not_looked_through_for_each():
+    hub, looks = ChannelHub(), 0
+
+    class Lines(dict):
+        def items(self):
+            nonlocal looks
+            looks += 1
+            return super().items()
+
+    hub._lines = Lines()
+    for number in range(300):
+        hub.on_facts([(1, SessionOpened(0, f"n{number}", f"j{number}", 1))])
+        hub.on_facts([(2, JobEnded(0, f"j{number}", "")), (3, SessionClosed(0, f"n{number}"))])
+        await anyio.sleep(1)
+    assert len(hub._lines) <= 2 * LATELY_S + LINGER_S + 1
+    assert looks <= 300 / LATELY_S + 1
