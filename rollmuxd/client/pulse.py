@@ -74,6 +74,8 @@ class HeartbeatProcess:
             "done": 0,
             "total": 0,
         }
+        #: something could not be told
+        self._behind = False
         self._stopping = threading.Event()
         self._process: Any = None
         self._stdin: IO[bytes] | None = None
@@ -122,16 +124,17 @@ class HeartbeatProcess:
         changed = {name: value for name, value in what.items() if name == "session" or self._now.get(name) != value}
         self._now.update(changed)
         if changed:
-            self._write(changed)
+            self._write(self._now if self._behind else changed)
 
     def _write(self, what: dict[str, Any]) -> None:
         stdin = self._stdin
         if stdin is None:
             return
-        # Short lines go into a pipe whole or not at all. The pipe is full only when the process hangs, and a training
-        # loop must not wait for it. When it has died, the next one is told everything.
+        # Short lines go into a pipe whole or not at all. It is full when the process hangs, or waits for a daemon that
+        # does while a loop tells of its progress a thousand times a second; and the loop must not wait for it. Then all
+        # is told with the next change; when the process has died, to the next one.
         with contextlib.suppress(OSError, ValueError):
-            stdin.write(json.dumps(what).encode() + b"\n")
+            self._behind = stdin.write(json.dumps(what).encode() + b"\n") is None
 
     def _start(self) -> None:
         import subprocess

@@ -164,6 +164,36 @@ def test_if_it_dies_it_is_started_again_and_knows_everything(beating, until):
     assert "starting it again" in heard.troubles[0]
 
 
+def test_what_finds_the_pipe_full_is_told_with_the_next_change(monkeypatch):
+    """It waits for a daemon that hangs, and the loop tells of each sample: a new session is not lost among them."""
+    read, write = os.pipe()
+    monkeypatch.setattr(HeartbeatProcess, "_start", lambda pulse: None)
+    monkeypatch.setattr(HeartbeatProcess, "_watch", lambda pulse: None)
+    pulse = HeartbeatProcess(find("http://nowhere").address, Heard())
+    pulse._stdin = os.fdopen(write, "wb", buffering=0)
+    os.set_blocking(write, False)
+    for number in range(10_000):
+        pulse.progress(number, 10_000)
+    pulse.slot("t2")
+    pulse.session(SessionView("s2", "j1", 1, 60.0, 15.0))
+
+    beater = Beater(read, -1, None)
+    os.set_blocking(read, False)
+    try:
+        while beater._told():
+            pass
+    except BlockingIOError:
+        pass
+    assert "slot" not in beater._now
+    pulse.progress(1, 10)
+    beater._told()
+    os.close(read)
+    pulse._close_stdin()
+
+    told = {name: beater._now[name] for name in ("session", "slot", "done", "total", "heartbeat_s")}
+    assert told == {"session": "s2", "slot": "t2", "done": 1, "total": 10, "heartbeat_s": 15.0}
+
+
 def test_where_no_process_can_be_started_a_thread_beats(beating, until, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
 
