@@ -1,5 +1,7 @@
 """The feed: in order, complete, and to each what is theirs."""
 
+import asyncio
+
 import anyio
 import pytest
 
@@ -27,6 +29,27 @@ async def test_the_feed_is_the_journal_in_order_and_goes_on_where_it_was_left(ru
         while (page := await read(root, after=after, limit=3))["facts"]:
             parts, after = parts + page["facts"], page["last"]
         assert parts == whole
+
+
+async def test_who_is_to_go_on_elsewhere_is_told_of_what_is_written_down_only(running, monkeypatch):
+    """What is not may be taken back, and its number given to another fact: which who goes on after it would miss."""
+    async with running() as world, world.client() as client, world.client("root") as root:
+        job = await world.job(client)
+        append, durable, held = world.journal.append, world.driver.durable_seq, []
+
+        def late(facts, then):
+            held.append((facts, then))
+            return asyncio.get_running_loop().create_future()
+
+        monkeypatch.setattr(world.journal, "append", late)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.post, f"/v1/jobs/{job.id}/pause")
+            while not held:
+                await anyio.sleep(0)
+            gone = await root.get("/v1/facts", params={"after": 1_000_000})
+            for facts, then in held:
+                append(facts, then)
+        assert (gone.status_code, gone.json()["data"]["last"]) == (410, durable)
 
 
 async def test_who_follows_is_woken_by_the_next_fact(running):

@@ -55,12 +55,12 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     journal = call.services.journal
     found: list[dict[str, Any]] = []
     last = query.after
-    if last > driver.last_seq:
+    if last > driver.durable_seq:
         raise Refusal(
             problems.GONE,
-            f"the last fact is {driver.last_seq}, and you know of {last}: the journal was restored from a backup, or "
-            f"it is another one; go on after {driver.last_seq}, or begin anew",
-            data={"first": journal.first, "last": driver.last_seq},
+            f"the last fact is {driver.durable_seq}, and you know of {last}: the journal was restored from a backup, "
+            f"or it is another one; go on after {driver.durable_seq}, or begin anew",
+            data={"first": journal.first, "last": driver.durable_seq},
         )
     if query.audit and last < journal.first - 1:
         for seq, fact in await journal.lasting(last, "audited", query.limit):
