@@ -32,9 +32,9 @@ def test_a_job_whose_phases_grow_is_moved_to_where_all_promises_hold(live):
     drifted = daemon.facts("times_drifted")
     assert drifted[0]["was"] == {"rollout": 50, "train": 50}
     assert min(drifted[0]["times"].values()) >= 400
-    assert [fact["at_risk"] for fact in daemon.facts("group_replanned") if fact.get("at_risk")] == [
-        [daemon.job("b")["job"]]
-    ]
+    # (How often that was said hangs on how even the phases were.)
+    at_risk = {tuple(fact["at_risk"]) for fact in daemon.facts("group_replanned") if fact.get("at_risk")}
+    assert at_risk == {(daemon.job("b")["job"],)}
     assert len(daemon.facts("move_ended")) == 1
     assert daemon.job("a")["group"] != daemon.job("b")["group"]
     assert not daemon.job("b")["at_risk"]
