@@ -331,13 +331,17 @@ class Life(Generic[S]):
             return
         assert self._talk is not None
         assert self._pulse is not None
-        if self._crew is not None:
-            yield from self._crew.all_left(slot.phase, failing=failing)
         trouble = ""
         try:
+            if self._crew is not None:
+                yield from self._crew.all_left(slot.phase, failing=failing)
             yield from self._talk.leave(slot.held, measured=slot.measured, then=then, failing=failing)
         except RollmuxError as lost:
             trouble = str(lost)
+            raise
+        except BaseException as interrupted:
+            trouble = in_words(interrupted)
+            self._talk.leave_later(slot.held, slot.measured)
             raise
         finally:
             self._pulse.slot(None)

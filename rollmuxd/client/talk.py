@@ -349,6 +349,11 @@ class Talk:
         self._released(view)
         return view
 
+    def leave_later(self, held: Held, measured: dict[str, float]) -> None:
+        """Release the slot before the next request: its phase was left, and nobody came to :meth:`leave`."""
+        if self.held is held:
+            self.held, self._left = None, Left(held, measured, None)
+
     def _released(self, view: ReleaseView) -> None:
         left, self._left = self._left, None
         if left is not None and left.carried is not None and view.next is not None:

@@ -1,5 +1,6 @@
 """Several ranks: one talks, the others follow through a store, and nobody waits inside a collective."""
 
+import json
 import threading
 from collections import Counter
 
@@ -255,3 +256,23 @@ def test_a_rank_0_that_fails_waits_for_the_others_for_seconds_only():
         now[0] += step.seconds
 
     assert 10 <= now[0] < 12
+
+
+def test_a_rank_0_that_is_interrupted_while_it_waits_for_the_others_lets_them_go_and_keeps_no_slot(daemon, monkeypatch):
+    store, interrupts = Store(), [KeyboardInterrupt("Ctrl-C")]
+
+    def all_left(crew, phase, *, failing):
+        if interrupts:
+            raise interrupts.pop()
+        yield Pause(0)
+
+    monkeypatch.setattr(ranks.Crew, "all_left", all_left)
+    with rollmuxd.job("a", ranks=2, rank=0, store=store) as job:
+        with pytest.raises(KeyboardInterrupt), job.phase("rollout"):
+            pass
+        assert json.loads(store.kept["rollmuxd/a/1/1/over"]) == {"error": "KeyboardInterrupt: Ctrl-C"}
+        assert daemon.asked("POST", "/release") == []
+        with job.phase("train"):
+            assert len(daemon.asked("POST", "/release")) == 1
+
+    assert daemon.phases == ["rollout", "train"]
