@@ -50,7 +50,7 @@ def moves(daemon, *kinds: str) -> list[dict]:
 
 def test_two_jobs_move_again_and_again_and_the_daemon_is_killed_in_the_middle_of_a_move(live, restless):
     """Nobody loses a step, nobody is ever on GPUs that are in use, and in the end nothing is left anywhere."""
-    daemon = restless()
+    daemon = restless(lease_s=60.0)  # longer than a client waits before it looks again for who was away for long
     trainers = [live.trainer(name, movable="warm") for name in "ab"]
     asked = [one.ask("loop", rounds=14, seconds=0.05, then=one.name == "b") for one in trainers]
 

@@ -59,7 +59,9 @@ def test_a_holder_that_was_killed_while_the_daemon_was_away_is_lost_one_lease_af
 
 
 def test_killed_again_and_again_under_load_every_job_does_all_its_iterations(live):
-    daemon = live.daemon()
+    # (A client that has found nobody for long looks again after ten seconds: by then a lease of three would be over for
+    # who was just about to open a session. Nobody dies here, so leases may be long.)
+    daemon = live.daemon(lease_s=60.0)
     trainers = [live.trainer(name) for name in "abc"]
     asked = [(one, one.ask("loop", rounds=4, seconds=0.02, then=one.name == "b")) for one in trainers]
 
@@ -71,7 +73,7 @@ def test_killed_again_and_again_under_load_every_job_does_all_its_iterations(liv
         daemon.restart()
         seen = daemon.last_seq()
     for one, number in asked:
-        assert "error" not in one.answer(number, within=40)
+        assert "error" not in one.answer(number, within=100)
 
     assert {len(one.happened("granted")) for one in trainers} == {8}
     # Every stay is in the journal once, under the fence that its client was told.
