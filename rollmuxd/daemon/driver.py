@@ -342,8 +342,9 @@ class Driver:
         self._up = True
         self._due = self._clock.now() + self._pulse_ms
         self._decide(self._start)
-        while self._results:
-            self.post(self._results.popleft())
+        results, self._results = self._results, deque()
+        for given in results:  # should one of them crash, the others are kept again
+            self.post(given)
         await self._durable(self._seq)
 
     def _replay(self) -> State:

@@ -187,6 +187,36 @@ async def test_a_result_that_comes_while_the_writer_is_down_is_kept(running):
         assert [type(given) for _, given in rig.core.given][:3] == [i.Start, i.OrderDone, i.OrderNotBegun]
 
 
+async def test_of_the_results_that_were_kept_one_that_crashes_the_core_costs_none_but_itself(running, monkeypatch):
+    journal, posts = MemoryJournal(), 0
+    async with running(journal) as rig:
+        handle, post = type(rig.core).handle, rig.driver.post
+
+        def crashes(core, given, at):
+            if given == i.OrderDone("crash"):
+                raise KeyError("crash")
+            return handle(core, given, at)
+
+        def counted(given):
+            nonlocal posts
+            posts += 1
+            assert posts < 100, "it goes round and round"
+            post(given)
+
+        monkeypatch.setattr(type(rig.core), "handle", crashes)
+        journal.failing = JournalFailed("disk full")
+        with pytest.raises(Unavailable):
+            await rig.driver.submit(add("a"))
+        for order in ("o1", "crash", "o2"):
+            rig.driver.post(i.OrderDone(order))
+        journal.failing = None
+        monkeypatch.setattr(rig.driver, "post", counted)
+        await anyio.sleep(5)
+
+        assert [given for _, given in rig.core.given if isinstance(given, i.OrderDone)] == [i.OrderDone("o2")]
+        await rig.driver.submit(add("b"))
+
+
 async def test_a_bug_of_ours_stops_the_writer_and_the_journal_has_not_seen_it(running):
     journal = MemoryJournal()
     async with running(journal) as rig:
