@@ -200,13 +200,15 @@ class Life(Generic[S]):
             if crew is not None:
                 crew.publish_start(error=in_words(error))
             # Registered, and no process of it: nobody would ever end it. (A run that was there before us stays.)
-            if (
-                self._talk is not None
-                and self._options.idempotency_key is None
-                and not isinstance(error, GeneratorExit)
-            ):
-                yield from self._talk.end("it could not start", keep=False)
-            self._close_down()
+            try:
+                if (
+                    self._talk is not None
+                    and self._options.idempotency_key is None
+                    and not isinstance(error, GeneratorExit)
+                ):
+                    yield from self._talk.end("it could not start", keep=False)
+            finally:  # also should that be interrupted: nothing is to keep the session alive
+                self._close_down()
             raise
         if crew is not None:
             crew.publish_start(job=talk.job, session=talk.session, address=address.base_url)

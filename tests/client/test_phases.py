@@ -371,6 +371,25 @@ def test_a_start_that_is_interrupted_leaves_no_job_behind(daemon):
     assert daemon.ended == {"a": "it could not start"}
 
 
+def test_a_start_whose_clean_up_is_interrupted_too_keeps_nothing_alive(daemon, monkeypatch):
+    """A heartbeat that went on would keep the place of a job that has not started."""
+    handle, interrupts = daemon.handle, ["DELETE", "POST"]
+
+    def interrupted(method, path, params, content):
+        if interrupts and method == interrupts[-1] and path != "/v1/jobs":
+            interrupts.pop()
+            raise KeyboardInterrupt
+        return handle(method, path, params, content)
+
+    monkeypatch.setattr(daemon, "handle", interrupted)
+    job = rollmuxd.job("a")
+    with pytest.raises(KeyboardInterrupt):
+        job.start()
+
+    assert interrupts == []
+    assert (job._life._pulse, job._life._talk) == (None, None)
+
+
 # ---- no daemon ----
 
 
