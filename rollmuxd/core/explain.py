@@ -290,13 +290,15 @@ class Explainer:
                 whose = "its own" if kept.job == job.id else state.jobs[kept.job].spec.name
                 name = f"{whose} ({kept.pool})"
                 return [Reason("parking", f"the state of {name} is {kept.status} on {node.id}", {"node": node.id})]
-            if kept.job == job.id and kept.status in (StateStatus.DISCARDING, StateStatus.UNKNOWN):
-                text = f"its {kept.pool} state on {node.id} is {kept.status}: it is loaded anew when that has gone"
-                return [Reason("own_state", text, {"node": node.id})]
         for gpu, it in node.gpus.items():
             if it.stain is not None and it.stain != job.id:
                 name = state.jobs[it.stain].spec.name
                 return [Reason("unclear", f"{gpu} has not been seen clear of {name}", {"gpu": gpu, "job": it.stain})]
+        for key in job.states:
+            kept = state.states[key]
+            if kept.node == node.id and kept.status in (StateStatus.DISCARDING, StateStatus.UNKNOWN):
+                text = f"its {kept.pool} state on {node.id} is {kept.status}: it is loaded anew when that has gone"
+                return [Reason("own_state", text, {"node": node.id})]
         return []
 
     def _held(self, gpu: str, slot: Slot) -> Reason:

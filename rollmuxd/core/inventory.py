@@ -265,7 +265,7 @@ def see_node(c: Cycle, node: Node, sights: dict[str, i.GpuSight]) -> None:
     before = len(c.facts)
     see_gpus(c, tuple(sights[gpu] for gpu in node.gpus))
     judge(c, node, sights)
-    resolve_unknown(c, node, sights)
+    resolve_unknown(c, node)
     limit = clear_limit_mb(c, node)
     strangers = [
         sights[name]

@@ -1,6 +1,5 @@
 """Letting go: ending slots, jobs and placements, and believing that GPUs are clear only when they were seen so."""
 
-from collections.abc import Mapping
 from typing import Final
 
 from rollmuxd.core import effects as e
@@ -29,7 +28,7 @@ from rollmuxd.core.model import (
 )
 from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.shares import use_of
-from rollmuxd.core.state import leaves_mb, state_key
+from rollmuxd.core.state import state_key
 from rollmuxd.core.turns import dispatch, issue, unheld_by
 
 #: a state on a node that its job cannot rely on, though it was there before
@@ -296,17 +295,14 @@ def expect_clear(c: Cycle, node: Node, job: Job, reason: str) -> None:
     resolve_unknown(c, node)
 
 
-def resolve_unknown(c: Cycle, node: Node, sights: Mapping[str, i.GpuSight] | None = None) -> None:
+def resolve_unknown(c: Cycle, node: Node) -> None:
     """A state of which nobody knew is not on GPUs that were seen clear of its job: it has to be loaded anew.
 
     Unless its process is there, and may have parked it: what that leaves on the GPUs counts until it is discarded.
-    Where its job stays it is enough that nothing of it was seen there.
     """
     for key in list(node.states):
         kept = c.state.states[key]
-        if kept.status is not StateStatus.UNKNOWN or stained_by(node, kept.job):
-            continue
-        if not may_be_parked(c, kept) or (stays(c, kept) and leaves_nothing(c, node, kept, sights or {})):
+        if kept.status is StateStatus.UNKNOWN and not stained_by(node, kept.job) and not may_be_parked(c, kept):
             c.fact(f.StateSeen(c.now, kept.job, kept.pool, kept.node, StateStatus.GONE))
             for closing in list(c.state.jobs[kept.job].closing):  # a release that waited for word of its park
                 finish_release(c, c.state.slots[closing])
@@ -318,24 +314,9 @@ def stained_by(node: Node, job: JobId) -> bool:
 
 
 def may_be_parked(c: Cycle, kept: JobState) -> bool:
-    """Whether the process that had the state loaded last is there."""
-    session = process_of(c, kept)
-    return session is not None and kept.loaded_at is not None and session.opened_at <= kept.loaded_at
-
-
-def stays(c: Cycle, kept: JobState) -> bool:
-    """Whether the state is on a node where its job is to load it again."""
+    """Whether the process that had the state loaded last is there, and its job has to have it discarded."""
     job = c.state.jobs[kept.job]
-    return has_place(job) and kept.node not in job.left
-
-
-def leaves_nothing(c: Cycle, node: Node, kept: JobState, sights: Mapping[str, i.GpuSight]) -> bool:
-    """Whether GPUs that nobody uses were seen with no more on them than others may leave there."""
-    if not leaves_mb(kept):
-        return True
-    limit = clear_limit_mb(c, node) - leaves_mb(kept)
-    free = [gpu for gpu, it in node.gpus.items() if gpu in sights and it.holder is None and it.stain is None]
-    return bool(free) and all(sights[gpu].used_mb <= limit for gpu in free)
+    return (not has_place(job) or kept.node in job.left) and c.state.has_had(kept)
 
 
 def process_of(c: Cycle, kept: JobState) -> Session | None:

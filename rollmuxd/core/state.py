@@ -25,6 +25,7 @@ from rollmuxd.core.model import (
     PoolName,
     Session,
     SessionId,
+    SessionStatus,
     Slot,
     SlotId,
     StateStatus,
@@ -121,9 +122,19 @@ class State(Struct):
         return parked[pins.index(kept.node) % len(parked)] if parked and kept.node in pins else None
 
     def left_over_mb(self, node: Node, *, but_of: JobId | None = None) -> int:
-        """What states may leave on each GPU of a node: parked ones, and ones that are loaded on others of its GPUs."""
+        """What states may leave on each GPU of a node: parked ones, and ones that are loaded on others of its GPUs.
+
+        And ones that are gone but whose process is there: it may keep what it had left.
+        """
         states = [self.states[key] for key in node.states if self.states[key].job != but_of]
-        return sum(leaves_mb(kept) for kept in states if kept.status is not StateStatus.GONE)
+        return sum(leaves_mb(kept) for kept in states if kept.status is not StateStatus.GONE or self.has_had(kept))
+
+    def has_had(self, kept: JobState) -> bool:
+        """Whether the process that its job has now is the one that had the state loaded last."""
+        job = self.jobs[kept.job]
+        session = self.sessions.get(job.session or "")
+        lives = session is not None and session.status is SessionStatus.ALIVE and kept.run == job.run
+        return lives and session is not None and kept.loaded_at is not None and session.opened_at <= kept.loaded_at
 
     def mint(self, prefix: str) -> None:
         """That id is used up."""

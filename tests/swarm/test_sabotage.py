@@ -19,9 +19,10 @@ from rollmuxd.core import inventory, letting_go, lives, moving, orders, requests
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.fold import apply
-from rollmuxd.core.model import Fence, Job, Movable, OrderKind, Slot, SlotStatus
+from rollmuxd.core.model import Fence, Job, Movable, Node, OrderKind, Slot, SlotStatus, StateStatus
 from rollmuxd.core.policy import Move
 from rollmuxd.core.soft import Soft
+from rollmuxd.core.state import State, leaves_mb
 from rollmuxd.sim import swarm
 from rollmuxd.sim.faults import DaemonDied
 from rollmuxd.sim.world import Process, Then, World
@@ -158,8 +159,11 @@ def starts_again_while_something_is_left(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_what_a_job_has_left_for_a_strangers(patch: pytest.MonkeyPatch) -> None:
-    parked = letting_go.may_be_parked
-    patch.setattr(letting_go, "may_be_parked", lambda c, kept: parked(c, kept) and not letting_go.stays(c, kept))
+    def without_what_is_gone(state: State, node: Node, *, but_of: str | None = None) -> int:
+        states = [state.states[key] for key in node.states]
+        return sum(leaves_mb(it) for it in states if it.status is not StateStatus.GONE and it.job != but_of)
+
+    patch.setattr(State, "left_over_mb", without_what_is_gone)
 
 
 #: found by a history that was kept
