@@ -138,7 +138,7 @@ class Loom(RollMux):
         self._sittings: dict[GroupId, Sitting | None] = {}
         #: unions, as they were when nothing was found there, and the hours over which it did not pay
         self._settled: dict[tuple[object, ...], float] = {}
-        #: by group: the version that was looked at last
+        #: by group: the version that was looked at last; who was looked at longest ago comes first
         self._seen: dict[GroupId, int] = {}
         self._ahead: Ahead | None = None
 
@@ -519,12 +519,20 @@ class Loom(RollMux):
         return [(hours, union, key) for _, _, hours, union, key in found[:UNIONS]]
 
     def _near(self, crews: Sequence[Crew], size: int) -> Iterator[tuple[Crew, ...]]:
-        """Groups to be looked at together: all, where there are few; else what has changed, beside every other."""
+        """Groups to be looked at together: all, where there are few; else what has changed, beside every other.
+
+        Where nothing has, those that were looked at longest ago: they have earned credit since, and grown older.
+        """
         if len(crews) <= GROUPS_MATCHED:
             yield from combinations(crews, size)
             return
-        changed = [crew for crew in crews if self._seen.get(crew.group) != crew.version][:GROUPS_CHANGED]
+        changed = [crew for crew in crews if self._seen.get(crew.group) != crew.version]
+        if not changed:
+            looked_at = {group: number for number, group in enumerate(self._seen)}
+            changed = sorted(crews, key=lambda crew: looked_at[crew.group])
+        del changed[GROUPS_CHANGED:]
         for number, crew in enumerate(changed):
+            self._seen.pop(crew.group, None)
             self._seen[crew.group] = crew.version
             before = {other.group for other in changed[: number + 1]}
             for other in crews:

@@ -453,14 +453,16 @@ def test_who_waits_for_a_members_credit_is_told_of_how_much() -> None:
     assert all(reason.code != "member_credit" for reason in cluster.core.why_job_waits(waiting, 0))
 
 
-def two_halves(policy: Policy, *, movable: Movable = Movable.WARM) -> Cluster:
-    """Two groups, of each of which half has left: what is there fits in one."""
-    cluster = Cluster(6, 4, policy)
+def two_halves(policy: Policy, *, movable: Movable = Movable.WARM, others: int = 0) -> Cluster:
+    """Two groups, of each of which half has left: what is there fits in one. ``others`` stay by themselves."""
+    cluster = Cluster(6 + others, 4 + others, policy)
     for name in ("a", "b"):
         cluster.arrives(job(name, 100, 150, 1.5, movable=movable))
     for name in ("c", "d"):
         cluster.arrives(job(name, 101, 150, 1.5, movable=movable))
-    assert cluster.mates() == [{"a", "b"}, {"c", "d"}]
+    for number in range(others):
+        cluster.arrives(job(f"alone{number}", 100, 150, 1.01, movable=Movable.NO))
+    assert [mates for mates in cluster.mates() if len(mates) > 1] == [{"a", "b"}, {"c", "d"}]
     cluster.now = 10 * HOUR_MS
     return cluster
 
@@ -489,17 +491,24 @@ def test_nobody_moves_to_who_could_not_pay_for_his_loading_and_a_turns_wait(iter
     assert len(cluster.looks_for_moves()) == moves
 
 
-def test_who_could_not_pay_for_it_is_looked_at_again_when_it_has_earned_enough_though_nobody_came_or_went() -> None:
-    cluster = two_halves(Loom(objective="cost"))
+@pytest.mark.parametrize(("others", "looks"), [(0, 1), (45, 40)])
+def test_who_could_not_pay_for_it_is_looked_at_again_when_it_has_earned_enough_though_nobody_came_or_went(
+    others: int, looks: int
+) -> None:
+    """Of many groups a few are looked at each time, in turn."""
+    cluster = two_halves(Loom(objective="cost"), others=others)
     cluster.has_run("a", 40, solo_s=250, took_s=250)
     cluster.has_run("c", 3, solo_s=250, took_s=250)
     cluster.ends("b")
     cluster.ends("d")
     assert cluster.looks_for_moves() == []
     cluster.has_run("c", 1, solo_s=250, took_s=250)
-    cluster.now += 10 * MINUTE_MS
-    assert len(cluster.looks_for_moves()) == 1
-    assert cluster.mates() == [{"a", "c"}]
+    moved = []
+    for _ in range(looks):
+        cluster.now += HOUR_MS
+        moved += cluster.looks_for_moves()
+    assert len(moved) == 1
+    assert {"a", "c"} in cluster.mates()
 
 
 @pytest.mark.parametrize(

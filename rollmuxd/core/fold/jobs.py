@@ -111,8 +111,9 @@ def times_drifted(state: State, fact: f.TimesDrifted) -> None:
 def guard_changed(state: State, fact: f.JobGuarded | f.GuardEnded) -> None:
     job = state.jobs[fact.job]
     job.guarded = isinstance(fact, f.JobGuarded)
-    if job.group is not None:  # nobody joins a guarded job, so what was derived from the group is out of date
-        state.groups[job.group].version += 1
+    for group in (job.group, None if job.move is None else job.move.group):
+        if group is not None:  # nobody joins a guarded job, so what was derived from the group is out of date
+            state.groups[group].version += 1
 
 
 def job_paused(state: State, fact: f.JobPaused) -> None:
