@@ -387,7 +387,7 @@ class Trouble:
             return
         self._count("stalls")
         process.stuck = True
-        self.world.later(process, self.chance.about(self.faults.operator_ms), self._revoked)
+        self.world.later(process, self.chance.within(2 * self.faults.operator_ms), self._revoked)
 
     def _revoked(self, process: "Process") -> None:
         if process.slot:

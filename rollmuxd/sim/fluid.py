@@ -109,7 +109,8 @@ class _Fluid:
         self.meter.until(self.kernel.now)
         outcome = self.outcome
         outcome.fines = self.fines.until(self.kernel.now)
-        outcome.span_ms = self.kernel.now - first
+        ends = [job.ended_ms for job in outcome.jobs if job.ended_ms is not None]
+        outcome.span_ms = max(ends, default=first) - first
         outcome.pools = list(self.meter.pools.values())
         outcome.cost_curve = self.meter.curve
         outcome.facts_digest = self.digest.hexdigest()
