@@ -6,7 +6,7 @@ from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.admission import admit
-from rollmuxd.core.cycle import PLACED, Cycle
+from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.model import (
     Gpu,
     HostId,
@@ -145,14 +145,9 @@ def quarantine(c: Cycle, job: Job, reason: str) -> None:
     c.fact(f.JobQuarantined(c.now, job.id, reason))
 
 
-def has_place(job: Job) -> bool:
-    """Whether the job is placed, and may stay where it is."""
-    return job.status in PLACED or (job.status is JobStatus.PAUSED and job.resume_to in PLACED)
-
-
 def settle(c: Cycle, job: Job) -> None:
     """Clear away what a job that has left its placement still has there; end the placement when nothing is left."""
-    if has_place(job):
+    if job.has_place:
         return
     if not job.pins:
         if job.status is JobStatus.LOST and job.relaunch_at is None and not job.left:
@@ -316,7 +311,7 @@ def stained_by(node: Node, job: JobId) -> bool:
 def may_be_parked(c: Cycle, kept: JobState) -> bool:
     """Whether the process that had the state loaded last is there, and its job has to have it discarded."""
     job = c.state.jobs[kept.job]
-    return (not has_place(job) or kept.node in job.left) and c.state.has_had(kept)
+    return (not job.has_place or kept.node in job.left) and c.state.has_had(kept)
 
 
 def process_of(c: Cycle, kept: JobState) -> Session | None:
@@ -350,7 +345,7 @@ def has_to_go(c: Cycle, node: Node, kept: JobState) -> bool:
         return not needed and may_be_parked(c, kept) and (order is None or not c.traits(order.driver).probes)
     if order is not None:
         return False  # no word of it: it may yet be done
-    if has_place(job):
+    if job.has_place:
         theirs = [gpu for gpu in node.gpus.values() if gpu.stain == job.id]
         return process_of(c, kept) is not None and all(given_back(c, gpu) for gpu in theirs)
     return job.status is not JobStatus.LOST
@@ -363,7 +358,7 @@ def is_of_use(c: Cycle, job: Job, pool: str, run: int) -> bool:
     if waits_with_its_state(job):
         return True
     here = [c.state.states.get(state_key(job.id, pool, name)) for name in job.pins.get(pool, ())]
-    return has_place(job) and not all(kept is not None and kept.warm and kept.status not in NOT_THERE for kept in here)
+    return job.has_place and not all(kept is not None and kept.warm and kept.status not in NOT_THERE for kept in here)
 
 
 def look(c: Cycle, job: Job) -> None:

@@ -559,6 +559,12 @@ class Job(Struct):
     times: dict[str, PhaseTimes] = field(default_factory=dict)
 
     @property
+    def has_place(self) -> bool:
+        """Whether the job is placed, and may stay where it is."""
+        status = self.resume_to if self.status is JobStatus.PAUSED else self.status
+        return status in (JobStatus.PROBING, JobStatus.ADMITTED, JobStatus.MOVING)
+
+    @property
     def live(self) -> bool:
         """Whether the run can still come to something."""
         return self.status is not JobStatus.LOST and self.status is not JobStatus.ENDED

@@ -124,10 +124,14 @@ class State(Struct):
     def left_over_mb(self, node: Node, *, but_of: JobId | None = None) -> int:
         """What states may leave on each GPU of a node: parked ones, and ones that are loaded on others of its GPUs.
 
-        And ones that are gone but whose process is there: it may keep what it had left.
+        And ones that are gone where their job stays: its process may keep what it had left.
         """
         states = [self.states[key] for key in node.states if self.states[key].job != but_of]
-        return sum(leaves_mb(kept) for kept in states if kept.status is not StateStatus.GONE or self.has_had(kept))
+        return sum(leaves_mb(kept) for kept in states if kept.status is not StateStatus.GONE or self._may_leave(kept))
+
+    def _may_leave(self, kept: JobState) -> bool:
+        job = self.jobs[kept.job]
+        return job.has_place and kept.node not in job.left and self.has_had(kept)
 
     def has_had(self, kept: JobState) -> bool:
         """Whether the process that its job has now is the one that had the state loaded last."""

@@ -67,14 +67,21 @@ class Gpus(Books):
         for gpu in fact.gpus:
             used = seen.get(gpu)
             if used is not None and used > limit:
-                limit = self.config.clear_tolerance_mb + sum(
-                    mb for key, mb in place.left.items() if self.kept.get(key, "gone") != "gone"
-                )
+                left = (mb for key, mb in place.left.items() if self._may_leave(key, fact.node))
+                limit = self.config.clear_tolerance_mb + sum(left)
             if used is None or used > limit:
                 self._broken("clear_is_what_was_seen_clear", f"{gpu} is called clear, and was seen with {used} MB")
         for job in dict.fromkeys(map(self.stain.get, fact.gpus)):
             if job is not None:
                 self._nothing_is_on_its_way(fact.node, job)
+
+    def _may_leave(self, key: str, node: NodeId) -> bool:
+        """Whether a state is there; or was, and its job stays, whose process may keep what it had left."""
+        if self.kept.get(key, "gone") != "gone":
+            return True
+        member = self.members[key.partition("|")[0]]
+        status = member.resume_to if member.status == "paused" else member.status
+        return status in ("placed", "moving") and node not in member.kept.left and member.session in self.heard
 
     def what_may_be_left_was_seen_of_a_parked_state(self, fact: f.LeftOverSeen) -> None:
         """No more than the input at hand shows on a GPU of the node on which nobody else's bytes may be, nor anybody's
