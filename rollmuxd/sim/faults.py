@@ -427,11 +427,13 @@ class Trouble:
             self.world.later(process, self.chance.within(RETRY_MS), self._asks_anew)
 
     def _asks_anew(self, process: "Process") -> None:
-        """What it waited for will not be; unless it has asked again already."""
+        """What it waited for will not be; unless it has asked again already, and has had its phase since."""
         job = self.world.core.state.jobs[process.name]
-        if not process.slot and job.slot is None and job.queued is None:
+        if process.slot or process.request is None:
+            return
+        if job.slot is None and job.queued is None:
             self.world.ask(process)
-        elif not process.slot:
+        else:
             self.world.ask_again(process)
 
     def released(self, process: "Process", answer: Answer) -> None:
