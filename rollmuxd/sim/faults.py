@@ -708,7 +708,8 @@ class Trouble:
 
     def knock(self, process: "Process", given: i.Input, then: "Then | None") -> None:
         """A call without an answer is made again, by the same process, until there is one."""
-        process.knocks = True
+        if not isinstance(given, i.Heartbeat):  # which comes beside whatever else it calls for
+            process.knocks = True
         self.world.kernel.after(1 + self.chance.within(RETRY_MS), self._knocks, process, process.life, given, then)
 
     def _knocks(self, process: "Process", life: int, given: i.Input, then: "Then | None") -> None:
@@ -718,5 +719,5 @@ class Trouble:
         elif process.life == life and process.silent:
             self.knock(process, given, then)  # it will call when it wakes up
         elif process.life == life:
-            process.knocks = False
+            process.knocks = process.knocks and isinstance(given, i.Heartbeat)
             self.world.call(process, given, then)
