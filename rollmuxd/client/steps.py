@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from rollmuxd.client.calls import Call
 from rollmuxd.client.errors import GaveUp, Refused, RollmuxError, TooManyRequests, Unavailable, Unreachable
@@ -63,20 +63,28 @@ def persist(
     call: Call[T],
     *,
     patience_s: float | None = None,
+    until: float | None = None,
     clock: Callable[[], float] = time.monotonic,
     tell: Callable[[str], None] = say,
 ) -> Flow[T]:
     """Send until it was answered: again after connection errors, 502, 503, 504 and 429, with back-off and jitter.
 
     Says so at the second failure in a row, then each minute, and when it is over. Raises :class:`GaveUp` when that has
-    gone on for ``patience_s`` (None: never), and every other refusal at once.
+    gone on for ``patience_s`` (None: never), and every other refusal at once. ``until`` is a moment of ``clock`` at
+    which it gives up also in the middle of a call that nobody answers.
     """
     since: float | None = None
     said: float | None = None
-    tries = 0
+    tries, trouble = 0, ""
     while True:
+        sent = call
+        if until is not None:
+            left_s = until - clock()
+            if left_s <= 0:
+                raise GaveUp(f"{call} got no answer in time{trouble}")
+            sent = structs.replace(call, timeout_s=min(call.timeout_s, left_s))
         try:
-            answer: T = yield call
+            answer: T = yield sent
         except (Unreachable, Unavailable, TooManyRequests) as error:
             if not call.repeat:
                 raise
@@ -87,8 +95,9 @@ def persist(
             if tries > 0 and (said is None or now - said >= SAY_EVERY_S):
                 said = now
                 tell(f"{error}; trying again{f' (for {duration(now - since)} now)' if now - since >= 1 else ''}")
-            yield Pause(_back_off(tries, error))
-            tries += 1
+            pause_s = _back_off(tries, error)
+            yield Pause(pause_s if until is None else max(0.0, min(pause_s, until - now)))
+            tries, trouble = tries + 1, f": {error}"
         else:
             if said is not None and since is not None:
                 tell(f"the daemon answers again, after {duration(clock() - since)}")

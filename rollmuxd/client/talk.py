@@ -50,8 +50,12 @@ WAIT_S = 25.0
 START_PATIENCE_S = 120.0
 #: at most between two questions whether a quarantined job was reinstated
 REINSTATED_S = 5.0
-#: clean-ups after an interruption: the user is waiting for the prompt
+#: all clean-ups after an interruption together: the user is waiting for the prompt
 CLEAN_UP_S = 10.0
+#: one call of a clean-up: a connection that hangs is worth a second one
+CLEAN_UP_CALL_S = 5.0
+#: the word that the job is over, to a daemon that did not answer the whole clean-up before
+LAST_CALL_S = 2.0
 #: a release while the program is failing: worth a daemon's restart, not worth hanging
 FAILING_PATIENCE_S = 60.0
 
@@ -66,6 +70,8 @@ class Request(Struct):
     phase: str
     id: str
     view: SlotView | None = None
+    #: we have begun to take it back: should it be released, it was we
+    back: bool = False
 
 
 class Held(Struct):
@@ -132,10 +138,13 @@ class Talk:
         self._patience_s = patience_s
         self._clock = clock
         self._tell = tell
-        #: a request that may still stand there: one that a release carried, or one that could not be taken back
+        #: a request that may stand there: the one that is waited for, one that a release carried, or one that could
+        #: not be taken back
         self._pending: Request | None = None
         #: a slot that may still be ours: its release was interrupted
         self._left: Left | None = None
+        #: the end of the clean-up that nobody answered, if that was the last thing we heard
+        self._clean_until: float | None = None
         # The heartbeat's reader and the training loop may both find that the session is gone.
         self._reattaching = threading.Lock()
         self._ending = False
@@ -193,8 +202,10 @@ class Talk:
             return False
         call: Call[Any] = calls.close_session(self.session) if keep else calls.end_job(self.job, reason, self.session)
         taken, self._ending = False, True
+        now = self._clock()
+        until = now + CLEAN_UP_S if self._clean_until is None else max(self._clean_until, now + LAST_CALL_S)
         try:
-            yield from self._persist(call, CLEAN_UP_S)
+            yield from self._persist(call, None, until)
             taken = True
         except (NotFound, Conflict):
             pass  # over already, which is what we want
@@ -215,27 +226,30 @@ class Talk:
         request = yield from self._request_for(phase)
         try:
             view = yield from self._granted(request)
-        except GeneratorExit:
+        except GeneratorExit:  # it is remembered
             raise
         except BaseException as error:
-            if not isinstance(error, JobEnded | SlotFaulted | SlotLost):
-                yield from self._take_back(request)
+            if isinstance(error, JobEnded | SlotFaulted | SlotLost):
+                self._pending = None
+            else:
+                yield from self._clean_up()
             raise
         assert view.fence is not None
         held = Held(view.slot, phase, request.id, view.fence, tuple(view.gpus), self.session)
-        self.held = held
+        self.held, self._pending = held, None
         return held
 
     def _request_for(self, phase: str) -> Flow[Request]:
         if self.ended:
             raise JobEnded(self.ended)
+        self._clean_until = None
         yield from self._let_go(self._patience_s)
-        pending, self._pending = self._pending, None
-        if pending is not None and pending.phase == phase:
-            return pending
-        if pending is not None:
-            yield from self._take_back(pending)
-        return Request(phase, new_id())
+        # Nothing else is asked for before that is settled: a slot that it may have got would be in our own way.
+        if self._pending is not None and self._pending.phase != phase:
+            yield from self._take_back(self._patience_s)
+        if self._pending is None:
+            self._pending = Request(phase, new_id())
+        return self._pending
 
     def _granted(self, request: Request) -> Flow[SlotView]:
         began = self._clock()
@@ -249,13 +263,15 @@ class Talk:
                 if said is not None:
                     self._tell(f"{self.name} has {request.phase}, after {duration(self._clock() - began)}")
                 return view
-            if view is not None and view.status in {"withdrawn", "lost", "revoked"}:
+            ours = view is not None and view.status == "released" and request.back
+            if view is not None and (ours or view.status in {"withdrawn", "lost", "revoked"}):
                 # Dropped while we were away for longer than the re-attach time, or taken away before we heard that it
-                # was ours. Nothing of ours has run there, so: ask anew. (What is left of it, the daemon looks after.)
-                if view.status != "withdrawn":
+                # was ours, or given back by us. Nothing of ours has run there, so: ask anew. (What is left of it, the
+                # daemon looks after.)
+                if view.status not in {"withdrawn", "released"}:
                     how = f"{view.status} before {request.phase} began{_because(view.reason)}"
                     self._tell(f"{self.name}: slot {view.slot} was {how}; asking again")
-                request.id, request.view = new_id(), None
+                request.id, request.view, request.back = new_id(), None, False
                 yield Pause(min(1.0, 0.05 * 2.0 ** min(anew, 8)))
                 anew += 1
             elif view is not None and view.status not in _COMING:
@@ -361,19 +377,21 @@ class Talk:
             self._pending = left.carried
 
     def _clean_up(self) -> Flow[None]:
-        """A release was interrupted: give the slot back all the same, and take back what the release has asked for."""
+        """A wait or a release was interrupted: give back and take back, within seconds, what there may be of ours."""
+        until = self._clock() + CLEAN_UP_S
         with suppress(RollmuxError):  # it is remembered
-            yield from self._let_go(CLEAN_UP_S, CLEAN_UP_S / 2)
-            if self._pending is not None:
-                yield from self._take_back(self._pending)
+            self._clean_until = until
+            yield from self._let_go(None, until)
+            yield from self._take_back(None, until)
+            self._clean_until = None
 
-    def _let_go(self, patience_s: float | None, timeout_s: float = calls.RELEASE_S) -> Flow[None]:
+    def _let_go(self, patience_s: float | None, until: float | None = None) -> Flow[None]:
         """Give back a slot of which the release was interrupted. If that was heard, the answer is what it was then."""
         left = self._left
         if left is None:
             return
         try:
-            view = yield from self._release(left.held, left.measured, None, patience_s, timeout_s)
+            view = yield from self._release(left.held, left.measured, None, patience_s, until)
         except SlotLost:
             self._left = None
         else:
@@ -385,35 +403,34 @@ class Talk:
         measured: dict[str, float],
         carried: Request | None,
         patience_s: float | None,
-        timeout_s: float = calls.RELEASE_S,
+        until: float | None = None,
     ) -> Flow[ReleaseView]:
         following = NextBody(carried.phase, carried.id) if carried is not None else None
         while True:
             body = ReleaseBody(fence=held.fence, next=following, measured=measured)
-            call = structs.replace(calls.release(held.slot, body), timeout_s=timeout_s)
             try:
-                view: ReleaseView = yield from self._persist(call, patience_s)
+                view: ReleaseView = yield from self._persist(calls.release(held.slot, body), patience_s, until)
             except Unprocessable:
                 if not measured and following is None:
                     raise
                 # Never keep GPUs because of a figure or a wish that is refused.
                 measured, following = {}, None
             except (Conflict, NotFound) as error:
-                if not (yield from self._newer_fence(held, patience_s)):
+                if not (yield from self._newer_fence(held, patience_s, until)):
                     held.lost = True
                     text = f"{self.name}: slot {held.slot} was lost while {held.phase} ran: {error.detail}"
                     raise SlotLost(text, slot=held.slot, phase=held.phase, reason=error.detail) from error
             else:
                 return view
 
-    def _newer_fence(self, held: Held, patience_s: float | None) -> Flow[bool]:
+    def _newer_fence(self, held: Held, patience_s: float | None, until: float | None) -> Flow[bool]:
         # If our session was opened anew since the grant, the slot went over to it, under a newer fence.
         if held.session == self.session:
             return False
         held.session = self.session
         body = SlotBody(phase=held.phase, request_id=held.request_id, session=self.session)
         try:
-            view = yield from self._persist(calls.request_slot(self.job, body), patience_s)
+            view = yield from self._persist(calls.request_slot(self.job, body), patience_s, until)
         except Refused:
             return False
         if view.slot != held.slot or view.fence is None or view.status not in _RUNNING:
@@ -434,35 +451,51 @@ class Talk:
         held.gpus = tuple(view.gpus)
         held.directive = None
 
-    def _take_back(self, request: Request) -> Flow[None]:
-        """Make sure that a request holds nothing, whatever became of it; within seconds, else it is kept for later."""
-        self._pending = Request(request.phase, request.id)  # also should this be interrupted
-        with suppress(RollmuxError):
-            if (yield from self._taken_back(request)):
-                self._pending = None
+    def _take_back(self, patience_s: float | None, until: float | None = None) -> Flow[None]:
+        """Make sure that the pending request holds nothing, whatever became of it. Until then it stays pending."""
+        request = self._pending
+        if request is not None:
+            request.view, request.back = None, True
+            yield from self._taken_back(request, patience_s, until)
+            self._pending = None
 
-    def _taken_back(self, request: Request) -> Flow[bool]:
-        until = self._clock() + CLEAN_UP_S
-        body = SlotBody(phase=request.phase, request_id=request.id, session=self.session, wait_s=0)
-        try:
-            while self._clock() < until:
+    def _taken_back(self, request: Request, patience_s: float | None, until: float | None) -> Flow[None]:
+        said, refusals = False, 0
+        while refusals <= 3:  # refused all the same: nothing that we could do would change it
+            session = self.session
+            body = SlotBody(phase=request.phase, request_id=request.id, session=session, wait_s=0)
+            try:
                 # Asking again tells the slot, and its fence if it was granted meanwhile.
-                view = yield from self._persist(calls.request_slot(self.job, body), CLEAN_UP_S / 2)
+                view = yield from self._persist(calls.request_slot(self.job, body), patience_s, until)
+            except Unprocessable:
+                return  # it was never taken
+            except (NotFound, Conflict) as error:
+                if _ended(error, request) is not None:
+                    return
+                if until is not None:
+                    raise  # seconds are not enough to find out why
+                refusals += 1
+                try:
+                    quarantined = yield from self._recover(error, session)
+                except Conflict:
+                    return  # it was never taken, and is not to be
+                if quarantined is not None:
+                    return
+                continue
+            try:
                 if view.status in _RUNNING and view.fence is not None:
-                    yield from self._persist(calls.release(view.slot, ReleaseBody(fence=view.fence)), CLEAN_UP_S / 2)
-                    return True
-                if view.status == "queued":
-                    try:
-                        yield from self._persist(calls.withdraw(view.slot, self.session), CLEAN_UP_S / 2)
-                    except Conflict:
-                        continue  # its turn came in between
-                    return True
-                if view.status != "loading":
-                    return True
-                yield Pause(0.2)
-        except Refused:
-            return True  # the job or the session is gone, and the request with it
-        return False
+                    yield from self._persist(calls.release(view.slot, ReleaseBody(fence=view.fence)), patience_s, until)
+                elif view.status == "queued":
+                    yield from self._persist(calls.withdraw(view.slot, session), patience_s, until)
+            except (NotFound, Conflict):
+                refusals += 1  # its turn came in between, or its end
+                continue
+            if view.status != "loading":
+                return
+            if not said and until is None:
+                said = True
+                self._tell(f"{self.name} gives {request.phase} back first, of which the state is being loaded")
+            yield Pause(0.2 if until is not None else 1.0)
 
     # ---- sessions ----
 
@@ -523,8 +556,10 @@ class Talk:
             self.held.lost = True
         return JobEnded(why)
 
-    def _persist(self, call: Call[T], patience_s: float | None) -> Flow[T]:
-        return persist(call, patience_s=patience_s, clock=self._clock, tell=self._tell)
+    def _persist(self, call: Call[T], patience_s: float | None, until: float | None = None) -> Flow[T]:
+        if until is not None:
+            call = structs.replace(call, timeout_s=min(call.timeout_s, CLEAN_UP_CALL_S))
+        return persist(call, patience_s=patience_s, until=until, clock=self._clock, tell=self._tell)
 
 
 def _ended(error: Refused, request: Request) -> SlotView | None:

@@ -396,6 +396,128 @@ def test_a_request_whose_taking_back_is_interrupted_too_is_settled_before_the_ne
     assert bodies(steps)[2][2].request_id != left_behind
 
 
+def over_time(talk, flow, answers):
+    """Play a flow while time passes: pauses take theirs, and a call that is answered "hangs" all that it may take."""
+    answers, steps = list(answers), []
+    step = next(flow)
+    while True:
+        steps.append(step)
+        answer = None
+        if type(step).__name__ == "Pause":
+            talk._clock.now += step.seconds
+        else:
+            answer = answers.pop(0) if len(answers) > 1 else answers[0]
+            if answer == "hangs":
+                talk._clock.now += step.timeout_s
+                answer = Unreachable("timed out")
+        try:
+            step = flow.throw(answer) if isinstance(answer, BaseException) else flow.send(answer)
+        except StopIteration as end:
+            return end.value, steps
+
+
+def released_into(talk, play, next_slot):
+    """Release t1 with a request for train, which gets ``next_slot``; returns that request's id."""
+    held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+    flow = talk.leave(held, measured={}, then="train", failing=False)
+    _, steps = play(flow, [ReleaseView("t1", "released", next_slot)])
+    return bodies(steps)[0][2].next.request_id
+
+
+@pytest.mark.parametrize("what", ["away", "loading"])
+def test_what_is_not_wanted_any_more_is_taken_back_before_anything_else_is_asked_for_however_long_it_takes(
+    talk, play, what
+):
+    """It may have been granted: then the job would wait for itself, without end."""
+    carried = released_into(talk, play, RUNNING)
+    meanwhile = Unreachable("away") if what == "away" else slot("loading")
+
+    answers = [*[meanwhile] * 100, RUNNING, ReleaseView("t1", "released"), RUNNING]
+    held, steps = over_time(talk, talk.enter("rollout"), answers)
+
+    assert talk._clock.now - 1000 > 60
+    *asked, released, anew = bodies(steps)
+    assert {body.request_id for _, _, body in asked} == {carried}
+    assert released[1] == "/v1/slots/t1/release"
+    assert anew[2].request_id == held.request_id != carried
+
+
+def test_what_could_not_be_taken_back_before_patience_ended_is_still_to_be_taken_back(talk, play):
+    carried = released_into(talk, play, slot("queued"))
+    talk._patience_s = 30
+    with pytest.raises(GaveUp):
+        over_time(talk, talk.enter("rollout"), [Unreachable("away")])
+
+    _, steps = play(talk.enter("rollout"), [slot("queued"), None, RUNNING])
+
+    assert [method for method, _, _ in bodies(steps)] == ["POST", "DELETE", "POST"]
+    assert bodies(steps)[0][2].request_id == carried != bodies(steps)[2][2].request_id
+
+
+def test_what_went_over_to_a_new_session_is_taken_back_from_it(talk, play):
+    carried = released_into(talk, play, RUNNING)
+    again = [NotFound("no session s1", status=404), view(), SessionView("s2", "j1", 1, 60, 15)]
+
+    newer = slot("running", fence="1.9")
+    _, steps = play(talk.enter("rollout"), [*again, newer, ReleaseView("t1", "released"), RUNNING])
+
+    *_, asked, released, anew = bodies(steps)
+    assert (asked[2].request_id, asked[2].session) == (carried, "s2")
+    assert released[2].fence == "1.9"
+    assert anew[2].request_id != carried
+
+
+def test_what_is_refused_for_good_is_not_taken_back_for_ever(talk, play):
+    released_into(talk, play, slot("queued"))
+    play(talk.enter("rollout"), [Unprocessable("no phase train"), RUNNING])
+
+    released_into(talk, play, slot("queued"))
+    play(talk.enter("rollout"), [Conflict("no"), view(session="s1"), RUNNING])
+
+    released_into(talk, play, slot("queued"))
+    play(talk.enter("rollout"), [slot("queued"), Conflict("no")] * 4 + [RUNNING])
+
+
+def test_a_request_whose_taking_back_was_heard_and_not_answered_is_made_anew(talk, play):
+    """We have released it ourselves: nothing was lost."""
+    with pytest.raises(KeyboardInterrupt):
+        play(recorded(talk.enter("rollout"), []), [slot("queued"), KeyboardInterrupt(), RUNNING, KeyboardInterrupt()])
+
+    held, steps = play(talk.enter("rollout"), [over("released", granted_at="2026-01-01T00:00:00Z"), RUNNING])
+
+    first, second = bodies(steps)
+    assert first[2].request_id != second[2].request_id == held.request_id
+    assert talk.said == ["a waits for rollout: no reason given"]  # no word of a slot that was lost
+
+
+def test_ctrl_c_gives_the_prompt_back_within_seconds_also_while_a_release_parks(talk):
+    """``park=at_release``: a daemon in good health answers it after minutes."""
+    with pytest.raises(KeyboardInterrupt):
+        over_time(talk, talk.enter("rollout"), [KeyboardInterrupt(), RUNNING, "hangs"])
+
+    assert talk._clock.now - 1000 < 11
+
+
+@pytest.mark.parametrize("answer", ["hangs", Unreachable("away")])
+def test_ctrl_c_in_a_release_and_the_end_after_it_take_seconds_all_together(talk, answer):
+    held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+    with pytest.raises(KeyboardInterrupt):
+        over_time(talk, talk.leave(held, measured={}, then="train", failing=False), [KeyboardInterrupt(), answer])
+    over_time(talk, talk.end("interrupted", keep=False), [answer])
+
+    assert talk._clock.now - 1000 < 13
+    assert talk.said[-1].endswith("timed out" if answer == "hangs" else "away")
+
+
+def test_the_end_of_a_job_outlives_a_short_restart_of_the_daemon(talk, play):
+    with pytest.raises(KeyboardInterrupt):  # answered: this says nothing of the daemon
+        over_time(talk, talk.enter("rollout"), [KeyboardInterrupt(), slot("queued"), None])
+    talk._clock.now += 20
+    taken, _ = over_time(talk, talk.end("finished", keep=False), [Unreachable("away")] * 5 + [None])
+
+    assert taken
+
+
 def interrupted_release(talk, play, *answers, then="train"):
     """What is sent from the release of t1 on, which Ctrl-C interrupts before it is answered."""
     held = Held("t1", "rollout", "r1", "1.7", (), "s1")
