@@ -306,6 +306,8 @@ class Life(Generic[S]):
     def _granting(self, phase: str) -> Flow[Held]:
         assert self._talk is not None
         assert self._pulse is not None
+        if self._talk.held is not None:  # interrupted between its grant and its phase: nobody else would release it
+            self._talk.leave_later(self._talk.held, {})
         try:
             held = yield from self._talk.enter(phase)
         except BaseException as error:
@@ -358,12 +360,18 @@ class Life(Generic[S]):
     def shrinking(self, slot: Stay, keep: Sequence[str]) -> Flow[None]:
         """Give GPUs of the slot back."""
         if self._talk is not None and slot.held is not None:
+            self._check_process()
             yield from self._talk.shrink(slot.held, keep)
 
     def growing(self, slot: Stay) -> Flow[None]:
         """Take GPUs of the slot back."""
         if self._talk is not None and slot.held is not None:
+            self._check_process()
             yield from self._talk.grow(slot.held)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RollmuxError(f"the slot of job {self.name} belongs to process {self._pid}; shrink and grow it there")
 
     def ending(self, reason: str, *, keep: bool) -> Flow[None]:
         """End the job, or (``keep``) this process's part in it."""

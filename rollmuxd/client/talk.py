@@ -425,15 +425,19 @@ class Talk:
 
     def _newer_fence(self, held: Held, patience_s: float | None, until: float | None) -> Flow[bool]:
         # If our session was opened anew since the grant, the slot went over to it, under a newer fence.
-        if held.session == self.session:
+        session = self.session
+        if held.session == session:
             return False
-        held.session = self.session
-        body = SlotBody(phase=held.phase, request_id=held.request_id, session=self.session)
+        body = SlotBody(phase=held.phase, request_id=held.request_id, session=session)
         try:
             view = yield from self._persist(calls.request_slot(self.job, body), patience_s, until)
         except Refused:
             return False
-        if view.slot != held.slot or view.fence is None or view.status not in _RUNNING:
+        held.session = session
+        if view.slot != held.slot:  # the daemon has forgotten ours, and took that for a new request
+            self._pending = Request(held.phase, held.request_id)
+            return False
+        if view.fence is None or view.status not in _RUNNING:
             return False
         held.fence = view.fence
         return True

@@ -494,6 +494,33 @@ def test_a_forked_child_enters_no_phase_of_its_own(daemon, monkeypatch, where):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("what", ["shrink", "grow"])
+@pytest.mark.parametrize("make", [rollmuxd.job, rollmuxd.ajob])
+def test_a_forked_child_neither_shrinks_nor_grows_the_slot_of_its_parent(daemon, make, what):
+    """It would do so over the parent's connection, and give GPUs away on which the parent computes."""
+    job = make("a")
+    life = job._life
+    slot = life.run(life.entering("rollout"))
+    before = len(daemon.calls)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            asked = slot.shrink(["fake/gpu0"]) if what == "shrink" else slot.grow()
+            if asked is not None:
+                asyncio.run(asked)
+            code = 2
+        except rollmuxd.RollmuxError as error:
+            code = 0 if "belongs to process" in str(error) and len(daemon.calls) == before else 3
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    life.run(life.leaving(None, None))
+    life.run(life.ending("finished", keep=False))
+
+
 # ---- the fake ----
 
 

@@ -276,3 +276,25 @@ def test_a_rank_0_that_is_interrupted_while_it_waits_for_the_others_lets_them_go
             assert len(daemon.asked("POST", "/release")) == 1
 
     assert daemon.phases == ["rollout", "train"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("Ctrl-C"), OSError("the store is gone")])
+def test_a_slot_that_the_other_ranks_could_not_be_told_of_is_given_back_before_the_next_request(daemon, error):
+    """Nobody has entered its phase, so nobody leaves it; and the next request would wait for it."""
+
+    class Broken(Store):
+        def set(self, key, value):
+            if key.endswith("/1/granted"):
+                raise error
+            super().set(key, value)
+
+    job = rollmuxd.job("a", ranks=2, rank=0, store=Broken())
+    job.start()
+    with pytest.raises(type(error)), job.phase("rollout"):
+        pass
+    assert daemon.asked("POST", "/release") == []
+    job.phase("train").__enter__()
+
+    assert len(daemon.asked("POST", "/release")) == 1
+    assert daemon.phases == ["rollout", "train"]
+    job.end()

@@ -518,6 +518,18 @@ def test_the_end_of_a_job_outlives_a_short_restart_of_the_daemon(talk, play):
     assert taken
 
 
+def test_a_request_whose_flow_is_dropped_while_it_waits_is_settled_before_the_next_one(talk, play):
+    flow = talk.enter("rollout")
+    left_behind = next(flow).body.request_id
+    flow.send(slot("queued"))
+    flow.close()
+
+    _, steps = play(talk.enter("train"), [slot("queued"), None, RUNNING])
+
+    assert [method for method, _, _ in bodies(steps)] == ["POST", "DELETE", "POST"]
+    assert bodies(steps)[0][2].request_id == left_behind
+
+
 def interrupted_release(talk, play, *answers, then="train"):
     """What is sent from the release of t1 on, which Ctrl-C interrupts before it is answered."""
     held = Held("t1", "rollout", "r1", "1.7", (), "s1")
@@ -722,6 +734,43 @@ def test_a_slot_held_across_a_new_session_is_released_with_its_newer_fence(talk,
 
     assert bodies(steps)[1][2].request_id == held.request_id
     assert bodies(steps)[2][2].fence == "1.9"
+
+
+def test_a_newer_fence_that_nobody_told_us_is_asked_for_again(talk, play):
+    """The slot would else be given up as lost, which is ours."""
+    held, _ = play(talk.enter("rollout"), [RUNNING])
+    play(talk.beat_refused("s1", 404, ""), [view(), SessionView("s2", "j1", 1, 60, 15)])
+    with pytest.raises(KeyboardInterrupt):
+        stale = Conflict("stale fence")
+        answers = [stale, KeyboardInterrupt(), stale, slot("running", fence="1.9"), KeyboardInterrupt()]
+        play(recorded(talk.leave(held, measured={}, then=None, failing=False), steps := []), answers)
+    assert bodies(steps)[-1][2].fence == "1.9"
+
+    _, steps = play(talk.enter("train"), [ReleaseView("t1", "released"), RUNNING])
+
+    assert bodies(steps)[0][2].fence == "1.9"
+
+
+def test_a_release_that_is_refused_with_the_newest_fence_is_not_repeated_without_end(talk, play):
+    held, _ = play(talk.enter("rollout"), [RUNNING])
+    play(talk.beat_refused("s1", 404, ""), [view(), SessionView("s2", "j1", 1, 60, 15)])
+
+    with pytest.raises(SlotLost, match="it is revoked by root"):
+        answers = [Conflict("stale fence"), slot("running", fence="1.9"), Conflict("it is revoked by root")]
+        play(talk.leave(held, measured={}, then=None, failing=False), answers)
+
+
+def test_a_slot_that_asking_for_a_newer_fence_has_made_is_given_back(talk, play):
+    """A daemon that has forgotten the slot takes that for a new request."""
+    held, _ = play(talk.enter("rollout"), [RUNNING])
+    play(talk.beat_refused("s1", 404, ""), [view(), SessionView("s2", "j1", 1, 60, 15)])
+    another = SlotView("t9", "j1", "rollout", "queued", held.request_id)
+    with pytest.raises(SlotLost):
+        play(talk.leave(held, measured={}, then=None, failing=False), [NotFound("there is no slot t1"), another])
+
+    _, steps = play(talk.enter("train"), [another, None, RUNNING])
+
+    assert bodies(steps)[1][:2] == ("DELETE", "/v1/slots/t9")
 
 
 def test_a_job_that_was_ended_gets_no_more_slots(talk, play):
