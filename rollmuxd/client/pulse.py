@@ -18,6 +18,8 @@ from rollmuxd.wire.answers import Directive, SessionView
 _HEARTBEAT = Path(__file__).with_name("heartbeat.py")
 #: seconds before a heartbeat process that died is started again, doubling from the first to the second
 RESTART_S = (0.5, 30.0)
+#: seconds before what found the pipe full is told again
+AGAIN_S = 1.0
 #: seconds that it gets to end by itself
 STOP_S = 3.0
 
@@ -76,6 +78,10 @@ class HeartbeatProcess:
         }
         #: something could not be told
         self._behind = False
+        #: tells it again, where nothing changes that would
+        self._again: threading.Thread | None = None
+        # The loop, the watch and the one that tells again all write. (Re-entrant: a signal handler may tell something.)
+        self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._process: Any = None
         self._stdin: IO[bytes] | None = None
@@ -121,20 +127,35 @@ class HeartbeatProcess:
         _alive.discard(self)
 
     def _set(self, **what: Any) -> None:
-        changed = {name: value for name, value in what.items() if name == "session" or self._now.get(name) != value}
-        self._now.update(changed)
-        if changed:
-            self._write(self._now if self._behind else changed)
+        with self._lock:
+            changed = {name: value for name, value in what.items() if name == "session" or self._now.get(name) != value}
+            self._now.update(changed)
+            if changed:
+                self._write(self._now if self._behind else changed)
 
     def _write(self, what: dict[str, Any]) -> None:
+        """Tell the process; under the lock."""
         stdin = self._stdin
         if stdin is None:
             return
         # Short lines go into a pipe whole or not at all. It is full when the process hangs, or waits for a daemon that
         # does while a loop tells of its progress a thousand times a second; and the loop must not wait for it. Then all
-        # is told with the next change; when the process has died, to the next one.
+        # is told with the next change, or a little later; when the process has died, to the next one.
         with contextlib.suppress(OSError, ValueError):
             self._behind = stdin.write(json.dumps(what).encode() + b"\n") is None
+        if self._behind and self._again is None:
+            again = threading.Thread(target=self._catch_up, name="rollmuxd-heartbeat-again", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no more threads: then with the next change
+                again.start()
+                self._again = again
+
+    def _catch_up(self) -> None:
+        while not self._stopping.wait(AGAIN_S):
+            with self._lock:
+                self._write(self._now)
+                if not self._behind:
+                    self._again = None
+                    return
 
     def _start(self) -> None:
         import subprocess
@@ -164,7 +185,8 @@ class HeartbeatProcess:
             self._in_a_thread()
         assert self._stdin is not None
         os.set_blocking(self._stdin.fileno(), False)
-        self._write(self._now)
+        with self._lock:
+            self._write(self._now)
 
     def _in_a_thread(self) -> None:
         from rollmuxd.client import heartbeat
@@ -219,12 +241,15 @@ class HeartbeatProcess:
             pass  # a newer daemon's directive: not for us
 
     def _close_stdin(self) -> None:
-        stdin, self._stdin = self._stdin, None
-        if stdin is not None:
-            stdin.close()
+        with self._lock:
+            stdin, self._stdin = self._stdin, None
+            if stdin is not None:
+                stdin.close()
 
     def forget(self) -> None:
         """In a forked child: let go of the pipes, or the heartbeat would outlive our parent."""
+        # A thread that is not here may have held the locks.
+        self._lock, self._stopping = threading.RLock(), threading.Event()
         self._stopping.set()
         for pipe in (self._stdin, self._stdout):
             if pipe is not None:

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -164,34 +166,102 @@ def test_if_it_dies_it_is_started_again_and_knows_everything(beating, until):
     assert "starting it again" in heard.troubles[0]
 
 
-def test_what_finds_the_pipe_full_is_told_with_the_next_change(monkeypatch):
-    """It waits for a daemon that hangs, and the loop tells of each sample: a new session is not lost among them."""
+@pytest.fixture
+def full(monkeypatch):
+    """A pulse that has found its pipe full, and told a new slot and session since; and who is to read them."""
     read, write = os.pipe()
     monkeypatch.setattr(HeartbeatProcess, "_start", lambda pulse: None)
     monkeypatch.setattr(HeartbeatProcess, "_watch", lambda pulse: None)
-    pulse = HeartbeatProcess(find("http://nowhere").address, Heard())
-    pulse._stdin = os.fdopen(write, "wb", buffering=0)
-    os.set_blocking(write, False)
-    for number in range(10_000):
-        pulse.progress(number, 10_000)
-    pulse.slot("t2")
-    pulse.session(SessionView("s2", "j1", 1, 60.0, 15.0))
 
-    beater = Beater(read, -1, None)
-    os.set_blocking(read, False)
+    def fill():
+        pulse = HeartbeatProcess(find("http://nowhere").address, Heard())
+        made.append(pulse)
+        pulse._stdin = os.fdopen(write, "wb", buffering=0)
+        os.set_blocking(write, False)
+        for number in range(10_000):
+            pulse.progress(number, 10_000)
+        pulse.slot("t2")
+        pulse.session(SessionView("s2", "j1", 1, 60.0, 15.0))
+        os.set_blocking(read, False)
+        return pulse, Beater(read, -1, None)
+
+    made = []
+    yield fill
+    made[0].stop()
+    os.close(read)
+
+
+def read_all(beater):
     try:
         while beater._told():
             pass
     except BlockingIOError:
         pass
+
+
+def told(beater):
+    return {name: beater._now.get(name) for name in ("session", "slot", "done", "total", "heartbeat_s")}
+
+
+def test_what_finds_the_pipe_full_is_told_with_the_next_change(full, monkeypatch):
+    """It waits for a daemon that hangs, and the loop tells of each sample: a new session is not lost among them."""
+    monkeypatch.setattr(HeartbeatProcess, "_catch_up", lambda pulse: None)
+    pulse, beater = full()
+
+    read_all(beater)
     assert "slot" not in beater._now
     pulse.progress(1, 10)
     beater._told()
-    os.close(read)
-    pulse._close_stdin()
 
-    told = {name: beater._now[name] for name in ("session", "slot", "done", "total", "heartbeat_s")}
-    assert told == {"session": "s2", "slot": "t2", "done": 1, "total": 10, "heartbeat_s": 15.0}
+    assert told(beater) == {"session": "s2", "slot": "t2", "done": 1, "total": 10, "heartbeat_s": 15.0}
+
+
+def test_what_finds_the_pipe_full_is_told_a_little_later_also_if_nothing_else_changes(full, monkeypatch, until):
+    """A long phase may tell of nothing more, and its new session would not be kept alive."""
+    by, write = [], HeartbeatProcess._write
+    monkeypatch.setattr("rollmuxd.client.pulse.AGAIN_S", 0.01)
+    monkeypatch.setattr(
+        HeartbeatProcess, "_write", lambda *told: (by.append(threading.current_thread().name), write(*told))
+    )
+    pulse, beater = full()
+    by.clear()
+    until(lambda: by.count("rollmuxd-heartbeat-again") > 2)  # it hangs for longer
+
+    def caught_up():
+        read_all(beater)
+        return told(beater) == {"session": "s2", "slot": "t2", "done": 0, "total": 0, "heartbeat_s": 15.0}
+
+    until(caught_up)
+    until(lambda: pulse._again is None)
+    pulse.progress(2, 10)
+    read_all(beater)
+    assert told(beater)["done"] == 2
+
+
+def test_a_forked_child_tells_nothing_and_hangs_on_nothing_though_its_parent_was_telling(full, monkeypatch):
+    monkeypatch.setattr(HeartbeatProcess, "_catch_up", lambda pulse: None)
+    pulse, _ = full()
+    held, let_go = threading.Event(), threading.Event()
+
+    def tell():
+        with pulse._lock:
+            held.set()
+            let_go.wait(20)
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    assert held.wait(20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads, which is the point
+        child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        pulse.progress(5, 10)
+        os._exit(0)
+    let_go.set()
+    teller.join()
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_where_no_process_can_be_started_a_thread_beats(beating, until, monkeypatch):
