@@ -114,6 +114,8 @@ class Life(Generic[S]):
         #: of a follower: the job, and rank 0's session
         self._follows = ("", "")
         self._depth = 0
+        #: a phase that was to be left when that was interrupted: other ranks may be in it still
+        self._interrupted = ""
 
     def __str__(self) -> str:
         return f"{self.name} {'alone' if self.alone else self.id or 'not started'}"
@@ -308,6 +310,9 @@ class Life(Generic[S]):
         assert self._pulse is not None
         if self._talk.held is not None:  # interrupted between its grant and its phase: nobody else would release it
             self._talk.leave_later(self._talk.held, {})
+        if self._crew is not None and self._interrupted:  # the request gives its slot back, and they compute there
+            yield from self._crew.all_left(self._interrupted, failing=True)
+        self._interrupted = ""
         try:
             held = yield from self._talk.enter(phase)
         except BaseException as error:
@@ -346,6 +351,7 @@ class Life(Generic[S]):
         except BaseException as interrupted:
             trouble = in_words(interrupted)
             self._talk.leave_later(slot.held, slot.measured)
+            self._interrupted = slot.phase
             raise
         finally:
             self._pulse.slot(None)
@@ -415,7 +421,7 @@ class Life(Generic[S]):
         if pulse is not None:
             pulse.stop()
         self._channel = self._talk = self._crew = self.slot = None
-        self._depth = 0
+        self._depth, self._interrupted = 0, ""
 
     def _at_exit(self) -> None:
         self.run(self.ending("its process ended", keep=self._options.keep))

@@ -278,6 +278,57 @@ def test_a_rank_0_that_is_interrupted_while_it_waits_for_the_others_lets_them_go
     assert daemon.phases == ["rollout", "train"]
 
 
+def test_a_slot_that_rank_0_was_interrupted_in_leaving_is_not_given_back_while_other_ranks_are_in_its_phase(daemon):
+    store = Store()
+    job = rollmuxd.job("a", ranks=2, rank=0, store=store)
+    job.start()
+    life = job._life
+    life.run(life.entering("rollout"))
+    leaves = life.leaving(None, None)
+    assert isinstance(next(leaves), Pause)  # rank 1 is in there
+    with pytest.raises(KeyboardInterrupt):
+        leaves.throw(KeyboardInterrupt())
+
+    enters = life.entering("train")
+    for _ in range(2):
+        assert isinstance(next(enters), Pause)
+    with pytest.raises(KeyboardInterrupt):
+        enters.throw(KeyboardInterrupt())
+    enters = life.entering("train")
+    assert isinstance(next(enters), Pause)  # it is not forgotten either
+    assert daemon.asked("POST", "/release") == []
+    store.set("rollmuxd/a/1/1/left/1", "{}")
+    life.run(enters)
+    assert len(daemon.asked("POST", "/release")) == 1
+
+    store.set("rollmuxd/a/1/2/left/1", "{}")
+    life.run(life.leaving(None, None))
+    daemon.fault("rollout", "no memory")
+    with pytest.raises(rollmuxd.SlotFaulted):
+        life.run(life.entering("rollout"))
+    enters = life.entering("train")
+    assert not isinstance(next(enters), Pause)  # into that one nobody was let
+    enters.close()
+    job.end()
+
+
+def test_a_job_that_is_started_again_waits_for_no_rank_of_its_former_start(daemon):
+    job = rollmuxd.job("a", ranks=2, rank=0, store=Store())
+    life = job._life
+    life.run(life.entering("rollout"))
+    leaves = life.leaving(None, None)
+    next(leaves)
+    with pytest.raises(KeyboardInterrupt):
+        leaves.throw(KeyboardInterrupt())
+    job.end()
+
+    job.start()
+    enters = life.entering("train")
+    assert not isinstance(next(enters), Pause)
+    enters.close()
+    job.end()
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt("Ctrl-C"), OSError("the store is gone")])
 def test_a_slot_that_the_other_ranks_could_not_be_told_of_is_given_back_before_the_next_request(daemon, error):
     """Nobody has entered its phase, so nobody leaves it; and the next request would wait for it."""
