@@ -9,7 +9,7 @@ from rollmuxd.core.config import Config, OwnerLimits
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.errors import Impossible, TooMany
 from rollmuxd.core.launching import launch
-from rollmuxd.core.model import Job, JobId, JobSpec, Millis, Movable, NodeStatus, OnLoss
+from rollmuxd.core.model import Job, JobId, JobSpec, Millis, Movable, NodeStatus, OnLoss, StateStatus
 from rollmuxd.core.policy import Placed
 from rollmuxd.core.shares import use_of
 from rollmuxd.core.state import State
@@ -135,16 +135,19 @@ def _seat(c: Cycle, job: Job, placed: Placed) -> None:
 def look_for_left_overs(c: Cycle, job: Job) -> None:
     """Look at GPUs that others gave back while nobody else wanted them, and on which no state of theirs is moved.
 
-    No order will tell that such a GPU is clear, and while its job was alone there nobody had to know.
+    No order will tell that such a GPU is clear, and while its job was alone there nobody had to know. As little is
+    known of what the job itself has there, where that was to be discarded and was not.
     """
     for node in dict.fromkeys(name for nodes in job.pins.values() for name in nodes):
         known = c.state.nodes[node]
-        moved = {c.state.states[key].job for key in known.states}
-        for gpu in known.gpus.values():
-            if gpu.holder is None and gpu.stain not in (None, job.id) and gpu.stain not in moved:
-                if c.soft.look_now(known.host, c.now, c.config):
-                    c.do(e.Observe(known.host))
-                break
+        states = [c.state.states[key] for key in known.states]
+        moved = {kept.job for kept in states}
+        unseen = any(kept.job == job.id and kept.status is StateStatus.UNKNOWN for kept in states) or any(
+            gpu.holder is None and gpu.stain not in (None, job.id) and gpu.stain not in moved
+            for gpu in known.gpus.values()
+        )
+        if unseen and c.soft.look_now(known.host, c.now, c.config):
+            c.do(e.Observe(known.host))
 
 
 def _shape_of(c: Cycle, job: Job) -> object:

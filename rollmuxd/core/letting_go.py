@@ -115,8 +115,8 @@ def waits_with_its_state(job: Job) -> bool:
 
 def end_now(c: Cycle, job: Job, *, reason: str, by: str) -> None:
     group = job.group
+    drop_requests(c, job, f"job ended: {reason}")  # first: with its move given up they could be granted
     abandon(c, job, reason)
-    drop_requests(c, job, f"job ended: {reason}")
     if job.slot is not None:
         take_away(c, c.state.slots[job.slot], f.SlotRevoked(c.now, job.slot, by, reason))
     c.fact(f.JobEnded(c.now, job.id, reason, by))
@@ -140,8 +140,8 @@ def quarantine(c: Cycle, job: Job, reason: str) -> None:
     """Its state could not be moved: it leaves its group, everybody else goes on."""
     if not job.live or job.status is JobStatus.QUARANTINED:
         return
-    abandon(c, job, reason)
     drop_requests(c, job, f"job quarantined: {reason}")
+    abandon(c, job, reason)
     c.fact(f.JobQuarantined(c.now, job.id, reason))
 
 

@@ -339,8 +339,8 @@ def job_lost(c: Cycle, job: Job, reason: str, *, leaves: bool = False) -> None:
     What is left of its process is ended, where that is wanted; at once, unless it ``leaves`` by itself.
     """
     group = job.group
+    drop_requests(c, job, reason)  # first: with its move given up they could be granted
     abandon(c, job, reason)
-    drop_requests(c, job, reason)
     if job.slot is not None:
         take_away(c, c.state.slots[job.slot], f.SlotLost(c.now, job.slot, reason))
     again = is_relaunched(job)
