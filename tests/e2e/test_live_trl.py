@@ -124,7 +124,7 @@ class Runs:
         for pid, log in list(self._started.items()):
             assert self._ended(pid) == 0, log.read_text()
         said = "".join(log.read_text() for log in sorted(self.folder.glob("*.log")))
-        return re.findall(r"(\S+): weights (\w+)", said)
+        return re.findall(r"([\w-]+): weights (\w+)", said)
 
     def _ended(self, pid):
         def status():
