@@ -362,8 +362,8 @@ class Search:
             return True
         if len(there) >= self.max_group:
             return False
-        if step.job in self.rigid and step.job not in sit[step.to]:  # it would wait for a first turn; here it has turns
-            return False
+        if step.job not in sit[step.to] and any(job in self.rigid for job in (step.job, *there)):
+            return False  # one of them would wait for a first turn; who is here already has turns
         return self.planner.fit_named({**there, step.job: step.pins}) is not None
 
     def _detour(self, wanted: Sequence[Step], taken: dict[NodeId, None], number: int, limits: Limits) -> Step | None:

@@ -582,7 +582,7 @@ def test_who_moves_within_his_group_waits_for_no_first_turn_and_pays_for_loading
 def test_who_could_not_pay_for_the_wait_for_a_first_turn_comes_to_nobody_on_his_way_to_other_nodes(
     *, pays: bool
 ) -> None:
-    """Neither to a group that one of his mates has opened, nor back to them from nodes of his own."""
+    """Neither to a group that one of his mates has opened, nor back to them from nodes of his own; nor they to him."""
     planner = Planner({"rollout": Room(1.0, 1.0), "train": Room(3.0, 3.0)})
     phases = ((("rollout",), 100, 0), (("train",), 50, 0))
     for name in ("a", "b"):
@@ -592,6 +592,7 @@ def test_who_could_not_pay_for_the_wait_for_a_first_turn_comes_to_nobody_on_his_
     there = {"rollout": ("r2",), "train": ("t0",)}
     assert search._joins({"g": {1: here}, "new": {0: mate}}, Step(1, "new", there)) == pays
     assert search._joins({"g": {0: mate}, "aside": {1: here}}, Step(1, "g", there)) == pays
+    assert search._joins({"g": {1: here}, "new": {0: mate}}, Step(0, "g", mate)) == pays  # nor does anybody come to it
     assert search._joins({"g": {0: mate, 1: here}}, Step(1, "g", there))  # here he has turns
     assert search._joins({"g": {0: mate, 1: here}}, Step(1, "new", there))  # where nobody is he waits for nobody
 
