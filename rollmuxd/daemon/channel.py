@@ -115,6 +115,8 @@ class ChannelHub:
         #: whose the sessions are that are not over
         self._jobs: dict[SessionId, JobId] = {}
         self._closed = False
+        #: every session that there is has been told of: a job without a line has no process
+        self._begun = False
         self._takes_down_at = 0.0
 
     # ---- the ranks' side (HTTP) ------------------------------------------------------------------------------------
@@ -183,6 +185,8 @@ class ChannelHub:
         Raises:
             ContactLost: the workload's process was replaced by another, or its session is over and it has left.
         """
+        if self._begun and job not in self._lines:
+            raise ContactLost("the job has no process: its last one has ended, and its line was taken down")
         line = self._lines.setdefault(job, _Line())
         told = self._told(line, command.order)
         told.command, told.ranks = command, ranks
@@ -211,6 +215,7 @@ class ChannelHub:
 
     def begin(self, state: State) -> None:
         """A replay has given this state: of whose sessions are over, nobody is waited for."""
+        self._begun = True
         for job in state.jobs.values():
             session = state.sessions.get(job.session or "")
             if session is not None and session.status is SessionStatus.ALIVE:

@@ -492,3 +492,22 @@ async def test_lines_of_jobs_that_have_ended_are_forgotten_and_not_looked_throug
         await anyio.sleep(1)
     assert len(hub._lines) <= 2 * LATELY_S + LINGER_S + 1
     assert looks <= 300 / LATELY_S + 1
+
+
+async def test_a_line_that_was_taken_down_is_known_to_be_down_and_nobody_is_waited_for():
+    """A discard may be due long after the end of a job: its host was away, or it failed and is tried again."""
+    hub = ChannelHub()
+    hub.begin(lives())
+    hub.on_facts([(1, JobEnded(0, "j1", "")), (2, SessionClosed(0, "n1"))])
+    await anyio.sleep(2 * LATELY_S)
+    hub.on_facts([(3, JobEnded(0, "j2", ""))])
+    assert "j1" not in hub._lines
+
+    assert await how_it_ends(hub) == ("the job has no process: its last one has ended, and its line was taken down", 0)
+    assert "j1" not in hub._lines  # nor does asking put it up again, to stay
+
+    hub.on_facts([(4, SessionOpened(0, "n2", "j1", 2))])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(rank_works, hub, 0, 1, "n2")
+        assert await how_it_ends(hub, "o2") == ("done", 0)
+        tasks.cancel_scope.cancel()
