@@ -137,8 +137,9 @@ class State(Struct):
         """Whether the process that its job has now is the one that had the state loaded last."""
         job = self.jobs[kept.job]
         session = self.sessions.get(job.session or "")
-        lives = session is not None and session.status is SessionStatus.ALIVE and kept.run == job.run
-        return lives and session is not None and kept.loaded_at is not None and session.opened_at <= kept.loaded_at
+        if session is None or session.status is not SessionStatus.ALIVE or kept.run != job.run:
+            return False
+        return kept.loaded_at is not None and session.opened_at <= kept.loaded_at
 
     def mint(self, prefix: str) -> None:
         """That id is used up."""
