@@ -47,7 +47,8 @@ class Config(Struct, frozen=True):
 
     #: a session without a heartbeat for this long is lost
     lease_ms: Millis = 60_000
-    #: a request that no call attends keeps its place for this long
+    #: a request that no call attends keeps its place for this long, and a run that no process has opened a session for
+    #: (or for the lease, where that is longer)
     reattach_ms: Millis = 120_000
     #: a visit whose job is idle beyond its planned gap is awaited this much longer
     grace_ms: Millis = 5_000

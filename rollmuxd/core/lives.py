@@ -13,6 +13,7 @@ from rollmuxd.core.model import (
     Job,
     JobId,
     JobStatus,
+    Millis,
     OnLoss,
     Session,
     SessionId,
@@ -45,14 +46,14 @@ def register(c: Cycle, ask: i.RegisterJob) -> Answer:
     key = ask.idempotency_key or (f"{run}~{job}" if ask.spec.launch is not None else "")
     c.fact(f.JobRegistered(c.now, job, ask.owner, ask.user, run, ask.spec, key))
     if ask.spec.launch is None:  # else its process is started only when it has its place
-        c.soft.at(c.now + c.config.lease_ms, "opened", job)
+        c.soft.at(opens_by(c, c.state.jobs[job]), "opened", job)
     settle(c, c.state.jobs[job])
     admit(c, only=job if known is None else None)
     return Answer(job=job)
 
 
 def refuse_if_alive(c: Cycle, known: Job, ask: i.RegisterJob) -> None:
-    """A run is alive while its session is, and for one lease time after its registration without any session."""
+    """A run is alive while its session is, and without any session for as long as its process is awaited."""
     session = c.state.sessions.get(known.session or "")
     if ask.replace:
         return
@@ -61,8 +62,16 @@ def refuse_if_alive(c: Cycle, known: Job, ask: i.RegisterJob) -> None:
     if known.spec.launch is not None and known.status is not JobStatus.QUARANTINED:
         here = known.launch
         raise RunAlive(known.spec.name, known.run, here.pid if here else 0, here.host if here else "")
-    if session is None and c.now < known.registered_at + c.config.lease_ms:
+    if session is None and c.now < opens_by(c, known):
         raise RunAlive(known.spec.name, known.run, 0, "")
+
+
+def opens_by(c: Cycle, job: Job) -> Millis:
+    """Until when the process that registered a job is awaited.
+
+    It may have been told of that just before the daemon stopped, and tries again less often than a short lease is long.
+    """
+    return max(job.registered_at, c.soft.renewed_at) + max(c.config.lease_ms, c.config.reattach_ms)
 
 
 def never_opened(c: Cycle, job: JobId) -> None:
@@ -73,10 +82,12 @@ def never_opened(c: Cycle, job: JobId) -> None:
         return
     if known is None or not known.live or known.session is not None:
         return
-    if c.now < known.registered_at + c.config.lease_ms:
-        c.soft.at(known.registered_at + c.config.lease_ms, "opened", job)
+    due = opens_by(c, known)
+    if c.now < due:
+        c.soft.at(due, "opened", job)
     else:
-        job_lost(c, known, "no process opened a session within one lease time of its registration")
+        seconds = max(c.config.lease_ms, c.config.reattach_ms) // 1000
+        job_lost(c, known, f"no process opened a session for it within {seconds} s")
 
 
 def never_came(c: Cycle, job: Job) -> None:

@@ -194,8 +194,6 @@ class Soft:
         if kind == "lease":
             seen = self.seen.get(key)
             return None if seen is None else seen + config.lease_ms
-        if kind == "opened" and self.renewed_at:
-            return max(at, self.renewed_at + config.lease_ms)
         if kind == "detach":
             return self.detached.get(key)
         if kind == "look":

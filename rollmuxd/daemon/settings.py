@@ -194,8 +194,9 @@ class LeaseTable(_Table):
     """Seconds between heartbeats, told to clients. Default: a quarter of the lease, so that three may go missing."""
 
     reattach_s: Seconds = 120.0
-    """Seconds that a waiting request keeps its place without a client that asks for it. Default: two minutes, so that
-    neither a restarted daemon nor a restarted proxy costs a place."""
+    """Seconds that a waiting request keeps its place without a client that asks for it; so does a registered run whose
+    process has not opened its session (or for ``lease_s``, where that is longer). Default: two minutes, so that neither
+    a restarted daemon nor a restarted proxy costs a place."""
 
     grace_s: Seconds = 5.0
     """Seconds beyond its planned gap that a job's turn is awaited before it is skipped."""
