@@ -290,12 +290,13 @@ class _Run:
         from rollmuxd.client.errors import Conflict, NotFound, RollmuxError
 
         try:
-            # Interrupted before it was answered: asked again under the same key it is that run, in nobody's place.
-            again = calls.register(replace(self._talk.body, replace=False))
-            self._talk.job = self._talk.job or self._daemon.call(again).job
-            view = self._daemon.get(f"/v1/jobs/{part(self._talk.job)}")
-            if view["run"] == (self._talk.run or view["run"]) and view["status"] != "ended":
-                self._daemon.delete(f"/v1/jobs/{part(self._talk.job)}", {"reason": why[:1000]})
+            if not self._talk.job:
+                # Interrupted before it was answered: asked again under the same key it is that run, in nobody's place.
+                view = self._daemon.call(calls.register(replace(self._talk.body, replace=False)))
+                self._talk.job, self._talk.run = view.job, view.run
+            # A newer run may have taken its place at any time; of one that has ended already, nothing changes.
+            ends = {"reason": why[:1000], "run": self._talk.run}
+            self._daemon.delete(f"/v1/jobs/{part(self._talk.job)}", ends)
         except (Conflict, NotFound):
             pass
         except RollmuxError as error:

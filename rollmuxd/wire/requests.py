@@ -166,6 +166,8 @@ class EndBody(Request, frozen=True):
     reason: Annotated[str, Meta(max_length=1000)] = ""
     #: of the process that ends its own job: 409 if another has taken its place
     session: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
+    #: the run that is to end: 409 if another has taken its place
+    run: Annotated[int, Meta(ge=1)] | None = None
 
 
 class DrainBody(Request, frozen=True):

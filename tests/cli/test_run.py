@@ -1,10 +1,11 @@
-"""``rollmuxd run`` between its place and its start: a daemon that is away just then is waited for."""
+"""``rollmuxd run`` between its place and its start, where a daemon that is away is waited for; and at its end."""
 
 import pytest
 
 from rollmuxd.cli import job_file
 from rollmuxd.cli import run as run_command
-from rollmuxd.client.errors import NotFound, Unavailable, Unreachable
+from rollmuxd.client.errors import Conflict, NotFound, Unavailable, Unreachable
+from rollmuxd.wire.answers import JobView
 
 VIEW = {"name": "math", "pins": {"rollout": ["box/gpu0-1"], "train": ["box/gpu2"]}}
 NODES = {
@@ -58,3 +59,39 @@ def test_what_it_refuses_is_not_asked_again(starting):
     with pytest.raises(NotFound):
         run._gpus(VIEW, None)
     assert slept == []
+
+
+class Ending:
+    """A daemon that has such runs of a job, and ends the present one as it is told."""
+
+    def __init__(self, run, *, key_of=1):
+        self.run, self.key_of, self.ended = run, key_of, []
+
+    def call(self, call):
+        assert (call.method, call.path, call.body.replace) == ("POST", "/v1/jobs", False)
+        return JobView("j1", "me", "me", "math", self.key_of, "admitted", "2026-01-01T00:00:00Z")
+
+    def delete(self, path, body):
+        assert path == "/v1/jobs/j1"
+        if body["run"] != self.run:
+            raise Conflict("it is another run")
+        self.ended.append((body["run"], body["reason"]))
+
+
+def test_what_is_ended_is_the_run_that_was_registered_and_no_newer_one(starting, capsys):
+    run, _ = starting()
+    run._talk.job, run._talk.run, run._daemon = "j1", 1, Ending(run=2)
+    run._end("main ended with exit status 0")
+    assert run._daemon.ended == []
+    assert capsys.readouterr().err == ""  # nor is there anything to be said
+
+    run._daemon = Ending(run=1)
+    run._end("main ended with exit status 0")
+    assert run._daemon.ended == [(1, "main ended with exit status 0")]
+
+
+def test_a_run_of_which_the_registration_was_not_answered_is_looked_for_by_its_key_and_ended(starting):
+    run, _ = starting()
+    run._daemon = Ending(run=7, key_of=7)
+    run._end("rollmuxd run was interrupted")
+    assert run._daemon.ended == [(7, "rollmuxd run was interrupted")]

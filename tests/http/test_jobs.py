@@ -191,6 +191,34 @@ async def test_a_process_that_was_replaced_does_not_end_its_job(running):
         assert beat.status_code == 409
 
 
+async def test_an_end_that_is_meant_for_a_run_ends_no_newer_one(running, body_of_job):
+    async with running() as world, world.client() as client:
+        job = await world.job(client)
+        replaced = await client.post("/v1/jobs", json=body_of_job("math", replace=True))
+        assert replaced.json()["run"] == 2
+
+        refused = await client.request("DELETE", f"/v1/jobs/{job.id}", json={"run": 1})
+        assert refused.status_code == 409
+        assert "run 1 is not the present one of job math, which is run 2" in refused.json()["detail"]
+        assert world.state.jobs[job.id].live
+
+        for _ in range(2):
+            ended = await client.request("DELETE", f"/v1/jobs/{job.id}", json={"run": 2})
+            assert (ended.status_code, ended.json()["status"]) == (200, "ended")
+
+
+async def test_no_newer_run_comes_between_the_look_at_which_run_it_is_and_its_end(running, body_of_job):
+    async with running() as world, world.client() as client:
+        job = await world.job(client)
+        _, _, newer = await asyncio.gather(
+            client.post("/v1/jobs", json=body_of_job("another")),  # of which the disk is waited for
+            client.request("DELETE", f"/v1/jobs/{job.id}", json={"run": 1}),
+            client.post("/v1/jobs", json=body_of_job("math", replace=True)),
+        )
+        assert newer.json()["run"] == 2
+        assert world.state.jobs[job.id].live
+
+
 async def test_output_is_over_only_once_a_piece_was_read_that_has_all_of_it(running, body_of_job, monkeypatch):
     """Whoever follows it stops there: what was printed between the reading and the end would be missing."""
     async with running() as world, world.client("root") as client:

@@ -1,11 +1,12 @@
 """Jobs: registering, looking, pausing, ending."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from msgspec import UNSET, UnsetType
 
 from rollmuxd.core import model
-from rollmuxd.core.errors import Impossible
+from rollmuxd.core.errors import Conflict, Impossible
 from rollmuxd.core.inputs import EndJob, PauseJob, RegisterJob, ReinstateJob, ResumeJob
 from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis
 from rollmuxd.core.scheduler import Scheduler
@@ -140,8 +141,17 @@ async def reinstate_job(call: Call, job: str) -> JobView:
 @routes.delete("/v1/jobs/{job}", problems=(*BODY, 404, 409))
 async def end_job(call: Call, job: str, body: EndBody) -> JobView:
     """End a job and free all it held."""
-    given = EndJob(job=await _mine(call, job), by=call.caller.name, reason=body.reason, session=body.session)
+    # Seen at once, and decided before anything else is: no newer run can come in between.
+    mine = await call.act_on(partial(_find_run, body.run), job)
+    given = EndJob(job=mine.id, by=call.caller.name, reason=body.reason, session=body.session)
     return await _tell(call, given, body.reason)
+
+
+def _find_run(run: int | None, state: State, caller: Caller, ref: str, *, act: bool) -> Job:
+    job = find_job(state, caller, ref, act=act)
+    if run not in (None, job.run):
+        raise Conflict(f"run {run} is not the present one of job {job.spec.name}, which is run {job.run}: nothing ends")
+    return job
 
 
 def _may_register(state: State, caller: Caller, name: str, *, act: bool) -> None:
