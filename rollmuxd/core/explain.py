@@ -1,6 +1,7 @@
 """Why a job or a slot waits, in data and in sentences that name numbers. Reads the state, changes nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 from rollmuxd.core import draining, forecast
@@ -18,6 +19,7 @@ from rollmuxd.core.estimates import (
     slowdown,
     solo_ms,
 )
+from rollmuxd.core.letting_go import is_to_clear, nodes_of, stained_by
 from rollmuxd.core.model import (
     Dispatch,
     Group,
@@ -28,6 +30,7 @@ from rollmuxd.core.model import (
     Millis,
     Node,
     NodeStatus,
+    OrderStatus,
     PhaseTimes,
     Slot,
     SlotId,
@@ -46,6 +49,9 @@ _ADMITTED = {
     "isolated": "on nodes that were free",
 }
 
+
+#: of how many nodes a job that has none is told that nothing is learnt of them
+SILENT_TOLD: Final = 3
 
 _NOBODY: Final = Reason("detached", "no call of this request is open")
 
@@ -77,7 +83,8 @@ class Explainer:
             stained = any(gpu.stain == job for name in nodes for gpu in state.nodes[name].gpus.values())
             what = "GPUs of its run before are not seen clear yet" if stained else "its state is not discarded yet"
             text = f"{what} ({', '.join(nodes)})"
-            return Refusal((Reason("old_run", text, {"nodes": nodes}),))
+            silent = self._no_word(nodes_of(self._c, known), known, now)
+            return Refusal((Reason("old_run", text, {"nodes": nodes}), *silent))
         if limits_of(self._c, known.owner).max_nodes:
             placed = self._c.policy.place(state, known)
             over = "" if placed is None else over_its_nodes(self._c, known, placed)
@@ -85,10 +92,13 @@ class Explainer:
                 return Refusal((Reason("owner_nodes", over, {"owner": known.owner}),))
         unseen = [node.id for node in state.nodes.values() if node.status is NodeStatus.UNKNOWN]
         refusal = self._c.policy.why_not(state, known)
+        pools = {want.pool for want in known.spec.wants}
+        wanted = (node for node in state.nodes.values() if not pools.isdisjoint(node.pools))
+        reasons = (*refusal.reasons, *islice(self._no_word(wanted, known, now), SILENT_TOLD))
         if unseen:
             text = f"{len(unseen)} of {len(state.nodes)} nodes have not been seen yet"
-            return Refusal((Reason("unseen", text, {"nodes": unseen[:20]}), *refusal.reasons), refusal.would_start_with)
-        return refusal
+            reasons = (Reason("unseen", text, {"nodes": unseen[:20]}), *reasons)
+        return Refusal(reasons, refusal.would_start_with)
 
     def explain(self, job: JobId, now: Millis) -> Story:
         """Reasons as data, and the whole story in sentences."""
@@ -98,6 +108,8 @@ class Explainer:
         if known.status is JobStatus.WAITING:
             return self._waits(known, now)
         sentences = [f"Job {name} is {known.status}{f': {known.reason}' if known.reason else ''}."]
+        if not known.has_place:
+            sentences += [_sentence(reason.text) for reason in self._no_word(nodes_of(self._c, known), known, now)]
         if known.relaunch_at is not None:
             often = f"lost {len(known.losses)} times of late"
             sentences.append(f"It is started again in {max(0, known.relaunch_at - now) // 1000} s ({often}).")
@@ -114,7 +126,7 @@ class Explainer:
             phase = state.slots[known.queued].phase
             sentences.append(f"It waits for {phase}: {'; '.join(reason.text for reason in reasons)}.")
             wait = self.expected_wait_ms(known.queued, now)
-            if wait is not None and known.status in PLACED:
+            if wait is not None and known.status in PLACED and all(reason.code != "no_word" for reason in reasons):
                 sentences.append(f"Its {phase} is likely to begin in {_span(wait)}.")
         elif known.slot is not None:
             slot = state.slots[known.slot]
@@ -251,7 +263,8 @@ class Explainer:
             reasons.append(_NOBODY)
         reasons += self._visits_before(group, known)
         for name in self._c.rotation.nodes_of(state, group, job.id, known.phase):
-            reasons += self._node_in_the_way(state.nodes[name], job)
+            node = state.nodes[name]
+            reasons += [*self._node_in_the_way(node, job), *self._no_word([node], job, now)]
         return tuple(reasons) or (Reason("next", "it is next"),)
 
     def _visits_before(self, group: Group, slot: Slot) -> list[Reason]:
@@ -300,6 +313,24 @@ class Explainer:
                 text = f"its {kept.pool} state on {node.id} is {kept.status}: it is loaded anew when that has gone"
                 return [Reason("own_state", text, {"node": node.id})]
         return []
+
+    def _no_word(self, nodes: Iterable[Node], job: Job, now: Millis) -> Iterator[Reason]:
+        """Since when nothing was learnt of what keeps nodes from a job, and what an operator can do about it."""
+        state = self._c.state
+        silent = {order.node for order in state.orders.values() if order.status is OrderStatus.LOST_CONTACT}
+        for node in nodes:
+            if node.status is not NodeStatus.LOST and node.id not in silent:
+                continue
+            # what others have had there is in nobody's way once the GPUs were seen clear of it
+            kept = [it for key in node.states if (it := state.states[key]).job == job.id or stained_by(node, it.job)]
+            orders = [state.orders.get(it.order or "") for it in kept]
+            lost = next((it for it in orders if it is not None and it.status is OrderStatus.LOST_CONTACT), None)
+            if lost is not None:
+                whose = "its" if lost.job == job.id else f"{state.jobs[lost.job].spec.name}'s"
+                yield _silent(node, f"the {lost.kind} of {whose} {lost.pool} state on", now - lost.issued_at)
+            elif node.status is NodeStatus.LOST and is_to_clear(self._c, node):
+                seen_at = self._c.soft.looked_at.get(node.host, self._c.soft.renewed_at)
+                yield _silent(node, "what should be gone from the GPUs of", now - seen_at)
 
     def _held(self, gpu: str, slot: Slot) -> Reason:
         state = self._c.state
@@ -396,6 +427,13 @@ def _overstays(slot: Slot, now: Millis) -> tuple[Reason, ...]:
     ran = (now - slot.granted_at) // 1000
     text = f"it has run for {ran} s, far longer than its phase takes; look whether it hangs, or revoke it"
     return (Reason("overstays", text, {"ran_s": ran, "slot": slot.id}),)
+
+
+def _silent(node: Node, what: str, silent_ms: Millis) -> Reason:
+    """That nothing is learnt of something on a node any more, and that an operator's word can stand for it."""
+    way_out = f"if you know that nothing of any job is left there, say so (rollmuxd node declare-clear {node.id})"
+    text = f"there has been no word of {what} {node.id} for {_span(silent_ms)}: {way_out}"
+    return Reason("no_word", text, {"node": node.id, "silent_s": silent_ms // 1000})
 
 
 def _sentence(text: str) -> str:

@@ -373,14 +373,17 @@ def look_at(c: Cycle, host: HostId) -> None:
         c.do(e.Observe(host))
 
 
-def watch(c: Cycle, node: Node) -> None:
-    """While something on the node should come clear, see to it that it is looked at again."""
-    waits_for_clear = any(
+def is_to_clear(c: Cycle, node: Node) -> bool:
+    """Whether something of a job is on the node, or may be, that should come clear."""
+    return any(
         gpu.stain is not None and given_back(c, gpu) and not may_still_fill(c, node, gpu.stain)
         for gpu in node.gpus.values()
     ) or any(c.state.states[key].status is StateStatus.UNKNOWN for key in node.states)
-    waits_for_clear = waits_for_clear or node.status in (NodeStatus.OCCUPIED, NodeStatus.QUARANTINED)
-    if waits_for_clear:
+
+
+def watch(c: Cycle, node: Node) -> None:
+    """While something on the node should come clear, see to it that it is looked at again."""
+    if is_to_clear(c, node) or node.status in (NodeStatus.OCCUPIED, NodeStatus.QUARANTINED):
         c.soft.look_later(node.host, c.now, c.config)
         if node.unclear_since is not None and node.status is not NodeStatus.QUARANTINED:
             c.soft.at(node.unclear_since + c.config.clear_limit_ms, "clear", node.id)
