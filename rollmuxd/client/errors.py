@@ -21,7 +21,8 @@ Every error pickles (trainers send them between processes), which is why each ta
 keywords.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -159,3 +160,20 @@ def in_words(error: BaseException) -> str:
         return f"{name}: {error}".encode(errors="backslashreplace").decode()
     except Exception:
         return name
+
+
+def is_interruption(error: BaseException | None) -> bool:
+    """Whether somebody wants the prompt back (Ctrl-C, a cancelled task), rather than that something failed."""
+    # By name: asyncio takes 40 ms to import, and who has cancelled something has paid that.
+    return isinstance(error, KeyboardInterrupt) or type(error).__name__ == "CancelledError"
+
+
+@contextmanager
+def beside(error: BaseException | None, when: str) -> Iterator[None]:
+    """Clean up after an error, which is the one to be seen: what fails here is a note of it. None: it is raised."""
+    try:
+        yield
+    except Exception as trouble:
+        if error is None:
+            raise
+        error.add_note(f"rollmuxd, when {when}: {in_words(trouble)}")

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from rollmuxd.client import calls, fakes, steps, where
 from rollmuxd.client.channel import Channel, Hook, Hooks
-from rollmuxd.client.errors import JobEnded, NoDaemon, RollmuxError, in_words
+from rollmuxd.client.errors import JobEnded, NoDaemon, RollmuxError, beside, is_interruption
 from rollmuxd.client.pulse import HeartbeatProcess, Pulse
 from rollmuxd.client.ranks import Crew
 from rollmuxd.client.steps import Flow, say
@@ -198,9 +198,12 @@ class Life(Generic[S]):
             self._talk = talk
             self._warn_of_idle_states()
             yield from talk.start()
+            if crew is not None:
+                crew.publish_start(job=talk.job, session=talk.session, address=address.base_url)
         except BaseException as error:
             if crew is not None:
-                crew.publish_start(error=in_words(error))
+                with beside(error, "the other ranks were told"):
+                    crew.publish_no_start(error)
             # Registered, and no process of it: nobody would ever end it. (A run that was there before us stays.)
             try:
                 if (
@@ -212,8 +215,6 @@ class Life(Generic[S]):
             finally:  # also should that be interrupted: nothing is to keep the session alive
                 self._close_down()
             raise
-        if crew is not None:
-            crew.publish_start(job=talk.job, session=talk.session, address=address.base_url)
         self._dial()
 
     def _warn_of_idle_states(self) -> None:
@@ -317,7 +318,8 @@ class Life(Generic[S]):
             held = yield from self._talk.enter(phase)
         except BaseException as error:
             if self._crew is not None:
-                self._crew.publish_grant(phase, error=in_words(error))
+                with beside(error, "the other ranks were told"):
+                    self._crew.publish_no_grant(phase, error)
             raise
         self._pulse.slot(held.slot)
         if self._crew is not None:
@@ -340,23 +342,23 @@ class Life(Generic[S]):
             return
         assert self._talk is not None
         assert self._pulse is not None
-        trouble = ""
+        interrupted = is_interruption(error)
+        trouble: BaseException | None = None
         try:
             if self._crew is not None:
                 yield from self._crew.all_left(slot.phase, failing=failing)
             yield from self._talk.leave(slot.held, measured=slot.measured, then=then, failing=failing)
-        except RollmuxError as lost:
-            trouble = str(lost)
-            raise
-        except BaseException as interrupted:
-            trouble = in_words(interrupted)
-            self._talk.leave_later(slot.held, slot.measured)
-            self._interrupted = slot.phase
+        except BaseException as raised:
+            trouble = raised
+            if not isinstance(raised, RollmuxError):
+                self._talk.leave_later(slot.held, slot.measured)
+                self._interrupted = slot.phase
             raise
         finally:
             self._pulse.slot(None)
             if self._crew is not None:
-                self._crew.publish_over(trouble)
+                with beside(trouble, "the other ranks were told"):
+                    self._crew.publish_over(trouble or (error if interrupted else None))
 
     def progress(self, done: int, total: int) -> None:
         """Have the next heartbeat say how far the slot's work is."""

@@ -18,7 +18,7 @@ import msgspec
 
 from rollmuxd.client.channel import Hook
 from rollmuxd.client.describe import call_with_known, registration
-from rollmuxd.client.errors import RollmuxError, in_words
+from rollmuxd.client.errors import beside, in_words, is_interruption
 from rollmuxd.client.life import Life, Options
 from rollmuxd.client.ranks import Store
 from rollmuxd.client.steps import Flow
@@ -131,13 +131,8 @@ class _PhaseBase:
         self._then = then
 
     def left(self, error: BaseException | None) -> Flow[None]:
-        try:
+        with beside(error, f"phase {self.name} was left"):
             yield from self._life.leaving(self._then, error)
-        except RollmuxError as trouble:
-            if error is None:
-                raise
-            # The program's own error is the one to be seen.
-            error.add_note(f"rollmuxd, when phase {self.name} was left: {trouble}")
 
 
 class Phase(_PhaseBase):
@@ -337,8 +332,7 @@ class AsyncJob(_Base[AsyncSlot]):
 def _reason(error: BaseException | None) -> str:
     if error is None:
         return "finished"
-    # By name: asyncio takes 40 ms to import, and who has cancelled something has paid that.
-    if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "CancelledError":
+    if is_interruption(error):
         return "interrupted"
     return f"failed: {in_words(error)}"
 

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from rollmuxd.client.errors import RollmuxError, SlotLost
+from rollmuxd.client.errors import RollmuxError, SlotLost, in_words, is_interruption
 from rollmuxd.client.steps import SAY_EVERY_S, Flow, Pause, duration
 
 
@@ -65,10 +65,18 @@ class Crew:
         """Tell the others whether there is a daemon, which job and which session."""
         self._publish("start", what)
 
+    def publish_no_start(self, error: BaseException) -> None:
+        """Let the others fail as we did."""
+        self._publish("start", {"error": _why(error)})
+
     def publish_grant(self, phase: str, **what: Any) -> None:
-        """Let the others in; or, with ``error``, let them fail as we did."""
+        """Let the others in."""
         self._phase += 1
         self._publish(f"{self._phase}/granted", {"phase": phase, **what})
+
+    def publish_no_grant(self, phase: str, error: BaseException) -> None:
+        """Let the others fail as we did."""
+        self.publish_grant(phase, error=_why(error))
 
     def all_left(self, phase: str, *, failing: bool) -> Flow[None]:
         """Wait until all others are out of the phase: the GPUs are theirs too. Not for ever if we are failing."""
@@ -80,9 +88,10 @@ class Crew:
 
         yield from self._until(lambda: self._store.check(keys), text, FAILING_S if failing else None)
 
-    def publish_over(self, error: str = "") -> None:
-        """Tell the others that the slot was released, or why not."""
-        self._publish(f"{self._phase}/over", {"error": error})
+    def publish_over(self, error: BaseException | None) -> None:
+        """Tell the others that we have left the phase in good order, or why not."""
+        why = "" if error is None else _why(error)
+        self._publish(f"{self._phase}/over", {"error": why, "lost": isinstance(error, SlotLost)})
         self._forget(self._phase - 1)
 
     def _forget(self, phase: int) -> None:
@@ -116,13 +125,20 @@ class Crew:
         return told
 
     def left(self, phase: str, *, failing: bool) -> Flow[None]:
-        """Say that we are out, and wait for the release. Raises :class:`SlotLost` if it was lost."""
+        """Say that we are out, and wait for the release. Raises :class:`SlotLost` if it was lost.
+
+        Raises :class:`RollmuxError` where rank 0 did not come to it, or was interrupted.
+        """
         self._publish(f"{self._phase}/left/{self._rank}", {})
         if failing:
             return
         told = yield from self._read(f"{self._phase}/over", f"rank 0 to leave {phase}")
-        if told["error"]:
-            raise SlotLost(told["error"], phase=phase, reason=told["error"])
+        why = told["error"]
+        if told["lost"]:
+            raise SlotLost(why, phase=phase, reason=why)
+        if why:
+            what_stands = f"The slot was not lost: what this rank has done in {phase} stands"
+            raise RollmuxError(f"rank 0 did not leave {phase} in good order: {why}. {what_stands}")
 
     # ---- both ----
 
@@ -147,3 +163,10 @@ class Crew:
                 self._tell(f"{text()} (for {duration(now - began)} now)")
             yield Pause(pause)
             pause = min(POLL_S[1], pause * 1.5)
+
+
+def _why(error: BaseException) -> str:
+    """What the other ranks are told of an error of rank 0."""
+    if is_interruption(error) or isinstance(error, GeneratorExit):
+        return "it was interrupted, and no rank gets a slot without it: end this one too, or start all of them again"
+    return str(error) if isinstance(error, SlotLost) else in_words(error)

@@ -124,6 +124,131 @@ def test_if_rank_0_gets_no_slot_the_others_do_not_wait_for_ever(daemon):
         assert "no memory" in str(error)
 
 
+@pytest.mark.parametrize("where", ["its body", "its release", "the wait for it"])
+def test_an_interrupted_rank_0_ends_the_others_with_that_and_with_what_to_do(daemon, monkeypatch, where):
+    """Nothing was lost: what they have done in the phase stands, and there is no more of it without rank 0."""
+    handle, interrupt = daemon.handle, [KeyboardInterrupt("Ctrl-C")]
+    path_of = {"its release": "/release", "the wait for it": "/slots"}
+
+    def interrupted(method, path, params, content):
+        if where != "its body" and path.endswith(path_of[where]) and interrupt:
+            raise interrupt.pop()
+        return handle(method, path, params, content)
+
+    monkeypatch.setattr(daemon, "handle", interrupted)
+
+    def loop(job, rank):
+        with job.phase("train"):
+            if rank == 0 and where == "its body":
+                raise interrupt.pop()
+
+    first, *others = crew(loop)
+
+    assert isinstance(first, KeyboardInterrupt)
+    for error in others:
+        assert type(error) is rollmuxd.RollmuxError
+        assert "it was interrupted" in str(error)
+        assert "end this one too, or start all of them again" in str(error)
+        assert "KeyboardInterrupt" not in str(error)
+        stands = "The slot was not lost: what this rank has done in train stands"
+        assert (stands in str(error)) == (where != "the wait for it")
+
+
+def test_a_release_that_rank_0_gave_up_is_no_loss_to_the_others(daemon, monkeypatch):
+    monkeypatch.setenv("ROLLMUX_GIVE_UP_S", "0")
+    handle = daemon.handle
+
+    def away(method, path, params, content):
+        if path.endswith("/release"):
+            raise rollmuxd.Unreachable("away")
+        return handle(method, path, params, content)
+
+    monkeypatch.setattr(daemon, "handle", away)
+
+    def loop(job, rank):
+        with job.phase("train"):
+            pass
+
+    first, *others = crew(loop)
+
+    assert type(first) is rollmuxd.GaveUp
+    for error in others:
+        assert type(error) is rollmuxd.RollmuxError
+        assert "rank 0 did not leave train in good order: GaveUp" in str(error)
+
+
+class Failing(Store):
+    """Takes nothing under such a key any more, once it is told so."""
+
+    def __init__(self, *keys):
+        super().__init__()
+        self.keys = keys
+
+    def set(self, key, value):
+        if key.endswith(self.keys):
+            raise OSError("the store is gone")
+        super().set(key, value)
+
+
+def noted(error):
+    return "".join(getattr(error, "__notes__", []))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_store_that_fails_when_a_failing_program_leaves_its_phase_does_not_hide_what_has_failed(daemon, rank):
+    store = Failing("/over", "/left/1")
+    Store.set(store, "rollmuxd/a/1/1/left/1" if rank == 0 else "nothing", "{}")
+    if rank == 1:
+        leader = ranks.Crew(store, "a", rank=0, ranks=2, clock=lambda: 0.0, tell=print)
+        leader.publish_start(job="j1", session="s1", address="http://rollmuxd")
+        leader.publish_grant("train", slot="t1", fence="1.1", gpus=[], session="s1")
+
+    job = rollmuxd.job("a", ranks=2, rank=rank, store=store)
+    with pytest.raises(ZeroDivisionError) as raised, job, job.phase("train"):
+        1 / 0  # noqa: B018
+
+    assert noted(raised.value) == "rollmuxd, when phase train was left: OSError: the store is gone"
+
+
+def test_a_store_that_fails_when_the_others_are_told_that_the_slot_was_lost_does_not_hide_that(daemon):
+    store = Failing("/over")
+    Store.set(store, "rollmuxd/a/1/1/left/1", "{}")
+    job = rollmuxd.job("a", ranks=2, rank=0, store=store)
+    with job, pytest.raises(rollmuxd.SlotLost) as raised, job.phase("train"):
+        daemon.lose("train")
+    assert noted(raised.value) == "rollmuxd, when the other ranks were told: OSError: the store is gone"
+
+
+def test_a_store_that_fails_where_nothing_else_has_is_an_error(daemon):
+    """Or the other ranks would wait, and nobody knew why."""
+    store = Failing("/over")
+    Store.set(store, "rollmuxd/a/1/1/left/1", "{}")
+    job = rollmuxd.job("a", ranks=2, rank=0, store=store)
+    with job, pytest.raises(OSError, match="the store is gone"), job.phase("train"):
+        pass
+
+
+def test_a_store_that_fails_when_there_is_no_slot_does_not_hide_why(daemon):
+    daemon.fault("train", "no memory")
+    job = rollmuxd.job("a", ranks=2, rank=0, store=Failing("/granted"))
+    with job, pytest.raises(rollmuxd.SlotFaulted, match="no memory") as raised, job.phase("train"):
+        pass
+    assert noted(raised.value) == "rollmuxd, when the other ranks were told: OSError: the store is gone"
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_store_that_fails_at_the_start_hides_no_refusal_and_leaves_no_job_behind(daemon, refused):
+    if refused:
+        daemon.trouble(422)
+    job = rollmuxd.job("a", ranks=2, rank=0, store=Failing("/start"))
+    with pytest.raises(rollmuxd.Unprocessable if refused else OSError) as raised:
+        job.start()
+
+    assert noted(raised.value) == "rollmuxd, when the other ranks were told: OSError: the store is gone"
+    assert job._life._pulse is None  # which would keep its session alive
+    assert daemon.ended == ({} if refused else {"a": "it could not start"})
+
+
 def test_if_rank_0_cannot_start_the_others_are_told(daemon):
     daemon.trouble(422)
 
@@ -270,7 +395,8 @@ def test_a_rank_0_that_is_interrupted_while_it_waits_for_the_others_lets_them_go
     with rollmuxd.job("a", ranks=2, rank=0, store=store) as job:
         with pytest.raises(KeyboardInterrupt), job.phase("rollout"):
             pass
-        assert json.loads(store.kept["rollmuxd/a/1/1/over"]) == {"error": "KeyboardInterrupt: Ctrl-C"}
+        told = json.loads(store.kept["rollmuxd/a/1/1/over"])
+        assert (told["lost"], told["error"].partition(",")[0]) == (False, "it was interrupted")
         assert daemon.asked("POST", "/release") == []
         with job.phase("train"):
             assert len(daemon.asked("POST", "/release")) == 1
