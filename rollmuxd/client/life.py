@@ -347,12 +347,16 @@ class Life(Generic[S]):
         try:
             if self._crew is not None:
                 yield from self._crew.all_left(slot.phase, failing=failing)
-            yield from self._talk.leave(slot.held, measured=slot.measured, then=then, failing=failing)
+            yield from self._talk.leave(
+                slot.held, measured=slot.measured, then=then, failing=failing, interrupted=interrupted
+            )
         except BaseException as raised:
             trouble = raised
             if not isinstance(raised, RollmuxError):
                 self._talk.leave_later(slot.held, slot.measured)
                 self._interrupted = slot.phase
+            if interrupted and is_interruption(raised):
+                self._talk.hurry()
             raise
         finally:
             self._pulse.slot(None)

@@ -3,9 +3,9 @@
 What may be relied on:
 
 - Nothing is asked for twice: each registration, request and release carries what makes its repetition harmless.
-- No request and no slot is left behind. Whatever interrupts a wait or a release (Ctrl-C, a cancelled task), the request
-  is taken back and the slot given back, or, where that cannot be done within seconds, or is interrupted in its turn,
-  remembered and settled before the next request.
+- No request and no slot is left behind. Whatever interrupts a wait, a phase or a release (Ctrl-C, a cancelled task),
+  the request is taken back and the slot given back, or, where that cannot be done within seconds, or is interrupted in
+  its turn, remembered and settled before the next request.
 - A daemon that is away stops nothing: what is held stays held, and calls are repeated until it is back.
 - A slot that was lost is reported when its phase is left, from the daemon's answer to the release: it alone knows.
 """
@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,12 +49,13 @@ WAIT_S = 25.0
 START_PATIENCE_S = 120.0
 #: at most between two questions whether a quarantined job was reinstated
 REINSTATED_S = 5.0
-#: all clean-ups after an interruption together: the user is waiting for the prompt
+#: all clean-ups after an interruption together, also one in mid-phase: the user is waiting for the prompt
 CLEAN_UP_S = 10.0
 #: one call of a clean-up: a connection that hangs is worth a second one
 CLEAN_UP_CALL_S = 5.0
-#: the word that the job is over, to a daemon that did not answer the whole clean-up before
-LAST_CALL_S = 2.0
+#: the word that the job is over, to a daemon that did not answer the whole clean-up before, or from a user who did not
+#: wait for it
+LAST_CALL_S = 1.0
 #: a release while the program is failing: worth a daemon's restart, not worth hanging
 FAILING_PATIENCE_S = 60.0
 
@@ -339,29 +339,41 @@ class Talk:
         text = f"{self.name}: slot {view.slot} ({phase}) was {view.status} before it began{_because(view.reason)}"
         return SlotLost(text, slot=view.slot, phase=phase, reason=view.reason)
 
-    def leave(self, held: Held, *, measured: dict[str, float], then: str | None, failing: bool) -> Flow[ReleaseView]:
+    def leave(
+        self,
+        held: Held,
+        *,
+        measured: dict[str, float],
+        then: str | None,
+        failing: bool,
+        interrupted: bool = False,
+    ) -> Flow[ReleaseView]:
         """Release the slot, and ask for ``then`` in the same call.
 
-        Raises :class:`SlotLost` when it was ours no more, :class:`GaveUp` (a failing program waits for a minute only).
+        Raises :class:`SlotLost` when it was ours no more, :class:`GaveUp` (a failing program waits for a minute only;
+        one that was ``interrupted`` for the seconds of a clean-up, which is what this is then).
         """
         carried = Request(then, new_id()) if then is not None and not failing else None
         patience_s = self._patience_s
         if failing:
             patience_s = FAILING_PATIENCE_S if patience_s is None else min(patience_s, FAILING_PATIENCE_S)
         self._left = Left(held, measured, carried)
+        until = self._clean_until = self._clock() + CLEAN_UP_S if interrupted else None
         try:
-            view = yield from self._release(held, measured, carried, patience_s)
+            view = yield from self._release(held, measured, carried, patience_s, until)
         except GeneratorExit:
             raise
         except RollmuxError as error:
             if isinstance(error, Refused | SlotLost):
-                self._left = None
+                self._left = self._clean_until = None
             raise
         except BaseException:
-            yield from self._clean_up()
+            if not interrupted:
+                yield from self._clean_up()
             raise
         finally:
             self.held = None
+        self._clean_until = None
         self._released(view)
         return view
 
@@ -369,6 +381,10 @@ class Talk:
         """Release the slot before the next request: its phase was left, and nobody came to :meth:`leave`."""
         if self.held is held:
             self.held, self._left = None, Left(held, measured, None)
+
+    def hurry(self) -> None:
+        """The clean-up was interrupted in its turn: nothing is left of its seconds."""
+        self._clean_until = self._clock()
 
     def _released(self, view: ReleaseView) -> None:
         left, self._left = self._left, None
@@ -379,11 +395,16 @@ class Talk:
     def _clean_up(self) -> Flow[None]:
         """A wait or a release was interrupted: give back and take back, within seconds, what there may be of ours."""
         until = self._clock() + CLEAN_UP_S
-        with suppress(RollmuxError):  # it is remembered
-            self._clean_until = until
+        self._clean_until = until
+        try:
             yield from self._let_go(None, until)
             yield from self._take_back(None, until)
             self._clean_until = None
+        except RollmuxError:
+            pass  # it is remembered
+        except BaseException:
+            self.hurry()
+            raise
 
     def _let_go(self, patience_s: float | None, until: float | None = None) -> Flow[None]:
         """Give back a slot of which the release was interrupted. If that was heard, the answer is what it was then."""

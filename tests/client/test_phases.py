@@ -11,6 +11,7 @@ import pytest
 import rollmuxd
 from rollmuxd import testing
 from rollmuxd.client import fakes
+from rollmuxd.client.errors import Unreachable
 from rollmuxd.wire.answers import Directive
 
 
@@ -159,6 +160,50 @@ def test_ctrl_c_in_the_middle_of_a_release_keeps_no_slot(daemon, monkeypatch, he
 
     assert daemon.phases[0] == "rollout"
     assert daemon.phases[-1] == "train"
+
+
+def test_ctrl_c_in_a_phase_gives_up_on_a_daemon_that_hangs_and_says_so_beside_it(daemon, monkeypatch):
+    handle, now, hangs = daemon.handle, [1000.0], [True]
+
+    def hanging(method, path, params, content):
+        if path.endswith("/release") and hangs:
+            now[0] += 5
+            raise Unreachable("timed out")
+        return handle(method, path, params, content)
+
+    monkeypatch.setattr(daemon, "handle", hanging)
+    job = rollmuxd.job("a")
+    job.start()
+    job._life._talk._clock = lambda: now[0]
+    with pytest.raises(KeyboardInterrupt) as raised, job.phase("rollout"):
+        raise KeyboardInterrupt
+    assert now[0] - 1000 < 15
+    assert "got no answer in time" in raised.value.__notes__[0]
+
+    hangs.clear()
+    with job.phase("train"):
+        assert len(daemon.asked("POST", "/release")) == 1
+    job.end()
+
+
+def test_a_second_ctrl_c_leaves_the_job_seconds_no_more(daemon, monkeypatch):
+    handle, interrupt = daemon.handle, [KeyboardInterrupt]
+
+    def interrupted(method, path, params, content):
+        if path.endswith("/release") and interrupt:
+            raise interrupt.pop()
+        return handle(method, path, params, content)
+
+    monkeypatch.setattr(daemon, "handle", interrupted)
+    job = rollmuxd.job("a")
+    job.start()
+    talk = job._life._talk
+    talk._clock = lambda: 1000.0
+    with pytest.raises(KeyboardInterrupt), job.phase("rollout"):
+        raise KeyboardInterrupt
+    assert not daemon.asked("POST", "/release")
+    assert talk._clean_until == 1000.0
+    job.end()
 
 
 def test_what_the_body_raises_gets_through_and_the_slot_is_released(daemon):

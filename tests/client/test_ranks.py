@@ -455,6 +455,21 @@ def test_a_job_that_is_started_again_waits_for_no_rank_of_its_former_start(daemo
     job.end()
 
 
+def test_a_second_ctrl_c_while_rank_0_waits_for_the_others_leaves_the_end_seconds_no_more(daemon):
+    job = rollmuxd.job("a", ranks=2, rank=0, store=Store())
+    job.start()
+    life = job._life
+    life._talk._clock = lambda: 1000.0
+    life.run(life.entering("rollout"))
+    leaves = life.leaving(None, KeyboardInterrupt())
+    assert isinstance(next(leaves), Pause)  # rank 1 is in there
+    with pytest.raises(KeyboardInterrupt):
+        leaves.throw(KeyboardInterrupt())
+
+    assert life._talk._clean_until == 1000.0
+    job.end()
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt("Ctrl-C"), OSError("the store is gone")])
 def test_a_slot_that_the_other_ranks_could_not_be_told_of_is_given_back_before_the_next_request(daemon, error):
     """Nobody has entered its phase, so nobody leaves it; and the next request would wait for it."""

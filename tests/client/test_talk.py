@@ -509,6 +509,74 @@ def test_ctrl_c_in_a_release_and_the_end_after_it_take_seconds_all_together(talk
     assert talk.said[-1].endswith("timed out" if answer == "hangs" else "away")
 
 
+def interrupted_phase(talk, answers):
+    """Play the release of t1, in whose phase Ctrl-C came; returns what was sent of it."""
+    held = talk.held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+    flow = talk.leave(held, measured={"reward": 1.0}, then="train", failing=True, interrupted=True)
+    steps = []
+    try:
+        over_time(talk, recorded(flow, steps), answers)
+    finally:
+        assert talk.held is None
+    return bodies(steps)
+
+
+@pytest.mark.parametrize("answer", ["hangs", Unreachable("away")])
+def test_ctrl_c_in_a_phase_gives_the_prompt_back_within_seconds_also_if_the_daemon_hangs(talk, play, answer):
+    with pytest.raises(GaveUp):
+        interrupted_phase(talk, [answer])
+    assert talk._clock.now - 1000 < 11
+    over_time(talk, talk.end("interrupted", keep=False), [answer])
+    assert talk._clock.now - 1000 < 13
+
+
+def test_what_ctrl_c_in_a_phase_could_not_release_in_time_is_settled_before_the_next_request(talk, play):
+    with pytest.raises(GaveUp):
+        interrupted_phase(talk, ["hangs"])
+
+    _, steps = play(talk.enter("train"), [ReleaseView("t1", "released"), RUNNING])
+
+    assert [path for _, path, _ in bodies(steps)] == ["/v1/slots/t1/release", "/v1/jobs/j1/slots"]
+
+
+def test_a_second_ctrl_c_ends_at_once_what_the_first_one_in_a_phase_began(talk, play):
+    with pytest.raises(KeyboardInterrupt):
+        assert len(interrupted_phase(talk, [KeyboardInterrupt()])) == 1
+    talk.hurry()
+    over_time(talk, talk.end("interrupted", keep=False), ["hangs"])
+    assert talk._clock.now - 1000 <= 1
+
+    talk.job = "j1"
+    _, steps = play(talk.enter("train"), [ReleaseView("t1", "released"), RUNNING])  # but it is not forgotten
+    assert bodies(steps)[0][1] == "/v1/slots/t1/release"
+
+
+def test_a_second_ctrl_c_ends_at_once_what_the_first_one_in_a_wait_began(talk):
+    with pytest.raises(KeyboardInterrupt):
+        over_time(talk, talk.enter("rollout"), [KeyboardInterrupt(), KeyboardInterrupt()])
+    over_time(talk, talk.end("interrupted", keep=False), ["hangs"])
+
+    assert talk._clock.now - 1000 <= 1
+
+
+def test_a_release_that_ctrl_c_in_a_phase_began_and_that_was_answered_is_not_repeated(talk, play):
+    assert len(interrupted_phase(talk, [ReleaseView("t1", "released")])) == 1
+    talk._clock.now += 20
+    taken, _ = over_time(talk, talk.end("interrupted", keep=False), [Unreachable("away")] * 5 + [None])
+    assert taken  # nor is the daemon taken for one that does not answer
+
+    talk.job = "j1"
+    with pytest.raises(SlotLost):
+        interrupted_phase(talk, [Conflict("it is revoked by root")])
+    talk._clock.now += 20
+    taken, _ = over_time(talk, talk.end("interrupted", keep=False), [Unreachable("away")] * 5 + [None])
+    assert taken
+
+    talk.job = "j1"
+    _, steps = play(talk.enter("train"), [RUNNING])
+    assert len(steps) == 1
+
+
 def test_the_end_of_a_job_outlives_a_short_restart_of_the_daemon(talk, play):
     with pytest.raises(KeyboardInterrupt):  # answered: this says nothing of the daemon
         over_time(talk, talk.enter("rollout"), [KeyboardInterrupt(), slot("queued"), None])
