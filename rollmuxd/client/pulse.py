@@ -111,12 +111,14 @@ class HeartbeatProcess:
         self._set(done=done, total=total)
 
     def stop(self) -> None:
-        """End the process, by closing its stdin."""
+        """End the process."""
         self._stopping.set()
         self._close_stdin()
         if self._process is not None:
             import subprocess
 
+            # It may be in a beat that a daemon which hangs does not answer for seconds, and there is nothing to lose.
+            self._process.terminate()
             try:
                 self._process.wait(STOP_S)
             except subprocess.TimeoutExpired:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -272,6 +273,16 @@ def test_where_no_process_can_be_started_a_thread_beats(beating, until, monkeypa
     until(lambda: len(fake.beats) > 2)
     assert pulse.pid is None
     assert "a thread beats" in heard.troubles[0]
+
+
+def test_its_end_does_not_wait_for_a_beat_that_is_not_answered(until):
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        pulse = HeartbeatProcess(find(f"http://127.0.0.1:{hangs.getsockname()[1]}").address, Heard())
+        pulse.session(SessionView("s1", "j1", 1, 60.0, 0.05))
+        connection, _ = hangs.accept()
+        with connection:
+            pulse.stop()
+            assert pulse._process.returncode == -signal.SIGTERM  # and not by SIGKILL, after seconds
 
 
 def test_the_end_of_its_stdin_is_its_end():
