@@ -235,10 +235,10 @@ class Loom(RollMux):
             )
             pins = None if plan is None else _named(plan.seats[-1], sitting.names, free)
             if plan is None or pins is None:
-                return None  # with a turn to spare there is none either
+                continue  # a lower bound has him go round more often, which may fit where this did not
             grows = plan.value - was
             if grows >= below or self._short(state, job, Candidate(group, pins, "", 0.0)):
-                return None
+                continue
             order = self._borne_order(state, group, sitting, job, tried[0], plan, pins)
             if order is not None:
                 bought = [n for pool, some in pins.items() for n in some if n not in sitting.names.get(pool, ())]
