@@ -22,6 +22,7 @@ from rollmuxd.core.model import (
     LaunchSpec,
     Millis,
     Movable,
+    NodeId,
     OnLoss,
     Park,
     PhaseSpec,
@@ -54,6 +55,8 @@ WEAVES, WATCHES = 0.3, 0.05
 GUARDED_ITERATIONS: Final = 10
 #: the share of histories in which phases grow or shrink, and plans follow
 FOLLOWS: Final = 0.3
+#: the share of histories in which a node is taken out of service, and stays out
+RETIRES: Final = 0.15
 #: the share of histories in which backends start processes, and of their jobs those whose they start
 LAUNCHES, LAUNCHED = 0.3, 0.7
 DRIVER: Final = "sim"
@@ -62,7 +65,10 @@ ATTEMPTS: Final = 400
 
 
 class Act(Struct, frozen=True):
-    """Something that an operator does: ``pause``, ``drain``, ``revoke``, ``observe``; undone after a while."""
+    """Something that an operator does: ``pause``, ``drain``, ``revoke``, ``observe``; undone after a while.
+
+    ``retire`` is a drain that is not undone, where every job would have room without the node (:func:`_spared`).
+    """
 
     at_ms: Millis
     what: str
@@ -106,7 +112,7 @@ OTHERS: Final[dict[str, Callable[[], Contender]]] = {
 def draw(seed: int) -> History:
     """The history of a seed."""
     rng = Random(f"swarm {seed}")
-    pools = (_pool(rng, "rollout", 3), _pool(rng, "train", 2))
+    pools: tuple[Pool, ...] = (_pool(rng, "rollout", 3), _pool(rng, "train", 2))
     jobs = tuple(_job(rng, number, pools) for number in range(rng.randint(1, 5)))
     span = 600_000 + 2 * sum(job.lasts_ms for job in jobs)
     acts = tuple(
@@ -130,6 +136,11 @@ def draw(seed: int) -> History:
     starts = Random(f"swarm launches {seed}")
     if starts.random() < LAUNCHES and policy != OBSERVE:
         jobs = tuple(_launched(starts, job) if starts.random() < LAUNCHED else job for job in jobs)
+    retires = Random(f"swarm retires {seed}")
+    if retires.random() < RETIRES and policy != OBSERVE:
+        pools = tuple(replace(pool, nodes=(pool.nodes or 0) + 1) for pool in pools)
+        times = [retires.randrange(span) for _ in range(retires.randint(1, 3))]
+        acts += tuple(Act(at, "retire", retires.randrange(8), _s(retires, 1, 300)) for at in times)
     return History(seed, Workload(f"swarm {seed}", jobs, pools), policy, faults, acts, follows)
 
 
@@ -311,10 +322,12 @@ def _says(world: World, given: i.Input) -> None:
 
 def _act(world: World, act: Act) -> None:
     state = world.core.state
-    if act.what == "drain":
+    if act.what in ("drain", "retire"):
         node = list(state.nodes)[act.which % len(state.nodes)]
+        lasts = act.what == "retire" and _spared(world, node)
         _says(world, i.DrainNode(node, "operator"))
-        world.kernel.after(act.for_ms, _until_heard, world, i.UndrainNode(node, "operator"))
+        if not lasts:
+            world.kernel.after(act.for_ms, _until_heard, world, i.UndrainNode(node, "operator"))
     elif act.what == "observe":
         host = list(state.hosts)[act.which % len(state.hosts)]
         world.kernel.after(0, world.observed, host)
@@ -328,6 +341,26 @@ def _act(world: World, act: Act) -> None:
         held = [slot.id for slot in state.slots.values() if slot.status in (SlotStatus.RUNNING, SlotStatus.LOADING)]
         if held:
             _says(world, i.RevokeSlot(held[act.which % len(held)], "operator", "by chance"))
+
+
+def _spared(world: World, name: NodeId) -> bool:
+    """Whether every job comes to its end without the node: who sits there may leave, and the others are enough.
+
+    A job has room on as many other nodes of its pools as it wants, sooner or later: when all others have ended. Who may
+    not be moved, or not yet, or only as far as his promise allows, waits for an operator; he is no matter of liveness.
+    """
+    state = world.core.state
+    node = state.nodes[name]
+    for job in state.jobs.values():
+        sits = any(name in nodes for pins in (job.pins, job.move.pins if job.move else {}) for nodes in pins.values())
+        free_to_go = job.status is JobStatus.ADMITTED and job.spec.movable is not Movable.NO and job.spec.slo is None
+        if sits and not free_to_go:
+            return False
+    for pool in node.pools:
+        left = sum(it.id != name and pool in it.pools and not it.drain for it in state.nodes.values())
+        if left < max((job.footprint.get(pool, 0) for job in world.jobs), default=0):
+            return False
+    return True
 
 
 def _until_heard(world: World, given: i.Input) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from rollmuxd.core import draining, inventory, letting_go, lives, moving, orders, requests, rotation, scheduler, turns
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import inventory, letting_go, lives, moving, orders, requests, rotation, scheduler, turns
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.fold import apply
@@ -166,6 +166,10 @@ def takes_what_a_job_has_left_for_a_strangers(patch: pytest.MonkeyPatch) -> None
     patch.setattr(State, "left_over_mb", without_what_is_gone)
 
 
+def leaves_everybody_on_drained_nodes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(draining, "_to_leave", lambda _: [])
+
+
 #: found by a history that was kept
 KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     plans_moves_away_from_lost_nodes: ("moved_away_from_a_lost_node", "a_move_that_is_planned_can_be_made"),
@@ -175,6 +179,7 @@ KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     starts_again_while_something_is_left: (
         "started_again_while_something_was_left", "nothing_is_in_use_where_a_job_moves_away",
     ),
+    leaves_everybody_on_drained_nodes: ("left_on_a_node_that_is_retired", "every_job_ends"),
     takes_what_a_job_has_left_for_a_strangers: ("what_its_process_left_was_a_strangers", "every_job_ends"),
     lets_who_has_little_credit_starve_the_others: (
         "starved_by_who_had_little_credit", "who_is_least_ahead_goes_first",

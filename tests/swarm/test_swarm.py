@@ -43,6 +43,14 @@ def test_backends_start_processes_in_some_histories_also_elsewhere_and_beside_si
     assert all(spec.movable is Movable.NO for spec in specs if spec.launch is None)
 
 
+def test_in_some_histories_nodes_are_taken_out_of_service_for_good_and_everybody_ends_without_them() -> None:
+    drained = 0
+    for history in map(swarm.draw, range(150)):
+        if any(act.what == "retire" for act in history.acts):
+            drained += sum(node.drain for node in swarm.run(history).core.state.nodes.values())
+    assert drained >= 10
+
+
 def test_a_history_that_breaks_a_promise_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every GPU forgets whose bytes are on it: it is given on too early."""
     from rollmuxd.core import turns
