@@ -458,6 +458,12 @@ class Life(Generic[S]):
             self._async = AsyncDaemon(address=self._address or _NOWHERE)
         return await self._async.run(flow)
 
+    @staticmethod
+    def drop(flow: Flow[None]) -> None:
+        """Begin a flow where nothing can be awaited, and interrupt it at once: it remembers what is left to be done."""
+        next(flow, None)
+        flow.close()
+
     def close(self) -> None:
         """Close the blocking connection, if there is one."""
         if self._sync is not None and os.getpid() == self._pid:

@@ -172,7 +172,10 @@ class AsyncPhase(_PhaseBase):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._life.arun(self.left(error))
+        if _closed(error, trace):
+            self._life.drop(self.left(error))
+        else:
+            await self._life.arun(self.left(error))
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """Run every call of a coroutine function in a slot."""
@@ -187,7 +190,8 @@ def _in_slot(phase: _PhaseBase, life: Life[Any], function: Callable[..., Any]) -
         await life.arun(life.entering(phase.name))
         try:
             result = await function(*args, **kwargs)
-        except GeneratorExit:  # the loop is gone: nothing can be awaited any more
+        except GeneratorExit as error:  # as in _closed
+            life.drop(phase.left(error))
             raise
         except BaseException as error:
             await life.arun(phase.left(error))
@@ -196,6 +200,16 @@ def _in_slot(phase: _PhaseBase, life: Life[Any], function: Callable[..., Any]) -
         return result
 
     return in_slot
+
+
+def _closed(error: BaseException | None, trace: TracebackType | None) -> bool:
+    """Whether a coroutine is left because it is closed (dropped, with its loop): then nothing can be awaited any more.
+
+    An async generator is closed by its loop, which waits for what it awaits.
+    """
+    if not isinstance(error, GeneratorExit) or trace is None:
+        return False
+    return not trace.tb_frame.f_code.co_flags & inspect.CO_ASYNC_GENERATOR
 
 
 # ---- jobs ------------------------------------------------------------------------------------------------------------
@@ -326,7 +340,8 @@ class AsyncJob(_Base[AsyncSlot]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._finish(self._life.ending(_reason(error), keep=self._options.keep or self._options.left(error)))
+        if not _closed(error, trace):  # else it ends with its process
+            await self._finish(self._life.ending(_reason(error), keep=self._options.keep or self._options.left(error)))
 
 
 def _reason(error: BaseException | None) -> str:

@@ -206,6 +206,66 @@ def test_a_second_ctrl_c_leaves_the_job_seconds_no_more(daemon, monkeypatch):
     job.end()
 
 
+def in_phase(job, how):
+    """A coroutine that waits for ever in a phase."""
+
+    async def waits():
+        await asyncio.get_running_loop().create_future()
+
+    async def with_phase():
+        async with job.phase("rollout"):
+            await waits()
+
+    return job.phase("rollout")(waits)() if how == "decorator" else with_phase()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", ["decorator", "async with"])
+async def test_a_phase_that_is_dropped_with_its_coroutine_is_given_back_before_the_next_request(daemon, how):
+    async with rollmuxd.ajob("a") as job:
+        coroutine = in_phase(job, how)
+        coroutine.send(None)
+        assert job.slot.phase == "rollout"
+        coroutine.close()  # raises if anything is awaited
+        assert job.slot is None
+        assert not daemon.asked("POST", "/release")
+        async with job.phase("train"):
+            assert len(daemon.asked("POST", "/release")) == 1
+
+    assert daemon.phases == ["rollout", "train"]
+
+
+@pytest.mark.asyncio
+async def test_a_job_that_is_dropped_with_its_coroutine_ends_with_its_process(daemon):
+    job = rollmuxd.ajob("a")
+
+    async def runs():
+        async with job:
+            await in_phase(job, "async with")
+
+    coroutine = runs()
+    coroutine.send(None)
+    coroutine.close()
+    assert daemon.ended == {}
+
+    job._life._at_exit()  # as the process does
+    assert daemon.ended == {"a": "its process ended"}
+
+
+@pytest.mark.asyncio
+async def test_a_phase_in_an_async_generator_is_released_when_its_loop_closes_that(daemon):
+    async with rollmuxd.ajob("a") as job:
+
+        async def batches():
+            async with job.phase("rollout"):
+                yield 1
+
+        made = batches()
+        assert await anext(made) == 1
+        await made.aclose()
+        assert len(daemon.asked("POST", "/release")) == 1
+
+
 def test_what_the_body_raises_gets_through_and_the_slot_is_released(daemon):
     with pytest.raises(ZeroDivisionError), rollmuxd.job("a") as job, job.phase("rollout"):
         1 / 0  # noqa: B018
