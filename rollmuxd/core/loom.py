@@ -235,7 +235,7 @@ class Loom(RollMux):
             )
             pins = None if plan is None else _named(plan.seats[-1], sitting.names, free)
             if plan is None or pins is None:
-                continue  # a lower bound has him go round more often, which may fit where this did not
+                continue  # by a lower bound he goes round more often: worth more than what was found so far, maybe
             grows = plan.value - was
             if grows >= below or self._short(state, job, Candidate(group, pins, "", 0.0)):
                 continue

@@ -169,7 +169,8 @@ def test_a_short_job_joins_a_long_one_and_goes_round_more_often() -> None:
     loom.keeps_every_promise()
 
 
-def test_who_finds_no_room_by_his_own_bound_may_find_it_by_a_lower_one_and_going_round_more_often() -> None:
+def test_a_newcomer_is_also_tried_with_a_lower_bound_by_which_he_goes_round_more_often() -> None:
+    """By his own bound he would have two iterations to one of the long job's, and be worth less than with the other."""
     cluster = Cluster(4, 3, Loom(objective="cost"))
     for spec in (job("tight", 100, 20, 1.2), job("long", 600, 50, 1.2), job("third", 150, 100, 1.7)):
         cluster.arrives(spec)
