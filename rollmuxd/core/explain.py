@@ -431,7 +431,7 @@ def _overstays(slot: Slot, now: Millis) -> tuple[Reason, ...]:
 
 def _silent(node: Node, what: str, silent_ms: Millis) -> Reason:
     """That nothing is learnt of something on a node any more, and that an operator's word can stand for it."""
-    way_out = f"if you know that nothing of any job is left there, say so (rollmuxd node declare-clear {node.id})"
+    way_out = f"an operator who knows that nothing is left there can say so (rollmuxd node declare-clear {node.id})"
     text = f"there has been no word of {what} {node.id} for {_span(silent_ms)}: {way_out}"
     return Reason("no_word", text, {"node": node.id, "silent_s": silent_ms // 1000})
 

@@ -59,10 +59,11 @@ def refuse_if_alive(c: Cycle, known: Job, ask: i.RegisterJob) -> None:
         return
     if session is not None and session.status is SessionStatus.ALIVE:
         raise RunAlive(known.spec.name, known.run, session.pid, session.host)
-    if known.spec.launch is not None and known.status is not JobStatus.QUARANTINED:
-        here = known.launch
-        raise RunAlive(known.spec.name, known.run, here.pid if here else 0, here.host if here else "")
-    if session is None and c.now < opens_by(c, known):
+    if known.spec.launch is not None:
+        if known.status is not JobStatus.QUARANTINED:  # of one that is, no process is awaited
+            here = known.launch
+            raise RunAlive(known.spec.name, known.run, here.pid if here else 0, here.host if here else "")
+    elif session is None and c.now < opens_by(c, known):
         raise RunAlive(known.spec.name, known.run, 0, "")
 
 

@@ -368,7 +368,11 @@ class Play:
         return said + [f"= would start with {wish}" for wish in self.core.would_start_with(job, self.now)]
 
     def look_explain(self, job: str) -> list[str]:
-        return [f"= {sentence}" for sentence in self.core.explain(self._job(job), self.now)[1]]
+        name, core = self._job(job), self.core
+        if core.state.jobs[name].status is JobStatus.WAITING:  # the daemon asks a copy then, as it takes long
+            state = msgspec.msgpack.decode(msgspec.msgpack.encode(core.state), type=State)
+            core = Scheduler(core.config, self._policy(), state, looked_at=core.looked_at)
+        return [f"= {sentence}" for sentence in core.explain(name, self.now)[1]]
 
     def look_due(self) -> list[str]:
         due = self.core.deadline()
