@@ -213,7 +213,7 @@ class Life(Generic[S]):
                 ):
                     yield from self._talk.end("it could not start", keep=False)
             finally:  # also should that be interrupted: nothing is to keep the session alive
-                self._close_down()
+                self._close_down("it could not start")
             raise
         self._dial()
 
@@ -361,8 +361,10 @@ class Life(Generic[S]):
         finally:
             self._pulse.slot(None)
             if self._crew is not None:
+                # Once that was answered nothing is wrong, whatever we are told here: we may go on, and so do they.
+                known, lost = slot.held.released, slot.held.lost
                 with beside(trouble, "the other ranks were told"):
-                    self._crew.publish_over(trouble or (error if interrupted else None))
+                    self._crew.publish_over(None if known else trouble, lost=lost and not known)
 
     def progress(self, done: int, total: int) -> None:
         """Have the next heartbeat say how far the slot's work is."""
@@ -403,7 +405,7 @@ class Life(Generic[S]):
         finally:
             if channel is not None:
                 channel.stop()
-            self._close_down()
+            self._close_down(reason)
 
     def _discarding(self, channel: Channel, job: str, run: int) -> Flow[None]:
         """The job is over, and its state still there: stay on the line until it was discarded, for seconds at most."""
@@ -422,12 +424,16 @@ class Life(Generic[S]):
             if (run and view.run != run) or (view.status == "ended" and not view.pins):
                 return
 
-    def _close_down(self) -> None:
-        pulse, self._pulse = self._pulse, None
-        if pulse is not None:
-            pulse.stop()
-        self._channel = self._talk = self._crew = self.slot = None
+    def _close_down(self, why: str) -> None:
+        pulse, crew = self._pulse, self._crew
+        self._pulse = self._channel = self._talk = self._crew = self.slot = None
         self._depth, self._interrupted = 0, ""
+        try:
+            if pulse is not None:
+                pulse.stop()
+        finally:
+            if crew is not None:
+                crew.publish_gone(why)
 
     def _at_exit(self) -> None:
         self.run(self.ending("its process ended", keep=self._options.keep))

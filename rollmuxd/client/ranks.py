@@ -6,13 +6,15 @@ they are). Ranks enter and leave the same phases in the same order; they are mat
 
 Keys, all under ``rollmuxd/<job>/<n>`` with n counting the times that the job was started over this store:
 ``start``, then for each phase ``<k>/granted``, ``<k>/left/<rank>`` (a follower is out) and ``<k>/over`` (rank 0 has
-released). Where torchrun has started the ranks again, n begins with which time that is: its store outlives them.
-What every rank has read is deleted, where the store can.
+released), and last ``gone`` (rank 0 has left the job). Where torchrun has started the ranks again, n begins with which
+time that is: its store outlives them. What every rank has read of a phase is deleted, where the store can.
 """
 
 import json
 import os
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from rollmuxd.client.errors import RollmuxError, SlotLost, in_words, is_interruption
@@ -39,6 +41,10 @@ class Store(Protocol):
 POLL_S = (0.1, 1.0)
 #: seconds that a rank 0 which is failing waits for the others to leave the GPUs
 FAILING_S = 10.0
+#: seconds that the end of a job waits for a store that takes no more
+GONE_S = 2.0
+
+_NO_MORE = "no rank gets a slot without it: end this one too, or start all of them again"
 
 _starts: dict[tuple[str, int], int] = {}
 
@@ -58,12 +64,18 @@ class Crew:
         self._clock = clock
         self._tell = tell
         self._phase = 0
+        self._gone = threading.Event()
+        self._gone_why = ""
+        self._last_word: threading.Thread | None = None
 
     # ---- rank 0 ----
 
     def publish_start(self, **what: Any) -> None:
         """Tell the others whether there is a daemon, which job and which session."""
         self._publish("start", what)
+        # Now: where the job ends with its process, in an exit handler, Python (3.12) starts no thread any more.
+        self._last_word = threading.Thread(target=self._publish_gone, name="rollmuxd-ranks", daemon=True)
+        self._last_word.start()
 
     def publish_no_start(self, error: BaseException) -> None:
         """Let the others fail as we did."""
@@ -88,11 +100,25 @@ class Crew:
 
         yield from self._until(lambda: self._store.check(keys), text, FAILING_S if failing else None)
 
-    def publish_over(self, error: BaseException | None) -> None:
-        """Tell the others that we have left the phase in good order, or why not."""
+    def publish_over(self, error: BaseException | None, *, lost: bool) -> None:
+        """Tell the others that our release was answered, or why not; and whether the slot is known to be lost."""
         why = "" if error is None else _why(error)
-        self._publish(f"{self._phase}/over", {"error": why, "lost": isinstance(error, SlotLost)})
+        if lost and not isinstance(error, SlotLost):
+            why = f"the slot was lost, and rank 0 did not leave its phase in good order: {why}"
+        self._publish(f"{self._phase}/over", {"error": why, "lost": lost})
         self._forget(self._phase - 1)
+
+    def publish_gone(self, why: str) -> None:
+        """Tell those who wait for us that nothing more comes. A store that fails or hangs costs 2 s at most."""
+        if self._last_word is not None:
+            self._gone_why = why
+            self._gone.set()
+            self._last_word.join(GONE_S)
+
+    def _publish_gone(self) -> None:
+        self._gone.wait()
+        with suppress(Exception):
+            self._publish("gone", {"why": self._gone_why})
 
     def _forget(self, phase: int) -> None:
         """Delete what is there of a phase: who is out of the next one has read all of it."""
@@ -127,7 +153,7 @@ class Crew:
     def left(self, phase: str, *, failing: bool) -> Flow[None]:
         """Say that we are out, and wait for the release. Raises :class:`SlotLost` if it was lost.
 
-        Raises :class:`RollmuxError` where rank 0 did not come to it, or was interrupted.
+        Raises :class:`RollmuxError` where rank 0 does not know: the daemon did not answer, or was not asked.
         """
         self._publish(f"{self._phase}/left/{self._rank}", {})
         if failing:
@@ -137,8 +163,8 @@ class Crew:
         if told["lost"]:
             raise SlotLost(why, phase=phase, reason=why)
         if why:
-            what_stands = f"The slot was not lost: what this rank has done in {phase} stands"
-            raise RollmuxError(f"rank 0 did not leave {phase} in good order: {why}. {what_stands}")
+            unknown = f"Whether the slot was kept is not known: treat what this rank has done in {phase} with care"
+            raise RollmuxError(f"rank 0 did not leave {phase} in good order: {why}. {unknown}")
 
     # ---- both ----
 
@@ -146,8 +172,13 @@ class Crew:
         self._store.set(f"{self._prefix}/{key}", json.dumps(what))
 
     def _read(self, key: str, what: str) -> Flow[dict[str, Any]]:
-        full = f"{self._prefix}/{key}"
-        yield from self._until(lambda: self._store.check([full]), lambda: f"rank {self._rank} waits for {what}", None)
+        full, gone = f"{self._prefix}/{key}", f"{self._prefix}/gone"
+        waits = f"rank {self._rank} waits for {what}"
+        yield from self._until(lambda: self._store.check([full]) or self._store.check([gone]), lambda: waits, None)
+        if not self._store.check([full]):  # nor is it to come: that rank 0 has gone is the last that it writes
+            why = json.loads(self._store.get(gone))["why"]
+            left = f"rank 0 has left the job{f' ({why})' if why else ''}"
+            raise RollmuxError(f"{waits}, and {left}: {_NO_MORE}")
         read: dict[str, Any] = json.loads(self._store.get(full))
         return read
 
@@ -168,5 +199,5 @@ class Crew:
 def _why(error: BaseException) -> str:
     """What the other ranks are told of an error of rank 0."""
     if is_interruption(error) or isinstance(error, GeneratorExit):
-        return "it was interrupted, and no rank gets a slot without it: end this one too, or start all of them again"
+        return f"it was interrupted, and {_NO_MORE}"
     return str(error) if isinstance(error, SlotLost) else in_words(error)

@@ -86,6 +86,8 @@ class Held(Struct):
     session: str
     directive: Directive | None = None
     lost: bool = False
+    #: the release was answered: it was ours until then
+    released: bool = False
 
 
 class Left(Struct):
@@ -442,6 +444,7 @@ class Talk:
                     text = f"{self.name}: slot {held.slot} was lost while {held.phase} ran: {error.detail}"
                     raise SlotLost(text, slot=held.slot, phase=held.phase, reason=error.detail) from error
             else:
+                held.released = True
                 return view
 
     def _newer_fence(self, held: Held, patience_s: float | None, until: float | None) -> Flow[bool]:

@@ -1,5 +1,6 @@
 """Several ranks: one talks, the others follow through a store, and nobody waits inside a collective."""
 
+import asyncio
 import json
 import threading
 from collections import Counter
@@ -126,7 +127,7 @@ def test_if_rank_0_gets_no_slot_the_others_do_not_wait_for_ever(daemon):
 
 @pytest.mark.parametrize("where", ["its body", "its release", "the wait for it"])
 def test_an_interrupted_rank_0_ends_the_others_with_that_and_with_what_to_do(daemon, monkeypatch, where):
-    """Nothing was lost: what they have done in the phase stands, and there is no more of it without rank 0."""
+    """What they have done in a phase of which the release was answered stands, and there is no more without rank 0."""
     handle, interrupt = daemon.handle, [KeyboardInterrupt("Ctrl-C")]
     path_of = {"its release": "/release", "the wait for it": "/slots"}
 
@@ -137,44 +138,181 @@ def test_an_interrupted_rank_0_ends_the_others_with_that_and_with_what_to_do(dae
 
     monkeypatch.setattr(daemon, "handle", interrupted)
 
+    done = []
+
     def loop(job, rank):
         with job.phase("train"):
             if rank == 0 and where == "its body":
                 raise interrupt.pop()
-
-    first, *others = crew(loop)
-
-    assert isinstance(first, KeyboardInterrupt)
-    for error in others:
-        assert type(error) is rollmuxd.RollmuxError
-        assert "it was interrupted" in str(error)
-        assert "end this one too, or start all of them again" in str(error)
-        assert "KeyboardInterrupt" not in str(error)
-        stands = "The slot was not lost: what this rank has done in train stands"
-        assert (stands in str(error)) == (where != "the wait for it")
-
-
-def test_a_release_that_rank_0_gave_up_is_no_loss_to_the_others(daemon, monkeypatch):
-    monkeypatch.setenv("ROLLMUX_GIVE_UP_S", "0")
-    handle = daemon.handle
-
-    def away(method, path, params, content):
-        if path.endswith("/release"):
-            raise rollmuxd.Unreachable("away")
-        return handle(method, path, params, content)
-
-    monkeypatch.setattr(daemon, "handle", away)
-
-    def loop(job, rank):
-        with job.phase("train"):
+        done.append(rank)
+        with job.phase("rollout"):
             pass
 
     first, *others = crew(loop)
 
-    assert type(first) is rollmuxd.GaveUp
+    assert isinstance(first, KeyboardInterrupt)
+    assert sorted(done) == ([] if where == "the wait for it" else [1, 2])
     for error in others:
         assert type(error) is rollmuxd.RollmuxError
-        assert "rank 0 did not leave train in good order: GaveUp" in str(error)
+        what = "it was interrupted" if where == "the wait for it" else "rank 0 has left the job (interrupted)"
+        assert what in str(error)
+        assert "end this one too, or start all of them again" in str(error)
+        assert "KeyboardInterrupt" not in str(error)
+
+
+def refusing_releases(daemon, monkeypatch, *errors):
+    """Answer releases with such errors, and with the last of them for ever."""
+    handle, left = daemon.handle, list(errors)
+
+    def away(method, path, params, content):
+        if path.endswith("/release"):
+            raise left.pop(0) if len(left) > 1 else left[0]
+        return handle(method, path, params, content)
+
+    monkeypatch.setattr(daemon, "handle", away)
+
+
+@pytest.mark.parametrize("told_to_stop", [False, True])
+@pytest.mark.parametrize("how", ["gives up", "is interrupted in"])
+def test_of_a_release_that_nobody_answered_the_others_are_told_no_more_than_what_is_known(
+    daemon, monkeypatch, how, told_to_stop
+):
+    monkeypatch.setenv("ROLLMUX_GIVE_UP_S", "0")
+    interrupt = [] if how == "gives up" else [KeyboardInterrupt()]
+    refusing_releases(daemon, monkeypatch, *interrupt, rollmuxd.Unreachable("away"))
+    monkeypatch.setattr("rollmuxd.client.talk.CLEAN_UP_S", 0.2)
+
+    def loop(job, rank):
+        with job.phase("train") as slot:
+            if rank == 0:
+                slot.held.lost = told_to_stop
+
+    first, *others = crew(loop)
+
+    assert type(first) is (rollmuxd.GaveUp if how == "gives up" else KeyboardInterrupt)
+    for error in others:
+        assert type(error) is (rollmuxd.SlotLost if told_to_stop else rollmuxd.RollmuxError)
+        assert ("the slot was lost, and rank 0 did not leave" in str(error)) == told_to_stop
+        assert ("Whether the slot was kept is not known" in str(error)) != told_to_stop
+        assert ("GaveUp: " if how == "gives up" else "it was interrupted") in str(error)
+
+
+def test_a_slot_that_was_to_stop_and_whose_release_was_answered_all_the_same_was_not_lost(daemon):
+    def loop(job, rank):
+        with job.phase("train") as slot:
+            if rank == 0:
+                slot.held.lost = True
+
+    assert crew(loop) == [None] * 3
+
+
+@pytest.mark.parametrize("where", ["its body", "its release"])
+def test_a_rank_0_that_outlives_what_cancelled_its_phase_goes_on_with_the_others(daemon, monkeypatch, where):
+    """``asyncio.timeout`` around a phase, a notebook: the release was answered, so nothing is wrong."""
+    if where == "its release":
+        handle, cancel = daemon.handle, [asyncio.CancelledError()]
+
+        def cancelled(method, path, params, content):
+            if path.endswith("/release") and cancel:
+                raise cancel.pop()
+            return handle(method, path, params, content)
+
+        monkeypatch.setattr(daemon, "handle", cancelled)
+
+    def loop(job, rank):
+        try:
+            with job.phase("rollout"):
+                if rank == 0 and where == "its body":
+                    raise asyncio.CancelledError
+        except asyncio.CancelledError:
+            assert rank == 0
+        with job.phase("train"):
+            return job.slot.phase
+
+    assert crew(loop) == ["train"] * 3
+    assert daemon.phases == ["rollout", "train"]
+
+
+@pytest.mark.parametrize("waits_for", ["its next phase", "the end of this one"])
+@pytest.mark.parametrize(("how", "why"), [("fails", "failed: ValueError: bad"), ("ends", "finished"), ("leaves", "")])
+def test_a_rank_0_that_has_left_the_job_keeps_nobody_waiting(daemon, how, why, waits_for):
+    def loop(job, rank):
+        with job.phase("rollout"):
+            if rank == 0 and waits_for == "the end of this one":
+                leave(job)
+        if rank == 0:
+            leave(job)
+        else:
+            job.phase("train").__enter__()
+
+    def leave(job):
+        if how == "fails":
+            job._life.run(job._life.ending("failed: ValueError: bad", keep=False))
+        else:
+            job.end() if how == "ends" else job.leave()
+
+    first, *others = crew(loop)
+
+    assert first is None
+    for error in others:
+        assert type(error) is rollmuxd.RollmuxError
+        assert f"rank 0 has left the job{why and f' ({why})'}: no rank gets a slot without it" in str(error)
+
+
+def test_whoever_is_late_gets_all_that_rank_0_has_left_before_it_went():
+    store = Store()
+    leader, late = (ranks.Crew(store, "a", rank=rank, ranks=2, clock=lambda: 0.0, tell=print) for rank in (0, 1))
+    leader.publish_start(job="j1")
+    leader.publish_grant("train", slot="t1")
+    leader.publish_over(None, lost=False)
+    leader.publish_gone("finished")
+
+    for told in (late.started(), late.granted("train"), late.left("train", failing=False)):
+        with pytest.raises(StopIteration):
+            next(told)
+    with pytest.raises(rollmuxd.RollmuxError, match="rank 0 has left the job"):
+        next(late.granted("train"))
+
+
+def test_where_nobody_can_start_a_thread_any_more_the_others_are_told_that_rank_0_has_left(daemon, monkeypatch):
+    """In an exit handler, since Python 3.12."""
+    store = Store()
+    job = rollmuxd.job("a", ranks=2, rank=0, store=store)
+    job.start()
+
+    def no_more(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+    job._life._at_exit()
+    assert json.loads(store.kept["rollmuxd/a/1/gone"]) == {"why": "its process ended"}
+
+
+@pytest.mark.parametrize("how", ["hangs", "fails"])
+def test_a_store_that_takes_no_last_word_holds_up_no_end(daemon, monkeypatch, how):
+    let_go = threading.Event()
+
+    class Dead(Store):
+        def set(self, key, value):
+            if key.endswith("/gone"):
+                let_go.wait(60 if how == "hangs" else 0)
+                raise OSError("the store is gone")
+            super().set(key, value)
+
+    monkeypatch.setattr(ranks, "GONE_S", 0.1)
+
+    def end():
+        job = rollmuxd.job("a", ranks=2, rank=0, store=Dead())
+        job.start()
+        job.end()
+
+    ended = threading.Thread(target=end, daemon=True)
+    ended.start()
+    ended.join(20)
+    held_up = ended.is_alive()
+    let_go.set()
+    assert not held_up
+    assert daemon.ended == {"a": "finished"}
 
 
 class Failing(Store):
@@ -304,7 +442,7 @@ def test_a_long_run_leaves_next_to_nothing_in_the_store(daemon):
                 pass
 
     assert crew(loop, store=store) == [None] * 3
-    phases = {key.split("/")[3] for key in store.kept} - {"start"}
+    phases = {key.split("/")[3] for key in store.kept} - {"start", "gone"}
     assert phases == {"10"}
 
 
