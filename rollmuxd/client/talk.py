@@ -205,7 +205,9 @@ class Talk:
         call: Call[Any] = calls.close_session(self.session) if keep else calls.end_job(self.job, reason, self.session)
         taken, self._ending = False, True
         now = self._clock()
-        until = now + CLEAN_UP_S if self._clean_until is None else max(self._clean_until, now + LAST_CALL_S)
+        until = now + CLEAN_UP_S
+        if self._clean_until is not None and now - self._clean_until < CLEAN_UP_S:  # else it says nothing any more
+            until = max(self._clean_until, now + LAST_CALL_S)
         try:
             yield from self._persist(call, None, until)
             taken = True

@@ -577,6 +577,19 @@ def test_a_release_that_ctrl_c_in_a_phase_began_and_that_was_answered_is_not_rep
     assert len(steps) == 1
 
 
+@pytest.mark.parametrize("hurried", [False, True])
+def test_a_clean_up_that_nobody_answered_says_nothing_of_a_daemon_at_an_end_an_hour_later(talk, hurried):
+    """The phase was cancelled, and the program went on without another one."""
+    with pytest.raises(GaveUp):
+        interrupted_phase(talk, ["hangs"])
+    if hurried:
+        talk.hurry()
+    talk._clock.now += 3600
+    taken, _ = over_time(talk, talk.end("finished", keep=False), [Unreachable("away")] * 5 + [None])
+
+    assert taken
+
+
 def test_the_end_of_a_job_outlives_a_short_restart_of_the_daemon(talk, play):
     with pytest.raises(KeyboardInterrupt):  # answered: this says nothing of the daemon
         over_time(talk, talk.enter("rollout"), [KeyboardInterrupt(), slot("queued"), None])
