@@ -165,7 +165,9 @@ def in_words(error: BaseException) -> str:
 def is_interruption(error: BaseException | None) -> bool:
     """Whether somebody wants the prompt back (Ctrl-C, a cancelled task), rather than that something failed."""
     # By name: asyncio takes 40 ms to import, and who has cancelled something has paid that.
-    return isinstance(error, KeyboardInterrupt) or type(error).__name__ == "CancelledError"
+    # (That of concurrent.futures says that somebody else's work was cancelled: an error like any other.)
+    cancelled = type(error).__name__ == "CancelledError" and not isinstance(error, Exception)
+    return cancelled or isinstance(error, KeyboardInterrupt)
 
 
 @contextmanager

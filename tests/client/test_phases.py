@@ -5,6 +5,7 @@ import contextlib
 import math
 import os
 import threading
+from concurrent import futures
 
 import pytest
 
@@ -279,6 +280,17 @@ def test_ctrl_c_ends_the_job_as_interrupted(daemon):
         raise KeyboardInterrupt
 
     assert daemon.ended == {"a": "interrupted"}
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(asyncio.CancelledError("x"), "interrupted"), (futures.CancelledError("x"), "failed: CancelledError: x")],
+)
+def test_a_future_that_somebody_cancelled_is_an_error_of_the_program_and_no_interruption(daemon, error, reason):
+    with pytest.raises(type(error)), rollmuxd.job("a"):
+        raise error
+
+    assert daemon.ended == {"a": reason}
 
 
 class Mute(Exception):
