@@ -18,10 +18,10 @@ from rollmuxd.client import calls, fakes, steps, where
 from rollmuxd.client.channel import Channel, Hook, Hooks
 from rollmuxd.client.errors import JobEnded, NoDaemon, RollmuxError, beside, is_interruption
 from rollmuxd.client.pulse import HeartbeatProcess, Pulse
-from rollmuxd.client.ranks import Crew
+from rollmuxd.client.ranks import FAILING_S, Crew
 from rollmuxd.client.steps import Flow, say
 from rollmuxd.client.sync import Daemon
-from rollmuxd.client.talk import Held, Talk, new_id
+from rollmuxd.client.talk import CLEAN_UP_S, LAST_CALL_S, Held, Talk, new_id
 from rollmuxd.client.where import Address
 from rollmuxd.wire.answers import ChannelOrder, Directive
 from rollmuxd.wire.requests import RegisterBody
@@ -342,20 +342,19 @@ class Life(Generic[S]):
             return
         assert self._talk is not None
         assert self._pulse is not None
-        interrupted = is_interruption(error)
+        until = self._talk.clean_up_ends() if is_interruption(error) else None
         trouble: BaseException | None = None
         try:
             if self._crew is not None:
-                yield from self._crew.all_left(slot.phase, failing=failing)
-            yield from self._talk.leave(
-                slot.held, measured=slot.measured, then=then, failing=failing, interrupted=interrupted
-            )
+                limit_s = FAILING_S if until is None else CLEAN_UP_S - LAST_CALL_S  # a second of it is the release's
+                yield from self._crew.all_left(slot.phase, failing=failing, limit_s=limit_s)
+            yield from self._talk.leave(slot.held, measured=slot.measured, then=then, failing=failing, until=until)
         except BaseException as raised:
             trouble = raised
             if not isinstance(raised, RollmuxError):
                 self._talk.leave_later(slot.held, slot.measured)
                 self._interrupted = slot.phase
-            if interrupted and is_interruption(raised):
+            if until is not None and is_interruption(raised):
                 self._talk.hurry()
             raise
         finally:

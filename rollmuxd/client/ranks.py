@@ -11,6 +11,7 @@ time that is: its store outlives them. What every rank has read of a phase is de
 """
 
 import json
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -90,15 +91,15 @@ class Crew:
         """Let the others fail as we did."""
         self.publish_grant(phase, error=_why(error))
 
-    def all_left(self, phase: str, *, failing: bool) -> Flow[None]:
-        """Wait until all others are out of the phase: the GPUs are theirs too. Not for ever if we are failing."""
+    def all_left(self, phase: str, *, failing: bool, limit_s: float = FAILING_S) -> Flow[None]:
+        """Wait until all others are out of the phase: the GPUs are theirs too. For seconds only if we are failing."""
         keys = self._left(self._phase)
 
         def text() -> str:
             missing = [key.rpartition("/")[2] for key in keys if not self._store.check([key])]
             return f"{phase} waits for rank {', '.join(missing)} to leave it"
 
-        yield from self._until(lambda: self._store.check(keys), text, FAILING_S if failing else None)
+        yield from self._until(lambda: self._store.check(keys), text, limit_s if failing else None)
 
     def publish_over(self, error: BaseException | None, *, lost: bool) -> None:
         """Tell the others that our release was answered, or why not; and whether the slot is known to be lost."""
@@ -187,12 +188,13 @@ class Crew:
         pause = POLL_S[0]
         while not there():
             now = self._clock()
-            if limit_s is not None and now - began >= limit_s:
+            left_s = math.inf if limit_s is None else limit_s - (now - began)
+            if left_s <= 0:
                 return
             if now - said >= SAY_EVERY_S:
                 said = now
                 self._tell(f"{text()} (for {duration(now - began)} now)")
-            yield Pause(pause)
+            yield Pause(min(pause, max(0.001, left_s)))
             pause = min(POLL_S[1], pause * 1.5)
 
 

@@ -350,19 +350,19 @@ class Talk:
         measured: dict[str, float],
         then: str | None,
         failing: bool,
-        interrupted: bool = False,
+        until: float | None = None,
     ) -> Flow[ReleaseView]:
         """Release the slot, and ask for ``then`` in the same call.
 
         Raises :class:`SlotLost` when it was ours no more, :class:`GaveUp` (a failing program waits for a minute only;
-        one that was ``interrupted`` for the seconds of a clean-up, which is what this is then).
+        one that was interrupted ``until`` its clean-up is over, of which this is a part; see :meth:`clean_up_ends`).
         """
         carried = Request(then, new_id()) if then is not None and not failing else None
         patience_s = self._patience_s
         if failing:
             patience_s = FAILING_PATIENCE_S if patience_s is None else min(patience_s, FAILING_PATIENCE_S)
         self._left = Left(held, measured, carried)
-        until = self._clean_until = self._clock() + CLEAN_UP_S if interrupted else None
+        self._clean_until = until
         try:
             view = yield from self._release(held, measured, carried, patience_s, until)
         except GeneratorExit:
@@ -372,7 +372,7 @@ class Talk:
                 self._left = self._clean_until = None
             raise
         except BaseException:
-            if not interrupted:
+            if until is None:
                 yield from self._clean_up()
             raise
         finally:
@@ -380,6 +380,10 @@ class Talk:
         self._clean_until = None
         self._released(view)
         return view
+
+    def clean_up_ends(self) -> float:
+        """When a clean-up is over that begins now, by our clock."""
+        return self._clock() + CLEAN_UP_S
 
     def leave_later(self, held: Held, measured: dict[str, float]) -> None:
         """Release the slot before the next request: its phase was left, and nobody came to :meth:`leave`."""
@@ -398,8 +402,7 @@ class Talk:
 
     def _clean_up(self) -> Flow[None]:
         """A wait or a release was interrupted: give back and take back, within seconds, what there may be of ours."""
-        until = self._clock() + CLEAN_UP_S
-        self._clean_until = until
+        until = self._clean_until = self.clean_up_ends()
         try:
             yield from self._let_go(None, until)
             yield from self._take_back(None, until)

@@ -524,7 +524,7 @@ def test_a_rank_0_that_fails_waits_for_the_others_for_seconds_only():
 def test_a_rank_0_that_is_interrupted_while_it_waits_for_the_others_lets_them_go_and_keeps_no_slot(daemon, monkeypatch):
     store, interrupts = Store(), [KeyboardInterrupt("Ctrl-C")]
 
-    def all_left(crew, phase, *, failing):
+    def all_left(crew, phase, **_):
         if interrupts:
             raise interrupts.pop()
         yield Pause(0)
@@ -591,6 +591,35 @@ def test_a_job_that_is_started_again_waits_for_no_rank_of_its_former_start(daemo
     assert not isinstance(next(enters), Pause)
     enters.close()
     job.end()
+
+
+def test_ctrl_c_in_a_phase_that_other_ranks_do_not_leave_takes_no_longer_and_the_release_has_its_part(daemon):
+    job = rollmuxd.job("a", ranks=2, rank=0, store=Store())
+    job.start()
+    life, now, sent = job._life, [1000.0], []
+    life._talk._clock = life._crew._clock = lambda: now[0]
+    life.run(life.entering("train"))
+
+    def play(flow):
+        """The daemon hangs."""
+        step = next(flow)
+        while True:
+            if isinstance(step, Pause):
+                now[0] += step.seconds
+                step = flow.send(None)
+            else:
+                sent.append((step.path.rpartition("/")[2], step.timeout_s))
+                now[0] += step.timeout_s
+                step = flow.throw(rollmuxd.Unreachable("timed out"))
+
+    with pytest.raises(rollmuxd.GaveUp):
+        play(life.leaving(None, KeyboardInterrupt()))
+    assert [path for path, _ in sent] == ["release"]
+    assert sent[0][1] > 0.99
+    assert now[0] <= 1010
+    with pytest.raises(StopIteration):
+        play(life.ending("interrupted", keep=False))
+    assert now[0] <= 1011
 
 
 def test_a_second_ctrl_c_while_rank_0_waits_for_the_others_leaves_the_end_seconds_no_more(daemon):

@@ -512,7 +512,7 @@ def test_ctrl_c_in_a_release_and_the_end_after_it_take_seconds_all_together(talk
 def interrupted_phase(talk, answers):
     """Play the release of t1, in whose phase Ctrl-C came; returns what was sent of it."""
     held = talk.held = Held("t1", "rollout", "r1", "1.7", (), "s1")
-    flow = talk.leave(held, measured={"reward": 1.0}, then="train", failing=True, interrupted=True)
+    flow = talk.leave(held, measured={"reward": 1.0}, then="train", failing=True, until=talk._clock() + 10)
     steps = []
     try:
         over_time(talk, recorded(flow, steps), answers)
