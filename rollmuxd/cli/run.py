@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Self
+from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import click
 
@@ -31,6 +31,8 @@ from rollmuxd.daemon.visible import visible
 if TYPE_CHECKING:
     from rollmuxd.client.sync import Daemon
     from rollmuxd.client.talk import Talk
+
+T = TypeVar("T")
 
 #: how often the daemon is asked for a place, and whether the job is still there
 ASK_S: Final = 1.0
@@ -283,20 +285,27 @@ class _Run:
         return ended
 
     def _end(self, why: str) -> None:
-        """The job ends with its commands, unless its training loop has ended it already."""
+        """The job ends with its commands, unless its training loop has ended it already. Takes seconds at most."""
         from msgspec.structs import replace
 
         from rollmuxd.client import calls
         from rollmuxd.client.errors import Conflict, NotFound, RollmuxError
+        from rollmuxd.client.steps import persist
+        from rollmuxd.client.talk import CLEAN_UP_CALL_S, CLEAN_UP_S
+
+        until = time.monotonic() + CLEAN_UP_S
+
+        def ask(call: calls.Call[T]) -> T:
+            call = replace(call, timeout_s=CLEAN_UP_CALL_S)
+            return self._daemon.run(persist(call, until=until, clock=time.monotonic, tell=_say))
 
         try:
             if not self._talk.job:
                 # Interrupted before it was answered: asked again under the same key it is that run, in nobody's place.
-                view = self._daemon.call(calls.register(replace(self._talk.body, replace=False)))
+                view = ask(calls.register(replace(self._talk.body, replace=False)))
                 self._talk.job, self._talk.run = view.job, view.run
             # A newer run may have taken its place at any time; of one that has ended already, nothing changes.
-            ends = {"reason": why[:1000], "run": self._talk.run}
-            self._daemon.delete(f"/v1/jobs/{part(self._talk.job)}", ends)
+            ask(calls.end_job(self._talk.job, why, run=self._talk.run))
         except (Conflict, NotFound):
             pass
         except RollmuxError as error:

@@ -88,9 +88,10 @@ def jobs(**params: Any) -> Call[Page]:
     return Call("GET", "/v1/jobs", Page, params=params)
 
 
-def end_job(job: str, reason: str = "", session: str = "") -> Call[JobView]:
-    """End a job and free all it held; as a process's own, as its session."""
-    return Call("DELETE", f"/v1/jobs/{_id(job)}", None, EndBody(reason=reason[:1000], session=session or None))
+def end_job(job: str, reason: str = "", session: str = "", run: int = 0) -> Call[JobView]:
+    """End a job and free all it held; as a process's own, as its session; only while it is in that run."""
+    body = EndBody(reason=reason[:1000], session=session or None, run=run or None)
+    return Call("DELETE", f"/v1/jobs/{_id(job)}", None, body)
 
 
 def pause(job: str) -> Call[JobView]:

@@ -1,9 +1,12 @@
 """``rollmuxd run`` between its place and its start, where a daemon that is away is waited for; and at its end."""
 
+import math
+
 import pytest
 
 from rollmuxd.cli import job_file
 from rollmuxd.cli import run as run_command
+from rollmuxd.client import sync
 from rollmuxd.client.errors import Conflict, NotFound, Unavailable, Unreachable
 from rollmuxd.wire.answers import JobView
 
@@ -47,6 +50,25 @@ def starting(tmp_path, monkeypatch):
     return make
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """A time that sleeping lets pass, at once."""
+
+    class Clock:
+        now = 1000.0
+
+        def monotonic(self):
+            return self.now
+
+        def sleep(self, seconds):
+            self.now += seconds
+
+    made = Clock()
+    monkeypatch.setattr(run_command, "time", made)
+    monkeypatch.setattr(sync, "time", made)
+    return made
+
+
 def test_a_daemon_that_goes_away_when_the_nodes_are_asked_for_is_waited_for(starting):
     run, slept = starting(Unreachable("nobody listens"), Unavailable("it starts"), Unreachable("nobody listens"))
     assert run._gpus(VIEW, None) == {"rollout": ["box/gpu0", "box/gpu1"], "train": ["box/gpu2"]}
@@ -65,17 +87,19 @@ class Ending:
     """A daemon that has such runs of a job, and ends the present one as it is told."""
 
     def __init__(self, run, *, key_of=1):
-        self.run, self.key_of, self.ended = run, key_of, []
+        self.present, self.key_of, self.ended = run, key_of, []
+
+    run = sync.Daemon.run
 
     def call(self, call):
-        assert (call.method, call.path, call.body.replace) == ("POST", "/v1/jobs", False)
-        return JobView("j1", "me", "me", "math", self.key_of, "admitted", "2026-01-01T00:00:00Z")
-
-    def delete(self, path, body):
-        assert path == "/v1/jobs/j1"
-        if body["run"] != self.run:
+        if call.method == "POST":
+            assert (call.path, call.body.replace) == ("/v1/jobs", False)
+            return JobView("j1", "me", "me", "math", self.key_of, "admitted", "2026-01-01T00:00:00Z")
+        assert (call.method, call.path) == ("DELETE", "/v1/jobs/j1")
+        if call.body.run != self.present:
             raise Conflict("it is another run")
-        self.ended.append((body["run"], body["reason"]))
+        self.ended.append((call.body.run, call.body.reason))
+        return None
 
 
 def test_what_is_ended_is_the_run_that_was_registered_and_no_newer_one(starting, capsys):
@@ -95,3 +119,52 @@ def test_a_run_of_which_the_registration_was_not_answered_is_looked_for_by_its_k
     run._daemon = Ending(run=7, key_of=7)
     run._end("rollmuxd run was interrupted")
     assert run._daemon.ended == [(7, "rollmuxd run was interrupted")]
+
+
+class Hanging(sync.Daemon):
+    """A daemon that answers no call within its time limit, until a moment of the clock; or only no end of a job."""
+
+    def __init__(self, clock, *, back_after=math.inf, for_all=True):
+        self.clock, self.back_after, self.for_all, self.tries, self.ended = clock, back_after, for_all, [], False
+
+    def call(self, call):
+        if self.clock.now >= self.back_after and (self.for_all or call.method != "DELETE"):
+            self.ended |= call.method == "DELETE"
+            return JobView("j1", "me", "me", "math", 1, "admitted", "2026-01-01T00:00:00Z")
+        self.tries.append((call.method, call.timeout_s))
+        self.clock.now += call.timeout_s
+        raise Unreachable("timed out")
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_the_end_of_a_run_takes_seconds_of_somebody_who_waits_for_the_prompt_though_the_daemon_hangs(
+    starting, clock, capsys, registered
+):
+    run, _ = starting()
+    run._talk.job, run._talk.run = ("j1", 1) if registered else ("", 0)
+    run._daemon = Hanging(clock)
+    run._end("rollmuxd run was interrupted")
+
+    assert clock.now <= 1010
+    assert len(run._daemon.tries) > 1  # a connection that hangs is worth a second one
+    assert {method for method, _ in run._daemon.tries} == {"DELETE" if registered else "POST"}
+    assert "could not tell the daemon that math is over" in capsys.readouterr().err
+
+
+def test_the_end_of_a_run_that_was_to_be_looked_for_first_takes_no_longer(starting, clock):
+    run, _ = starting()
+    run._daemon = Hanging(clock, back_after=1004, for_all=False)
+    run._end("rollmuxd run was interrupted")
+
+    assert run._daemon.tries[-1][0] == "DELETE"
+    assert clock.now <= 1010
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_the_end_of_a_run_outlives_a_daemon_that_is_away_for_seconds(starting, clock, registered):
+    run, _ = starting()
+    run._talk.job, run._talk.run = ("j1", 1) if registered else ("", 0)
+    run._daemon = Hanging(clock, back_after=1004)
+    run._end("main ended with exit status 0")
+
+    assert run._daemon.ended
