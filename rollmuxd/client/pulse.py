@@ -224,8 +224,10 @@ class HeartbeatProcess:
                 return
             self._close_stdin()
             self._start()
-            if self._stopping.is_set():  # stop() may have missed the new one
+            if self._stopping.is_set():  # stop() may have missed the new one, which may be in a beat by now
                 self._close_stdin()
+                if self._process is not None:
+                    self._process.terminate()
 
     def _hear(self, line: bytes) -> None:
         try:

@@ -285,6 +285,32 @@ def test_its_end_does_not_wait_for_a_beat_that_is_not_answered(until):
             assert pulse._process.returncode == -signal.SIGTERM  # and not by SIGKILL, after seconds
 
 
+def test_its_end_while_it_is_started_again_ends_the_new_process_as_well(monkeypatch):
+    """``stop()`` knew the one before it; and the new one is in a beat that is not answered."""
+    start, connections = HeartbeatProcess._start, []
+
+    def started(pulse):
+        again = pulse._process is not None
+        start(pulse)
+        if again:
+            pulse._stopping.set()
+        connections.append(hangs.accept()[0])
+
+    monkeypatch.setattr(HeartbeatProcess, "_start", started)
+    monkeypatch.setattr("rollmuxd.client.pulse.RESTART_S", (0.01, 0.01))
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        pulse = HeartbeatProcess(find(f"http://127.0.0.1:{hangs.getsockname()[1]}").address, Heard())
+        pulse.session(SessionView("s1", "j1", 1, 60.0, 0.05))
+        os.kill(pulse.pid, signal.SIGKILL)
+        pulse._thread.join(30)
+        for connection in connections:
+            connection.close()
+
+    assert len(connections) == 2
+    assert pulse._process.returncode == -signal.SIGTERM
+    pulse.stop()
+
+
 def test_the_end_of_its_stdin_is_its_end():
     read, write = os.pipe()
     os.close(write)
