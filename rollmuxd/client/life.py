@@ -360,10 +360,10 @@ class Life(Generic[S]):
         finally:
             self._pulse.slot(None)
             if self._crew is not None:
-                # Once that was answered nothing is wrong, whatever we are told here: we may go on, and so do they.
-                known, lost = slot.held.released, slot.held.lost
+                # Once the release was answered nothing is wrong, whatever interrupts us: we may go on, and so do they.
+                answered, lost = slot.held.released, slot.held.lost
                 with beside(trouble, "the other ranks were told"):
-                    self._crew.publish_over(None if known else trouble, lost=lost and not known)
+                    self._crew.publish_over(None if answered else trouble, lost=lost and not answered)
 
     def progress(self, done: int, total: int) -> None:
         """Have the next heartbeat say how far the slot's work is."""
