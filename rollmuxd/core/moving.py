@@ -381,7 +381,7 @@ def refused(c: Cycle, move: Move, *, guarded: bool = False) -> str:
         return f"the job was moved {(c.now - (job.moved_at or 0)) // 1000} s ago"
     return (
         _busy(c, job, placed)
-        or _no_place(c, job, placed)
+        or _no_place(c, job, move)
         or cannot_leave(c, job, placed.pins)
         or _other_wheel(c, job, placed)
         or _out_of_reach(c, job, placed)
@@ -399,8 +399,9 @@ def _busy(c: Cycle, job: Job, placed: Placed) -> str:
     return ""
 
 
-def _no_place(c: Cycle, job: Job, placed: Placed) -> str:
+def _no_place(c: Cycle, job: Job, move: Move) -> str:
     """The nodes are up, of the pools that it wants, and the target group's or nobody's."""
+    placed = move.placed
     if placed.group is not None and placed.group not in c.state.groups:
         return f"there is no group {placed.group}"
     if set(placed.pins) != {want.pool for want in job.spec.wants}:
@@ -414,9 +415,24 @@ def _no_place(c: Cycle, job: Job, placed: Placed) -> str:
                 return f"node {name} is {node.status}"
             if node.group not in (None, placed.group):
                 return f"node {name} is group {node.group}'s"
-            if name in job.left:  # what is parked there would pass for what it has by then
+            if name in job.left and not _comes_back(c, job, move, name):
                 return f"the job has not left node {name} altogether"
     return ""
+
+
+def _comes_back(c: Cycle, job: Job, move: Move, name: NodeId) -> bool:
+    """Whether a job goes back to a node that it has not left altogether, with what is parked there.
+
+    That would pass for what it has by then. So only where it is what the job has: it has loaded nothing since on the
+    node that it leaves again, and cannot, as that is drained.
+    """
+    for key in states_on(c, job, [name]):
+        kept = c.state.states[key]
+        old = dict(zip(move.placed.pins.get(kept.pool, ()), job.pins[kept.pool], strict=False)).get(name)
+        here = c.state.states.get(state_key(job.id, kept.pool, old or ""))
+        if here is None or old not in move.off or here.order is not None or c.state.source_of(here) is not kept:
+            return False
+    return not any(gpu.stain == job.id for gpu in c.state.nodes[name].gpus.values())
 
 
 def _other_wheel(c: Cycle, job: Job, placed: Placed) -> str:

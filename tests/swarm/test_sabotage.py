@@ -170,6 +170,14 @@ def leaves_everybody_on_drained_nodes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(draining, "_to_leave", lambda _: [])
 
 
+def goes_back_to_no_node_that_it_has_not_left(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(moving, "_comes_back", lambda *_: False)
+
+
+def goes_back_to_what_it_had_parked_before(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(moving, "_comes_back", lambda *_: True)
+
+
 #: found by a history that was kept
 KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     plans_moves_away_from_lost_nodes: ("moved_away_from_a_lost_node", "a_move_that_is_planned_can_be_made"),
@@ -178,6 +186,10 @@ KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     ),
     starts_again_while_something_is_left: (
         "started_again_while_something_was_left", "nothing_is_in_use_where_a_job_moves_away",
+    ),
+    goes_back_to_no_node_that_it_has_not_left: ("moved_from_one_drained_node_to_the_next", "every_job_ends"),
+    goes_back_to_what_it_had_parked_before: (
+        "back_to_what_it_had_parked_before", "who_is_granted_finds_its_state_loaded",
     ),
     leaves_everybody_on_drained_nodes: ("left_on_a_node_that_is_retired", "every_job_ends"),
     takes_what_a_job_has_left_for_a_strangers: ("what_its_process_left_was_a_strangers", "every_job_ends"),

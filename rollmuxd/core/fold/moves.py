@@ -5,7 +5,7 @@ from rollmuxd.core import lifecycle
 from rollmuxd.core.fold.groups import forget_empty, group_named, merged, rewound, set_risk
 from rollmuxd.core.fold.jobs import set_job
 from rollmuxd.core.fold.measures import settled_in
-from rollmuxd.core.fold.pins import owner_of, pin, unpin
+from rollmuxd.core.fold.pins import nothing_left_on, owner_of, pin, unpin
 from rollmuxd.core.lifecycle import next_status
 from rollmuxd.core.model import JobMove
 from rollmuxd.core.state import State
@@ -70,6 +70,8 @@ def move_ended(state: State, fact: f.MoveEnded) -> None:
         for key in job.states:
             state.states[key].run = fact.run
     del state.moving[job.id]
+    for name in [name for name in job.left if name in there]:
+        nothing_left_on(state, job, name)
     unpin(state, job, gone, owner_of(state, job, fact.use))
     forget_empty(state, old)
 

@@ -35,7 +35,7 @@ def pin(state: State, job: Job, group: Group, pins: dict[PoolName, tuple[NodeId,
                 job.states.append(key)
                 state.hosts[node.host].reserved_mb += spec.ram_mb
             if name in job.left and any(name in there for there in job.pins.values()):
-                _nothing_left_on(state, job, name)
+                nothing_left_on(state, job, name)
 
 
 def unpin(state: State, job: Job, names: Iterable[NodeId], owner: Owner) -> None:
@@ -72,7 +72,8 @@ def _drop_state(state: State, job: Job, key: str) -> None:
     state.hosts[node.host].reserved_mb -= kept.spec.ram_mb
 
 
-def _nothing_left_on(state: State, job: Job, name: NodeId) -> None:
+def nothing_left_on(state: State, job: Job, name: NodeId) -> None:
+    """The job has left a node altogether, or sits there again."""
     job.left.remove(name)
     if not job.left:
         del state.leaving[job.id]
@@ -82,7 +83,7 @@ def node_left(state: State, fact: f.NodeLeft) -> None:
     job = state.jobs[fact.job]
     for key in [key for key in state.nodes[fact.node].states if state.states[key].job == job.id]:
         _drop_state(state, job, key)
-    _nothing_left_on(state, job, fact.node)
+    nothing_left_on(state, job, fact.node)
 
 
 def _state_spec(job: Job, pool: PoolName) -> StateSpec | None:

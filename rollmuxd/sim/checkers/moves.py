@@ -153,6 +153,8 @@ class Moving(Placements):
         longest: dict[str, Stay] = member.stays
         for name, stay in going.stays.items():
             stay.longest_ms = max(stay.longest_ms, longest[name].longest_ms)
+        for node in [node for node in member.kept.left if node in going.nodes]:
+            del member.kept.left[node]
         member.group, member.nodes, member.stays = going.group, going.nodes, going.stays
         member.kept.going, member.kept.moved_at, member.kept.falls_back = None, fact.at, False
         if fact.run:
