@@ -41,6 +41,8 @@ def in_the_way(c: Cycle, slot: Slot) -> str:
     """Why the slot cannot have all GPUs that it had; empty: it can."""
     job = c.state.jobs[slot.job]
     phase = find_phase(c.state, job.id, slot.phase)
+    if not job.has_place:  # it is to leave these nodes, and what it has there is cleared away
+        return f"{job.spec.name} is {job.status}"
     if phase is None:
         return f"{job.spec.name} has no phase {slot.phase} any more"
     if not slot.claimed:

@@ -66,8 +66,9 @@ Objective: TypeAlias = Literal["cost", "work", "throughput"]
 
 #: groups that are planned with a newcomer, at most
 GROUPS_TRIED: Final = 24
-#: objective: what progress is worth, in units of what the job costs alone
-MU: Final[Mapping[str, float]] = {"cost": 0.0, "work": 0.7, "throughput": 0.7}
+#: objective: what progress is worth, in units of what the job costs alone; for the work that there is a tenth costs
+#: least (decision 0016), and on nodes that one owns there is little else to be won
+MU: Final[Mapping[str, float]] = {"cost": 0.0, "work": 0.1, "throughput": 0.7}
 #: by the share of a pool that is free (at least so much): what of its price counts, where nodes are owned
 SCARCITY: Final = ((0.25, 0.05), (0.1, 0.5), (0.0, 1.0))
 #: up to so many jobs in all groups together triples are looked at as well as pairs
