@@ -92,8 +92,9 @@ class Machines:
             there = self.on_gpu[gpu]
             for key in [key for key in there if key.startswith(mine) and not key.endswith(_LEFT)]:
                 del there[key]
+                lingers = key.count("|") > 3  # of a park before: it leaves nothing by itself
                 left = left_mb.get(key.split("|")[2], 0)
-                if left:
+                if left and not lingers:
                     there[key + _LEFT] = left
 
     def take_back(self, key: str, gpus: Iterable[GpuId], gpu_mb: int) -> None:

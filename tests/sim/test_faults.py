@@ -8,6 +8,7 @@ as many as there is time for), and single faults in worlds so small that one can
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import JobSpec, OnLoss, PhaseSpec, StateSpec, Want
-from rollmuxd.sim import faults, world
+from rollmuxd.sim import faults, machines, world
 from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.faults import PRESETS, Faults
 from rollmuxd.sim.workload import Pool, SimJob, Workload
@@ -249,3 +250,11 @@ def test_chance_is_seeded_and_apart_from_any_other():
     assert one.until_next(0.0) is None
     assert one.about(1_000) != another.about(1_000)
     assert all(100 <= one.about(1_000) <= 10_000 for _ in range(1_000))
+
+
+def test_what_lingers_of_a_park_leaves_nothing_by_itself_when_gpus_are_given_back():
+    key = machines.key_of("j1", 1, "rollout", "r1")
+    there = machines.Machines(SimpleNamespace(gpus_of={"h1": ("h1/gpu0",)}))
+    there.on_gpu["h1/gpu0"] = {key: 20_000, f"{key}|stays-1": 20_000}
+    there.give_back("j1", 1, ["h1/gpu0"], {"rollout": 500})
+    assert there.on_gpu["h1/gpu0"] == {f"{key}|left": 500}
