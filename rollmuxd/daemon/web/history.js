@@ -127,6 +127,7 @@ export class History {
     // It is over, and nobody has said when it let go: as far as is known, at its end.
     if ((view.status === "over" || view.status === "withdrawn") && slot.over === undefined) slot.over = slot.ended;
     if (view.status === "withdrawn") slot.how ??= "withdrawn";
+    if (view.status === "reclaiming") slot.reclaiming = true; // by what it ended is not told here
     this._placeSlot(slot);
   }
 

@@ -35,7 +35,8 @@ function barsOfSlot(slot, part, into) {
   }
   bar(since, until, kind, gpus);
   if (slot.ended !== undefined && slot.how !== "withdrawn") {
-    bar(slot.ended, slot.over ?? Infinity, HELD_AFTER[slot.how] ?? "closing", gpus);
+    const held = HELD_AFTER[slot.how] ?? (slot.reclaiming ? "reclaiming" : "closing");
+    bar(slot.ended, slot.over ?? Infinity, held, gpus);
   }
 }
 
