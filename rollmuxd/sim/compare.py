@@ -1,8 +1,10 @@
 """Several contenders on the same workloads: which runs there are, and running them, in processes where asked."""
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from typing import Final
 
 from msgspec import Struct
@@ -176,6 +178,19 @@ def perform(
     )
 
 
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C is heard afterwards: a process that is being started is nobody's yet, and says so in a traceback.
+
+    Processes that are started here never hear of it: whoever has started them ends them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def run_all(some: Sequence[Task], processes: int = 1) -> Iterator[tuple[Task, Outcome]]:
     """All runs, each as it ends. Their order differs with the number of processes; their outcomes do not."""
     if processes <= 1:
@@ -185,8 +200,9 @@ def run_all(some: Sequence[Task], processes: int = 1) -> Iterator[tuple[Task, Ou
     others = multiprocessing.active_children()
     # spawned, not forked: a child gets nothing of its parent but the task
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(perform, task): task for task in some}
         try:
+            with _uninterrupted():
+                futures = {pool.submit(perform, task): task for task in some}
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BaseException:

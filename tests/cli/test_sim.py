@@ -172,6 +172,30 @@ def test_ctrl_c_ends_the_runs_of_other_processes_too() -> None:
     assert left == []
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_ctrl_c_while_other_processes_are_being_started_ends_them_as_well() -> None:
+    """All runs would take ten minutes."""
+    script = (
+        "import itertools, os, signal\n"
+        "from concurrent.futures import ProcessPoolExecutor as Pool\n"
+        "submit, count = Pool.submit, itertools.count()\n"
+        "def interrupted(*words):\n"
+        "    if next(count) == 20: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return submit(*words)\n"
+        "Pool.submit = interrupted\n"
+        "from rollmuxd.cli.main import main; main()"
+    )
+    words = ["sim", "compare", "--policies", "solo", "--workload", "weave-production", "--fidelity", "phase"]
+    asked = subprocess.run(
+        [sys.executable, "-c", script, *words, "--jobs", "2", "--seeds", "40"],
+        capture_output=True, text=True, timeout=100, start_new_session=True, check=False,
+    )  # fmt: skip
+    assert asked.returncode == 1
+    assert "Aborted" in asked.stderr
+    assert "Traceback" not in asked.stderr
+
+
 def _group(leader: int) -> list[int]:
     """The processes of a session."""
     found = []
