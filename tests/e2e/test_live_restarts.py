@@ -14,7 +14,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def test_killed_while_one_holds_and_two_wait_it_finds_all_three_again(live):
-    daemon = live.daemon(grace_s=15.0)  # nobody's turn is passed over, however late he asks again
+    # In the wheel's order, which nothing changes while they wait (credit does); and nobody's turn is passed over,
+    # however late he asks again.
+    daemon = live.daemon(policy="rollmux", grace_s=15.0)
     a = live.holder("a")
     b, b_asked = live.waiter("b")
     c, c_asked = live.waiter("c")
