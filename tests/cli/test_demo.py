@@ -259,6 +259,39 @@ def test_with_one_core_the_report_says_that_nothing_can_be_gained(capsys):
     assert "one core only" in capsys.readouterr().out
 
 
+def test_where_the_cores_could_not_be_measured_the_report_says_so(capsys):
+    shared = a_run(a_record("sort"))
+
+    show.report(result(shared, shared, scale=0.5, gain=None, cores=2), shared, shared)
+
+    out = capsys.readouterr().out
+    assert "too busy to measure" in out
+    assert "one core only" not in out
+
+
+def test_a_core_says_that_it_is_up_and_the_rate_of_a_window_that_is_over_is_0():
+    script = Path(show.__file__).with_name("spin.py")
+    with subprocess.Popen(
+        [sys.executable, "-S", script, str(run.cores()[0]), "1", "101"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as core:
+        assert core.stdout.readline() == "ready\n"
+        out, _ = core.communicate(f"{time.monotonic() - 60}\n", timeout=120)
+
+    assert out.split() == ["0.0", "0.0"]
+
+
+def test_the_gain_of_two_cores_is_measured_by_processes_that_begin_together():
+    if len(run.cores()) < 2:
+        pytest.skip("one core only")
+    with run.Children() as children:
+        gain = run.measure_core_gain(children, rounds=2, seconds=1.0)
+
+    assert gain > 0
+
+
 def test_without_the_second_run_the_report_compares_nothing(capsys):
     shared = a_run(a_record("sort"))
 

@@ -122,6 +122,15 @@ def test_a_disturbed_round_does_not_spoil_the_gain_of_cores():
     assert measure.core_gain(undisturbed + disturbed + undisturbed, [100, 90] * 3) == pytest.approx(1.8)
 
 
+def test_a_round_whose_window_was_missed_does_not_count_in_the_gain_of_cores():
+    assert measure.core_gain([0, 90, 100, 90], [0, 108, 120, 108]) == pytest.approx(1.8)
+    assert measure.core_gain([100, 0, 100, 90], [120, 500, 120, 108]) == pytest.approx(1.8)
+
+
+def test_where_every_window_was_missed_the_gain_of_cores_is_not_known():
+    assert measure.core_gain([0, 90], [0, 108]) is None
+
+
 def test_the_picture_shows_who_had_the_larger_part_of_each_cell():
     rows = measure.gantt([A, B], 0, 12, 12)
 

@@ -194,16 +194,19 @@ def choose_scale(
     return ceil(wanted * 100) / 100 if wanted <= allowed else round(allowed, 3)
 
 
-def core_gain(one: Sequence[float], other: Sequence[float]) -> float:
+def core_gain(one: Sequence[float], other: Sequence[float]) -> float | None:
     """By how much two cores at once do more than one alone: the median over the rounds that were measured.
 
-    Each core's rates come in pairs, alone and at once with the other.
+    Each core's rates come in pairs, alone and at once with the other. A round in which either missed its window (rate
+    0), as the machine was doing something else, says nothing; None if all were.
     """
     rounds = zip(one[::2], one[1::2], other[::2], other[1::2], strict=True)
-    return median(
+    measured = [
         2 * (both_one + both_other) / (alone_one + alone_other)
         for alone_one, both_one, alone_other, both_other in rounds
-    )
+        if min(alone_one, both_one, alone_other, both_other) > 0
+    ]
+    return median(measured) if measured else None
 
 
 # ---- the result ----------------------------------------------------------------------------------------------------

@@ -117,13 +117,14 @@ class Children:
         env: Mapping[str, str],
         stdout: int | IO[str],
         stderr: int | IO[str],
+        stdin: int = subprocess.DEVNULL,
         core: int | None = None,
     ) -> subprocess.Popen[str]:
         """Start one, on one core only if so asked."""
         with _on_core(core):
             child = subprocess.Popen(
                 [str(word) for word in command],
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 env=dict(env),
@@ -225,21 +226,32 @@ def measure_shapes(plan: Sequence[JobPlan], folder: Path, children: Children) ->
 
 
 def measure_core_gain(children: Children, rounds: int = 3, seconds: float = 0.12) -> float | None:
-    """By how much both pools' cores at once do more than one of them alone; None if there is one core only."""
+    """By how much both pools' cores at once do more than one of them alone; None if there is one core only.
+
+    None, too, where the machine was too busy for every round of the measurement.
+    """
     pair = cores()[:2]
     if len(pair) < 2:
         return None
-    at = time.monotonic() + 0.2  # by then both interpreters are up
     # In each round the first alone, the second alone, both: what else the machine does meets all three alike.
     started = [
         children.start(
-            [sys.executable, "-S", Path(__file__).with_name("spin.py"), str(core), str(at), str(seconds), windows],
+            [sys.executable, "-S", Path(__file__).with_name("spin.py"), str(core), str(seconds), windows],
             env=environment(),
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
         for core, windows in zip(pair, ("101" * rounds, "011" * rounds), strict=True)
     ]
+    for child in started:
+        assert child.stdout is not None
+        child.stdout.readline()  # both are up
+    begin = f"{time.monotonic() + 0.02}\n"
+    for child in started:
+        assert child.stdin is not None
+        child.stdin.write(begin)
+        child.stdin.flush()
     rates = [[float(rate) for rate in child.communicate(timeout=SILENCE_S)[0].split()] for child in started]
     return core_gain(*rates)
 

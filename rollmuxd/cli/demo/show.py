@@ -71,8 +71,10 @@ def _times(out: Any, result: Mapping[str, Any]) -> None:
 
 
 def _gain(result: Mapping[str, Any]) -> str:
-    if result["core_gain"] is None:
+    if result["cores"] < 2:
         return "one core only, which both pools share"
+    if result["core_gain"] is None:
+        return "the machine was too busy to measure what two cores do"
     return f"two cores here do {result['core_gain']:.2f} times the work of one"
 
 

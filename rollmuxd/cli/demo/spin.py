@@ -1,7 +1,8 @@
-"""Counts on one core in agreed windows of time, and prints its rate in each: ``python spin.py CORE AT SECONDS 101``.
+"""Counts on one core in agreed windows of time, and prints its rate in each: ``python spin.py CORE SECONDS 101``.
 
-Run by the demo, by its path, as a process of its own. ``AT`` is a monotonic time, which all processes of a machine
-share. The windows of ``SECONDS`` follow one another from then on; it counts in those with a 1, sleeps in the others.
+Run by the demo, by its path, as a process of its own. It says ``ready``, and reads when to begin: a monotonic time,
+which all processes of a machine share. The windows of ``SECONDS`` follow one another from then on; it counts in those
+with a 1, sleeps in the others. The rate of a window that was over before it came to it is 0.
 """
 
 import os
@@ -9,9 +10,11 @@ import sys
 import time
 
 
-def main(core: int, at: float, seconds: float, windows: str) -> None:
+def main(core: int, seconds: float, windows: str) -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
+    print("ready", flush=True)
+    at = float(sys.stdin.readline())
     for number, active in enumerate(windows):
         begins = at + number * seconds
         time.sleep(max(0.0, begins - time.monotonic()))
@@ -28,4 +31,4 @@ def _rate(until: float) -> float:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), sys.argv[4])
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3])
