@@ -1,7 +1,9 @@
 """Several contenders on the same workloads: which runs there are, and running them, in processes where asked."""
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -191,6 +193,21 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def end_with_parent() -> None:
+    """In a process of a pool, at its beginning: it ends when its parent is killed.
+
+    By itself it would stay for ever: the queue that it reads its tasks from is held open by all processes of the pool.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def run_all(some: Sequence[Task], processes: int = 1) -> Iterator[tuple[Task, Outcome]]:
     """All runs, each as it ends. Their order differs with the number of processes; their outcomes do not."""
     if processes <= 1:
@@ -199,7 +216,7 @@ def run_all(some: Sequence[Task], processes: int = 1) -> Iterator[tuple[Task, Ou
         return
     others = multiprocessing.active_children()
     # spawned, not forked: a child gets nothing of its parent but the task
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), end_with_parent) as pool:
         try:
             with _uninterrupted():
                 futures = {pool.submit(perform, task): task for task in some}

@@ -154,18 +154,22 @@ def test_a_disk_that_is_full_is_said_to_be() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_ctrl_c_ends_the_runs_of_other_processes_too() -> None:
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_whoever_ends_a_comparison_ends_the_runs_of_other_processes_too(by: signal.Signals) -> None:
     """A run takes half a minute, and as many are begun as there are processes."""
     words = [sys.executable, "-c", "from rollmuxd.cli.main import main; main()", "sim", "compare", "--policies", "solo"]
     more = ("--workload", "weave-production", "--fidelity", "phase", "--jobs", "2", "--seeds", "3")
     with subprocess.Popen([*words, *more], start_new_session=True, stderr=subprocess.PIPE, text=True) as asked:
         while len(_group(asked.pid)) < 4:  # it, its resource tracker, and two at work
             time.sleep(0.05)
-        os.kill(asked.pid, signal.SIGINT)
+        os.kill(asked.pid, by)
         _, said = asked.communicate(timeout=60)
-    assert asked.returncode == 1
-    assert "Aborted" in said
-    assert "Traceback" not in said
+    if by == signal.SIGINT:
+        assert asked.returncode == 1
+        assert "Aborted" in said
+        assert "Traceback" not in said
+    else:
+        assert asked.returncode == -by
     give_up = time.monotonic() + 60
     while (left := _group(asked.pid)) and time.monotonic() < give_up:  # the resource tracker goes a moment later
         time.sleep(0.05)

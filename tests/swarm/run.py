@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollmuxd.sim import swarm
+from rollmuxd.sim.compare import end_with_parent
 
 CORES: Final = len(os.sched_getaffinity(0))
 CHUNK: Final = 25
@@ -28,6 +29,7 @@ FREED: Final = 5
 
 def begin() -> None:
     """A process begins: what is imported stays, and hardly anything of a history is garbage before its end."""
+    end_with_parent()
     gc.freeze()
     gc.disable()
 
