@@ -19,7 +19,7 @@ from rollmuxd.core.estimates import (
     slowdown,
     solo_ms,
 )
-from rollmuxd.core.letting_go import is_to_clear, nodes_of, stained_by
+from rollmuxd.core.letting_go import given_back, is_to_clear, nodes_of, shrunk, stained_by
 from rollmuxd.core.model import (
     Dispatch,
     Group,
@@ -52,6 +52,9 @@ _ADMITTED = {
 
 #: of how many nodes a job that has none is told that nothing is learnt of them
 SILENT_TOLD: Final = 3
+
+#: what a state is while it is, or may be, on its node's GPUs by right
+ON_GPUS: Final = (StateStatus.LOADING, StateStatus.LOADED, StateStatus.PARKING)
 
 _NOBODY: Final = Reason("detached", "no call of this request is open")
 
@@ -126,7 +129,7 @@ class Explainer:
             phase = state.slots[known.queued].phase
             sentences.append(f"It waits for {phase}: {'; '.join(reason.text for reason in reasons)}.")
             wait = self.expected_wait_ms(known.queued, now)
-            if wait is not None and known.status in PLACED and all(reason.code != "no_word" for reason in reasons):
+            if wait is not None and known.status in PLACED:
                 sentences.append(f"Its {phase} is likely to begin in {_span(wait)}.")
         elif known.slot is not None:
             slot = state.slots[known.slot]
@@ -326,11 +329,41 @@ class Explainer:
             orders = [state.orders.get(it.order or "") for it in kept]
             lost = next((it for it in orders if it is not None and it.status is OrderStatus.LOST_CONTACT), None)
             if lost is not None:
-                whose = "its" if lost.job == job.id else f"{state.jobs[lost.job].spec.name}'s"
-                yield _silent(node, f"the {lost.kind} of {whose} {lost.pool} state on", now - lost.issued_at)
+                theirs = f"{state.jobs[lost.job].spec.name}'s"
+                whose = "its" if lost.job == job.id else theirs
+                what = f"the {lost.kind} of {whose} {lost.pool} state on {node.id} since it was told"
+                otherwise = f"the first look at it after {theirs} process has ended settles it"
+                yield self._silent(node, what, now - lost.issued_at, otherwise)
             elif node.status is NodeStatus.LOST and is_to_clear(self._c, node):
-                seen_at = self._c.soft.looked_at.get(node.host, self._c.soft.renewed_at)
-                yield _silent(node, "what should be gone from the GPUs of", now - seen_at)
+                what = f"what should be gone from the GPUs of {node.id} since that node was lost"
+                silent_ms = None if node.lost_at is None else now - node.lost_at
+                yield self._silent(node, what, silent_ms, "it has to be seen again")
+
+    def _silent(self, node: Node, what: str, silent_ms: Millis | None, otherwise: str) -> Reason:
+        """That nothing is learnt of something on a node any more, for how long if that is known, and what ends it.
+
+        An operator's word can stand for it. That is given for all that is there, so it is not to be asked for where
+        somebody uses the node by right: ``otherwise`` says what else ends it.
+        """
+        ago = "" if silent_ms is None else f", {_span(silent_ms)} ago"
+        data = {"node": node.id} | ({} if silent_ms is None else {"silent_s": silent_ms // 1000})
+        command, user = f"rollmuxd node declare-clear {node.id}", self._user(node)
+        ends = f"an operator who knows that nothing is left there can say so ({command})"
+        if user is not None:
+            ends = f"{node.id} is not to be declared clear while {user} runs or is loaded there; {otherwise}"
+        return Reason("no_word", f"there has been no word of {what}{ago}: {ends}", data)
+
+    def _user(self, node: Node) -> str | None:
+        """The name of a job that runs or has a state on a node's GPUs by right, if any."""
+        state = self._c.state
+        for gpu in node.gpus.values():
+            if gpu.holder is not None and not given_back(self._c, gpu):
+                return state.jobs[state.slots[gpu.holder].job].spec.name
+        for key in node.states:
+            kept = state.states[key]
+            if kept.status in ON_GPUS and not shrunk(self._c, kept):
+                return state.jobs[kept.job].spec.name
+        return None
 
     def _held(self, gpu: str, slot: Slot) -> Reason:
         state = self._c.state
@@ -360,13 +393,17 @@ class Explainer:
     def expected_wait_ms(self, slot: SlotId, now: Millis) -> Millis | None:
         """How long until it is likely granted; None where a time is not known.
 
-        In a wheel's order that is played on from now; in a line the requests before it are added up.
+        In a wheel's order that is played on from now; in a line the requests before it are added up. Of a node that
+        is not in service, or of which there is no word, nobody can tell when it is back.
         """
         state, rotation = self._c.state, self._c.rotation
         known = state.slot(slot)
         job = state.jobs[known.job]
         group = state.groups.get(job.group or "")
         if group is None or known.status is not SlotStatus.QUEUED:
+            return None
+        nodes = [state.nodes[name] for name in rotation.nodes_of(state, group, job.id, known.phase)]
+        if any(node.status is not NodeStatus.UP for node in nodes) or any(self._no_word(nodes, job, now)):
             return None
         if group.dispatch is Dispatch.WHEEL:
             return forecast.wait_ms(state, rotation, group, known, now)
@@ -377,8 +414,7 @@ class Explainer:
             if took is None:
                 return None
             total += took
-        nodes = rotation.nodes_of(state, group, job.id, known.phase)
-        holders = {gpu.holder for node in nodes for gpu in state.nodes[node].gpus.values() if gpu.holder is not None}
+        holders = {gpu.holder for node in nodes for gpu in node.gpus.values() if gpu.holder is not None}
         left = [forecast.left_ms(state, state.slots[holder], now) for holder in sorted(holders)]
         known_left = [ms for ms in left if ms is not None]
         return total + max(known_left, default=0) if len(known_left) == len(left) else None
@@ -427,13 +463,6 @@ def _overstays(slot: Slot, now: Millis) -> tuple[Reason, ...]:
     ran = (now - slot.granted_at) // 1000
     text = f"it has run for {ran} s, far longer than its phase takes; look whether it hangs, or revoke it"
     return (Reason("overstays", text, {"ran_s": ran, "slot": slot.id}),)
-
-
-def _silent(node: Node, what: str, silent_ms: Millis) -> Reason:
-    """That nothing is learnt of something on a node any more, and that an operator's word can stand for it."""
-    way_out = f"an operator who knows that nothing is left there can say so (rollmuxd node declare-clear {node.id})"
-    text = f"there has been no word of {what} {node.id} for {_span(silent_ms)}: {way_out}"
-    return Reason("no_word", text, {"node": node.id, "silent_s": silent_ms // 1000})
 
 
 def _sentence(text: str) -> str:

@@ -278,6 +278,8 @@ class Node(Struct):
     price_per_gpu_hour: float = 0.0
     status: NodeStatus = NodeStatus.UNKNOWN
     reason: str = ""
+    #: when it was lost last; None: never, or an older version saw it
+    lost_at: Millis | None = None
     #: an operator wants it empty; survives the node being lost meanwhile
     drain: bool = False
     group: GroupId | None = None

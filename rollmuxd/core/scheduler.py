@@ -7,7 +7,7 @@ nodes). A handler reads: may it be (all refusing comes first), what happened (``
 (``c.do``).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from rollmuxd.core import draining, drift, growing, inventory, lives, moving, orders, overstay, requests
@@ -20,7 +20,7 @@ from rollmuxd.core.errors import BrokenInvariant, Rejected
 from rollmuxd.core.estimates import credit_ms, slowdown
 from rollmuxd.core.explain import Explainer, Story
 from rollmuxd.core.facts import name
-from rollmuxd.core.model import GroupId, HostId, JobId, Millis, SessionId, SlotId
+from rollmuxd.core.model import GroupId, JobId, Millis, SessionId, SlotId
 from rollmuxd.core.policy import HeedsOwners, Policy
 from rollmuxd.core.soft import Soft
 from rollmuxd.core.state import State
@@ -88,19 +88,11 @@ class Scheduler:
     - call :meth:`handle` with a ``Tick`` no later than :meth:`deadline`.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        state: State | None = None,
-        *,
-        looked_at: Mapping[HostId, Millis] | None = None,
-    ) -> None:
+    def __init__(self, config: Config, policy: Policy, state: State | None = None) -> None:
         self.config, self.policy = config, policy
         if isinstance(policy, HeedsOwners):
             policy.max_nodes = {name: owner.max_nodes for name, owner in config.owners.items() if owner.max_nodes}
         self._cycle = Cycle(config, policy, state if state is not None else State())
-        self._cycle.soft.looked_at.update(looked_at or {})
         self._explainer = Explainer(self._cycle)
 
     @property
@@ -112,12 +104,6 @@ class Scheduler:
     def soft(self) -> Soft:
         """What is not journalled. For reading only."""
         return self._cycle.soft
-
-    @property
-    def looked_at(self) -> dict[HostId, Millis]:
-        """By host: when the last look began that reached it, or since when that is awaited. For a copy of this."""
-        soft = self._cycle.soft
-        return {host: soft.looked_at.get(host, soft.renewed_at) for host in self.state.hosts}
 
     def handle(self, given: i.Input, now: Millis) -> Decision:
         """Decide upon one input at a time ``now`` (integer milliseconds, never going back).

@@ -16,7 +16,7 @@ from rollmuxd.core.config import Config
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.estimates import iteration_ms, solo_ms
-from rollmuxd.core.model import HostId, Job, JobId, JobSpec, JobStatus, Millis, PoolName
+from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis, PoolName
 from rollmuxd.core.policy import Policy
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
@@ -43,8 +43,6 @@ class Question:
     now: Millis
     #: whether the caller may know the names of these
     may_read: Callable[[Job], bool]
-    #: when hosts were looked at, which is not in the state
-    looked_at: Mapping[HostId, Millis]
 
 
 def answer(asked: Question) -> PlanView:
@@ -90,7 +88,7 @@ def _core(asked: Question) -> Scheduler:
     """The scheduler that is asked."""
     live: State = msgspec.msgpack.decode(asked.state, type=State)
     if not asked.pools and asked.on == "live":
-        return Scheduler(asked.config, asked.policy, live, looked_at=asked.looked_at)
+        return Scheduler(asked.config, asked.policy, live)
     if asked.pools:
         hosts, nodes = _made_up(asked.pools)
     else:

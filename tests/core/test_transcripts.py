@@ -371,7 +371,7 @@ class Play:
         name, core = self._job(job), self.core
         if core.state.jobs[name].status is JobStatus.WAITING:  # the daemon asks a copy then, as it takes long
             state = msgspec.msgpack.decode(msgspec.msgpack.encode(core.state), type=State)
-            core = Scheduler(core.config, self._policy(), state, looked_at=core.looked_at)
+            core = Scheduler(core.config, self._policy(), state)
         return [f"= {sentence}" for sentence in core.explain(name, self.now)[1]]
 
     def look_due(self) -> list[str]:
@@ -409,13 +409,15 @@ class Play:
     in_restart = in_start
 
     def in_seen(self, *words: str) -> i.Input:
-        """``seen h1 boot=b h1/gpu0=5000 since=9``: what a look saw that began at 9 s (else: now)."""
+        """``seen h1 boot=b h1/gpu0=5000 since=9 unread=h1/gpu1``: what a look saw that began at 9 s (else: now)."""
         words_ = list(words)
         host = words_.pop(0) if words_ and words_[0] in self.hosts else next(iter(self.hosts))
         boot = next((word.removeprefix("boot=") for word in words_ if word.startswith("boot=")), "")
         gpus = tuple(gpu for node in self.nodes.values() if node.host == host for gpu in node.gpus)
         since = next((_ms(word.removeprefix("since=")) for word in words_ if word.startswith("since=")), None)
-        return i.HostSeen(host, self._sights(gpus, tuple(w for w in words_ if "/gpu" in w)), boot, since=since)
+        dark = {gpu: "Xid 79" for w in words_ if w.startswith("unread=") for gpu in _gpus(w.removeprefix("unread="))}
+        sights = self._sights(gpus, tuple(w for w in words_ if "/gpu" in w and not w.startswith("unread=")))
+        return i.HostSeen(host, tuple(it for it in sights if it.gpu not in dark), boot, since=since, unread=dark)
 
     def in_unreachable(self, host: str, *why: str) -> i.Input:
         return i.HostUnreachable(host, " ".join(why) or "no route")

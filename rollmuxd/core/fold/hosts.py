@@ -85,6 +85,8 @@ def node_moved(state: State, fact: Any) -> None:
         node.drain, node.reason = True, f"drained by {fact.by}"
     elif isinstance(fact, f.NodeUndrained):
         node.drain = False
+    elif isinstance(fact, f.NodeLost):
+        node.lost_at = fact.at
 
 
 def gpus_cleared(state: State, fact: f.GpusCleared) -> None:

@@ -4,14 +4,13 @@ The copy is made of bytes between two inputs, and has a policy of its own: nothi
 """
 
 from collections.abc import Callable
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import anyio.to_thread
 import msgspec
 from anyio.lowlevel import RunVar
 
-from rollmuxd.core.model import HostId, Millis
 from rollmuxd.core.policy import Policy
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
@@ -24,6 +23,11 @@ T = TypeVar("T")
 #: copies that are asked at once: each is as large as the state, and its thread takes time from the loop
 AT_ONCE: Final = 1
 _limiter: RunVar[anyio.CapacityLimiter | None] = RunVar("aside", None)
+
+
+def packed(state: State) -> bytes:
+    """A copy of the state that nobody can write to."""
+    return msgspec.msgpack.encode(state)
 
 
 def fresh_policy(settings: Settings) -> Policy:
@@ -41,24 +45,11 @@ async def aside(work: Callable[[], T]) -> T:
     return await anyio.to_thread.run_sync(work, limiter=limiter)
 
 
-class Copy(NamedTuple):
-    """What a scheduler in another thread is made of; nobody can write to it."""
-
-    state: bytes
-    looked_at: dict[HostId, Millis]
-
-    @classmethod
-    def of(cls, core: Scheduler) -> "Copy":
-        """Of the live one, as it is now."""
-        return cls(msgspec.msgpack.encode(core.state), core.looked_at)
-
-
-async def ask_copy(call: Call, copy: Copy, question: Callable[[Scheduler], T]) -> T:
-    """Ask a scheduler in this state. Of what is not journalled (leases, who attends what) it knows looks at hosts."""
+async def ask_copy(call: Call, state: bytes, question: Callable[[Scheduler], T]) -> T:
+    """Ask a scheduler in this state. What is not journalled (leases, who attends what) it does not know."""
     config, settings = call.services.driver.scheduler.config, call.services.settings
 
     def ask() -> T:
-        state = msgspec.msgpack.decode(copy.state, type=State)
-        return question(Scheduler(config, fresh_policy(settings), state, looked_at=copy.looked_at))
+        return question(Scheduler(config, fresh_policy(settings), msgspec.msgpack.decode(state, type=State)))
 
     return await aside(ask)

@@ -13,7 +13,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access import Caller, Forbidden, check_act, find_job
 from rollmuxd.daemon.http import views
-from rollmuxd.daemon.http.aside import Copy, ask_copy
+from rollmuxd.daemon.http.aside import ask_copy, packed
 from rollmuxd.daemon.http.glue import Call, Query, Routes
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.keys import Role
@@ -107,17 +107,17 @@ async def get_job(call: Call, job: str) -> JobView:
 async def explain_job(call: Call, job: str) -> Explanation:
     """Why it waits, or where it sits and why: as data and as sentences."""
 
-    def look(core: Scheduler, now: Millis) -> Explanation | tuple[JobId, Millis, Copy]:
+    def look(core: Scheduler, now: Millis) -> Explanation | tuple[JobId, Millis, bytes]:
         known = find_job(core.state, call.caller, job)
         if known.status is not JobStatus.WAITING:
             return views.explanation(core, known, now)
-        return known.id, now, Copy.of(core)
+        return known.id, now, packed(core.state)
 
     found = await call.read(look)
     if isinstance(found, Explanation):
         return found
-    waiting, now, copy = found  # what would let it in takes a hundred tries at placing it
-    return await ask_copy(call, copy, lambda core: views.explanation(core, core.state.job(waiting), now))
+    waiting, now, state = found  # what would let it in takes a hundred tries at placing it
+    return await ask_copy(call, state, lambda core: views.explanation(core, core.state.job(waiting), now))
 
 
 @routes.post("/v1/jobs/{job}/pause", problems=(404, 409))

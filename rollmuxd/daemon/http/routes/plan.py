@@ -2,7 +2,7 @@
 
 from rollmuxd.core.model import Job
 from rollmuxd.daemon import plan
-from rollmuxd.daemon.http.aside import Copy, aside, fresh_policy
+from rollmuxd.daemon.http.aside import aside, fresh_policy, packed
 from rollmuxd.daemon.http.glue import Call, Routes
 from rollmuxd.daemon.http.routes._query import BODY
 from rollmuxd.daemon.http.routes.jobs import job_spec
@@ -21,14 +21,13 @@ async def make_plan(call: Call, body: PlanBody) -> PlanView:
     services, caller = call.services, call.caller
     settings = services.settings
     specs = [job_spec(job, settings.defaults) for job in body.jobs]
-    copy, config, now = await call.read(lambda core, now: (Copy.of(core), core.config, now))
+    state, config, now = await call.read(lambda core, now: (packed(core.state), core.config, now))
 
     def may_read(job: Job) -> bool:
         return caller.may_read(job)
 
     asked = plan.Question(
-        state=copy.state,
-        looked_at=copy.looked_at,
+        state=state,
         config=config,
         policy=fresh_policy(settings),
         owner=caller.owner,
