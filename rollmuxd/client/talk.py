@@ -202,12 +202,14 @@ class Talk:
         """
         if not self.job or (keep and not self.session):
             return False
-        call: Call[Any] = calls.close_session(self.session) if keep else calls.end_job(self.job, reason, self.session)
         taken, self._ending = False, True
         now = self._clock()
         until = now + CLEAN_UP_S
         if self._clean_until is not None and now - self._clean_until < CLEAN_UP_S:  # else it says nothing any more
             until = max(self._clean_until, now + LAST_CALL_S)
+        call: Call[Any] = calls.close_session(self.session)
+        if not keep:  # a newer run may have taken its place; before there is a session, its number alone tells
+            call = calls.end_job(self.job, reason, self.session, self.run)
         try:
             yield from self._persist(call, None, until)
             taken = True

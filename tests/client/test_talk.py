@@ -894,6 +894,17 @@ def test_a_heartbeat_that_is_refused_because_we_end_the_job_is_no_news(talk, pla
     assert talk.ended == ""
 
 
+def test_a_start_that_is_interrupted_while_its_session_is_opened_ends_its_own_run_and_no_newer_one(talk, play):
+    talk.job = talk.session = ""
+    with pytest.raises(KeyboardInterrupt):
+        play(talk.start(), [view(), KeyboardInterrupt()])
+    taken, steps = play(talk.end("it could not start", keep=False), [Conflict("run 1 is not the present one")])
+
+    assert [(method, path, body.run) for method, path, body in bodies(steps)] == [("DELETE", "/v1/jobs/j1", 1)]
+    assert not taken
+    assert talk.said == []
+
+
 def test_the_end_of_a_job_never_raises(talk, play):
     play(talk.end("finished", keep=False), [Unprocessable("no")])
 
