@@ -150,6 +150,8 @@ class Talk:
         # The heartbeat's reader and the training loop may both find that the session is gone.
         self._reattaching = threading.Lock()
         self._ending = False
+        #: its registration was interrupted, and may have been heard
+        self._may_be_registered = False
 
     # ---- begin and end ----
 
@@ -160,7 +162,13 @@ class Talk:
         :class:`GaveUp` when nobody answers for two minutes (or ROLLMUX_GIVE_UP_S).
         """
         patience_s = START_PATIENCE_S if self._patience_s is None else self._patience_s
-        view = yield from self._persist(calls.register(self.body), patience_s)
+        try:
+            view = yield from self._persist(calls.register(self.body), patience_s)
+        except RollmuxError:
+            raise
+        except BaseException:
+            self._may_be_registered = True
+            raise
         self.job, self.run = view.job, view.run
         if view.status in _OVER:
             raise JobEnded(f"run {view.run} of job {self.name} is {view.status}{_because(view.reason)}")
@@ -200,17 +208,21 @@ class Talk:
 
         Returns whether the daemon has taken it.
         """
-        if not self.job or (keep and not self.session):
+        if (keep and not self.session) or not (self.job or self._may_be_registered):
             return False
         taken, self._ending = False, True
         now = self._clock()
         until = now + CLEAN_UP_S
         if self._clean_until is not None and now - self._clean_until < CLEAN_UP_S:  # else it says nothing any more
             until = max(self._clean_until, now + LAST_CALL_S)
-        call: Call[Any] = calls.close_session(self.session)
-        if not keep:  # a newer run may have taken its place; before there is a session, its number alone tells
-            call = calls.end_job(self.job, reason, self.session, self.run)
         try:
+            if not self.job:  # asked again under the same key it is that run, in nobody's place
+                body = structs.replace(self.body, replace=False)
+                view = yield from self._persist(calls.register(body), None, until)
+                self.job, self.run = view.job, view.run
+            call: Call[Any] = calls.close_session(self.session)
+            if not keep:  # a newer run may have taken its place; before there is a session, its number alone tells
+                call = calls.end_job(self.job, reason, self.session, self.run)
             yield from self._persist(call, None, until)
             taken = True
         except (NotFound, Conflict):

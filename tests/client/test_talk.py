@@ -1,6 +1,7 @@
 """The conversation, step by step: the daemon's answers are played by hand."""
 
 import pytest
+from msgspec import structs
 
 from rollmuxd.client.errors import (
     Conflict,
@@ -903,6 +904,54 @@ def test_a_start_that_is_interrupted_while_its_session_is_opened_ends_its_own_ru
     assert [(method, path, body.run) for method, path, body in bodies(steps)] == [("DELETE", "/v1/jobs/j1", 1)]
     assert not taken
     assert talk.said == []
+
+
+def interrupted_registration(talk, play, *answers):
+    """What is sent by the end of a job of which the registration was interrupted."""
+    talk.job = talk.session = ""
+    with pytest.raises(KeyboardInterrupt):
+        play(talk.start(), [KeyboardInterrupt()])
+    taken, steps = play(talk.end("it could not start", keep=False), answers)
+    return taken, bodies(steps)
+
+
+def test_a_job_of_which_the_registration_was_interrupted_is_looked_for_by_its_key_and_ended(talk, play):
+    """It may have been heard; and would keep its place until the daemon misses a session of it."""
+    talk.body = structs.replace(BODY, replace=True)
+    taken, ((_, _, again), ended) = interrupted_registration(talk, play, view(), None)
+
+    assert taken
+    assert (again.idempotency_key, again.replace) == ("key", False)  # in nobody's place
+    assert ended[:2] == ("DELETE", "/v1/jobs/j1")
+    assert ended[2].run == 1
+
+
+def test_a_job_of_which_the_registration_was_interrupted_and_that_another_process_runs_is_left_to_it(talk, play):
+    taken, sent = interrupted_registration(talk, play, Conflict("run 1 of job a is alive"))
+
+    assert (taken, len(sent)) == (False, 1)
+    assert talk.said == []
+
+
+@pytest.mark.parametrize("answer", [Conflict("run 1 of job a is alive"), Unprocessable("no")])
+def test_a_job_of_which_the_registration_was_refused_is_not_looked_for(talk, play, answer):
+    talk.job = talk.session = ""
+    with pytest.raises(type(answer)):
+        play(talk.start(), [answer])
+    with pytest.raises(StopIteration) as end:
+        next(talk.end("it could not start", keep=False))
+    assert end.value.value is False
+
+
+def test_the_end_of_a_job_that_is_looked_for_first_takes_ten_seconds_all_the_same(talk, play):
+    talk.job = talk.session = ""
+    with pytest.raises(KeyboardInterrupt):
+        play(talk.start(), [KeyboardInterrupt()])
+    taken, steps = over_time(talk, talk.end("it could not start", keep=False), ["hangs", view(), "hangs"])
+
+    assert not taken
+    assert talk._clock.now - 1000 <= 10
+    assert bodies(steps)[-1][0] == "DELETE"
 
 
 def test_the_end_of_a_job_never_raises(talk, play):
