@@ -51,7 +51,7 @@ START_PATIENCE_S = 120.0
 REINSTATED_S = 5.0
 #: all clean-ups after an interruption together, also one in mid-phase: the user is waiting for the prompt
 CLEAN_UP_S = 10.0
-#: one call of a clean-up: a connection that hangs is worth a second one
+#: one call of a clean-up, or half of what is left, if that is more: a connection that hangs is worth a second one
 CLEAN_UP_CALL_S = 5.0
 #: the word that the job is over, to a daemon that did not answer the whole clean-up before, or from a user who did not
 #: wait for it
@@ -372,13 +372,11 @@ class Talk:
         one that was interrupted ``until`` its clean-up is over, of which this is a part; see :meth:`clean_up_ends`).
         """
         carried = Request(then, new_id()) if then is not None and not failing else None
-        patience_s = self._patience_s
-        if failing:
-            patience_s = FAILING_PATIENCE_S if patience_s is None else min(patience_s, FAILING_PATIENCE_S)
+        limit = self._clock() + FAILING_PATIENCE_S if failing and until is None else until
         self._left = Left(held, measured, carried)
         self._clean_until = until
         try:
-            view = yield from self._release(held, measured, carried, patience_s, until)
+            view = yield from self._release(held, measured, carried, self._patience_s, limit)
         except GeneratorExit:
             raise
         except RollmuxError as error:
@@ -605,7 +603,8 @@ class Talk:
 
     def _persist(self, call: Call[T], patience_s: float | None, until: float | None = None) -> Flow[T]:
         if until is not None:
-            call = structs.replace(call, timeout_s=min(call.timeout_s, CLEAN_UP_CALL_S))
+            call_s = max(CLEAN_UP_CALL_S, (until - self._clock()) / 2)
+            call = structs.replace(call, timeout_s=min(call.timeout_s, call_s))
         return persist(call, patience_s=patience_s, until=until, clock=self._clock, tell=self._tell)
 
 

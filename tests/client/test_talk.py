@@ -772,6 +772,48 @@ def test_a_failing_program_waits_for_a_minute_and_no_longer(talk):
     assert 60 <= talk._clock.now - 1000 <= 80
 
 
+def test_a_failing_program_waits_for_a_minute_also_where_the_daemon_hangs(talk, play):
+    """A release may take ten minutes, while the daemon parks."""
+    held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+    with pytest.raises(GaveUp):
+        over_time(talk, recorded(talk.leave(held, measured={}, then=None, failing=True), steps := []), ["hangs"])
+
+    assert talk._clock.now - 1000 <= 60
+    tries = [step.timeout_s for step in steps if type(step).__name__ == "Call"]
+    assert tries[0] >= 30  # it parks: in no hurry
+    assert len(tries) > 1  # a connection that hangs is worth a second one
+    _, steps = play(talk.enter("train"), [ReleaseView("t1", "released"), RUNNING])
+    assert bodies(steps)[0][1] == "/v1/slots/t1/release"
+
+
+def test_the_job_of_a_failing_program_whose_release_nobody_answered_is_ended_in_ten_seconds_all_the_same(talk):
+    held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+    with pytest.raises(GaveUp):
+        over_time(talk, talk.leave(held, measured={}, then=None, failing=True), ["hangs"])
+    taken, _ = over_time(talk, talk.end("failed: ValueError", keep=False), [Unreachable("away")] * 5 + [None])
+
+    assert taken
+
+
+def test_a_failing_program_tries_once_at_least_however_little_patience_it_was_given(talk, play):
+    talk._patience_s = 0
+    held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+    _, steps = play(talk.leave(held, measured={}, then=None, failing=True), [ReleaseView("t1", "released")])
+
+    assert len(steps) == 1
+
+
+def test_ctrl_c_in_the_release_of_a_failing_program_gives_the_prompt_back_within_seconds(talk):
+    held = Held("t1", "rollout", "r1", "1.7", (), "s1")
+    with pytest.raises(KeyboardInterrupt):
+        flow = talk.leave(held, measured={}, then=None, failing=True)
+        over_time(talk, recorded(flow, steps := []), [KeyboardInterrupt(), "hangs"])
+    assert [path for _, path, _ in bodies(steps)] == ["/v1/slots/t1/release"] * 3
+    over_time(talk, talk.end("interrupted", keep=False), ["hangs"])
+
+    assert talk._clock.now - 1000 <= 13
+
+
 def test_a_refused_release_is_a_lost_slot_with_the_daemons_reason(talk, play):
     held = Held("t1", "rollout", "r1", "1.7", (), "s1")
 
