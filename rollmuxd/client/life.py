@@ -416,7 +416,7 @@ class Life(Generic[S]):
             if pause < 0.1:
                 continue
             try:
-                view = yield from steps.persist(calls.job(job), patience_s=left)
+                view = yield from steps.persist(calls.job(job), until=until)
             except RollmuxError:
                 return
             # A follower does not know the run, and may be here before rank 0 has ended the job.

@@ -311,6 +311,20 @@ def test_a_job_that_ends_waits_for_seconds_only_and_not_at_all_where_nothing_was
     assert 0.2 < time.monotonic() - began < 1.5
 
 
+def test_no_question_of_whether_it_was_discarded_outlives_the_seconds_that_an_end_waits_for_that(daemon):
+    """The daemon may hang by then, and the user waits for the prompt."""
+
+    class Loaded:
+        keeps_state = True
+
+    flow = rollmuxd.job("a")._life._discarding(Loaded, "j1", 1)
+    while type(step := next(flow)).__name__ == "Pause":
+        pass
+
+    assert step.path == "/v1/jobs/j1"
+    assert 0 < step.timeout_s <= 5
+
+
 @pytest.mark.parametrize(
     ("hooks", "named"),
     [
