@@ -36,6 +36,10 @@ T = TypeVar("T")
 
 #: how often the daemon is asked for a place, and whether the job is still there
 ASK_S: Final = 1.0
+#: one such call; while the job waits, its answer says what would let it in, which may take seconds to find out
+LOOK_S: Final = 10.0
+#: one call beside the commands, of which the signals are: Ctrl-C waits for it
+BESIDE_S: Final = 2.0
 _OVER: Final = ("ended", "lost", "quarantined")
 #: the reason with which a loop ends its job once it is through
 FINISHED: Final = "finished"
@@ -176,16 +180,17 @@ class _Run:
             self._beat()
             time.sleep(self._step_s)
 
-    def _view(self) -> dict[str, Any] | None:
+    def _view(self, timeout_s: float = LOOK_S) -> dict[str, Any] | None:
         """The job as it is; None: the daemon is away."""
-        return self._look(f"/v1/jobs/{part(self._talk.job)}")
+        return self._look(f"/v1/jobs/{part(self._talk.job)}", timeout_s)
 
-    def _look(self, path: str) -> dict[str, Any] | None:
+    def _look(self, path: str, timeout_s: float = LOOK_S) -> dict[str, Any] | None:
         """What the daemon says of it; None: the daemon is away, which stops nobody."""
+        from rollmuxd.client import calls
         from rollmuxd.client.errors import TooManyRequests, Unavailable, Unreachable
 
         try:
-            view: dict[str, Any] = self._daemon.get(path)
+            view: dict[str, Any] = self._daemon.call(calls.Call("GET", path, Any, timeout_s=timeout_s))
         except (Unreachable, Unavailable, TooManyRequests):
             return None
         return view
@@ -198,7 +203,7 @@ class _Run:
             return
         self._beat_at = time.monotonic() + self._beat_every_s
         try:
-            self._daemon.post(f"/v1/sessions/{part(self._session)}/heartbeat", {}, timeout_s=5.0)
+            self._daemon.post(f"/v1/sessions/{part(self._session)}/heartbeat", {}, timeout_s=BESIDE_S)
         except (Unreachable, Unavailable):
             pass
         except RollmuxError:
@@ -274,7 +279,7 @@ class _Run:
             if time.monotonic() - asked < max(ASK_S, self._beat_every_s):
                 continue
             asked = time.monotonic()
-            view = self._view()
+            view = self._view(BESIDE_S)
             if view is not None and (view["status"] == "ended" or view["run"] != self._talk.run):
                 # Its loop has ended it, and the command has to save, or to take itself down; or is about to hear of it.
                 ended = crew.wait(math.inf if view.get("reason") == FINISHED else grace_s)
@@ -285,15 +290,27 @@ class _Run:
         return ended
 
     def _end(self, why: str) -> None:
-        """The job ends with its commands, unless its training loop has ended it already. Takes seconds at most."""
+        """The job ends with its commands, unless its training loop has ended it already. Takes seconds at most.
+
+        One more where that is interrupted: a second Ctrl-C.
+        """
+        from rollmuxd.client.talk import CLEAN_UP_S, LAST_CALL_S
+
+        try:
+            self._tell_end(why, CLEAN_UP_S)
+        except KeyboardInterrupt:
+            with contextlib.suppress(KeyboardInterrupt):
+                self._tell_end(why, LAST_CALL_S)
+
+    def _tell_end(self, why: str, limit_s: float) -> None:
         from msgspec.structs import replace
 
         from rollmuxd.client import calls
         from rollmuxd.client.errors import Conflict, NotFound, RollmuxError
         from rollmuxd.client.steps import persist
-        from rollmuxd.client.talk import CLEAN_UP_CALL_S, CLEAN_UP_S
+        from rollmuxd.client.talk import CLEAN_UP_CALL_S
 
-        until = time.monotonic() + CLEAN_UP_S
+        until = time.monotonic() + limit_s
 
         def ask(call: calls.Call[T]) -> T:
             call = replace(call, timeout_s=CLEAN_UP_CALL_S)

@@ -1,5 +1,6 @@
 """``rollmuxd run`` between its place and its start, where a daemon that is away is waited for; and at its end."""
 
+import contextlib
 import math
 
 import pytest
@@ -24,11 +25,11 @@ class Daemon:
         self.errors = list(errors)
         self.asked = []
 
-    def get(self, path):
-        self.asked.append(path)
+    def call(self, call):
+        self.asked.append(call.path)
         if self.errors:
             raise self.errors.pop(0)
-        return NODES[path]
+        return NODES[call.path]
 
 
 @pytest.fixture
@@ -168,3 +169,63 @@ def test_the_end_of_a_run_outlives_a_daemon_that_is_away_for_seconds(starting, c
     run._end("main ended with exit status 0")
 
     assert run._daemon.ended
+
+
+class Commands:
+    """Commands that end when the clock has gone on: Ctrl-C has been passed on to them."""
+
+    def __init__(self, clock, *_):
+        self.clock, self.began = clock, clock.now
+
+    def wait(self, seconds):
+        if self.clock.now > self.began:
+            return "main", 130
+        self.clock.sleep(seconds)
+        return None
+
+
+def test_a_daemon_that_hangs_keeps_nobody_waiting_for_the_prompt_before_the_end_is_told(starting, clock):
+    """What is asked beside the commands is not interrupted: Ctrl-C is theirs."""
+    run, _ = starting()
+    run._talk.job, run._session, run._beat_every_s = "j1", "s1", 1.0
+    run._daemon = Hanging(clock)
+
+    assert run._until_one_ends(Commands(clock), 10.0) == ("main", 130)
+    assert {method for method, _ in run._daemon.tries} == {"POST", "GET"}
+    assert clock.now - 1000 <= 1 + 2 + 2
+
+
+class Interrupted(sync.Daemon):
+    """A daemon in whose calls Ctrl-C comes, so many times; then it hangs."""
+
+    def __init__(self, clock, times):
+        self.clock, self.times, self.tries = clock, times, []
+
+    def call(self, call):
+        self.tries.append((call.method, call.timeout_s))
+        self.times -= 1
+        if self.times >= 0:
+            raise KeyboardInterrupt
+        self.clock.now += call.timeout_s
+        raise Unreachable("timed out")
+
+
+def test_a_second_ctrl_c_leaves_the_end_of_a_run_a_second(starting, clock, capsys):
+    run, _ = starting()
+    run._talk.job, run._talk.run = "j1", 1
+    run._daemon = Interrupted(clock, 1)
+    run._end("main ended with exit status 130")
+
+    assert [method for method, _ in run._daemon.tries[:2]] == ["DELETE", "DELETE"]
+    assert clock.now - 1000 <= 1
+    assert "could not tell the daemon that math is over" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 4])
+def test_a_run_that_is_interrupted_says_so_by_its_exit_status_however_often_it_is(starting, clock, monkeypatch, times):
+    run, _ = starting()
+    run._daemon = Interrupted(clock, times)
+    monkeypatch.setattr(run_command, "Crew", lambda grace_s: contextlib.nullcontext())
+
+    assert run.to_its_end(None, 10.0, None) == 130
+    assert clock.now - 1000 <= 10
