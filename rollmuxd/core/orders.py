@@ -136,7 +136,11 @@ def fault(c: Cycle, order: Order, reason: str) -> None:
             quarantine(c, job, reason)
         if slot is not None:
             finish_release(c, slot)
-    expect_clear(c, c.state.nodes[order.node], job, f"({reason})")
+    node = c.state.nodes[order.node]
+    expect_clear(c, node, job, f"({reason})")
+    # nobody else looks where all GPUs are clear: at an order without a word, or at what is left of who sits nowhere
+    if order.status is OrderStatus.LOST_CONTACT or not job.pins:
+        watch(c, node)
     settle(c, job)
     dispatch(c, group)
     after_departure(c, job)

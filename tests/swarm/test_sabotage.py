@@ -178,6 +178,10 @@ def goes_back_to_what_it_had_parked_before(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(moving, "_comes_back", lambda *_: True)
 
 
+def looks_nowhere_after_an_order_without_a_word(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(orders, "watch", lambda *_: None)
+
+
 #: found by a history that was kept
 KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     plans_moves_away_from_lost_nodes: ("moved_away_from_a_lost_node", "a_move_that_is_planned_can_be_made"),
@@ -192,6 +196,9 @@ KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
         "back_to_what_it_had_parked_before", "who_is_granted_finds_its_state_loaded",
     ),
     leaves_everybody_on_drained_nodes: ("left_on_a_node_that_is_retired", "every_job_ends"),
+    looks_nowhere_after_an_order_without_a_word: (
+        "no_word_from_where_it_had_been_and_it_sat_nowhere", "every_order_comes_to_an_end",
+    ),
     takes_what_a_job_has_left_for_a_strangers: ("what_its_process_left_was_a_strangers", "every_job_ends"),
     lets_who_has_little_credit_starve_the_others: (
         "starved_by_who_had_little_credit", "who_is_least_ahead_goes_first",
