@@ -205,10 +205,16 @@ def _in_slot(phase: _PhaseBase, life: Life[Any], function: Callable[..., Any]) -
 def _closed(error: BaseException | None, trace: TracebackType | None) -> bool:
     """Whether a coroutine is left because it is closed (dropped, with its loop): then nothing can be awaited any more.
 
-    An async generator is closed by its loop, which waits for what it awaits.
+    An async generator is closed by its loop, which waits for what it awaits; where there is one.
     """
     if not isinstance(error, GeneratorExit) or trace is None:
         return False
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return True
     return not trace.tb_frame.f_code.co_flags & inspect.CO_ASYNC_GENERATOR
 
 

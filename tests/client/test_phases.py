@@ -267,6 +267,38 @@ async def test_a_phase_in_an_async_generator_is_released_when_its_loop_closes_th
         assert len(daemon.asked("POST", "/release")) == 1
 
 
+def test_a_phase_in_an_async_context_manager_that_is_dropped_with_its_loop_is_given_back_before_the_next(daemon):
+    """That is an async generator, too, and no loop closes it any more."""
+    job = rollmuxd.ajob("a")
+
+    @contextlib.asynccontextmanager
+    async def turn():
+        async with job.phase("rollout"):
+            yield
+
+    async def work():
+        async with turn():
+            await asyncio.get_running_loop().create_future()
+
+    async def until_it_waits():
+        coroutine.send(None)
+
+    async def goes_on():
+        async with job.phase("train"):
+            assert len(daemon.asked("POST", "/release")) == 1
+        await job.end()
+
+    coroutine = work()
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(until_it_waits())
+    loop.close()
+    coroutine.close()  # raises if anything is awaited
+    assert job.slot is None
+
+    asyncio.run(goes_on())
+    assert daemon.phases == ["rollout", "train"]
+
+
 def test_what_the_body_raises_gets_through_and_the_slot_is_released(daemon):
     with pytest.raises(ZeroDivisionError), rollmuxd.job("a") as job, job.phase("rollout"):
         1 / 0  # noqa: B018
