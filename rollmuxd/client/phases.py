@@ -336,8 +336,13 @@ class AsyncJob(_Base[AsyncSlot]):
     async def _finish(self, flow: Flow[None]) -> None:
         try:
             await self._life.arun(flow)
-        finally:
+        except GeneratorExit:  # as in _closed
+            self._life.close()
+            raise
+        except BaseException:
             await self._life.aclose()
+            raise
+        await self._life.aclose()
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -9,6 +9,7 @@ requests.
 
 import hashlib
 import ssl
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -65,9 +66,12 @@ class AsyncTransport:
 
     async def send(self, call: Call[T]) -> T:
         """Send once. Raises :class:`Unreachable`, :class:`Refused` and :class:`BadAnswer`."""
+        around = sys.exception()
         try:
             response = await self._client.request(call.method, call.path, **_request(call))
         except Exception as error:
+            if _closed(error, around):
+                raise GeneratorExit from error
             raise _translated(error, self.address) from error
         return _understood(call, Reply(response.status_code, response.headers, response.content))
 
@@ -163,6 +167,18 @@ def _translated(error: Exception, address: Address) -> RollmuxError:
             what += "; to trust it, set ROLLMUX_CA_FILE to its certificate, or ROLLMUX_FINGERPRINT"
         return Unreachable(f"the daemon at {address} does not answer: {what}")
     return BadAnswer(f"talking to {address} failed: {type(error).__name__}: {error}")
+
+
+def _closed(error: BaseException | None, around: BaseException | None) -> bool:
+    """Whether the coroutine was closed in the midst of a call (dropped, with its loop), which httpx cannot tidy up.
+
+    ``around`` was there before the call: an async generator may be closed by its loop, which waits for our calls.
+    """
+    while error is not None and error is not around:
+        if isinstance(error, GeneratorExit):
+            return True
+        error = error.__context__
+    return False
 
 
 def _understood(call: Call[T], reply: Reply) -> T:

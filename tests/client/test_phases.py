@@ -254,7 +254,8 @@ async def test_a_job_that_is_dropped_with_its_coroutine_ends_with_its_process(da
 
 
 @pytest.mark.asyncio
-async def test_a_phase_in_an_async_generator_is_released_when_its_loop_closes_that(daemon):
+@pytest.mark.parametrize("failures", [0, 3])
+async def test_a_phase_in_an_async_generator_is_released_when_its_loop_closes_that(daemon, failures):
     async with rollmuxd.ajob("a") as job:
 
         async def batches():
@@ -263,8 +264,10 @@ async def test_a_phase_in_an_async_generator_is_released_when_its_loop_closes_th
 
         made = batches()
         assert await anext(made) == 1
+        daemon.trouble(0, times=failures)
         await made.aclose()
-        assert len(daemon.asked("POST", "/release")) == 1
+        assert len(daemon.asked("POST", "/release")) == 1 + failures
+        assert daemon._running("rollout") is None
 
 
 def test_a_phase_in_an_async_context_manager_that_is_dropped_with_its_loop_is_given_back_before_the_next(daemon):

@@ -1,7 +1,12 @@
 """Over the wire: TCP and Unix socket; every error of httpx is one of ours, every refusal has its class."""
 
 import gc
+import os
 import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,6 +18,8 @@ from rollmuxd.client.sync import Daemon
 from rollmuxd.client.transport import Reply, problem
 from rollmuxd.client.where import Address
 from rollmuxd.testing import FakeDaemon, fake_daemon
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
@@ -36,6 +43,55 @@ async def test_and_by_the_async_twin(listening):
     async with AsyncDaemon(server.url) as daemon:
         with pytest.raises(errors.NotFound, match="no session"):
             await daemon.call(calls.orders("j1", 0, "none", 0.0))
+
+
+class Hanging(FakeDaemon):
+    """Does not answer one kind of call."""
+
+    def __init__(self, method, end):
+        super().__init__()
+        self.hangs, self.is_asked, self.goes_on = (method, end), threading.Event(), threading.Event()
+
+    def handle(self, method, path, params, content):
+        if self.hangs[0] == method and path.endswith(self.hangs[1]):
+            self.is_asked.set()
+            self.goes_on.wait(20)
+            raise errors.Unreachable("it hangs")
+        return super().handle(method, path, params, content)
+
+
+DROPS = """
+import asyncio, rollmuxd, sys
+
+async def runs():
+    async with rollmuxd.ajob("a") as job, job.phase("rollout"):
+        pass
+
+coroutine = runs()
+loop = asyncio.new_event_loop()
+task = loop.create_task(coroutine)
+task._log_destroy_pending = False
+loop.run_until_complete(loop.run_in_executor(None, sys.stdin.readline))
+loop.close()
+coroutine.close()
+print("closed")
+"""
+
+
+@pytest.mark.parametrize("call", [("POST", "/slots"), ("POST", "/release"), ("DELETE", "/j1")])
+def test_a_coroutine_that_is_dropped_with_its_loop_in_a_call_is_closed_without_a_word(listening, call):
+    """httpx cannot tidy up after the call any more: that is no error of the daemon's, and nothing follows it."""
+    fake = Hanging(*call)
+    environ = {**os.environ, "ROLLMUX_URL": listening(fake).url}
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", DROPS]
+    program = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environ, cwd=ROOT)
+    try:
+        assert fake.is_asked.wait(20)
+        assert program.communicate("go on\n", timeout=20) == ("closed\n", "")
+    finally:
+        fake.goes_on.set()
+        program.kill()
 
 
 def test_the_key_goes_along_as_a_bearer(listening):
