@@ -164,7 +164,11 @@ class Phase(_PhaseBase):
 
 
 class AsyncPhase(_PhaseBase):
-    """A phase of an :class:`AsyncJob`: ``async with job.phase("rollout") as slot``, or a decorator."""
+    """A phase of an :class:`AsyncJob`: ``async with job.phase("rollout") as slot``, or a decorator.
+
+    Cancelled, it releases. Where its coroutine is dropped with its loop instead, nothing can be awaited any more: the
+    slot stays held until the job enters its next phase, is ended, or ends with its process.
+    """
 
     async def __aenter__(self) -> AsyncSlot:
         return cast("AsyncSlot", await self._life.arun(self._life.entering(self.name)))

@@ -270,6 +270,22 @@ async def test_a_phase_in_an_async_generator_is_released_when_its_loop_closes_th
         assert daemon._running("rollout") is None
 
 
+def test_a_job_whose_phase_was_dropped_with_its_loop_is_ended_on_another_one(daemon):
+    job = rollmuxd.ajob("a")
+    coroutine = in_phase(job, "async with")
+
+    async def until_it_waits():
+        coroutine.send(None)
+
+    asyncio.run(until_it_waits())
+    coroutine.close()
+    assert daemon._running("rollout") is not None
+
+    asyncio.run(job.end("enough"))
+    assert daemon.ended == {"a": "enough"}
+    assert daemon._running("rollout") is None
+
+
 def test_a_phase_in_an_async_context_manager_that_is_dropped_with_its_loop_is_given_back_before_the_next(daemon):
     """That is an async generator, too, and no loop closes it any more."""
     job = rollmuxd.ajob("a")
