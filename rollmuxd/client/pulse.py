@@ -185,10 +185,10 @@ class HeartbeatProcess:
             )
             self._process = None
             self._in_a_thread()
-        assert self._stdin is not None
-        os.set_blocking(self._stdin.fileno(), False)
         with self._lock:
-            self._write(self._now)
+            if self._stdin is not None:  # stop() may have closed it by now
+                os.set_blocking(self._stdin.fileno(), False)
+                self._write(self._now)
 
     def _in_a_thread(self) -> None:
         from rollmuxd.client import heartbeat

@@ -311,6 +311,22 @@ def test_its_end_while_it_is_started_again_ends_the_new_process_as_well(monkeypa
     pulse.stop()
 
 
+def test_its_end_between_a_start_and_the_first_word_is_no_error(monkeypatch):
+    """It is another thread that starts it again: its traceback would be all that is seen."""
+
+    class Ended(HeartbeatProcess):
+        def _in_a_thread(self):
+            super()._in_a_thread()
+            self.stop()
+
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    pulse = Ended(find("http://127.0.0.1:9").address, Heard())
+    pulse.session(SessionView("s1", "j1", 1, 60.0, 0.05))
+    pulse._thread.join(20)
+
+    assert not pulse._thread.is_alive()
+
+
 def test_the_end_of_its_stdin_is_its_end():
     read, write = os.pipe()
     os.close(write)
