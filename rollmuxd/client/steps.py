@@ -64,6 +64,7 @@ def persist(
     *,
     patience_s: float | None = None,
     until: float | None = None,
+    unless: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.monotonic,
     tell: Callable[[str], None] = say,
 ) -> Flow[T]:
@@ -71,7 +72,7 @@ def persist(
 
     Says so at the second failure in a row, then each minute, and when it is over. Raises :class:`GaveUp` when that has
     gone on for ``patience_s`` (None: never), and every other refusal at once. ``until`` is a moment of ``clock`` at
-    which it gives up also in the middle of a call that nobody answers.
+    which it gives up also in the middle of a call that nobody answers; where ``unless`` says so, it repeats nothing.
     """
     since: float | None = None
     said: float | None = None
@@ -98,6 +99,8 @@ def persist(
             pause_s = _back_off(tries, error)
             yield Pause(pause_s if until is None else max(0.0, min(pause_s, until - now)))
             tries, trouble = tries + 1, f": {error}"
+            if unless():
+                raise GaveUp(f"{call} is not wanted any more{trouble}") from error
         else:
             if said is not None and since is not None:
                 tell(f"the daemon answers again, after {duration(clock() - since)}")

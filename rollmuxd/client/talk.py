@@ -24,6 +24,7 @@ from rollmuxd.client import calls
 from rollmuxd.client.calls import Call
 from rollmuxd.client.errors import (
     Conflict,
+    GaveUp,
     JobEnded,
     NotFound,
     Refused,
@@ -550,7 +551,13 @@ class Talk:
         May run beside the other flows, in another thread. Raises :class:`JobEnded` when the job is over.
         """
         error = refused(status, detail or f"there is no session {session}")
-        if (yield from self._recover(error, session)) is not None:
+        try:
+            quarantined = yield from self._recover(error, session)
+        except GaveUp:
+            if self._ending:
+                return
+            raise
+        if quarantined is not None:
             raise error
 
     def _recover(self, error: Refused, session: str) -> Flow[JobView | None]:
@@ -602,10 +609,13 @@ class Talk:
         return JobEnded(why)
 
     def _persist(self, call: Call[T], patience_s: float | None, until: float | None = None) -> Flow[T]:
+        def unwanted() -> bool:
+            return self._ending and until is None  # it is not the end itself that asks
+
         if until is not None:
             call_s = max(CLEAN_UP_CALL_S, (until - self._clock()) / 2)
             call = structs.replace(call, timeout_s=min(call.timeout_s, call_s))
-        return persist(call, patience_s=patience_s, until=until, clock=self._clock, tell=self._tell)
+        return persist(call, patience_s=patience_s, until=until, unless=unwanted, clock=self._clock, tell=self._tell)
 
 
 def _ended(error: Refused, request: Request) -> SlotView | None:

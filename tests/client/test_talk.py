@@ -996,6 +996,32 @@ def test_the_end_of_a_job_that_is_looked_for_first_takes_ten_seconds_all_the_sam
     assert bodies(steps)[-1][0] == "DELETE"
 
 
+@pytest.mark.parametrize("answers", [[], [view()]], ids=["why", "a new session"])
+def test_who_asks_beside_the_loop_for_a_refused_session_asks_no_more_once_the_job_ends(talk, answers):
+    """The daemon may be away for hours, of which the program would be told each minute."""
+    flow = talk.beat_refused("s1", 404, "")
+    step = next(flow)
+    for answer in answers:
+        step = flow.send(answer)
+    for _ in range(20):
+        talk._clock.now += 10
+        step = flow.throw(Unreachable("away")) if type(step).__name__ == "Call" else flow.send(None)
+    assert len(talk.said) > 1
+    said = len(talk.said)
+    next(talk.end("finished", keep=False))
+    step = step if type(step).__name__ == "Pause" else flow.throw(Unreachable("away"))
+
+    with pytest.raises(StopIteration):
+        flow.send(None)
+    assert len(talk.said) == said
+
+
+def test_what_gives_up_before_the_job_ends_is_an_error_also_beside_the_loop(talk):
+    talk._patience_s = 30
+    with pytest.raises(GaveUp):
+        over_time(talk, talk.beat_refused("s1", 404, ""), [Unreachable("away")])
+
+
 def test_the_end_of_a_job_never_raises(talk, play):
     play(talk.end("finished", keep=False), [Unprocessable("no")])
 
