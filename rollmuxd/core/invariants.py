@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import GroupId, Job, JobStatus, NodeId, SlotStatus, StateStatus
-from rollmuxd.core.state import State
+from rollmuxd.core.state import State, state_key
 
 _HOLDING = ("loading", "running", "tail", "released", "reclaiming", "faulted", "lost", "revoked")
 
@@ -123,6 +123,16 @@ def a_state_is_on_a_node_of_its_jobs(state: State) -> Iterator[str]:
             yield f"{key} is {kept.status}, and job {job.id} is not on {kept.node}"
         if key not in job.states or key not in node.states:
             yield f"{key} is not listed by its job and its node"
+
+
+def a_job_has_a_state_on_each_of_its_nodes(state: State) -> Iterator[str]:
+    """What it declares for a pool is kept in the books for all nodes of the pool where it sits, loaded there or not."""
+    for job in state.jobs.values():
+        pools = {spec.pool for spec in job.spec.states}
+        for pool, names in job.pins.items():
+            for name in names:
+                if pool in pools and state_key(job.id, pool, name) not in job.states:
+                    yield f"{job.id} sits on {name}, and its {pool} state there is unheard of"
 
 
 def an_owner_holds_the_nodes_of_its_placements(state: State) -> Iterator[str]:

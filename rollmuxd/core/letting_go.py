@@ -341,7 +341,7 @@ def has_to_go(c: Cycle, node: Node, kept: JobState) -> bool:
     job = c.state.jobs[kept.job]
     order = c.state.orders.get(kept.order or "")
     if not stained_by(node, kept.job):
-        needed = kept.node in job.left and is_of_use(c, job, kept.pool, kept.run)  # it may be all that there is
+        needed = kept.node in job.left and is_of_use(c, job, kept)  # it may be all that there is
         return not needed and may_be_parked(c, kept) and (order is None or not c.traits(order.driver).probes)
     if order is not None:
         return False  # no word of it: it may yet be done
@@ -351,13 +351,15 @@ def has_to_go(c: Cycle, node: Node, kept: JobState) -> bool:
     return job.status is not JobStatus.LOST
 
 
-def is_of_use(c: Cycle, job: Job, pool: str, run: int) -> bool:
-    """Whether what is parked of a pool's state on an old node is still to be loaded elsewhere."""
-    if run != job.run:
+def is_of_use(c: Cycle, job: Job, old: JobState) -> bool:
+    """Whether what is parked of a state on an old node is still to be loaded elsewhere."""
+    if old.run != job.run:
         return False
     if waits_with_its_state(job):
         return True
-    here = [c.state.states.get(state_key(job.id, pool, name)) for name in job.pins.get(pool, ())]
+    if old.pool in job.newest:
+        return job.has_place and old.node in job.newest[old.pool]
+    here = [c.state.states.get(state_key(job.id, old.pool, name)) for name in job.pins.get(old.pool, ())]
     return job.has_place and not all(kept is not None and kept.warm and kept.status not in NOT_THERE for kept in here)
 
 

@@ -10,13 +10,14 @@ waits for another place. ``NodeLeft`` comes when nothing of it is left on an old
 Anything may come in between. Until it has ended, a move is then abandoned, and the job stays where it was.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.admission import admit, look_for_left_overs, over_its_nodes
 from rollmuxd.core.config import Moves
 from rollmuxd.core.cycle import PLACED, Cycle
+from rollmuxd.core.fold.pins import follow as who_follows
 from rollmuxd.core.launching import end_process, launch, run_key
 from rollmuxd.core.letting_go import (
     abandon,
@@ -181,6 +182,8 @@ def void(c: Cycle, job: Job, move: JobMove) -> str:
         node = c.state.nodes[name]
         if node.status in OUT:
             return f"node {name}, where it was to go, is {node.status}"
+        if name in job.left and not _comes_back(c, job, move.pins, move.off, name):
+            return f"what it has on node {name}, where it was to go back, is not what it has any more"
     stays = cannot_leave(c, job, move.pins)
     if stays:
         return stays
@@ -282,7 +285,7 @@ def tidy(c: Cycle, job: Job) -> None:
         node = c.state.nodes[name]
         for key in states_on(c, job, [name]):
             kept = c.state.states[key]
-            if kept.status in (StateStatus.PARKED, StateStatus.LOADED) and not is_of_use(c, job, kept.pool, kept.run):
+            if kept.status in (StateStatus.PARKED, StateStatus.LOADED) and not is_of_use(c, job, kept):
                 issue(c, OrderKind.DISCARD, kept, None)
         gone = all(c.state.states[key].status is StateStatus.GONE for key in states_on(c, job, [name]))
         if gone and not any(gpu.stain == job.id for gpu in node.gpus.values()):
@@ -415,24 +418,27 @@ def _no_place(c: Cycle, job: Job, move: Move) -> str:
                 return f"node {name} is {node.status}"
             if node.group not in (None, placed.group):
                 return f"node {name} is group {node.group}'s"
-            if name in job.left and not _comes_back(c, job, move, name):
+            if name in job.left and not _comes_back(c, job, placed.pins, move.off, name):
                 return f"the job has not left node {name} altogether"
     return ""
 
 
-def _comes_back(c: Cycle, job: Job, move: Move, name: NodeId) -> bool:
-    """Whether a job goes back to a node that it has not left altogether, with what is parked there.
+def _comes_back(
+    c: Cycle, job: Job, pins: Mapping[PoolName, tuple[NodeId, ...]], off: tuple[NodeId, ...], name: NodeId
+) -> bool:
+    """Whether a job may go back to a node that it has not left altogether, with what is parked there.
 
     That would pass for what it has by then. So only where it is what the job has: it has loaded nothing since on the
     node that it leaves again, and cannot, as that is drained.
     """
-    for key in states_on(c, job, [name]):
-        kept = c.state.states[key]
-        old = dict(zip(move.placed.pins.get(kept.pool, ()), job.pins[kept.pool], strict=False)).get(name)
+    there = [c.state.states[key] for key in states_on(c, job, [name])]
+    for kept in there:
+        was = job.pins[kept.pool]
+        old = dict(zip(pins.get(kept.pool, ()), who_follows(was, was, pins.get(kept.pool, ())), strict=True)).get(name)
         here = c.state.states.get(state_key(job.id, kept.pool, old or ""))
-        if here is None or old not in move.off or here.order is not None or c.state.source_of(here) is not kept:
+        if here is None or old not in off or here.order is not None or c.state.source_of(here) is not kept:
             return False
-    return not any(gpu.stain == job.id for gpu in c.state.nodes[name].gpus.values())
+    return bool(there) and not any(gpu.stain == job.id for gpu in c.state.nodes[name].gpus.values())
 
 
 def _other_wheel(c: Cycle, job: Job, placed: Placed) -> str:
@@ -450,10 +456,12 @@ def _out_of_reach(c: Cycle, job: Job, placed: Placed) -> str:
     """A state that is parked on a host is loaded from there, or by a driver that can fetch it."""
     if job.spec.movable is Movable.RELAUNCH:
         return ""
+    hosts = {name: node.host for name, node in c.state.nodes.items()}
     for kept in job.spec.states:
-        hosts = {c.state.nodes[name].host for name in job.pins.get(kept.pool, ())}
-        there = {c.state.nodes[name].host for name in placed.pins.get(kept.pool, ())}
-        if not there <= hosts and not c.traits(kept.driver).copies:
+        was, names = job.pins.get(kept.pool, ()), placed.pins.get(kept.pool, ())
+        sources = who_follows(was, job.newest.get(kept.pool, was), names)
+        near = all(hosts.get(source) == hosts[name] for source, name in zip(sources, names, strict=True))
+        if not near and not c.traits(kept.driver).copies:
             return f"its {kept.pool} state is parked on another host, and driver {kept.driver} cannot fetch it"
     return ""
 

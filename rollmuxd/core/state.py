@@ -112,14 +112,22 @@ class State(Struct):
         return job.move.pins if job.move is not None and group != job.group else job.pins
 
     def source_of(self, kept: JobState) -> JobState | None:
-        """Where a state is parked that the job has not loaded here yet: on a node that it moved away from, if any."""
+        """Where a state is parked that the job has not used here yet: on a node that it moved away from, if any.
+
+        What is parked here beside that is older, or the same.
+        """
         job = self.jobs[kept.job]
-        if kept.status is not StateStatus.GONE or not job.left or kept.run != job.run:
+        if kept.status not in (StateStatus.GONE, StateStatus.PARKED) or not job.left or kept.run != job.run:
             return None
         there = [self.states[key] for key in job.states if self.states[key].node in job.left]
         parked = [it for it in there if it.pool == kept.pool and it.status is StateStatus.PARKED and it.run == kept.run]
         pins = job.pins.get(kept.pool, ())
-        return parked[pins.index(kept.node) % len(parked)] if parked and kept.node in pins else None
+        if not parked or kept.node not in pins:
+            return None
+        if kept.pool not in job.newest:  # a snapshot of an older version, which counted them off
+            return parked[pins.index(kept.node) % len(parked)] if kept.status is StateStatus.GONE else None
+        newest = job.newest[kept.pool][pins.index(kept.node)]
+        return next((it for it in parked if it.node == newest), None)
 
     def left_over_mb(self, node: Node, *, but_of: JobId | None = None) -> int:
         """What states may leave on each GPU of a node: parked ones, and ones that are loaded on others of its GPUs.

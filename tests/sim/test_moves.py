@@ -6,24 +6,25 @@ from msgspec.structs import replace
 from rollmuxd.core import facts as f
 from rollmuxd.core import moving
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
+from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, StateStatus, Want
+from rollmuxd.core.state import State
 from rollmuxd.sim import swarm, world
 from rollmuxd.sim.guarded import Guarded
 from rollmuxd.sim.restless import Restless
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 
 
-def job(name, rollout=100.0, train=50.0, *, slo=None, iterations=12, series=None):
+def job(name, rollout=100.0, train=50.0, *, slo=None, iterations=12, series=None, wide=1):
     times = (round(rollout * 1000), round(train * 1000))
     phases = (PhaseSpec("rollout", ("rollout",), times[0]), PhaseSpec("train", ("train",), times[1]))
     states = tuple(StateSpec(pool, ram_mb=100_000, driver="sim", load_ms=2_000, park_ms=1_000) for pool in nodes())
-    spec = JobSpec(name, phases, (Want("rollout"), Want("train")), states=states, slo=slo)
+    spec = JobSpec(name, phases, (Want("rollout", wide), Want("train")), states=states, slo=slo)
     took = tuple(tuple(round(1000 * each) for each in step) for step in series) if series else (times,)
-    return SimJob(name, "made", 0, 10**9, spec, took, nodes(), iterations=iterations)
+    return SimJob(name, "made", 0, 10**9, spec, took, nodes(wide), iterations=iterations)
 
 
-def nodes():
-    return {"rollout": 1, "train": 1}
+def nodes(wide=1):
+    return {"rollout": wide, "train": 1}
 
 
 def played(contender, *jobs, rollout=3, train=3):
@@ -88,6 +89,27 @@ def sabotaged(monkeypatch, name, by):
 
 def test_dropping_what_was_not_loaded_elsewhere_yet_is_noticed(monkeypatch):
     assert "what_a_job_still_needs_is_not_dropped" in sabotaged(monkeypatch, "is_of_use", lambda *_: False)
+
+
+def first_parked(state, kept):
+    """What is parked on the node that the job of a state that is not here has left first."""
+    job = state.jobs[kept.job]
+    there = [state.states[key] for key in job.states if state.states[key].node in job.left]
+    parked = [it for it in there if it.pool == kept.pool and it.status is StateStatus.PARKED]
+    return min(parked, key=lambda it: job.left.index(it.node)) if parked and kept.status is StateStatus.GONE else None
+
+
+def test_loading_what_another_node_had_is_noticed(monkeypatch):
+    monkeypatch.setattr(State, "source_of", first_parked)
+    with pytest.raises(BrokenInvariant, match="what_is_loaded_is_what_was_left"):
+        played(Restless(), job("A", wide=2), rollout=4)
+
+
+def test_jobs_of_several_nodes_each_move_and_load_what_they_had():
+    made, facts = played(Restless(), job("A", wide=2), job("B", wide=2), rollout=5)
+
+    assert [each.iterations for each in made.jobs] == [12] * 2
+    assert count(facts, f.MoveEnded) >= 4
 
 
 def test_moving_in_mid_iteration_is_noticed(monkeypatch):

@@ -19,10 +19,10 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.fold import apply
-from rollmuxd.core.model import Fence, Job, Movable, Node, OrderKind, Slot, SlotStatus, StateStatus
+from rollmuxd.core.model import Fence, Job, JobState, Movable, Node, OrderKind, Slot, SlotStatus, StateStatus
 from rollmuxd.core.policy import Move
 from rollmuxd.core.soft import Soft
-from rollmuxd.core.state import State, leaves_mb
+from rollmuxd.core.state import State, leaves_mb, state_key
 from rollmuxd.sim import swarm
 from rollmuxd.sim.faults import DaemonDied
 from rollmuxd.sim.world import Process, Then, World
@@ -150,7 +150,12 @@ def plans_moves_away_from_lost_nodes(patch: pytest.MonkeyPatch) -> None:
 
 
 def drops_what_it_moved_while_it_is_nowhere_else(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(letting_go, "NOT_THERE", ())
+    def while_it_was_nowhere_else_yet(c: Cycle, job: Job, old: JobState) -> bool:
+        here = [c.state.states.get(state_key(job.id, old.pool, name)) for name in job.pins.get(old.pool, ())]
+        return old.run == job.run and not (here and all(kept is not None and kept.warm for kept in here))
+
+    for room in (letting_go, moving):
+        patch.setattr(room, "is_of_use", while_it_was_nowhere_else_yet)
 
 
 def starts_again_while_something_is_left(patch: pytest.MonkeyPatch) -> None:

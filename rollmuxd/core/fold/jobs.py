@@ -6,7 +6,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
 from rollmuxd.core.fold.groups import forget_empty, group_named, leave_wheel, merged
 from rollmuxd.core.fold.measures import forget_restated, reckon, settled_in
-from rollmuxd.core.fold.pins import owner_of, pin, unpin
+from rollmuxd.core.fold.pins import follow, owner_of, pin, unpin
 from rollmuxd.core.lifecycle import next_status
 from rollmuxd.core.model import Job, JobStatus, Launch, Progress, Session, SessionStatus
 from rollmuxd.core.state import State
@@ -55,6 +55,10 @@ def job_placed(state: State, fact: f.JobPlaced) -> None:
     group.dispatch = fact.dispatch
     group.version += 1
     job.group, job.pins, job.placed_at, job.admission = group.id, fact.pins, fact.at, fact.admission
+    if job.fell_back:  # it has its state parked where it was
+        job.newest = {pool: follow(was, was, fact.pins[pool]) for pool, was in job.newest.items()}
+    else:
+        job.newest = dict(fact.pins)
     job.promised, job.planned_period_ms = fact.promised, fact.period_ms
     owner = owner_of(state, job, fact.use)
     if job.queued is not None:  # waiting for admission is nobody's slowdown
@@ -139,7 +143,7 @@ def job_resumed(state: State, fact: f.JobResumed) -> None:
 def job_quarantined(state: State, fact: f.JobQuarantined) -> None:
     job = state.jobs[fact.job]
     set_job(state, job, fact)
-    job.reason = fact.reason
+    job.reason, job.fell_back = fact.reason, False  # what it has parked is given up
     leave_wheel(state, job)
 
 

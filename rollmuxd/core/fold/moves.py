@@ -5,7 +5,7 @@ from rollmuxd.core import lifecycle
 from rollmuxd.core.fold.groups import forget_empty, group_named, merged, rewound, set_risk
 from rollmuxd.core.fold.jobs import set_job
 from rollmuxd.core.fold.measures import settled_in
-from rollmuxd.core.fold.pins import nothing_left_on, owner_of, pin, unpin
+from rollmuxd.core.fold.pins import follow, nothing_left_on, owner_of, pin, unpin
 from rollmuxd.core.lifecycle import next_status
 from rollmuxd.core.model import JobMove
 from rollmuxd.core.state import State
@@ -60,6 +60,11 @@ def move_ended(state: State, fact: f.MoveEnded) -> None:
     group.version += 1
     there = {name for nodes in move.pins.values() for name in nodes}
     gone = [name for nodes in job.pins.values() for name in nodes if name not in there]
+    job.newest = {
+        pool: follow(was, job.newest.get(pool, was), move.pins[pool])
+        for pool, was in job.pins.items()
+        if pool in job.newest or not job.left
+    }
     job.last_pins, job.pins, job.group, job.placed_at = job.pins, move.pins, group.id, fact.at
     job.admission, job.promised, job.planned_period_ms = move.admission, move.promised, move.period_ms
     job.move, job.moved_at, job.fell_back = None, fact.at, False

@@ -38,6 +38,22 @@ def pin(state: State, job: Job, group: Group, pins: dict[PoolName, tuple[NodeId,
                 nothing_left_on(state, job, name)
 
 
+def follow(was: tuple[NodeId, ...], newest: tuple[NodeId, ...], names: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+    """Which node has the newest state of each of a job's new nodes: who stays keeps its own, others follow in order."""
+    of = dict(zip(was, newest, strict=True))
+    moved = [of[name] for name in was if name not in names]
+    comes = [name for name in names if name not in of]
+    source = {name: moved[at % len(moved)] for at, name in enumerate(comes)} if moved else {}
+    return tuple(of.get(name) or source.get(name, name) for name in names)
+
+
+def newest_on(job: Job, pool: PoolName, name: NodeId) -> None:
+    """From now on the job's state is newer on this node of its than anywhere else."""
+    pins = job.pins.get(pool, ())
+    if pool in job.newest and name in pins:
+        job.newest[pool] = tuple(name if at == name else it for at, it in zip(pins, job.newest[pool], strict=True))
+
+
 def unpin(state: State, job: Job, names: Iterable[NodeId], owner: Owner) -> None:
     """These nodes are not the job's any more; those that are nobody's leave their group.
 

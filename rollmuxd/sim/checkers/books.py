@@ -99,8 +99,9 @@ class Kept(Struct):
     void: int = 0
     #: it waits for another place with what it has parked
     falls_back: bool = False
-    #: of each pool, the states that are as its last slot left them: there, or fetched from there
-    latest: dict[PoolName, dict[str, None]] = field(default_factory=dict)
+    #: of each state that was loaded: where it was loaded first, before moves, and when a slot left it as it is
+    seat: dict[str, str] = field(default_factory=dict)
+    used: dict[str, Millis] = field(default_factory=dict)
 
 
 class Member(Struct):
@@ -215,8 +216,8 @@ class Books:
         self.kept: dict[str, str] = {}
         self.loaded_on: dict[str, tuple[GpuId, ...]] = {}
         self.order_of: dict[str, OrderId] = {}
-        #: loads that fetch what a pool's last slot has left elsewhere
-        self.fetched: dict[OrderId, PoolName] = {}
+        #: loads that fetch a state from elsewhere
+        self.fetched: dict[OrderId, str] = {}
         self.fence = Fence(0, 0)
         #: when each host was last out of reach, or seen with bytes that should be gone
         self.trouble: dict[HostId, Millis] = {}

@@ -182,9 +182,8 @@ class Gpus(Books):
         if fact.host in self.boots:  # nobody can rely on what is there: it was there before, or has come since
             nodes = self.host_nodes[fact.host]
             for member in self.members.values():
-                for states in member.kept.latest.values():
-                    for key in [key for key in states if key.split("|")[2] in nodes]:
-                        del states[key]
+                for key in [key for key in member.kept.used if key.split("|")[2] in nodes]:
+                    del member.kept.used[key]
         self.boots[fact.host] = fact.boot_id
 
     def _node_added(self, fact: f.NodeAdded) -> None:

@@ -6,7 +6,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
 from rollmuxd.core.effects import Effect, Kill, Perform, Probe
-from rollmuxd.core.model import LaunchId, Millis, OrderKind, PoolName, StateStatus
+from rollmuxd.core.model import LaunchId, Millis, OrderId, OrderKind, StateStatus
 from rollmuxd.core.state import state_key
 from rollmuxd.sim.checkers.books import Heeded, Member, Told
 from rollmuxd.sim.checkers.placements import Placements
@@ -74,12 +74,45 @@ class Orders(Placements):
             if any(self.held.get(gpu) == member.holding for gpu in self.places[fact.node].gpus):
                 self._broken("nobody_moves_a_state_in_use", f"{key} is to {fact.kind} under slot {member.holding}")
 
-    def what_a_job_still_needs_is_not_dropped(self, key: str, pool: PoolName, member: Member) -> None:
+    def what_a_job_still_needs_is_not_dropped(self, key: str, member: Member) -> None:
         """While a job has its place, what its last slot left of a state is somewhere: it may be moved, not dropped."""
-        latest = member.kept.latest.get(pool, {})
-        others = [it for it in latest if it != key and self.kept.get(it, "gone") not in ("gone", "discarding")]
-        if member.status in ("placed", "moving") and key in latest and not others:
+        used = member.kept.used
+        if member.status not in ("placed", "moving") or key not in used:
+            return
+        if any(used.get(other, -1) >= used[key] for other in self._copies(member, key)):
+            return
+        others = {member.kept.seat[it] for it in self._there(member, key) if it != key}
+        if len(others) < len(self._here(member, key)):  # else it has fewer nodes now than parts
             self._broken("what_a_job_still_needs_is_not_dropped", f"{key} is to be dropped, and is nowhere else")
+
+    def what_is_loaded_is_what_was_left(self, order: OrderId, key: str, member: Member) -> None:
+        """As the last slot left it, wherever that was; and no node has what another one has while a part is nowhere."""
+        copies, used, seat = self._copies(member, key), member.kept.used, member.kept.seat
+        newer = [other for other in copies if other in used and used[other] > used.get(key, -1)]
+        if newer:
+            self._broken("what_is_loaded_is_what_was_left", f"{order} loads {key}, and {newer} is newer")
+        here = self._here(member, key)
+        twice = [other for other in copies if other in here and self.kept[other] in ("loading", "loaded")]
+        nowhere = {seat[it] for it in self._there(member, key) if it in used} - {seat.get(it, it) for it in here}
+        if twice and nowhere - {seat.get(key, key)}:
+            self._broken("what_is_loaded_is_what_was_left", f"{order} loads {key}, as {twice} is, and not {nowhere}")
+
+    def _here(self, member: Member, key: str) -> set[str]:
+        """The states of the same pool on the nodes where the job sits."""
+        pool = key.split("|")[1]
+        return {it for stay in member.stays.values() for it, _ in stay.keys if it.split("|")[1] == pool}
+
+    def _there(self, member: Member, key: str) -> list[str]:
+        """What there is of the states of the same pool, anywhere."""
+        pool = key.split("|")[1]
+        out = ("gone", "discarding", "unknown")
+        return [it for it in member.kept.seat if it.split("|")[1] == pool and self.kept.get(it, "gone") not in out]
+
+    def _copies(self, member: Member, key: str) -> list[str]:
+        """Those that are the same part of what the job has, beside this one."""
+        seat = member.kept.seat
+        part = seat.get(key, key)
+        return [other for other in self._there(member, key) if other != key and seat[other] == part]
 
     def a_state_is_fetched_from_where_it_is_parked(self, fact: f.OrderIssued) -> None:
         """A load that says from where finds it there."""
@@ -101,10 +134,12 @@ class Orders(Placements):
         self.nobody_moves_a_state_in_use(fact, key, member)
         if fact.source is not None:
             self.a_state_is_fetched_from_where_it_is_parked(fact)
-            if f"{job}|{fact.pool}|{fact.source}" in member.kept.latest.get(fact.pool, {}):
-                self.fetched[fact.order] = fact.pool
+            self.fetched[fact.order] = state_key(job, fact.pool, fact.source)
+        if kind is OrderKind.LOAD:
+            self.what_is_loaded_is_what_was_left(fact.order, self.fetched.get(fact.order, key), member)
+            member.kept.seat[key] = member.kept.seat.get(self.fetched.get(fact.order, key), key)
         if kind is OrderKind.DISCARD:
-            self.what_a_job_still_needs_is_not_dropped(key, fact.pool, member)
+            self.what_a_job_still_needs_is_not_dropped(key, member)
         self.orders[fact.order] = Told(kind, key, job, fact.run, node, fact.at, fact.slot)
         self.order_of[key] = fact.order
         self.untold[fact.order] = None
@@ -123,9 +158,9 @@ class Orders(Placements):
         member = self.members.get(told.job)
         if member is not None and fact.at - told.issued_at > member.order_ms:
             member.order_ms = fact.at - told.issued_at
-        pool = self.fetched.pop(fact.order, None)
-        if pool is not None and member is not None:
-            member.kept.latest.setdefault(pool, {})[key] = None
+        source = self.fetched.pop(fact.order, None)
+        if source is not None and member is not None and source in member.kept.used:
+            member.kept.used[key] = member.kept.used[source]
         if self.kept.get(key) == "unknown":
             return  # a late word: StateSeen says what it means
         if told.kind is OrderKind.LOAD:

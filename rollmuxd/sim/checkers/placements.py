@@ -175,7 +175,7 @@ class Placements(Gpus):
         if known.status not in ("lost", "ended"):
             self._broken("who_has_ended_gets_nothing_more", f"{fact.job} is {known.status}, and registered anew")
         known.spec, known.run, known.session = fact.spec, fact.run, None
-        known.kept.falls_back, known.kept.moved_at, known.kept.latest = False, None, {}
+        known.kept.falls_back, known.kept.moved_at, known.kept.seat, known.kept.used = False, None, {}, {}
         self._set(known, "waiting")
 
     def _set(self, member: Member, status: str) -> None:
@@ -208,6 +208,7 @@ class Placements(Gpus):
     def _quarantined(self, fact: f.JobQuarantined) -> None:
         member = self.who_has_ended_gets_nothing_more(fact.job, "is quarantined")
         self._leave_wheel(fact.job, member)
+        member.kept.falls_back, member.kept.used = False, {}
         self._set(member, "quarantined")
 
     def _reinstated(self, fact: f.JobReinstated) -> None:

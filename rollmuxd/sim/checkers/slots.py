@@ -240,8 +240,9 @@ class Slots(Placements, Turns, Credit):
         if stay is not None:
             stay.longest_ms = max(stay.longest_ms, fact.at - asked.granted_at)
             for pool in stay.pools:
-                keys = [key for key, _ in stay.keys if key.split("|")[1] == pool]
-                member.kept.latest[pool] = dict.fromkeys(keys)
+                for key in (key for key, _ in stay.keys if key.split("|")[1] == pool):
+                    if self.kept.get(key) == "loaded":  # a part of a phase may have had a part of them
+                        member.kept.used[key] = fact.at
         asked.status, asked.since = "released", fact.at
 
     def _taken(self, fact: f.SlotFaulted | f.SlotLost | f.SlotRevoked) -> None:
