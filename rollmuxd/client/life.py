@@ -6,6 +6,7 @@ ends nothing, since the GPUs are the parent's.
 """
 
 import atexit
+import functools
 import inspect
 import os
 import time
@@ -18,7 +19,7 @@ from rollmuxd.client import calls, fakes, steps, where
 from rollmuxd.client.channel import Channel, Hook, Hooks
 from rollmuxd.client.errors import JobEnded, NoDaemon, RollmuxError, beside, is_interruption
 from rollmuxd.client.pulse import HeartbeatProcess, Pulse
-from rollmuxd.client.ranks import FAILING_S, Crew
+from rollmuxd.client.ranks import FAILING_S, IF_IT_GOES_ON, Crew
 from rollmuxd.client.steps import Flow, say
 from rollmuxd.client.sync import Daemon
 from rollmuxd.client.talk import CLEAN_UP_S, LAST_CALL_S, Held, Talk, new_id
@@ -114,8 +115,8 @@ class Life(Generic[S]):
         #: of a follower: the job, and rank 0's session
         self._follows = ("", "")
         self._depth = 0
-        #: a phase that was to be left when that was interrupted: other ranks may be in it still
-        self._interrupted = ""
+        #: of a follower that has ended its job in the midst of a phase: says so, once that is left
+        self._gone: Callable[[], None] | None = None
 
     def __str__(self) -> str:
         return f"{self.name} {'alone' if self.alone else self.id or 'not started'}"
@@ -172,7 +173,11 @@ class Life(Generic[S]):
                 tell=say,
             )
         if self._rank > 0:
-            yield from self._following()
+            try:
+                yield from self._following()
+            except BaseException:
+                self._close_down("it could not start")
+                raise
         else:
             yield from self._registering()
         self._started = True
@@ -231,7 +236,7 @@ class Life(Generic[S]):
         assert self._crew is not None
         told = yield from self._crew.started()
         if told.get("error"):
-            raise RollmuxError(f"rank 0 could not start job {self.name}: {told['error']}")
+            raise RollmuxError(f"rank 0 could not start job {self.name}: {told['error']}. {IF_IT_GOES_ON}")
         self.alone = bool(told.get("alone"))
         if not self.alone:
             self._follows = (told["job"], told["session"])
@@ -310,10 +315,11 @@ class Life(Generic[S]):
         assert self._talk is not None
         assert self._pulse is not None
         if self._talk.held is not None:  # interrupted between its grant and its phase: nobody else would release it
-            self._talk.leave_later(self._talk.held, {})
-        if self._crew is not None and self._interrupted:  # the request gives its slot back, and they compute there
-            yield from self._crew.all_left(self._interrupted, failing=True)
-        self._interrupted = ""
+            self._not_begun(self._talk.held, KeyboardInterrupt())
+        if self._crew is not None:
+            self._crew.catch_up()
+            if self._crew.entered:  # the request gives its slot back, and they compute there
+                yield from self._crew.all_left(self._crew.entered, failing=False)
         try:
             held = yield from self._talk.enter(phase)
         except BaseException as error:
@@ -323,14 +329,37 @@ class Life(Generic[S]):
             raise
         self._pulse.slot(held.slot)
         if self._crew is not None:
-            self._crew.publish_grant(phase, slot=held.slot, fence=held.fence, gpus=held.gpus, session=held.session)
+            try:
+                self._crew.publish_grant(phase, slot=held.slot, fence=held.fence, gpus=held.gpus, session=held.session)
+            except BaseException as error:
+                self._not_begun(held, error)
+                raise
         return held
 
+    def _not_begun(self, held: Held, error: BaseException) -> None:
+        """Our phase was not entered, though other ranks may be in it: the next request gives its slot back."""
+        assert self._talk is not None
+        assert self._pulse is not None
+        self._talk.leave_later(held, {})
+        self._pulse.slot(None)
+        if self._crew is not None and self._crew.entered:
+            with beside(error, "the other ranks were told"):
+                self._crew.publish_over(error, lost=False)
+
     def leaving(self, then: str | None, error: BaseException | None) -> Flow[None]:
-        """Release. ``error`` is what the phase's body raised. Raises :class:`SlotLost`."""
+        """Release. ``error`` is what the phase's body raised. Raises :class:`SlotLost`.
+
+        Where other ranks do not leave the phase within the seconds of a program that fails or is interrupted, nothing
+        is released: the slot stays until they have, for the next request, or for the end of the job. That is raised.
+        """
         self._depth -= 1
         slot = self.slot
-        if self._depth > 0 or slot is None or os.getpid() != self._pid:
+        if self._depth > 0 or os.getpid() != self._pid:
+            return
+        if slot is None:
+            gone, self._gone = self._gone, None
+            if gone is not None:
+                gone()
             return
         self.slot = None
         if self.alone or slot.held is None:
@@ -347,14 +376,15 @@ class Life(Generic[S]):
         try:
             if self._crew is not None:
                 limit_s = FAILING_S if until is None else CLEAN_UP_S - LAST_CALL_S  # a second of it is the release's
-                yield from self._crew.all_left(slot.phase, failing=failing, limit_s=limit_s)
+                inside = yield from self._crew.all_left(slot.phase, failing=failing, limit_s=limit_s)
+                if inside:
+                    raise RollmuxError(_left_to(inside, slot.phase, slot.held.slot))
             yield from self._talk.leave(slot.held, measured=slot.measured, then=then, failing=failing, until=until)
         except BaseException as raised:
             trouble = raised
-            if not isinstance(raised, RollmuxError):
-                self._talk.leave_later(slot.held, slot.measured)
-                self._interrupted = slot.phase
-            if until is not None and is_interruption(raised):
+            self._talk.leave_later(slot.held, slot.measured)  # unless the daemon was asked already
+            kept = self._crew is not None and self._crew.entered
+            if until is not None and (kept or is_interruption(raised)):
                 self._talk.hurry()
             raise
         finally:
@@ -425,16 +455,19 @@ class Life(Generic[S]):
 
     def _close_down(self, why: str) -> None:
         pulse, crew = self._pulse, self._crew
+        computes = self._rank > 0 and self.slot is not None
         self._pulse = self._channel = self._talk = self._crew = self.slot = None
-        self._depth, self._interrupted = 0, ""
         try:
             if pulse is not None:
                 pulse.stop()
         finally:
-            if crew is not None:
+            if crew is not None and computes:  # on GPUs that rank 0 would give back
+                self._gone = functools.partial(crew.publish_gone, why)
+            elif crew is not None:
                 crew.publish_gone(why)
 
     def _at_exit(self) -> None:
+        self.slot = None  # a phase that nobody has left ends with the process
         self.run(self.ending("its process ended", keep=self._options.keep))
         self.close()
 
@@ -479,6 +512,11 @@ class Life(Generic[S]):
         self.close()
         if self._async is not None and os.getpid() == self._pid:
             await self._async.close()
+
+
+def _left_to(ranks: list[int], phase: str, slot: str) -> str:
+    who = f"rank {', '.join(map(str, ranks))}"
+    return f"rank 0 left {phase}, and {who} did not: slot {slot} is kept until {who} has left it, or the job ends"
 
 
 class _Ear:

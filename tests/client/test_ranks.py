@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import threading
 from collections import Counter
 
@@ -593,33 +594,459 @@ def test_a_job_that_is_started_again_waits_for_no_rank_of_its_former_start(daemo
     job.end()
 
 
-def test_ctrl_c_in_a_phase_that_other_ranks_do_not_leave_takes_no_longer_and_the_release_has_its_part(daemon):
-    job = rollmuxd.job("a", ranks=2, rank=0, store=Store())
-    job.start()
-    life, now, sent = job._life, [1000.0], []
-    life._talk._clock = life._crew._clock = lambda: now[0]
-    life.run(life.entering("train"))
+class Leader:
+    """A rank 0 that is stepped in virtual time, before a daemon that answers, or (``hangs``) does not."""
 
-    def play(flow):
-        """The daemon hangs."""
+    def __init__(self, daemon, store=None, others=1):
+        self.daemon, self.store, self.now, self.hangs, self.sent = daemon, store or Store(), 1000.0, False, []
+        self.job = rollmuxd.job("a", ranks=1 + others, rank=0, store=self.store)
+        self.job.start()
+        self.life = self.job._life
+        self.life._talk._clock = self.life._crew._clock = lambda: self.now
+
+    def play(self, flow, at=math.inf, then=lambda: None):
+        """Run a flow to its end, and ``then`` at such a time."""
         step = next(flow)
         while True:
-            if isinstance(step, Pause):
-                now[0] += step.seconds
-                step = flow.send(None)
-            else:
-                sent.append((step.path.rpartition("/")[2], step.timeout_s))
-                now[0] += step.timeout_s
-                step = flow.throw(rollmuxd.Unreachable("timed out"))
+            try:
+                if isinstance(step, Pause):
+                    self.now += step.seconds
+                    if self.now >= at:
+                        at = math.inf
+                        then()
+                    step = flow.send(None)
+                    continue
+                self.sent.append((step.method, step.path.rpartition("/")[2], step.timeout_s))
+                try:
+                    if self.hangs:
+                        self.now += step.timeout_s
+                        raise rollmuxd.Unreachable("timed out")
+                    answer = self.life._sync.call(step)
+                except rollmuxd.RollmuxError as error:
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(answer)
+            except StopIteration as end:
+                return end.value
 
-    with pytest.raises(rollmuxd.GaveUp):
-        play(life.leaving(None, KeyboardInterrupt()))
-    assert [path for path, _ in sent] == ["release"]
-    assert sent[0][1] > 0.99
-    assert now[0] <= 1010
+    def enter(self, phase, **settings):
+        return self.play(self.life.entering(phase), **settings)
+
+    def leave(self, error=None, **settings):
+        self.play(self.life.leaving(None, error), **settings)
+
+    def told(self, key):
+        return json.loads(self.store.kept[f"rollmuxd/a/1/{key}"])
+
+    def releases(self):
+        return len(self.daemon.asked("POST", "/release"))
+
+
+@pytest.fixture
+def lead(daemon, monkeypatch):
+    """Make such a rank 0; its job is ended."""
+    monkeypatch.setattr(ranks, "GONE_S", 60.0)  # however slow this machine is
+    made = []
+
+    def make(*given, **settings):
+        made.append(Leader(daemon, *given, **settings))
+        return made[-1]
+
+    yield make
+    for leader in made:
+        leader.job.end()
+
+
+def left(store, phase, rank=1):
+    store.set(f"rollmuxd/a/1/{phase}/left/{rank}", "{}")
+
+
+def follow(store, rank=1, count=2):
+    """Return a rank that has heard of the start."""
+    follower = ranks.Crew(store, "a", rank=rank, ranks=count, clock=lambda: 0.0, tell=print)
+    at_once(follower.started())
+    return follower
+
+
+def at_once(flow):
+    """Run a flow that has nothing to wait for."""
+    with pytest.raises(StopIteration) as end:
+        next(flow)
+    return end.value.value
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_ctrl_c_takes_no_longer_where_other_ranks_are_slow_to_leave_and_the_release_has_its_part(daemon, lead, in_time):
+    leader = lead()
+    leader.enter("train")
+    leader.hangs, leader.sent = True, []
+
+    with pytest.raises(rollmuxd.GaveUp if in_time else rollmuxd.RollmuxError):
+        leader.leave(KeyboardInterrupt(), at=1008.9 if in_time else math.inf, then=lambda: left(leader.store, 1))
+    assert [path for _, path, _ in leader.sent] == ["release"] * in_time
+    assert all(timeout_s > 0.99 for _, _, timeout_s in leader.sent)
+    assert leader.now <= 1010
+    leader.play(leader.life.ending("interrupted", keep=False))
+    assert leader.sent[-1][0] == "DELETE"
+    assert leader.now <= 1011
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt(), asyncio.CancelledError()])
+def test_a_rank_0_that_fails_keeps_its_slot_for_as_long_as_another_rank_is_in_the_phase(daemon, lead, error):
+    """That one computes, on GPUs that another job would be given."""
+    leader = lead(others=2)
+    left(leader.store, 1, rank=1)
+    leader.enter("rollout").measure(reward=1.5)
+    kept = "rank 0 left rollout, and rank 2 did not: slot t3 is kept until rank 2 has left it, or the job ends"
+
+    with pytest.raises(rollmuxd.RollmuxError, match=kept):
+        leader.leave(error)
+    assert 1009 <= leader.now <= 1011  # the prompt, or the traceback, comes all the same
+    assert leader.releases() == 0
+    assert kept in leader.told("1/over")["error"]
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    for when in (5000, 9000):  # nor is it forgotten
+        enters = leader.life.entering("train")
+        with pytest.raises(KeyboardInterrupt):
+            leader.play(enters, at=when, then=interrupt)
+        enters.close()
+        assert leader.now >= when
+        assert leader.releases() == 0
+    leader.enter("train", at=9100, then=lambda: left(leader.store, 1, rank=2))
+    assert leader.releases() == 1
+    assert daemon.measured == [("rollout", {"reward": 1.5})]
+    assert daemon.phases == ["rollout", "train"]
+    assert leader.told("2/granted")["phase"] == "train"
+
+
+def test_a_slot_that_is_kept_for_another_rank_goes_with_the_job(daemon, lead):
+    leader = lead()
+    leader.enter("rollout")
+    with pytest.raises(rollmuxd.RollmuxError):
+        leader.leave(ValueError("bad"))
+    leader.job.end("failed")
+
+    assert leader.releases() == 0  # the daemon takes it, and looks whether its GPUs are clear
+    assert daemon.ended == {"a": "failed"}
+
+
+def test_who_is_in_a_phase_that_rank_0_has_left_is_told_so_and_goes_on_with_it(daemon, lead):
+    leader = lead()
+    follower = follow(leader.store)
+    leader.enter("rollout")
+    at_once(follower.granted("rollout"))
+    with pytest.raises(rollmuxd.RollmuxError):
+        leader.leave(ValueError("bad"))
+
+    told = "rank 0 did not leave rollout in good order: .*rank 1 did not: .*Whether the slot was kept is not known"
+    with pytest.raises(rollmuxd.RollmuxError, match=told):
+        next(follower.left("rollout", failing=False))
+    slot = leader.enter("train")
+    assert at_once(follower.granted("train"))["slot"] == slot.id
+
+
+def test_who_comes_to_a_phase_that_rank_0_has_left_meanwhile_does_not_enter_it(daemon, lead):
+    leader = lead()
+    follower = follow(leader.store)
+    leader.enter("rollout")
+    with pytest.raises(rollmuxd.RollmuxError):
+        leader.leave(ValueError("bad"))
+
+    with pytest.raises(
+        rollmuxd.RollmuxError, match=r"rank 0 has left rollout before rank 1 entered it: .*go on with it"
+    ):
+        next(follower.granted("rollout"))
+    leader.enter("train")
+    assert leader.releases() == 1
+
+
+# ---- ranks that do not come, or come again ---------------------------------------------------------------------------
+
+
+def test_a_rank_that_has_left_the_job_is_waited_for_in_no_phase(daemon):
+    """It has failed between two phases; its ``with`` ends its part in good order."""
+    done = []
+
+    def loop(job, rank):
+        with job.phase("rollout"):
+            pass
+        if rank == 1:
+            raise ZeroDivisionError
+        with job.phase("train"):
+            done.append(rank)
+
+    first, second, third = crew(loop)
+
+    assert (first, type(second), third) == (None, ZeroDivisionError, None)
+    assert sorted(done) == [0, 2]
+    assert daemon.phases == ["rollout", "train"]
+
+
+def test_a_rank_that_cannot_start_although_rank_0_has_is_waited_for_in_no_phase(daemon, lead, monkeypatch):
+    leader = lead()
+
+    def find(*given):
+        raise rollmuxd.RollmuxError("ROLLMUX_URL is no address")
+
+    monkeypatch.setattr("rollmuxd.client.where.find", find)
+    with pytest.raises(rollmuxd.RollmuxError, match="no address"):
+        rollmuxd.job("a", ranks=2, rank=1, store=leader.store).start()
+    leader.enter("rollout")
+    leader.leave()
+    assert leader.releases() == 1
+
+
+def test_of_the_ranks_that_are_waited_for_those_are_named_that_are_in_the_phase(daemon, lead, capsys):
+    leader = lead(others=3)
+    followers = [follow(leader.store, rank, 4) for rank in (1, 2, 3)]
+    leader.enter("rollout")
+    followers[0].publish_gone("finished")
+    left(leader.store, 1, rank=2)
+    leader.leave(at=1100, then=lambda: followers[2].publish_gone("failed"))
+
+    assert "rollout waits for rank 3 to leave it (for 1 min now)" in capsys.readouterr().err
+    assert leader.releases() == 1
+
+
+@pytest.mark.parametrize("at_exit", [False, True])
+def test_a_rank_that_ends_its_part_in_the_midst_of_a_phase_computes_there_until_it_leaves_it(daemon, lead, at_exit):
+    store = Store()
+    leader = lead(store)
+    follower = rollmuxd.job("a", ranks=2, rank=1, store=store)
+    leader.enter("rollout")
+    phase = follower.phase("rollout")
+    phase.__enter__()
+    if at_exit:  # what has not left its phase by then never will
+        follower._life._at_exit()
+    else:
+        follower.end()
+        assert "rollmuxd/a/1/gone/1" not in store.kept
+        phase.__exit__(None, None, None)
+    assert "rollmuxd/a/1/gone/1" in store.kept
+    leader.leave()
+    assert leader.now == 1000
+    assert leader.releases() == 1
+
+
+@pytest.mark.parametrize("waits_for", ["the start", "a phase"])
+def test_a_wait_that_a_rank_gives_up_counts_for_nothing(daemon, lead, waits_for):
+    """``asyncio.timeout``, a notebook: asked again, it is the same phase of the same start."""
+    store = Store()
+    job = rollmuxd.job("a", ranks=2, rank=1, store=store)
+    life = job._life
+    if waits_for == "a phase":
+        leader = lead(store)
+        job.start()
+    for _ in range(3):
+        waits = life.entering("rollout")
+        assert isinstance(next(waits), Pause)
+        with pytest.raises(asyncio.CancelledError):
+            waits.throw(asyncio.CancelledError())
+    if waits_for == "the start":
+        leader = lead(store)
+    granted = leader.enter("rollout")
+
+    assert at_once(life.entering("rollout")).id == granted.id
+    leaves = leader.life.leaving(None, None)
+    assert isinstance(next(leaves), Pause)  # it is in there, and is waited for
+    at_once(life.leaving(None, ValueError("bad")))
+    leader.play(leaves)
+    assert leader.releases() == 1
+
+
+def test_a_rank_0_that_gives_up_a_wait_and_asks_again_does_not_wait_for_who_has_ended_for_that(daemon, lead):
+    daemon.wait("rollout", math.inf)
+    store = Store()
+    leader = lead(store)
+    waits = leader.life.entering("rollout")
+    next(waits)
+    waits.close()
+    follower = follow(store)
+    with pytest.raises(rollmuxd.RollmuxError) as told:
+        next(follower.granted("rollout"))
+    assert str(told.value) == (
+        "rank 0 got no slot for rollout: it was interrupted. If rank 0 goes on, go on with it; "
+        "if not, end this one too, or start all of them again"
+    )
+    follower.publish_gone("failed")
+
+    daemon.go("rollout")
+    leader.enter("rollout")
+    leader.leave()
+    assert leader.now < 1060
+    assert daemon.phases == ["rollout"]
+
+
+# ---- stores that fail ------------------------------------------------------------------------------------------------
+
+
+class Once(Store):
+    """Fails once at a key that ends so: before it has written, or after."""
+
+    def __init__(self, key, when="before", error=None):
+        super().__init__()
+        self.key, self.when, self.error = key, when, error or OSError("the store is away")
+
+    def set(self, key, value):
+        fails = self.error is not None and key.endswith(self.key)
+        if not fails or self.when == "after":
+            super().set(key, value)
+        if fails:
+            error, self.error = self.error, None
+            raise error
+
+
+@pytest.mark.parametrize("comes", ["early", "late"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("error", [OSError("the store is away"), KeyboardInterrupt()])
+def test_a_grant_that_fails_to_be_told_lets_nobody_compute_in_a_slot_that_is_given_back(
+    daemon, lead, error, when, comes
+):
+    store = Once("/1/granted", when, error)
+    leader = lead(store)
+    follower = follow(store)
+    waits = follower.granted("rollout")
+    if comes == "early":
+        next(waits)
+    with pytest.raises(type(error)):
+        leader.enter("rollout")
+
+    with pytest.raises(rollmuxd.RollmuxError, match="rank 0 has left rollout before rank 1 entered it"):
+        next(waits)
+    assert leader.releases() == 0
+    leader.enter("train")
+    assert (leader.now, leader.releases()) == (1000, 1)
+    at_once(follower.granted("train"))
+
+
+def test_who_has_entered_before_the_telling_of_the_grant_has_failed_is_waited_for(daemon, lead):
+    follower = []
+
+    class Quick(Once):
+        def set(self, key, value):
+            try:
+                super().set(key, value)
+            except KeyboardInterrupt:
+                follower.append(follow(self))
+                at_once(follower[0].granted("rollout"))
+                raise
+
+    store = Quick("/1/granted", "after", KeyboardInterrupt())
+    leader = lead(store)
+    with pytest.raises(KeyboardInterrupt):
+        leader.enter("rollout")
+
+    enters = leader.life.entering("train")
+    assert isinstance(next(enters), Pause)
+    assert leader.releases() == 0
+    with pytest.raises(rollmuxd.RollmuxError, match="did not leave rollout in good order: it was interrupted"):
+        next(follower[0].left("rollout", failing=False))
+    leader.play(enters)
+    assert leader.releases() == 1
+    at_once(follower[0].granted("train"))
+
+
+def test_who_is_interrupted_after_the_grant_was_told_waits_for_those_who_have_entered(daemon, lead):
+    """Between that and its phase: nothing of it is left but the slot."""
+    leader = lead()
+    follower = follow(leader.store)
+    leader.enter("rollout")
+    leader.life.slot, leader.life._depth = None, 0
+    at_once(follower.granted("rollout"))
+
+    enters = leader.life.entering("train")
+    assert isinstance(next(enters), Pause)
+    with pytest.raises(rollmuxd.RollmuxError, match="did not leave rollout in good order: it was interrupted"):
+        next(follower.left("rollout", failing=False))
+    leader.play(enters)
+    assert leader.releases() == 1
+
+
+def test_who_is_interrupted_before_the_grant_is_told_tells_nothing_else_of_the_phase_before(daemon, lead, monkeypatch):
+    leader = lead()
+    follower = follow(leader.store)
+    leader.enter("rollout")
+    at_once(follower.granted("rollout"))
+    leaves = follower.left("rollout", failing=False)
+    next(leaves)
+    leader.leave()
+
+    def interrupted(slot):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(leader.life._pulse, "slot", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        leader.enter("train")
+    leader.enter("train")
+    assert leader.releases() == 2
     with pytest.raises(StopIteration):
-        play(life.ending("interrupted", keep=False))
-    assert now[0] <= 1011
+        leaves.send(None)
+    at_once(follower.granted("train"))
+
+
+def test_a_grant_that_the_store_has_taken_lets_others_in_though_it_shows_it_no_more(daemon, lead):
+    leader = lead()
+    leader.enter("rollout")
+    del leader.store.kept["rollmuxd/a/1/1/granted"]
+    leaves = leader.life.leaving(None, None)
+    assert isinstance(next(leaves), Pause)
+    left(leader.store, 1)
+    leader.play(leaves)
+
+
+def test_what_became_of_a_phase_is_told_before_the_next_one_where_the_store_did_not_take_it(daemon, lead):
+    store = Once("/1/over")
+    leader, follower = lead(store), follow(store)
+    leader.enter("train")
+    at_once(follower.granted("train"))
+    leaves = follower.left("train", failing=False)
+    next(leaves)
+    with pytest.raises(OSError, match="the store is away"):
+        leader.leave()
+    assert isinstance(leaves.send(None), Pause)
+
+    leader.enter("rollout")
+    with pytest.raises(StopIteration):
+        leaves.send(None)
+    at_once(follower.granted("rollout"))
+
+
+def test_that_there_is_no_slot_is_told_before_the_next_request_where_the_store_did_not_take_it(daemon, lead):
+    store = Once("/1/granted")
+    leader, follower = lead(store), follow(store)
+    enters = follower.granted("train")
+    next(enters)
+    daemon.fault("train", "no memory")
+    with pytest.raises(rollmuxd.SlotFaulted):
+        leader.enter("train")
+    assert isinstance(enters.send(None), Pause)
+
+    leader.enter("rollout")
+    with pytest.raises(rollmuxd.RollmuxError, match=r"rank 0 got no slot for train: .*no memory"):
+        enters.send(None)
+    at_once(follower.granted("rollout"))
+
+
+def test_that_a_rank_is_out_is_told_again_where_the_store_did_not_take_it(daemon, lead):
+    store = Once("/left/1")
+    leader = lead(store)
+    follower = follow(store)
+    leader.enter("train")
+    at_once(follower.granted("train"))
+    with pytest.raises(OSError, match="the store is away"):
+        next(follower.left("train", failing=False))
+    leaves = leader.life.leaving(None, None)
+    assert isinstance(next(leaves), Pause)
+    next(follower.granted("rollout"))
+    leader.play(leaves)
+    assert leader.releases() == 1
+
+
+# ---- interrupted for a second time -----------------------------------------------------------------------------------
 
 
 def test_a_second_ctrl_c_while_rank_0_waits_for_the_others_leaves_the_end_seconds_no_more(daemon):
