@@ -121,6 +121,7 @@ LOOMS = (
     Woven("loom-owned", "for nodes that one owns: idle ones cost nothing, scarce ones their price; 300 s a move",
           objective="throughput", warm_s=300),
     Woven("loom-pairs", "loom, regrouping pairs only", objective="cost", warm_s=300, regroup=2),
+    Woven("loom-pairs-work", "the same, with a price on progress", objective="work", warm_s=300, regroup=2),
     Woven("loom-rr", "loom in strict round robin", objective="cost", warm_s=300, rounds=1),
     Woven("loom-greedy", "wheels only: nobody is ever moved", objective="cost", regroup=1),
 )  # fmt: skip

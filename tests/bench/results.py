@@ -338,23 +338,39 @@ def loom() -> str:
 
 
 def loom_triples() -> str:
-    """The same with triples, one draw: 300 s and 30 s a move, and with a price on progress."""
-    wanted = {"solo": ("paper", "work"), "loom": ("paper",), "loom-warm": ("paper",), "loom-work": ("work",)}
-    some = tasks("weave-production", Options(slo=(1.0, 2.0)), list(wanted), "cost", range(1))
-    print(f"results: triples, {', '.join(wanted)}", file=sys.stderr, flush=True)
-    outcomes = ran([task for task in some if task.accounting in wanted[task.policy]])
-    solo = {outcome.accounting: outcome for outcome in outcomes if outcome.contender == "solo"}
+    """The same with triples, one draw: 300 s and 30 s a move."""
+    names = ["solo", "loom", "loom-warm"]
+    some = tasks("weave-production", Options(slo=(1.0, 2.0)), names, "cost", range(1))
+    print(f"results: triples, {', '.join(names)}", file=sys.stderr, flush=True)
+    outcomes = _paper(ran([task for task in some if task.accounting == "paper"]))
     told = [
         [
-            f"`{outcome.contender}`", outcome.accounting, f"{outcome.cost_per_hour:.0f}", f"{outcome.cost / 1000:.1f}",
-            f"{solo[outcome.accounting].cost / outcome.cost:.2f} x",
+            f"`{outcome.contender}`", f"{outcome.cost_per_hour:.0f}",
+            f"{outcome.cost_per_hour / outcomes[0].cost_per_hour:.3f}",
             percent(tables.spread([outcome.attainment or 0])), f"{statistics.mean(tables.slowdowns([outcome])):.2f}",
-            sum(job.moves for job in outcome.jobs), f"{outcome.mean_completion_s / 3600:.1f}",
+            sum(job.moves for job in outcome.jobs),
         ]
         for outcome in outcomes
     ]  # fmt: skip
-    head = ["policy", "accounting", "$/h", "k$", "Solo-D / it", "SLO kept", "slowdown", "moves", "mean job h"]
-    return grid(head, told)
+    return grid(["policy", *_WOVEN[:5]], told)
+
+
+def loom_work() -> str:
+    """The work that there is, whatever time it takes: with a price on progress and without."""
+    names = ["solo", "colocated", "loom-pairs", "loom-pairs-work"]
+    some = tasks("weave-production", Options(slo=(1.0, 2.0)), names, "cost", range(2))
+    print(f"results: fixed work, {', '.join(names)}", file=sys.stderr, flush=True)
+    rows = by_policy(ran([task for task in some if task.accounting == "work"]))
+    cost = {name: row["work"]["total_cost"] for name, row in rows.items()}
+    told = [
+        [
+            f"`{name}`", f"{cost[name] / 1000:.1f}", f"{cost['solo'] / cost[name]:.2f} x",
+            f"{cost['colocated'] / cost[name]:.2f} x", f"{row['work']['mean_completion_s'] / 3600:.1f}",
+            f"{row['work']['slowdown']['mean']:.2f}", percent(row["work"]["slo_attainment"]),
+        ]
+        for name, row in rows.items()
+    ]  # fmt: skip
+    return grid(["policy", "k$", "Solo-D / it", "co-located / it", "mean job h", "slowdown", "SLO kept"], told)
 
 
 def loom_classes() -> str:
@@ -405,6 +421,7 @@ SECTIONS: Final[dict[str, Callable[[], str]]] = {
     "drift": drift,
     "loom": loom,
     "loom-triples": loom_triples,
+    "loom-work": loom_work,
     "loom-classes": loom_classes,
     "loom-owned": loom_owned,
 }
