@@ -85,17 +85,20 @@ class Orders(Placements):
         if len(others) < len(self._here(member, key)):  # else it has fewer nodes now than parts
             self._broken("what_a_job_still_needs_is_not_dropped", f"{key} is to be dropped, and is nowhere else")
 
-    def what_is_loaded_is_what_was_left(self, order: OrderId, key: str, member: Member) -> None:
-        """As the last slot left it, wherever that was; and no node has what another one has while a part is nowhere."""
-        copies, used, seat = self._copies(member, key), member.kept.used, member.kept.seat
-        newer = [other for other in copies if other in used and used[other] > used.get(key, -1)]
-        if newer:
-            self._broken("what_is_loaded_is_what_was_left", f"{order} loads {key}, and {newer} is newer")
-        here = self._here(member, key)
-        twice = [other for other in copies if other in here and self.kept[other] in ("loading", "loaded")]
-        nowhere = {seat[it] for it in self._there(member, key) if it in used} - {seat.get(it, it) for it in here}
-        if twice and nowhere - {seat.get(key, key)}:
-            self._broken("what_is_loaded_is_what_was_left", f"{order} loads {key}, as {twice} is, and not {nowhere}")
+    def what_is_loaded_is_what_was_left(self, order: OrderId, key: str, source: str | None, member: Member) -> None:
+        """As the last slot left it, wherever that was; and not what a node has, or nothing, while a part is left."""
+        used, seat = member.kept.used, member.kept.seat
+        there, here = self._there(member, key), self._here(member, key)
+        if source is not None:
+            newer = [it for it in self._copies(member, source) if it in used and used[it] > used.get(source, -1)]
+            if newer:
+                self._broken("what_is_loaded_is_what_was_left", f"{order} loads {source}, and {newer} is newer")
+        seated = {seat[it] for it in there if it in here and it != key}
+        if source is not None and seat.get(source, source) not in seated:
+            return
+        left = {seat[it] for it in there if it in used} - seated
+        if len(left) > len(here.difference(there, (key,))):
+            self._broken("what_is_loaded_is_what_was_left", f"{order} loads {source} on {key}, and {left} is left over")
 
     def _here(self, member: Member, key: str) -> set[str]:
         """The states of the same pool on the nodes where the job sits."""
@@ -136,8 +139,11 @@ class Orders(Placements):
             self.a_state_is_fetched_from_where_it_is_parked(fact)
             self.fetched[fact.order] = state_key(job, fact.pool, fact.source)
         if kind is OrderKind.LOAD:
-            self.what_is_loaded_is_what_was_left(fact.order, self.fetched.get(fact.order, key), member)
-            member.kept.seat[key] = member.kept.seat.get(self.fetched.get(fact.order, key), key)
+            source = self.fetched.get(fact.order, key if key in self.kept else None)
+            self.what_is_loaded_is_what_was_left(fact.order, key, source, member)
+            if source is None:
+                member.kept.used.pop(key, None)
+            member.kept.seat[key] = f"{key} by {fact.order}" if source is None else member.kept.seat.get(source, source)
         if kind is OrderKind.DISCARD:
             self.what_a_job_still_needs_is_not_dropped(key, member)
         self.orders[fact.order] = Told(kind, key, job, fact.run, node, fact.at, fact.slot)
