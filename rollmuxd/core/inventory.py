@@ -157,7 +157,7 @@ def configure(c: Cycle, given: i.Start) -> None:
             c.fact(f.HostAdded(c.now, host))
     wanted = {node.id: node for node in given.nodes}
     for name, node in list(c.state.nodes.items()):
-        used = bool(node.pinned) or any(gpu.holder or gpu.stain for gpu in node.gpus.values())
+        used = bool(node.pinned or node.states) or any(gpu.holder or gpu.stain for gpu in node.gpus.values())
         spec = wanted.get(name)
         if spec is None and not used:
             c.fact(f.NodeRemoved(c.now, name))

@@ -521,8 +521,9 @@ class Job(Struct):
     pins: dict[PoolName, tuple[NodeId, ...]] = field(default_factory=dict)
     #: where it sat before: tried first when it is placed again
     last_pins: dict[PoolName, tuple[NodeId, ...]] = field(default_factory=dict)
-    #: for each of its pins, in their order, the node that has its state as it was used last: another one, after a move,
-    #: until a slot has it there (a snapshot of an older version has none)
+    #: for each of its pins, in their order, the node that has its state as it was last: another one, after a move,
+    #: until it is loaded there (a snapshot of an older version has none). A process may have it in one place only, so
+    #: that loading it is moving it
     newest: dict[PoolName, tuple[NodeId, ...]] = field(default_factory=dict)
     #: where it is to go
     move: JobMove | None = None

@@ -2,6 +2,7 @@
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
+from rollmuxd.core.fold.pins import newest_on
 from rollmuxd.core.lifecycle import next_state_status, next_status
 from rollmuxd.core.model import JobState, Order, OrderKind, StateStatus
 from rollmuxd.core.state import State, state_key
@@ -35,6 +36,10 @@ def order_ended(state: State, fact: f.OrderEnded) -> None:
     if kept is None:
         return
     kept.order = None
+    warm = kept.warm
+    if order.kind is OrderKind.LOAD:
+        kept.warm = True
+        newest_on(state.jobs[order.job], order.pool, order.node)
     if kept.status is StateStatus.UNKNOWN:  # a late word about a lost order: StateSeen says what it means
         return
     kept.status = next_state_status(kept.status, fact, order.kind, f"state {order.pool} of {order.job}")
@@ -43,11 +48,10 @@ def order_ended(state: State, fact: f.OrderEnded) -> None:
             gpu.touched_at = fact.at
     progress = state.jobs[order.job].progress
     if order.kind is OrderKind.LOAD:
-        if kept.warm or order.source is not None:
+        if warm or order.source is not None:
             progress.loads_warm += 1
         else:
             progress.loads_cold += 1
-        kept.warm = True
         kept.loaded_at, kept.load_ms = fact.at, fact.at - order.issued_at
     elif order.kind is OrderKind.PARK:
         progress.parks += 1

@@ -8,9 +8,8 @@ from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.fold.groups import drop_once
 from rollmuxd.core.fold.hosts import no_more_unclear
 from rollmuxd.core.fold.measures import count_release, count_request
-from rollmuxd.core.fold.pins import newest_on
 from rollmuxd.core.lifecycle import next_status
-from rollmuxd.core.model import JobId, Slot, SlotStatus, StateStatus
+from rollmuxd.core.model import JobId, Slot, SlotStatus
 from rollmuxd.core.state import State
 
 #: ended slots of a job that are remembered, so that a repeated call gets the answer it got before
@@ -87,10 +86,6 @@ def slot_granted(state: State, fact: f.SlotGranted) -> None:
     slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
     slot.fence, slot.granted_at = fact.fence, fact.at
     state.fence_number = fact.fence.number
-    job = state.jobs[slot.job]
-    for kept in (state.states[key] for key in job.states):
-        if kept.status is StateStatus.LOADED and not state.nodes[kept.node].gpus.keys().isdisjoint(slot.gpus):
-            newest_on(job, kept.pool, kept.node)
 
 
 def slot_taken_over(state: State, fact: f.SlotTakenOver) -> None:

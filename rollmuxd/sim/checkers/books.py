@@ -102,6 +102,8 @@ class Kept(Struct):
     #: of each state that was loaded: where it was loaded first, before moves, and when a slot left it as it is
     seat: dict[str, str] = field(default_factory=dict)
     used: dict[str, Millis] = field(default_factory=dict)
+    #: and those that were loaded elsewhere since
+    gone_on: dict[str, None] = field(default_factory=dict)
 
 
 class Member(Struct):

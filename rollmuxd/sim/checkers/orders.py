@@ -77,9 +77,7 @@ class Orders(Placements):
     def what_a_job_still_needs_is_not_dropped(self, key: str, member: Member) -> None:
         """While a job has its place, what its last slot left of a state is somewhere: it may be moved, not dropped."""
         used = member.kept.used
-        if member.status not in ("placed", "moving") or key not in used:
-            return
-        if any(used.get(other, -1) >= used[key] for other in self._copies(member, key)):
+        if member.status not in ("placed", "moving") or key not in used or key in member.kept.gone_on:
             return
         others = {member.kept.seat[it] for it in self._there(member, key) if it != key}
         if len(others) < len(self._here(member, key)):  # else it has fewer nodes now than parts
@@ -143,6 +141,7 @@ class Orders(Placements):
             self.what_is_loaded_is_what_was_left(fact.order, key, source, member)
             if source is None:
                 member.kept.used.pop(key, None)
+            member.kept.gone_on.pop(key, None)
             member.kept.seat[key] = f"{key} by {fact.order}" if source is None else member.kept.seat.get(source, source)
         if kind is OrderKind.DISCARD:
             self.what_a_job_still_needs_is_not_dropped(key, member)
@@ -167,6 +166,7 @@ class Orders(Placements):
         source = self.fetched.pop(fact.order, None)
         if source is not None and member is not None and source in member.kept.used:
             member.kept.used[key] = member.kept.used[source]
+            member.kept.gone_on[source] = None  # a process may have it in one place only
         if self.kept.get(key) == "unknown":
             return  # a late word: StateSeen says what it means
         if told.kind is OrderKind.LOAD:
