@@ -35,7 +35,12 @@ class NoDaemon(RollmuxError):
 
 
 class Unreachable(NoDaemon):
-    """The daemon does not answer. Whether it got the call is not known."""
+    """The daemon does not answer. Whether it got the call is not known, unless there was nobody to take it."""
+
+    def __init__(self, message: str, *, heard: bool = True) -> None:
+        super().__init__(message)
+        #: whether the daemon may have got the call
+        self.heard = heard
 
 
 class GaveUp(RollmuxError):

@@ -65,6 +65,7 @@ def persist(
     patience_s: float | None = None,
     until: float | None = None,
     unless: Callable[[], bool] = lambda: False,
+    outcomes: list[RollmuxError | None] | None = None,
     clock: Callable[[], float] = time.monotonic,
     tell: Callable[[str], None] = say,
 ) -> Flow[T]:
@@ -73,10 +74,12 @@ def persist(
     Says so at the second failure in a row, then each minute, and when it is over. Raises :class:`GaveUp` when that has
     gone on for ``patience_s`` (None: never), and every other refusal at once. ``until`` is a moment of ``clock`` at
     which it gives up also in the middle of a call that nobody answers; where ``unless`` says so, it repeats nothing.
+    ``outcomes`` is filled with the error in which each try has ended; None: it is under way.
     """
     since: float | None = None
     said: float | None = None
     tries, trouble = 0, ""
+    outcomes = [] if outcomes is None else outcomes
     while True:
         sent = call
         if until is not None:
@@ -84,9 +87,11 @@ def persist(
             if left_s <= 0:
                 raise GaveUp(f"{call} got no answer in time{trouble}")
             sent = structs.replace(call, timeout_s=min(call.timeout_s, left_s))
+        outcomes.append(None)
         try:
             answer: T = yield sent
         except (Unreachable, Unavailable, TooManyRequests) as error:
+            outcomes[-1] = error
             if not call.repeat:
                 raise
             now = clock()

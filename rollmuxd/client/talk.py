@@ -163,12 +163,15 @@ class Talk:
         :class:`GaveUp` when nobody answers for two minutes (or ROLLMUX_GIVE_UP_S).
         """
         patience_s = START_PATIENCE_S if self._patience_s is None else self._patience_s
+        tries: list[RollmuxError | None] = []
         try:
-            view = yield from self._persist(calls.register(self.body), patience_s)
+            view = yield from self._persist(calls.register(self.body), patience_s, outcomes=tries)
         except RollmuxError:
             raise
         except BaseException:
-            self._may_be_registered = True
+            self._may_be_registered = any(getattr(error, "heard", True) for error in tries)
+            if tries != [None]:  # a daemon in trouble, of which no answer is waited for again
+                self.hurry()
             raise
         self.job, self.run = view.job, view.run
         if view.status in _OVER:
@@ -608,14 +611,28 @@ class Talk:
             self.held.lost = True
         return JobEnded(why)
 
-    def _persist(self, call: Call[T], patience_s: float | None, until: float | None = None) -> Flow[T]:
+    def _persist(
+        self,
+        call: Call[T],
+        patience_s: float | None,
+        until: float | None = None,
+        outcomes: list[RollmuxError | None] | None = None,
+    ) -> Flow[T]:
         def unwanted() -> bool:
             return self._ending and until is None  # it is not the end itself that asks
 
         if until is not None:
             call_s = max(CLEAN_UP_CALL_S, (until - self._clock()) / 2)
             call = structs.replace(call, timeout_s=min(call.timeout_s, call_s))
-        return persist(call, patience_s=patience_s, until=until, unless=unwanted, clock=self._clock, tell=self._tell)
+        return persist(
+            call,
+            patience_s=patience_s,
+            until=until,
+            unless=unwanted,
+            outcomes=outcomes,
+            clock=self._clock,
+            tell=self._tell,
+        )
 
 
 def _ended(error: Refused, request: Request) -> SlotView | None:

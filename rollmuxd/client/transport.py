@@ -127,12 +127,13 @@ def _pinned(address: Address, fingerprint: str) -> ssl.SSLContext:
     try:
         pem = ssl.get_server_certificate((where.host, where.port or 443), timeout=CONNECT_S)
     except OSError as error:
-        raise Unreachable(f"the daemon at {address} does not answer: {error}") from error
+        raise Unreachable(f"the daemon at {address} does not answer: {error}", heard=False) from error
     found = hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest()
     if found != fingerprint:
         raise Unreachable(
             f"the daemon at {address} shows a certificate with the fingerprint sha256:{found}, and ROLLMUX_FINGERPRINT "
-            f"is sha256:{fingerprint}: it is another daemon, or has a new certificate (rollmuxd daemon status)"
+            f"is sha256:{fingerprint}: it is another daemon, or has a new certificate (rollmuxd daemon status)",
+            heard=False,
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # it is that very certificate, whatever name it is for
@@ -165,7 +166,8 @@ def _translated(error: Exception, address: Address) -> RollmuxError:
         what = str(error) or type(error).__name__
         if "CERTIFICATE_VERIFY_FAILED" in what:
             what += "; to trust it, set ROLLMUX_CA_FILE to its certificate, or ROLLMUX_FINGERPRINT"
-        return Unreachable(f"the daemon at {address} does not answer: {what}")
+        heard = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+        return Unreachable(f"the daemon at {address} does not answer: {what}", heard=heard)
     return BadAnswer(f"talking to {address} failed: {type(error).__name__}: {error}")
 
 

@@ -10,6 +10,7 @@ from rollmuxd.client.errors import (
     NotFound,
     SlotFaulted,
     SlotLost,
+    Unavailable,
     Unprocessable,
     Unreachable,
 )
@@ -983,6 +984,63 @@ def test_a_job_of_which_the_registration_was_refused_is_not_looked_for(talk, pla
     with pytest.raises(StopIteration) as end:
         next(talk.end("it could not start", keep=False))
     assert end.value.value is False
+
+
+def interrupted_in_trouble(talk, *errors, where):
+    """Let tries to register end in such errors, and interrupt the pause after them, or the next call."""
+    talk.job = talk.session = ""
+    flow = talk.start()
+    next(flow)
+    for error in errors[:-1]:
+        flow.throw(error)
+        flow.send(None)
+    step = flow.throw(errors[-1])
+    if where == "call":
+        step = flow.send(None)
+    assert type(step).__name__.lower() == where
+    with pytest.raises(KeyboardInterrupt):
+        flow.throw(KeyboardInterrupt())
+
+
+NOBODY = Unreachable("connection refused", heard=False)
+
+
+@pytest.mark.parametrize("tries", [1, 3])
+def test_ctrl_c_at_the_start_while_the_daemon_is_away_gives_the_prompt_back_at_once(talk, tries):
+    """Nobody has heard of the job: nothing is looked for, and nothing said."""
+    interrupted_in_trouble(talk, *[NOBODY] * tries, where="pause")
+    talk.said.clear()
+    with pytest.raises(StopIteration) as end:
+        next(talk.end("it could not start", keep=False))
+
+    assert end.value.value is False
+    assert talk.said == []
+
+
+@pytest.mark.parametrize(
+    ("errors", "where"),
+    [
+        ([Unreachable("timed out")], "pause"),
+        ([Unavailable("of a proxy", status=504)], "pause"),
+        ([Unreachable("timed out"), NOBODY], "pause"),
+        ([NOBODY], "call"),
+    ],
+)
+def test_a_job_that_a_daemon_in_trouble_may_have_heard_of_is_looked_for_for_a_second(talk, errors, where):
+    interrupted_in_trouble(talk, *errors, where=where)
+    _, steps = over_time(talk, talk.end("it could not start", keep=False), ["hangs"])
+
+    assert [method for method, _, _ in bodies(steps)] == ["POST"]
+    assert talk._clock.now == 1001
+
+
+def test_the_end_of_a_job_that_has_started_after_trouble_takes_its_ten_seconds(talk):
+    talk.job = talk.session = ""
+    over_time(talk, talk.start(), [Unreachable("timed out"), view(), SessionView("s1", "j1", 1, 60, 15)])
+    began = talk._clock.now
+    over_time(talk, talk.end("finished", keep=False), ["hangs"])
+
+    assert talk._clock.now - began == 10
 
 
 def test_the_end_of_a_job_that_is_looked_for_first_takes_ten_seconds_all_the_same(talk, play):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from msgspec import structs
 
 import rollmuxd
 from rollmuxd.client import calls, errors
@@ -122,8 +123,20 @@ def test_nobody_there_is_unreachable_and_says_where(tmp_path):
     with Daemon(f"unix://{tmp_path}/none.sock") as daemon:
         with pytest.raises(errors.Unreachable, match=r"none\.sock") as raised:
             daemon.get("/v1/jobs")
+        assert not raised.value.heard
         del raised
         gc.collect()
+
+
+def test_a_daemon_that_did_not_answer_in_time_may_have_heard(listening):
+    fake = Hanging("GET", "/j1")
+    with Daemon(listening(fake).url) as daemon, pytest.raises(errors.Unreachable) as raised:
+        try:
+            daemon.call(structs.replace(calls.job("j1"), timeout_s=0.2))
+        finally:
+            fake.goes_on.set()
+    assert fake.is_asked.wait(20)
+    assert raised.value.heard
 
 
 def _all(kind):
