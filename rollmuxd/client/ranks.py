@@ -10,6 +10,7 @@ What may be relied on:
   slot is kept until they have, or until the job ends: then the daemon looks whether its GPUs are clear.
 - Who has left the job is out of all its phases, and is not waited for.
 - A follower's wait that is given up (Ctrl-C, a cancelled task) counts for nothing: asked again, it is the same phase.
+  Where it asks for another one instead, what came to nothing for rank 0, too, is passed over.
 - What a store fails to take is told again before anything else is, but for a grant, which is taken back.
 
 Keys, all under ``rollmuxd/<job>/<n>`` with n counting the times that the job was started over this store:
@@ -177,21 +178,27 @@ class Crew:
     def granted(self, phase: str) -> Flow[dict[str, Any]]:
         """Wait for rank 0 to have a slot for the phase."""
         self.catch_up()
-        self._phase += 1
-        granted, over = f"{self._phase}/granted", f"{self._phase}/over"
-        try:
-            told = yield from self._read(f"rank 0 to have {phase}", granted, over)
-            ended = self._get(over) if self._has(over) else {}
-        except BaseException:
-            self._phase -= 1
-            raise
+        while True:
+            self._phase += 1
+            granted, over = f"{self._phase}/granted", f"{self._phase}/over"
+            try:
+                told = yield from self._read(f"rank 0 to have {phase}", granted, over)
+                ended = self._get(over) if self._has(over) else {}
+            except BaseException:
+                self._phase -= 1
+                raise
+            if ended.get("error"):
+                self._publish_left()  # rank 0 may have let us in, and would wait for us
+            other = told.get("phase", phase)
+            if other == phase or not (ended.get("error") or told.get("error")):
+                break
+            # That came to nothing for rank 0, and we had given it up before.
         if ended.get("error"):
-            self._publish_left()  # rank 0 may have let us in, and would wait for us
             late = f"rank 0 has left {phase} before rank {self._rank} entered it"
             raise RollmuxError(f"{late}: {ended['error']}. {IF_IT_GOES_ON}")
-        if told["phase"] != phase:
+        if other != phase:
             self._publish_left()
-            text = f"rank {self._rank} enters phase {phase} where rank 0 entered {told['phase']}"
+            text = f"rank {self._rank} enters phase {phase} where rank 0 entered {other}"
             raise RollmuxError(f"{text}: all ranks must enter the same phases in the same order")
         if told.get("error"):
             raise RollmuxError(f"rank 0 got no slot for {phase}: {told['error']}. {IF_IT_GOES_ON}")

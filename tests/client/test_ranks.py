@@ -880,6 +880,54 @@ def test_a_rank_0_that_gives_up_a_wait_and_asks_again_does_not_wait_for_who_has_
     assert daemon.phases == ["rollout"]
 
 
+def given_up(flow):
+    assert isinstance(next(flow), Pause)
+    with pytest.raises(asyncio.CancelledError):
+        flow.throw(asyncio.CancelledError())
+
+
+def test_ranks_that_all_give_up_a_phase_and_go_on_with_the_next_one_meet_there(daemon, lead):
+    """``asyncio.timeout`` around an optional phase, in a program that is the same on each rank. This one is earlier."""
+    daemon.wait("rollout", math.inf)
+    store = Store()
+    leader, follower = lead(store), follow(store)
+    given_up(follower.granted("rollout"))
+    enters = follower.granted("train")
+    for _ in range(3):
+        waits = leader.life.entering("rollout")
+        next(waits)
+        waits.close()
+        assert isinstance(next(enters), Pause)
+    with pytest.raises(asyncio.CancelledError):
+        enters.throw(asyncio.CancelledError())
+
+    slot = leader.enter("train")
+    assert at_once(follower.granted("train"))["slot"] == slot.id
+    leaves = leader.life.leaving(None, None)
+    assert isinstance(next(leaves), Pause)
+    left(store, 4)
+    leader.play(leaves)
+
+
+def test_a_phase_that_went_wrong_for_rank_0_alone_stands_in_nobodys_way_to_the_next_one(daemon, lead):
+    store = Store()
+    leader, follower = lead(store), follow(store)
+    given_up(follower.granted("rollout"))
+    leader.enter("rollout")
+    with pytest.raises(rollmuxd.RollmuxError, match="is kept until"):
+        leader.leave(ValueError("bad"))
+    enters = follower.granted("train")
+    assert isinstance(next(enters), Pause)
+
+    slot = leader.enter("train")
+    assert leader.releases() == 1
+    with pytest.raises(StopIteration) as told:
+        enters.send(None)
+    assert told.value.value["slot"] == slot.id
+    left(store, 2)
+    leader.leave()
+
+
 # ---- stores that fail ------------------------------------------------------------------------------------------------
 
 
