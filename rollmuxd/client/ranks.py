@@ -61,6 +61,8 @@ _NO_MORE = f"no rank gets a slot without it: {_WITHOUT_IT}"
 IF_IT_GOES_ON = f"If rank 0 goes on, go on with it; if not, {_WITHOUT_IT}"
 
 _starts: dict[tuple[str, int], int] = {}
+#: what a rank's store has not taken yet, by key; also of its former starts
+_untold: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
 
 
 class Crew:
@@ -79,8 +81,7 @@ class Crew:
         self._clock = clock
         self._tell = tell
         self._phase = 0
-        #: what the store has not taken yet, by key
-        self._owed: dict[str, dict[str, Any]] = {}
+        self._owed = _untold.setdefault((name, rank), {})
         #: of rank 0: the phase that others may be in; empty when all are out
         self.entered = ""
         #: the store has taken the grant of that
@@ -93,12 +94,12 @@ class Crew:
 
     def publish_start(self, **what: Any) -> None:
         """Tell the others whether there is a daemon, which job and which session."""
+        self._expect_last_word()  # though that may fail: it may have been heard all the same
         self._publish("start", what)
-        self._expect_last_word()
 
     def publish_no_start(self, error: BaseException) -> None:
         """Let the others fail as we did."""
-        self._publish("start", {"error": _why(error)})
+        self._publish_surely({"error": _why(error)}, "start")
 
     def publish_grant(self, phase: str, **what: Any) -> None:
         """Let the others in. Should that fail, some may be in all the same: :meth:`publish_over` takes it back."""
@@ -110,7 +111,7 @@ class Crew:
     def publish_no_grant(self, phase: str, error: BaseException) -> None:
         """Let the others fail as we did."""
         self._phase += 1
-        self._publish_surely(f"{self._phase}/granted", {"phase": phase, "error": _why(error)})
+        self._publish_surely({"phase": phase, "error": _why(error)}, f"{self._phase}/granted")
 
     def all_left(self, phase: str, *, failing: bool, limit_s: float = FAILING_S) -> Flow[list[int]]:
         """Wait until all others are out of the phase: the GPUs are theirs too. For seconds only if we are failing.
@@ -141,7 +142,7 @@ class Crew:
         why = "" if error is None else _why(error)
         if lost and not isinstance(error, SlotLost):
             why = f"the slot was lost, and rank 0 did not leave its phase in good order: {why}"
-        self._publish_surely(f"{self._phase}/over", {"error": why, "lost": lost})
+        self._publish_surely({"error": why, "lost": lost}, f"{self._phase}/over")
         self._forget(self._phase - 1)
 
     def _inside(self) -> list[int]:
@@ -168,6 +169,7 @@ class Crew:
     def started(self) -> Flow[dict[str, Any]]:
         """Wait for rank 0 to have started the job."""
         try:
+            self.catch_up()
             told = yield from self._read("rank 0 to start the job", "start")
         except BaseException:
             _starts[self._name, self._rank] -= 1
@@ -221,7 +223,7 @@ class Crew:
             raise RollmuxError(f"rank 0 did not leave {phase} in good order: {why}. {unknown}")
 
     def _publish_left(self) -> None:
-        self._publish_surely(f"{self._phase}/left/{self._rank}", {})
+        self._publish_surely({}, f"{self._phase}/left/{self._rank}")
 
     # ---- both ----
 
@@ -240,17 +242,17 @@ class Crew:
     def _publish_gone(self) -> None:
         self._gone.wait()
         with suppress(Exception):
-            for key in ["gone"] if self._rank == 0 else [f"gone/{self._rank}", "gone/some"]:
-                self._publish(key, {"why": self._gone_why})
+            keys = ["gone"] if self._rank == 0 else [f"gone/{self._rank}", "gone/some"]
+            self._publish_surely({"why": self._gone_why}, *keys)
 
     def catch_up(self) -> None:
         """Tell what the store failed to take."""
         for key, what in list(self._owed.items()):
-            self._publish(key, what)
-            del self._owed[key]
+            self._store.set(key, json.dumps(what))
+            self._owed.pop(key, None)
 
-    def _publish_surely(self, key: str, what: dict[str, Any]) -> None:
-        self._owed[key] = what
+    def _publish_surely(self, what: dict[str, Any], *keys: str) -> None:
+        self._owed.update((f"{self._prefix}/{key}", what) for key in keys)
         self.catch_up()
 
     def _publish(self, key: str, what: dict[str, Any]) -> None:

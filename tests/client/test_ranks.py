@@ -5,6 +5,7 @@ import json
 import math
 import threading
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 
@@ -39,6 +40,7 @@ def daemon():
 @pytest.fixture(autouse=True)
 def first_start(monkeypatch):
     monkeypatch.setattr(ranks, "_starts", {})
+    monkeypatch.setattr(ranks, "_untold", {})
 
 
 def crew(loop, count=3, store=None, **settings):
@@ -945,6 +947,66 @@ class Once(Store):
         if fails:
             error, self.error = self.error, None
             raise error
+
+
+def test_a_rank_whose_last_word_the_store_did_not_take_tells_it_when_it_starts_again(daemon, lead):
+    store = Once("/gone/1")
+    leader, follower = lead(store), follow(store)
+    leader.enter("train")
+    follower.publish_gone("failed")
+    leaves = leader.life.leaving(None, None)
+    assert isinstance(next(leaves), Pause)
+
+    again = ranks.Crew(store, "a", rank=1, ranks=2, clock=lambda: 0.0, tell=print).started()
+    next(again)
+    leader.play(leaves)
+    assert leader.releases() == 1
+    again.close()
+
+
+@pytest.mark.parametrize("comes", ["early", "late"])
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("times", [1, 2, 3, 4])
+def test_ranks_that_start_again_after_the_store_has_failed_at_a_start_meet(daemon, lead, times, when, refused, comes):
+    """Whatever of it was heard, and however often it has failed until then."""
+
+    class Times(Store):
+        def set(self, key, value):
+            nonlocal times
+            times -= 1
+            if times < 0 or when == "after":
+                super().set(key, value)
+                if comes == "early" and key == "rollmuxd/a/1/start" and "error" not in value:
+                    next(waits)
+            if times >= 0:
+                raise OSError("the store is away")
+
+    store = Times()
+    follower = rollmuxd.job("a", ranks=2, rank=1, store=store)
+    waits = follower._life.entering("rollout")
+    if comes == "early":
+        next(waits)
+    if refused:
+        daemon.trouble(422)
+    with pytest.raises(rollmuxd.Unprocessable if refused else OSError):
+        lead(store)
+    leader = None
+    while leader is None:
+        with suppress(OSError):
+            leader = lead(store)
+    slot = leader.enter("rollout")
+    entered = None
+    while entered is None:  # told of a start that has failed, it tries again
+        try:
+            entered = at_once(waits)
+        except rollmuxd.RollmuxError:
+            follower.end()
+            waits = follower._life.entering("rollout")
+    assert entered.id == slot.id
+    at_once(follower._life.leaving(None, ValueError("bad")))
+    leader.leave()
+    follower.end()
 
 
 @pytest.mark.parametrize("comes", ["early", "late"])
