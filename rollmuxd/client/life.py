@@ -515,8 +515,9 @@ class Life(Generic[S]):
 
 
 def _left_to(ranks: list[int], phase: str, slot: str) -> str:
-    who = f"rank {', '.join(map(str, ranks))}"
-    return f"rank 0 left {phase}, and {who} did not: slot {slot} is kept until {who} has left it, or the job ends"
+    who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    have = "have" if len(ranks) > 1 else "has"
+    return f"rank 0 left {phase}, and {who} did not: slot {slot} is kept until {who} {have} left it, or the job ends"
 
 
 class _Ear:

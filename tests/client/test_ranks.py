@@ -724,10 +724,10 @@ def test_a_rank_0_that_fails_keeps_its_slot_for_as_long_as_another_rank_is_in_th
     assert leader.told("2/granted")["phase"] == "train"
 
 
-def test_a_slot_that_is_kept_for_another_rank_goes_with_the_job(daemon, lead):
-    leader = lead()
+def test_a_slot_that_is_kept_for_other_ranks_goes_with_the_job(daemon, lead):
+    leader = lead(others=2)
     leader.enter("rollout")
-    with pytest.raises(rollmuxd.RollmuxError):
+    with pytest.raises(rollmuxd.RollmuxError, match="kept until ranks 1, 2 have left it, or the job ends"):
         leader.leave(ValueError("bad"))
     leader.job.end("failed")
 
