@@ -172,6 +172,7 @@ class Life(Generic[S]):
                 clock=time.monotonic,
                 tell=say,
             )
+            yield from self._crew.meet()
         if self._rank > 0:
             try:
                 yield from self._following()

@@ -17,6 +17,8 @@ Keys, all under ``rollmuxd/<job>/<n>`` with n counting the times that the job wa
 ``start``, then for each phase ``<k>/granted``, ``<k>/left/<rank>`` (a follower is out) and ``<k>/over`` (rank 0 has
 released, or why it has not), and last ``gone`` (rank 0 has left the job), or of a follower ``gone/<rank>`` and
 ``gone/some``. Where torchrun has started the ranks again, n begins with which time that is: its store outlives them.
+On several nodes, which count each for itself, an id follows n instead that the ranks agree on before all else
+(``meet``, ``here/<rank>``, ``<id>/met``).
 What every rank has read of a phase is deleted, where the store can.
 """
 
@@ -61,6 +63,8 @@ _NO_MORE = f"no rank gets a slot without it: {_WITHOUT_IT}"
 IF_IT_GOES_ON = f"If rank 0 goes on, go on with it; if not, {_WITHOUT_IT}"
 
 _starts: dict[tuple[str, int], int] = {}
+#: what tells a rank from one of a former process
+_processes: dict[tuple[str, int], str] = {}
 #: what a rank's store has not taken yet, by key; also of its former starts
 _untold: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
 
@@ -74,7 +78,10 @@ class Crew:
         count = _starts[name, rank] = _starts.get((name, rank), 0) + 1
         self._store = store
         self._name = name
-        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        # Each node counts for itself: they are equal on one node only.
+        self._of_nodes = os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
+        again = "0" if self._of_nodes else os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._process = _processes.setdefault((name, rank), os.urandom(16).hex())
         self._prefix = f"rollmuxd/{name}/{count}" if again == "0" else f"rollmuxd/{name}/{again}-{count}"
         self._rank = rank
         self._ranks = ranks
@@ -89,6 +96,50 @@ class Crew:
         self._gone = threading.Event()
         self._gone_why = ""
         self._last_word: threading.Thread | None = None
+
+    def meet(self) -> Flow[None]:
+        """Where torchrun has started ranks on several nodes: agree on keys that no ranks before us can have used.
+
+        Rank 0 waits until all others have seen a word that is new, and they until it has seen theirs.
+        """
+        if not self._of_nodes:
+            return
+        meets = self._as_rank_0() if self._rank == 0 else self._with_rank_0()
+        try:
+            met = yield from meets
+        except BaseException:
+            _starts[self._name, self._rank] -= 1
+            raise
+        self._prefix = f"{self._prefix}/{met}"
+
+    def _as_rank_0(self) -> Flow[str]:
+        met = os.urandom(16).hex()
+        here = {rank: f"here/{rank}" for rank in range(1, self._ranks)}
+
+        def missing() -> list[int]:
+            return [rank for rank, key in here.items() if not self._has(key) or self._get(key)["of"] != met]
+
+        def text() -> str:
+            return f"rank 0 waits for rank {', '.join(map(str, missing()))} to start the job"
+
+        self._publish("meet", {"of": met})
+        yield from self._until(lambda: not missing(), text, None)
+        self._publish(f"{met}/met", {str(rank): self._get(key)["process"] for rank, key in here.items()})
+        return met
+
+    def _with_rank_0(self) -> Flow[str]:
+        said = ""
+
+        def met() -> bool:
+            nonlocal said
+            told = self._get("meet")["of"] if self._has("meet") else ""
+            if told != said:
+                self._publish(f"here/{self._rank}", {"of": told, "process": self._process})
+                said = told
+            return self._has(f"{said}/met") and self._get(f"{said}/met")[str(self._rank)] == self._process
+
+        yield from self._until(met, lambda: f"rank {self._rank} waits for rank 0 to start the job", None)
+        return said
 
     # ---- rank 0 ----
 

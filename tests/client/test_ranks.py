@@ -41,6 +41,7 @@ def daemon():
 def first_start(monkeypatch):
     monkeypatch.setattr(ranks, "_starts", {})
     monkeypatch.setattr(ranks, "_untold", {})
+    monkeypatch.delenv("GROUP_WORLD_SIZE", raising=False)
 
 
 def crew(loop, count=3, store=None, **settings):
@@ -464,6 +465,82 @@ def test_ranks_that_torchrun_starts_again_do_not_take_what_those_before_them_hav
     with pytest.raises(StopIteration) as told:
         follower.send(None)
     assert told.value.value["session"] == "new"
+
+
+def of_several_nodes(monkeypatch, store, counts):
+    """Return ranks in processes of their own, each on a node with its count."""
+    monkeypatch.setenv("GROUP_WORLD_SIZE", str(len(counts)))
+    monkeypatch.setattr(ranks, "_starts", {})
+    monkeypatch.setattr(ranks, "_processes", {})
+    crews = []
+    for rank, count in enumerate(counts):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(count))
+        crews.append(ranks.Crew(store, "a", rank=rank, ranks=len(counts), clock=lambda: 0.0, tell=print))
+    return crews
+
+
+def meet(crews, order):
+    """Let them meet, and come in that order."""
+    flows = [crews[rank].meet() for rank in order]
+    for turn in range(5):
+        for flow in list(flows):
+            if next(flow, None) is None:
+                assert turn > 0  # nobody goes on alone
+                flows.remove(flow)
+    assert flows == []
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+@pytest.mark.parametrize("counts", [(1, 0, 0), (0, 1, 0)])
+def test_ranks_of_several_nodes_take_nothing_of_those_before_them_though_their_counts_differ(
+    monkeypatch, counts, order
+):
+    """torchrun counts on each node what has failed there. Those before them were killed, in the midst of a phase."""
+    store = Store()
+    for attempt in ((0, 0, 0), counts):
+        crews = of_several_nodes(monkeypatch, store, attempt)
+        meet(crews, order)
+        leader, *followers = crews
+        starts = [follower.started() for follower in followers]
+        assert all(isinstance(next(flow), Pause) for flow in starts)  # nothing is there for them yet
+        leader.publish_start(session=str(attempt))
+        assert [at_once(flow)["session"] for flow in starts] == [str(attempt)] * 2
+        enters = [follower.granted("rollout") for follower in followers]
+        assert all(isinstance(next(flow), Pause) for flow in enters)
+        leader.publish_grant("rollout", slot=str(attempt))
+        assert [at_once(flow)["slot"] for flow in enters] == [str(attempt)] * 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_gives_up_meeting_the_others_meets_them_when_it_asks_again(monkeypatch, rank):
+    store = Store()
+    crews = of_several_nodes(monkeypatch, store, (0, 1))
+    flows = [crew.meet() for crew in crews]
+    for flow in flows:
+        next(flow)
+    with pytest.raises(KeyboardInterrupt):
+        flows[rank].throw(KeyboardInterrupt())
+    crews[rank] = ranks.Crew(store, "a", rank=rank, ranks=2, clock=lambda: 0.0, tell=print)
+    flows[rank] = crews[rank].meet()
+    for _ in range(4):
+        flows = [flow for flow in flows if next(flow, None) is not None]
+    assert flows == []
+    crews[0].publish_start(session="s1")
+    assert at_once(crews[1].started())["session"] == "s1"
+
+
+def test_ranks_of_several_nodes_go_through_their_phases_as_others_do(daemon, monkeypatch):
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+
+    def loop(job, rank):
+        with job.phase("train") as slot:
+            return slot.id
+
+    store = Store()
+    for start in ("1", "2"):
+        assert len(set(crew(loop, store=store))) == 1
+        (met,) = [key.split("/") for key in store.kept if key.startswith(f"rollmuxd/a/{start}/") and "/met" in key]
+        assert f"rollmuxd/a/{start}/{met[3]}/1/granted" in store.kept
 
 
 def test_every_rank_dials_the_channel_with_the_session_of_rank_0(daemon, until):
