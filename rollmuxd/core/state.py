@@ -112,7 +112,7 @@ class State(Struct):
         return job.move.pins if job.move is not None and group != job.group else job.pins
 
     def source_of(self, kept: JobState) -> JobState | None:
-        """Where a state is parked that the job has not used here yet: on a node that it moved away from, if any.
+        """Where a state is parked that the job has not loaded here yet: on a node that it moved away from, if any.
 
         What is parked here beside that is older, or the same.
         """
