@@ -7,6 +7,7 @@ there is no Chromium, or no playwright, tests of the page are skipped and say so
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import httpx
 import pytest
 
 LOAD = Path(__file__).with_name("load.py")
+FORWARD = Path(__file__).with_name("forward.py")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 CONFIG = """
@@ -66,8 +68,9 @@ class Cluster:
 
     until = staticmethod(until)
 
-    def __init__(self, folder: Path, *, rollout: int, train: int) -> None:
+    def __init__(self, folder: Path, *, rollout: int, train: int, inside: tuple[str, ...] = ()) -> None:
         self.folder = folder
+        self._inside = inside
         self.state = folder / "state"
         self.faults = folder / "faults.json"
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -87,7 +90,11 @@ class Cluster:
     def _run(self, *command: str) -> "subprocess.Popen[bytes]":
         with (self.folder / "stderr.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env
+                [*self._inside, sys.executable, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._env,
             )
         self._processes.append(process)
         return process
@@ -141,6 +148,17 @@ class Cluster:
         until(f"{jobs} jobs are there", lambda: len(self.get("/v1/jobs", limit=1000)["items"]) >= there + jobs)
         return process
 
+    @contextlib.contextmanager
+    def forwarded(self) -> Iterator[int]:
+        """A port that leads to the Unix socket, as ``ssh -L PORT:SOCKET`` makes one."""
+        command = [*self._inside, sys.executable, str(FORWARD), str(self.socket)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=self._env) as process:
+            assert process.stdout is not None
+            try:
+                yield int(process.stdout.readline())
+            finally:
+                process.kill()
+
     def restart(self) -> None:
         """kill -9, and another one on the same port."""
         port = self.url.rpartition(":")[2]
@@ -156,25 +174,48 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def inside() -> Iterator[tuple[str, ...]]:
+    """What to put before a command to run it in a network of these tests' own; nothing where none can be made.
+
+    Chromium drops all that it is reading whenever an address of its machine comes or goes (``ERR_NETWORK_CHANGED``),
+    and tests beside these ones make and cut links.
+    """
+    name = f"rollmux-web-{os.getpid()}"
+    made = os.geteuid() == 0 and shutil.which("ip") is not None and _ip("netns", "add", name)
+    try:
+        yield ("ip", "netns", "exec", name) if made and _ip("-n", name, "link", "set", "lo", "up") else ()
+    finally:
+        if made:
+            _ip("netns", "delete", name)
+
+
+def _ip(*words: str) -> bool:
+    return subprocess.run(["ip", *words], capture_output=True).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def browser(inside: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A Chromium. Of a module and not of the session: while it is there its loop runs, and no other can."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not there: pip install 'rollmuxd[web]'")
     path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if path is None:
         pytest.skip("no Chromium is there (apt-get install chromium): the page is not looked at")
+    program = tmp_path_factory.mktemp("browser") / "chromium"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join((*inside, path))} "$@"\n')
+    program.chmod(0o755)
     with sync_api.sync_playwright() as playwright:
         # As root, which containers run as, Chromium's own sandbox does not work.
         made = playwright.chromium.launch(
-            executable_path=path, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+            executable_path=program, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         )
         yield made
         made.close()
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(inside: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Four nodes of each pool, and twelve jobs under load."""
-    made = Cluster(tmp_path_factory.mktemp("web"), rollout=4, train=4)
+    made = Cluster(tmp_path_factory.mktemp("web"), rollout=4, train=4, inside=inside)
     try:
         made.load(12)
         yield made

@@ -3,14 +3,9 @@
 Pictures are kept where ``ROLLMUX_SCREENSHOTS`` says, for people to look at.
 """
 
-import contextlib
 import os
 import re
-import socket
-import socketserver
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -513,40 +508,9 @@ def test_without_a_key_nothing_is_shown_and_a_wrong_one_is_told(browser: Any, cl
     screen.context.close()
 
 
-@contextmanager
-def forwarded(path: Path) -> Iterator[int]:
-    """A port of this machine that leads to a Unix socket, as ``ssh -L PORT:SOCKET`` makes one."""
-
-    class Both(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            with socket.socket(socket.AF_UNIX) as there:
-                there.connect(str(path))
-                back = threading.Thread(target=self.pump, args=(there, self.request), daemon=True)
-                back.start()
-                self.pump(self.request, there)
-                back.join(5)
-
-        @staticmethod
-        def pump(source: socket.socket, sink: socket.socket) -> None:
-            with contextlib.suppress(OSError):
-                while read := source.recv(65_536):
-                    sink.sendall(read)
-            with contextlib.suppress(OSError):
-                sink.shutdown(socket.SHUT_WR)
-
-    class Server(socketserver.ThreadingTCPServer):
-        daemon_threads = True
-        block_on_close = False
-
-    with Server(("127.0.0.1", 0), Both) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_address[1]
-        server.shutdown()
-
-
 def test_on_a_forwarded_socket_no_key_is_needed_and_no_other_sites_page_is_heard(browser: Any, cluster: Any) -> None:
     job = cluster.get("/v1/jobs", limit=100)["items"][-1]["job"]
-    with forwarded(cluster.socket) as port:
+    with cluster.forwarded() as port:
         screen = Screen(browser, f"http://localhost:{port}", "")
         screen.drawn()
         assert screen.locator("#login").is_hidden()
@@ -565,6 +529,20 @@ def test_on_a_forwarded_socket_no_key_is_needed_and_no_other_sites_page_is_heard
         assert sent == "opaque", "it was not sent at all, so nothing was tried"
         assert cluster.get(f"/v1/jobs/{job}")["status"] != "paused"
         screen.context.close()
+
+
+def test_a_page_of_which_a_part_did_not_come_says_so_and_loads_itself_again(browser: Any, cluster: Any) -> None:
+    screen = Screen(browser, cluster.url, cluster.key())
+    screen.drawn()
+    for part in ("lists.js", "style.css"):
+        screen.route(f"**/{part}", lambda route: route.abort(), times=1)
+        screen.reload()
+        if part == "lists.js":  # without the other there is a page, which has words of its own
+            assert "loading it again" in screen.text("#link")
+        screen.wait_for_event("load")
+        screen.drawn()
+    screen.check("ERR_FAILED")
+    screen.context.close()
 
 
 def test_a_narrow_screen_has_all_of_it(browser: Any, cluster: Any) -> None:
