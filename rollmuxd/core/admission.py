@@ -11,6 +11,7 @@ from rollmuxd.core.errors import Impossible, TooMany
 from rollmuxd.core.launching import launch
 from rollmuxd.core.model import Job, JobId, JobSpec, Millis, Movable, NodeStatus, OnLoss, StateStatus
 from rollmuxd.core.policy import Placed
+from rollmuxd.core.reach import out_of_reach, within_reach
 from rollmuxd.core.shares import use_of
 from rollmuxd.core.state import State
 from rollmuxd.core.turns import dispatch, take_place
@@ -70,8 +71,10 @@ def _admit_round(c: Cycle, only: JobId | None) -> bool:
             continue
         shape, slo = _shape_of(c, job), job.spec.slo or float("inf")
         fits_not = refused.get(shape, 0.0) >= slo or (only is not None and name != only)
-        placed = None if fits_not or pools & reserved else c.policy.place(c.state, job)
-        if placed is not None and over_its_nodes(c, job, placed):
+        placed = None if fits_not or pools & reserved else c.policy.place(within_reach(c, job), job)
+        if placed is not None and (
+            over_its_nodes(c, job, placed) or (job.fell_back and out_of_reach(c, job, placed.pins))
+        ):
             continue
         if placed is not None:
             _seat(c, job, placed)
@@ -98,7 +101,7 @@ def _others_are_in_the_way(c: Cycle, job: Job) -> bool:
     most, owner = limits_of(c, job.owner).max_nodes, c.state.owners.get(job.owner)
     if most and owner is not None and len(owner.nodes) + _wanted(job.spec) > most:
         return False
-    up = [node for node in c.state.nodes.values() if node.status is NodeStatus.UP]
+    up = [node for node in within_reach(c, job).nodes.values() if node.status is NodeStatus.UP and not node.drain]
     return all(
         sum(want.pool in node.pools and (not want.named or node.id in want.named) for node in up)
         >= max(want.nodes, len(want.named))
@@ -156,7 +159,8 @@ def _shape_of(c: Cycle, job: Job) -> object:
     times = tuple((name, kept.count and kept.total_ms // kept.count) for name, kept in job.times.items())
     limited = job.owner if limits_of(c, job.owner).max_nodes else ""
     before = tuple(job.last_pins.items())
-    return (limited, spec.phases, spec.wants, spec.states, spec.park, spec.colocate, times, before)
+    bound = job.id if job.fell_back else ""
+    return (limited, bound, spec.phases, spec.wants, spec.states, spec.park, spec.colocate, times, before)
 
 
 def _wanted(spec: JobSpec) -> int:

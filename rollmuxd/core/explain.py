@@ -39,6 +39,7 @@ from rollmuxd.core.model import (
     Visit,
 )
 from rollmuxd.core.policy import Refusal, SaysWhatBinds
+from rollmuxd.core.reach import bound_to, within_reach
 from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.wishes import Wishes
 
@@ -89,15 +90,18 @@ class Explainer:
             silent = self._no_word(nodes_of(self._c, known), known, now)
             return Refusal((Reason("old_run", text, {"nodes": nodes}), *silent))
         if limits_of(self._c, known.owner).max_nodes:
-            placed = self._c.policy.place(state, known)
+            placed = self._c.policy.place(within_reach(self._c, known), known)
             over = "" if placed is None else over_its_nodes(self._c, known, placed)
             if over:
                 return Refusal((Reason("owner_nodes", over, {"owner": known.owner}),))
         unseen = [node.id for node in state.nodes.values() if node.status is NodeStatus.UNKNOWN]
-        refusal = self._c.policy.why_not(state, known)
+        refusal = self._c.policy.why_not(within_reach(self._c, known), known)
         pools = {want.pool for want in known.spec.wants}
         wanted = (node for node in state.nodes.values() if not pools.isdisjoint(node.pools))
         reasons = (*refusal.reasons, *islice(self._no_word(wanted, known, now), SILENT_TOLD))
+        for pool, hosts in bound_to(self._c, known).items():
+            text = f"its {pool} state is parked on {', '.join(hosts)}, and its driver cannot fetch it: it goes on there"
+            reasons = (Reason("parked", text, {"pool": pool, "hosts": hosts}), *reasons)
         if unseen:
             text = f"{len(unseen)} of {len(state.nodes)} nodes have not been seen yet"
             reasons = (Reason("unseen", text, {"nodes": unseen[:20]}), *reasons)
@@ -166,7 +170,7 @@ class Explainer:
         known = state.job(job)
         if known.status is not JobStatus.WAITING or known.pins:
             return ()
-        return Wishes(self._c.policy, state, known).all()
+        return Wishes(self._c.policy, within_reach(self._c, known), known).all()
 
     def _how_long(self, slot: Slot, now: Millis) -> list[str]:
         """How long a slot has run, and may run yet."""

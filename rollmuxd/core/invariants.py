@@ -116,11 +116,12 @@ def a_job_sits_in_one_group_and_comes_to_at_most_one(state: State) -> Iterator[s
 
 
 def a_state_is_on_a_node_of_its_jobs(state: State) -> Iterator[str]:
-    """Where the job sits, is to go, or was and has not left altogether."""
+    """Where the job sits with that pool, is to go, or was and has not left altogether."""
     for key, kept in state.states.items():
         job, node = state.jobs[kept.job], state.nodes[kept.node]
-        if kept.job not in node.pinned and kept.node not in job.left:
-            yield f"{key} is {kept.status}, and job {job.id} is not on {kept.node}"
+        comes = job.move is not None and kept.node in job.move.pins.get(kept.pool, ())
+        if not comes and kept.node not in job.pins.get(kept.pool, ()) and kept.node not in job.left:
+            yield f"{key} is {kept.status}, and job {job.id} is not on {kept.node} with it"
         if key not in job.states or key not in node.states:
             yield f"{key} is not listed by its job and its node"
 

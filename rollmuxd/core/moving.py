@@ -46,6 +46,7 @@ from rollmuxd.core.model import (
     StateStatus,
 )
 from rollmuxd.core.policy import Move, Placed
+from rollmuxd.core.reach import out_of_reach
 from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.shares import use_of
 from rollmuxd.core.state import state_key
@@ -387,7 +388,7 @@ def refused(c: Cycle, move: Move, *, guarded: bool = False) -> str:
         or _no_place(c, job, move)
         or cannot_leave(c, job, placed.pins)
         or _other_wheel(c, job, placed)
-        or _out_of_reach(c, job, placed)
+        or out_of_reach(c, job, placed.pins)
         or _no_ram(c, job, placed)
         or over_its_nodes(c, job, placed)
     )
@@ -449,20 +450,6 @@ def _other_wheel(c: Cycle, job: Job, placed: Placed) -> str:
     mine = {visit.phase for visit in placed.wheel if visit.job == job.id}
     if there != planned or mine != {phase.name for phase in job.spec.phases}:
         return "the wheel is not the group's and the job's"
-    return ""
-
-
-def _out_of_reach(c: Cycle, job: Job, placed: Placed) -> str:
-    """A state that is parked on a host is loaded from there, or by a driver that can fetch it."""
-    if job.spec.movable is Movable.RELAUNCH:
-        return ""
-    hosts = {name: node.host for name, node in c.state.nodes.items()}
-    for kept in job.spec.states:
-        was, names = job.pins.get(kept.pool, ()), placed.pins.get(kept.pool, ())
-        sources = who_follows(was, job.newest.get(kept.pool, was), names)
-        near = all(hosts.get(source) == hosts[name] for source, name in zip(sources, names, strict=True))
-        if not near and not c.traits(kept.driver).copies:
-            return f"its {kept.pool} state is parked on another host, and driver {kept.driver} cannot fetch it"
     return ""
 
 

@@ -693,8 +693,8 @@ def _free(node: Node) -> bool:
 
 
 def enough(state: State, want: Want, nodes: Sequence[NodeId]) -> bool:
-    """Whether the nodes are up and as many (nodes or GPUs) as wanted."""
-    if not nodes or not all(_usable(state.nodes[name]) for name in nodes):
+    """Whether the nodes are up, of the pool, and as many (nodes or GPUs) as wanted."""
+    if not nodes or not all(_usable(state.nodes[name]) and want.pool in state.nodes[name].pools for name in nodes):
         return False
     if want.gpus:
         return sum(len(state.nodes[name].gpus) for name in nodes) >= want.gpus
@@ -709,7 +709,8 @@ def _subsets(
         yield {}
         return
     first, rest = parts[0], parts[1:]
-    here = [name for name in used_for.get(first.pool, ()) if name not in taken and _usable(state.nodes[name])]
+    ours = [state.nodes[name] for name in used_for.get(first.pool, ()) if name not in taken]
+    here = [node.id for node in ours if _usable(node) and first.pool in node.pools]
     for chosen in islice(_choices(state, first, here), SUBSETS_TRIED):
         for others in _subsets(state, rest, used_for, taken | set(chosen)):
             yield {first.pool: chosen, **others}

@@ -93,6 +93,8 @@ class Faults(Struct, frozen=True):
     #: share of parks and discards after which bytes stay for a while, and for how long in the mean
     lingers: float = 0.0
     linger_ms: Millis = 20_000
+    #: no driver fetches what is parked on another host
+    near: bool = False
     # ---- hosts
     #: a host is out of reach; ``reboots`` of these times it comes back with another boot id, and empty
     outages_per_hour: float = 0.0
@@ -234,7 +236,7 @@ class Trouble:
 
     def traits(self) -> DriverTraits:
         """A driver that may be told twice, or asked, or both, or neither."""
-        return DriverTraits(idempotent=self.chance.so(0.5), probes=self.chance.so(0.5), copies=True)
+        return DriverTraits(idempotent=self.chance.so(0.5), probes=self.chance.so(0.5), copies=not self.faults.near)
 
     def begin(self) -> None:
         """Plan what is not of a process."""

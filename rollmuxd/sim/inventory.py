@@ -1,4 +1,4 @@
-"""The nodes of a simulated world, as a configuration would name them: a host for each node."""
+"""The nodes of a simulated world, as a configuration would name them: a host for each node, or for several."""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -59,24 +59,24 @@ class Inventory:
         self.gpus_of: dict[HostId, tuple[GpuId, ...]] = {}
         for pool in workload.pools:
             count = pool.nodes if pool.nodes is not None else needs.get(pool.name, 0)
-            for number in range(1, count + 1):
-                host = f"{pool.name}{number}"
-                gpus = tuple(f"{host}/gpu{index}" for index in range(pool.gpus_per_node))
-                self.gpus_of[host] = gpus
-                hosts.append(HostSpec(host, BACKEND, pool.ram_mb))
-                nodes.append(
-                    NodeSpec(
-                        id=f"{host}/gpu0-{pool.gpus_per_node - 1}",
-                        host=host,
-                        gpus=gpus,
-                        pools=(pool.name,),
-                        gpu_type=pool.gpu_type,
-                        gpu_mb=pool.gpu_mb,
-                        price_per_gpu_hour=pool.price_per_gpu_hour,
+            for first in range(0, count, pool.per_host):
+                host, here = f"{pool.name}{first // pool.per_host + 1}", min(pool.per_host, count - first)
+                self.gpus_of[host] = tuple(f"{host}/gpu{index}" for index in range(here * pool.gpus_per_node))
+                hosts.append(HostSpec(host, BACKEND, here * pool.ram_mb))
+                for at in range(0, len(self.gpus_of[host]), pool.gpus_per_node):
+                    nodes.append(
+                        NodeSpec(
+                            id=f"{host}/gpu{at}-{at + pool.gpus_per_node - 1}",
+                            host=host,
+                            gpus=self.gpus_of[host][at : at + pool.gpus_per_node],
+                            pools=(pool.name, *pool.also),
+                            gpu_type=pool.gpu_type,
+                            gpu_mb=pool.gpu_mb,
+                            price_per_gpu_hour=pool.price_per_gpu_hour,
+                        )
                     )
-                )
         self.start = Start(tuple(hosts), tuple(nodes))
-        #: each node's pool
+        #: the pool from which each node is
         self.pool_of = {node.id: node.pools[0] for node in nodes}
         #: each GPU's pool, and what share of a node it is
         self.share_of = {gpu: (node.pools[0], 1 / len(node.gpus)) for node in nodes for gpu in node.gpus}

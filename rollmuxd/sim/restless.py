@@ -5,15 +5,21 @@ It places as RollMux does, so every place to which it has a job moved keeps its 
 
 from collections.abc import Iterator
 from random import Random
+from typing import Final
 
 from msgspec.structs import replace
 
-from rollmuxd.core.model import Job, JobId, JobStatus, Millis, Movable
+from rollmuxd.core.facts import PlannedVisit
+from rollmuxd.core.loom_sitting import usable
+from rollmuxd.core.model import Job, JobId, JobStatus, Millis, Movable, NodeId, PoolName
 from rollmuxd.core.placement import RollMux
-from rollmuxd.core.policy import Move, Policy
+from rollmuxd.core.policy import Move, Placed, Policy
 from rollmuxd.core.state import State
 from rollmuxd.sim.contender import InWheelOrder, that_moves
 from rollmuxd.sim.workload import SimJob
+
+#: where nodes are of several pools: the share of moves that stay within the job's group
+ABOUT: Final = 0.3
 
 
 class Wanderer(RollMux):
@@ -23,7 +29,7 @@ class Wanderer(RollMux):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self._random = Random(f"restless {seed}")
+        self._random, self._dice = Random(f"restless {seed}"), Random(f"restless about {seed}")
         #: of jobs that are started again by a move: the iterations that each had done at its last
         self._done: dict[JobId, int] = {}
 
@@ -37,12 +43,34 @@ class Wanderer(RollMux):
                 continue
             if job.spec.movable is Movable.RELAUNCH:  # else it would begin its first iteration for ever
                 self._done[job.id] = job.progress.finished
-            yield self._elsewhere(state, job)
+            two_pools = any(len(node.pools) > 1 for node in state.nodes.values())
+            about = two_pools and self._dice.random() < ABOUT
+            yield self._about(state, job) if about else self._elsewhere(state, job)
 
     def _elsewhere(self, state: State, job: Job) -> Move | None:
         others = {name: group for name, group in state.groups.items() if name != job.group}
         placed = self.place(replace(state, groups=others), job)
         return None if placed is None else Move(job.id, placed, "for no good reason")
+
+    def _about(self, state: State, job: Job) -> Move | None:
+        """Who is alone in his group stays in it, on other nodes or on the same ones for other pools."""
+        group = state.groups[job.group or ""]
+        if group.jobs != [job.id] or group.coming or job.spec.colocate:
+            return None
+        ours = [node for node in state.nodes.values() if node.group in (None, group.id) and usable(node)]
+        self._dice.shuffle(ours)
+        pins: dict[PoolName, tuple[NodeId, ...]] = {}
+        for want in job.spec.wants:
+            free = [node for node in ours if want.pool in node.pools][: want.nodes]
+            if len(free) < want.nodes:
+                return None
+            pins[want.pool] = tuple(node.id for node in free)
+            ours = [node for node in ours if node not in free]
+        wheel = tuple(PlannedVisit(visit.job, visit.phase, visit.once) for visit in group.wheel)
+        placed = Placed(
+            group.id, pins, wheel, job.admission, job.status, job.promised, job.planned_period_ms, 0.0, group.dispatch
+        )
+        return Move(job.id, placed, "for no good reason")
 
 
 class Restless(InWheelOrder):

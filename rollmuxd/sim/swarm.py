@@ -57,6 +57,9 @@ GUARDED_ITERATIONS: Final = 10
 FOLLOWS: Final = 0.3
 #: the share of histories in which a node is taken out of service, and stays out
 RETIRES: Final = 0.15
+#: the shares of histories with several nodes on each host, and of these those whose drivers fetch nothing from another;
+#: with nodes of both pools; and with jobs on several rollout nodes, of which now one and now another is drained
+SHARED_HOSTS, NEAR, BOTH_POOLS, WIDE = 0.25, 0.6, 0.2, 0.15
 #: the share of histories in which backends start processes, and of their jobs those whose they start
 LAUNCHES, LAUNCHED = 0.3, 0.7
 DRIVER: Final = "sim"
@@ -141,7 +144,27 @@ def draw(seed: int) -> History:
         pools = tuple(replace(pool, nodes=(pool.nodes or 0) + 1) for pool in pools)
         times = [retires.randrange(span) for _ in range(retires.randint(1, 3))]
         acts += tuple(Act(at, "retire", retires.randrange(8), _s(retires, 1, 300)) for at in times)
+    hosts = Random(f"swarm hosts {seed}")
+    if hosts.random() < WIDE and policy != OBSERVE:
+        pools = (replace(pools[0], nodes=hosts.randint(4, 6)), *pools[1:])
+        jobs = tuple(_wide(hosts, job) for job in jobs)
+        span = min(span, 3_600_000)
+        acts += tuple(Act(hosts.randrange(span), "drain", hosts.randrange(8), _s(hosts, 5, 300)) for _ in range(8))
+    if hosts.random() < SHARED_HOSTS:
+        pools = tuple(replace(pool, per_host=hosts.randint(2, 3)) for pool in pools)
+        faults = replace(faults, near=hosts.random() < NEAR)
+    if hosts.random() < BOTH_POOLS:
+        pools = tuple(replace(pool, also=(other.name,)) for pool, other in zip(pools, reversed(pools), strict=True))
     return History(seed, Workload(f"swarm {seed}", jobs, pools), policy, faults, acts, follows)
+
+
+def _wide(rng: Random, job: SimJob) -> SimJob:
+    """The job on two or three rollout nodes, for longer."""
+    width = rng.randint(2, 3)
+    wants = tuple(replace(want, nodes=width) if want.pool == "rollout" else want for want in job.spec.wants)
+    spec = replace(job.spec, wants=wants)
+    footprint = {want.pool: want.nodes for want in wants}
+    return replace(job, spec=spec, footprint=footprint, iterations=job.iterations + 4)
 
 
 def _launched(rng: Random, job: SimJob) -> SimJob:
@@ -351,6 +374,9 @@ def _spared(world: World, name: NodeId) -> bool:
     """
     state = world.core.state
     node = state.nodes[name]
+    near = any(not driver.copies for driver in world.config.drivers.values())
+    if near or len(node.pools) > 1:  # whom nothing but certain nodes will do, or who takes another pool's
+        return False
     for job in state.jobs.values():
         sits = any(name in nodes for pins in (job.pins, job.move.pins if job.move else {}) for nodes in pins.values())
         free_to_go = job.status is JobStatus.ADMITTED and job.spec.movable is not Movable.NO and job.spec.slo is None

@@ -27,7 +27,7 @@ class Malformed(ValueError):
 
 
 class Pool(Struct, frozen=True):
-    """Nodes of one kind that jobs want. Each node is a host of its own."""
+    """Nodes of one kind that jobs want."""
 
     name: PoolName
     gpu_type: str
@@ -39,6 +39,10 @@ class Pool(Struct, frozen=True):
     gpu_mb: int = 0
     #: how many there are; None: bought on demand (as many as the jobs could ever use, paid for while in a group)
     nodes: int | None = None
+    #: nodes on each host
+    per_host: int = 1
+    #: further pools that these nodes are of
+    also: tuple[PoolName, ...] = ()
 
 
 class Starts(Struct, frozen=True):

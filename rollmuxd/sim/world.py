@@ -717,7 +717,7 @@ class World:
         order = state.orders[effect.order]
         kept = state.states[state_key(order.job, order.pool, order.node)]
         host = state.nodes[order.node].host
-        gpus = self.inventory.gpus_of[host]
+        gpus = tuple(state.nodes[order.node].gpus)
         slot = state.slots.get(order.slot or "")
         if order.kind is OrderKind.LOAD and slot is not None and slot.gpus != gpus:
             gpus = tuple(gpu for gpu in gpus if gpu in slot.gpus)
@@ -776,7 +776,7 @@ class World:
         if move.order in self.core.state.orders:
             seen: tuple[i.GpuSight, ...] = ()
             if move.kind is not OrderKind.LOAD and move.host not in self.machines.out:
-                seen = self.machines.sights(self.inventory.gpus_of[move.host])
+                seen = self.machines.sights(move.gpus)
             self.report(i.OrderDone(move.order, seen))
         if not self._open(move.order):
             self.moves.pop(move.order, None)

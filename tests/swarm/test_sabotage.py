@@ -12,7 +12,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from rollmuxd.core import draining, inventory, letting_go, lives, moving, orders, requests, rotation, scheduler, turns
+from rollmuxd.core import (
+    admission,
+    draining,
+    inventory,
+    letting_go,
+    lives,
+    moving,
+    orders,
+    reach,
+    requests,
+    rotation,
+    scheduler,
+    turns,
+)  # fmt: skip
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -187,6 +200,28 @@ def looks_nowhere_after_an_order_without_a_word(patch: pytest.MonkeyPatch) -> No
     patch.setattr(orders, "watch", lambda *_: None)
 
 
+def loads_what_its_driver_cannot_fetch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reach, "_too_far", lambda *_: "")
+    patch.setattr(reach, "bound_to", lambda *_: {})
+
+
+def takes_a_node_for_another_pool(patch: pytest.MonkeyPatch) -> None:
+    for room in (admission, moving):
+        patch.setattr(room, "out_of_reach", reach._too_far)
+
+
+def counts_the_nodes_off_that_it_loads_from(patch: pytest.MonkeyPatch) -> None:
+    def source_of(self: State, kept: JobState) -> JobState | None:
+        job = self.jobs[kept.job]
+        pins = job.pins.get(kept.pool, ())
+        there = [self.states[key] for key in job.states if self.states[key].node in job.left]
+        parked = [it for it in there if (it.pool, it.status, it.run) == (kept.pool, StateStatus.PARKED, kept.run)]
+        loads = kept.status is StateStatus.GONE and kept.run == job.run and kept.node in pins
+        return parked[pins.index(kept.node) % len(parked)] if loads and parked else None
+
+    patch.setattr(State, "source_of", source_of)
+
+
 #: found by a history that was kept
 KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     plans_moves_away_from_lost_nodes: ("moved_away_from_a_lost_node", "a_move_that_is_planned_can_be_made"),
@@ -207,6 +242,13 @@ KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     takes_what_a_job_has_left_for_a_strangers: ("what_its_process_left_was_a_strangers", "every_job_ends"),
     lets_who_has_little_credit_starve_the_others: (
         "starved_by_who_had_little_credit", "who_is_least_ahead_goes_first",
+    ),
+    loads_what_its_driver_cannot_fetch: (
+        "parked_on_a_host_that_its_driver_cannot_reach", "a_state_is_fetched_from_where_it_is_parked",
+    ),
+    takes_a_node_for_another_pool: ("moved_with_its_pools_swapped", "what_is_loaded_is_what_was_left"),
+    counts_the_nodes_off_that_it_loads_from: (
+        "moved_from_one_of_three_nodes_and_the_next", "what_is_loaded_is_what_was_left",
     ),
 }  # fmt: skip
 

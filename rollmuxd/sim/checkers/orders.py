@@ -116,8 +116,11 @@ class Orders(Placements):
         return [other for other in self._there(member, key) if other != key and seat[other] == part]
 
     def a_state_is_fetched_from_where_it_is_parked(self, fact: f.OrderIssued) -> None:
-        """A load that says from where finds it there."""
-        where = self.kept.get(state_key(fact.job, fact.pool, fact.source or ""), "gone")
+        """A load that says from where finds it there, and its driver can have it from there."""
+        source = fact.source or ""
+        where = self.kept.get(state_key(fact.job, fact.pool, source), "gone")
+        if where == "parked" and self.places[source].host != self.places[fact.node].host:
+            where = "parked" if self.config.drivers[fact.driver].copies else "out of its driver's reach"
         if where != "parked":
             self._broken(
                 "a_state_is_fetched_from_where_it_is_parked",
