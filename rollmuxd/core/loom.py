@@ -77,12 +77,19 @@ TRIPLES_UP_TO: Final = 40
 UNIONS: Final = 400
 #: up to so many groups all pairs are looked at; beyond, so many that have changed, each beside all others
 GROUPS_MATCHED, GROUPS_CHANGED = 40, 4
+#: beyond so many groups a newcomer's search is bounded, as nobody is heard meanwhile: rates and candidates (ten of wide
+#: jobs take a millisecond) that are tried once it has found something, and until it does. Of 250 arrivals among 545 and
+#: 755 groups one came dearer by it, and the longest took 20 ms, not 78
+MANY_GROUPS: Final = 200
+TRIED_ONCE_FOUND, TRIED_AT_MOST = 150, 450
 #: groups, and unions of them, that are looked at between two yields; and unions that are remembered
 GROUPS_A_STEP, UNIONS_A_STEP, REMEMBERED = 10, 200, 50_000
 #: jobs, each as often as its times or bound have changed, after which a planner forgets them all
 NEEDS_REMEMBERED: Final = 20_000
 #: an unsuccessful look at a union is repeated when the time over which it would have to pay has grown so much
 AGAIN: Final = 1.25
+#: what a group has of a pool of which it has nothing
+NOTHING: Final = (0, 0.0)
 HOUR_MS: Final = 3_600_000
 
 
@@ -167,7 +174,11 @@ class Loom(RollMux):
         spare = _with_a_turn_to_spare(job, need)
         # by credit nobody's first turn is played; else it is, and may be borne as the bound is, with nothing to spare
         tried = (spare,) if self.dispatch is Dispatch.CREDIT else tuple(dict.fromkeys((need, spare)))
+        began = planner.tried
         for group, sitting in self._likely(state, planner, job, need)[:GROUPS_TRIED]:
+            most = TRIED_AT_MOST if best is None else TRIED_ONCE_FOUND
+            if len(state.groups) > MANY_GROUPS and planner.tried - began > most:
+                break
             below = inf if best is None else best[0] - 1e-9
             best = self._plan_with(state, planner, free, job, tried, group, sitting, below) or best
             if best is not None and best[0] <= 1e-3 and planner.mu < 0.01:
@@ -187,7 +198,8 @@ class Loom(RollMux):
             sitting = self._sitting(state, group)
             if sitting is None:
                 continue
-            if sitting.used.get(dearest, 0.0) + adds > max(len(sitting.names.get(dearest, ())), widest) + 1e-9:
+            has, uses = sitting.room.get(dearest, NOTHING)
+            if uses + adds > max(has, widest) + 1e-9:
                 continue
             takes = sitting.takes.get(kind)
             if takes is None:
@@ -196,7 +208,8 @@ class Loom(RollMux):
                 continue
             over = left = 0.0
             for pool, price, more in pools:
-                has, uses = len(sitting.names.get(pool, ())), sitting.used.get(pool, 0.0) + more
+                has, uses = sitting.room.get(pool, NOTHING)
+                uses += more
                 if uses > has:
                     over += (uses - has) * price
                 else:
@@ -378,6 +391,7 @@ class Loom(RollMux):
         summary = self._summary(state, group)
         if any(name not in summary.rates for name in jobs):
             return None  # it was measured since, and is not judged yet
+        used = used_by(needs)
         return Sitting(
             version=group.version,
             jobs=jobs,
@@ -390,7 +404,7 @@ class Loom(RollMux):
             ),
             rates=tuple(summary.rates[name] for name in jobs),
             period_ms=needs[0].solo_ms if len(jobs) == 1 else self._period_ms(summary.legs),
-            used=used_by(needs),
+            room={pool: (len(some), used.get(pool, 0.0)) for pool, some in names.items()},
         )
 
     def _planner(self, state: State, *, scarce: bool | None = None) -> Planner:

@@ -79,6 +79,8 @@ class Planner:
         self._numbers: dict[Need, int] = {}
         self._known: dict[tuple[int, ...], Plan | None] = {}
         self._least: list[tuple[float, tuple[float, ...], float]] = []
+        #: rates and candidates that were tried so far: a measure of its work, the same on every machine
+        self.tried = 0
 
     def number(self, need: Need) -> int:
         """The job's number, by which sets are remembered."""
@@ -270,6 +272,7 @@ class _Tries:
             return None
         candidates: list[Candidate] = []
         for filled, counts in enumerate(self.planner.rates(self.needs), 1):
+            self.planner.tried += 1
             candidates += self._candidates(counts)
             if filled % FILLED_A_STEP == 0:
                 yield
@@ -278,6 +281,7 @@ class _Tries:
         for tried, (bound, _, counts, turn, low, fillings) in enumerate(candidates[:CANDIDATES], 1):
             if bound >= below:
                 break
+            self.planner.tried += 1
             made = self._certify(counts, turn, low, fillings)
             if made is not None and (best is None or made.value < best.value):
                 best, below = made, min(below, made.value - TIE)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from math import inf
+from operator import attrgetter
 
 from msgspec import Struct, field
 
@@ -26,8 +27,8 @@ class Sitting(Struct, frozen=True):
     #: iterations in a turn, and the period
     rates: tuple[int, ...]
     period_ms: Millis
-    #: what share of nodes its jobs need at least, by pool
-    used: dict[PoolName, float]
+    #: by pool: how many nodes it has, and what share of nodes its jobs need at least
+    room: dict[PoolName, tuple[int, float]]
     #: whether newcomers may share at all, by what is asked of them: side phases, and none, a fair or a tight bound
     takes: dict[tuple[tuple[PhaseSpec, ...], bool | None], bool] = field(default_factory=dict)
 
@@ -47,16 +48,17 @@ class Inventory(Struct, frozen=True):
     """The pools by name, and what they were derived from: a node's own traits never change, its host's RAM may."""
 
     nodes: list[Node]
-    ram_mb: list[int]
+    hosts_mb: list[int]
     pools: dict[PoolName, Pool]
 
     @classmethod
     def of(cls, state: State, known: "Inventory | None") -> "Inventory":
         """That of the state: the one that is known, if it has the same nodes."""
         nodes = list(state.nodes.values())
-        ram_mb = [state.hosts[node.host].ram_mb for node in nodes]
-        if known is not None and known.nodes == nodes and known.ram_mb == ram_mb:
+        hosts_mb = list(map(attrgetter("ram_mb"), state.hosts.values()))
+        if known is not None and known.nodes == nodes and known.hosts_mb == hosts_mb:
             return known
+        ram_mb = [state.hosts[node.host].ram_mb for node in nodes]
         priced = any(node.price_per_gpu_hour for node in nodes)
         members: dict[PoolName, list[int]] = {}
         for number, node in enumerate(nodes):
@@ -68,7 +70,7 @@ class Inventory(Struct, frozen=True):
             prices = [price_of(nodes[at]) if priced else len(nodes[at].gpus) for at in mine]
             most_gpu_mb = max(nodes[at].gpu_mb or inf for at in mine)
             pools[pool] = Pool(len(mine), sum(prices) / len(mine), max(ram_mb[at] for at in mine), most_gpu_mb)
-        return cls(nodes, ram_mb, pools)
+        return cls(nodes, hosts_mb, pools)
 
 
 def need_of(job: Job, *, promised: bool) -> Need | None:

@@ -135,7 +135,11 @@ class RollMux:
 
     def _choose(self, state: State, shape: "Shape") -> Candidate | None:
         job = shape.job
-        groups = [group for group in state.groups.values() if self._worth_trying(state, shape, group)]
+        groups = [
+            group
+            for group in state.groups.values()
+            if self._worth_trying(state, shape, group) and may_share(state, job, group)
+        ]
         packings = (c for group in groups for c in self._packings(state, job, group))
         if job.spec.slo is None:
             best = self._isolated(state, job) or self._scaled(state, shape, groups)
@@ -271,7 +275,7 @@ class RollMux:
 
     def _worth_trying(self, state: State, shape: "Shape", group: Group) -> bool:
         """What can be said of a group at once, before any placement in it is looked at."""
-        if len(group.jobs) + len(group.coming) >= self.max_group or not may_share(state, shape.job, group):
+        if len(group.jobs) + len(group.coming) >= self.max_group:
             return False
         summary = self._summary(state, group)
         if shape.solo_ms is None:
@@ -688,13 +692,17 @@ def _usable(node: Node) -> bool:
     return node.status is NodeStatus.UP and not node.drain
 
 
+def _serves(node: Node, pool: PoolName) -> bool:
+    return node.status is NodeStatus.UP and not node.drain and pool in node.pools
+
+
 def _free(node: Node) -> bool:
     return node.group is None and _usable(node)
 
 
 def enough(state: State, want: Want, nodes: Sequence[NodeId]) -> bool:
     """Whether the nodes are up, of the pool, and as many (nodes or GPUs) as wanted."""
-    if not nodes or not all(_usable(state.nodes[name]) and want.pool in state.nodes[name].pools for name in nodes):
+    if not nodes or not all(_serves(state.nodes[name], want.pool) for name in nodes):
         return False
     if want.gpus:
         return sum(len(state.nodes[name].gpus) for name in nodes) >= want.gpus
@@ -709,8 +717,9 @@ def _subsets(
         yield {}
         return
     first, rest = parts[0], parts[1:]
-    ours = [state.nodes[name] for name in used_for.get(first.pool, ()) if name not in taken]
-    here = [node.id for node in ours if _usable(node) and first.pool in node.pools]
+    here = [
+        name for name in used_for.get(first.pool, ()) if name not in taken and _serves(state.nodes[name], first.pool)
+    ]
     for chosen in islice(_choices(state, first, here), SUBSETS_TRIED):
         for others in _subsets(state, rest, used_for, taken | set(chosen)):
             yield {first.pool: chosen, **others}

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants, loom_plan
+from rollmuxd.core import loom as loom_policy
 from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits
 from rollmuxd.core.loom import Loom
 from rollmuxd.core.loom_plan import Planner
@@ -658,6 +659,36 @@ def test_where_durations_are_uncertain_nobody_is_joined_or_moved_before_it_has_a
     cluster.ends("c")  # a search begins when something has changed
     cluster.looks_for_moves()
     assert cluster.mates() == ([{"a", "b"}] if shares else [{"a"}, {"b"}])
+
+
+def test_among_many_groups_a_newcomer_is_not_tried_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon hears nobody else meanwhile: counted, not timed."""
+    chance = random.Random(3)
+    cluster = Cluster(120, 80, RollMux())
+    for number in range(60):
+        cluster.arrives(job(f"j{number}", chance.uniform(50, 900), chance.uniform(50, 500), chance.uniform(1.1, 2)))
+    state, policy = cluster.core.state, Loom(objective="cost")
+    newcomers = [job("new", chance.uniform(50, 900), chance.uniform(50, 500), 1.9) for _ in range(20)]
+
+    def tried() -> int:
+        return sum(planner.tried for planner in policy._planners.values())
+
+    def arrivals(many: int) -> tuple[int, float]:
+        """How much was tried for one of them, at most, and what all cost, where so many groups are not many."""
+        monkeypatch.setattr(loom_policy, "MANY_GROUPS", many)
+        most, cost = 0, 0.0
+        for spec in newcomers:
+            before, placed = tried(), policy.place(state, Job("new", "team", "ann", spec, 0))
+            most = max(most, tried() - before)
+            assert placed is not None
+            cost += placed.cost_per_hour
+        return most, cost
+
+    longest, least = arrivals(len(state.groups))
+    most, cost = arrivals(len(state.groups) - 1)
+    one_more_group = 100
+    assert most <= loom_policy.TRIED_AT_MOST + one_more_group < longest
+    assert cost <= 1.25 * least
 
 
 def test_the_search_for_moves_does_little_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
