@@ -2,6 +2,8 @@
 
 from itertools import combinations
 
+from msgspec.structs import replace
+
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import shares
@@ -11,7 +13,7 @@ from rollmuxd.core.errors import Impossible, TooMany
 from rollmuxd.core.launching import launch
 from rollmuxd.core.model import Job, JobId, JobSpec, Millis, Movable, NodeStatus, OnLoss, StateStatus
 from rollmuxd.core.policy import Placed
-from rollmuxd.core.reach import out_of_reach, within_reach
+from rollmuxd.core.reach import out_of_reach, paired, within_reach
 from rollmuxd.core.shares import use_of
 from rollmuxd.core.state import State
 from rollmuxd.core.turns import dispatch, take_place
@@ -71,10 +73,8 @@ def _admit_round(c: Cycle, only: JobId | None) -> bool:
             continue
         shape, slo = _shape_of(c, job), job.spec.slo or float("inf")
         fits_not = refused.get(shape, 0.0) >= slo or (only is not None and name != only)
-        placed = None if fits_not or pools & reserved else c.policy.place(within_reach(c, job), job)
-        if placed is not None and (
-            over_its_nodes(c, job, placed) or (job.fell_back and out_of_reach(c, job, placed.pins))
-        ):
+        placed = None if fits_not or pools & reserved else _place(c, job)
+        if placed is not None and over_its_nodes(c, job, placed):
             continue
         if placed is not None:
             _seat(c, job, placed)
@@ -84,6 +84,15 @@ def _admit_round(c: Cycle, only: JobId | None) -> bool:
         if c.now - job.registered_at >= c.config.bounded_wait_ms and _others_are_in_the_way(c, job):
             reserved |= pools
     return grew and bool(c.state.waiting)
+
+
+def _place(c: Cycle, job: Job) -> Placed | None:
+    """What the policy finds for it; where it fell back, within reach of what it has parked."""
+    placed = c.policy.place(within_reach(c, job), job)
+    if placed is None or not job.fell_back:
+        return placed
+    placed = replace(placed, pins=paired(c, job, placed.pins))
+    return None if out_of_reach(c, job, placed.pins) else placed
 
 
 def over_its_nodes(c: Cycle, job: Job, placed: Placed) -> str:
