@@ -2,8 +2,6 @@
 
 from itertools import combinations
 
-from msgspec.structs import replace
-
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import shares
@@ -13,7 +11,7 @@ from rollmuxd.core.errors import Impossible, TooMany
 from rollmuxd.core.launching import launch
 from rollmuxd.core.model import Job, JobId, JobSpec, Millis, Movable, NodeStatus, OnLoss, StateStatus
 from rollmuxd.core.policy import Placed
-from rollmuxd.core.reach import out_of_reach, paired, within_reach
+from rollmuxd.core.reach import out_of_reach, place
 from rollmuxd.core.shares import use_of
 from rollmuxd.core.state import State
 from rollmuxd.core.turns import dispatch, take_place
@@ -73,26 +71,19 @@ def _admit_round(c: Cycle, only: JobId | None) -> bool:
             continue
         shape, slo = _shape_of(c, job), job.spec.slo or float("inf")
         fits_not = refused.get(shape, 0.0) >= slo or (only is not None and name != only)
-        placed = None if fits_not or pools & reserved else _place(c, job)
-        if placed is not None and over_its_nodes(c, job, placed):
+        placed = None if fits_not or pools & reserved else place(c, job, c.state)
+        if placed is not None and (over_its_nodes(c, job, placed) or out_of_reach(c, job, placed.pins)):
             continue
         if placed is not None:
             _seat(c, job, placed)
             grew = grew or placed.admission != "packing"
             continue
         refused[shape] = max(slo, refused.get(shape, 0.0))
-        if c.now - job.registered_at >= c.config.bounded_wait_ms and _others_are_in_the_way(c, job):
+        # who is bound to what he has parked may wait for certain nodes: the others are not kept for him
+        late = c.now - job.registered_at >= c.config.bounded_wait_ms and not job.fell_back
+        if late and _others_are_in_the_way(c, job):
             reserved |= pools
     return grew and bool(c.state.waiting)
-
-
-def _place(c: Cycle, job: Job) -> Placed | None:
-    """What the policy finds for it; where it fell back, within reach of what it has parked."""
-    placed = c.policy.place(within_reach(c, job), job)
-    if placed is None or not job.fell_back:
-        return placed
-    placed = replace(placed, pins=paired(c, job, placed.pins))
-    return None if out_of_reach(c, job, placed.pins) else placed
 
 
 def over_its_nodes(c: Cycle, job: Job, placed: Placed) -> str:
@@ -110,7 +101,7 @@ def _others_are_in_the_way(c: Cycle, job: Job) -> bool:
     most, owner = limits_of(c, job.owner).max_nodes, c.state.owners.get(job.owner)
     if most and owner is not None and len(owner.nodes) + _wanted(job.spec) > most:
         return False
-    up = [node for node in within_reach(c, job).nodes.values() if node.status is NodeStatus.UP and not node.drain]
+    up = [node for node in c.state.nodes.values() if node.status is NodeStatus.UP]
     return all(
         sum(want.pool in node.pools and (not want.named or node.id in want.named) for node in up)
         >= max(want.nodes, len(want.named))

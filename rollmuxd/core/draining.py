@@ -23,6 +23,7 @@ from rollmuxd.core.model import Group, Job, JobId, JobStatus, Millis, Movable, N
 from rollmuxd.core.moving import CHANGES, plan, refused
 from rollmuxd.core.placement import short_of_memory
 from rollmuxd.core.policy import Move, Placed
+from rollmuxd.core.reach import place, within_reach
 from rollmuxd.core.wishes import trial_versions
 
 #: so long others are heard before anybody is moved: a host's nodes are drained one after the other
@@ -118,7 +119,7 @@ def _places(c: Cycle, job: Job, off: tuple[NodeId, ...]) -> Iterator[Placed]:
         if placed is not None:
             yield placed
     others = {name: known for name, known in c.state.groups.items() if name != group.id}
-    elsewhere = c.policy.place(replace(c.state, groups=others), job)
+    elsewhere = place(c, job, replace(c.state, groups=others))
     if elsewhere is not None and elsewhere.status is JobStatus.ADMITTED and elsewhere.promised >= job.promised:
         yield elsewhere
 
@@ -146,9 +147,10 @@ def _in_place_of(c: Cycle, job: Job, node: Node) -> list[NodeId]:
     taken = {name for names in job.pins.values() for name in names}
     like = [
         other
-        for other in c.state.nodes.values()
+        for other in within_reach(c, job, c.state).nodes.values()
         if other.id not in taken
         and other.status is NodeStatus.UP
+        and not other.drain
         and other.group in (None, job.group)
         and pools <= set(other.pools)
         and (len(other.gpus), other.gpu_type) == (len(node.gpus), node.gpu_type)

@@ -39,7 +39,7 @@ from rollmuxd.core.model import (
     Visit,
 )
 from rollmuxd.core.policy import Refusal, SaysWhatBinds
-from rollmuxd.core.reach import bound_to, within_reach
+from rollmuxd.core.reach import bound_to, place, within_reach
 from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.wishes import Wishes
 
@@ -90,12 +90,12 @@ class Explainer:
             silent = self._no_word(nodes_of(self._c, known), known, now)
             return Refusal((Reason("old_run", text, {"nodes": nodes}), *silent))
         if limits_of(self._c, known.owner).max_nodes:
-            placed = self._c.policy.place(within_reach(self._c, known), known)
+            placed = place(self._c, known, state)
             over = "" if placed is None else over_its_nodes(self._c, known, placed)
             if over:
                 return Refusal((Reason("owner_nodes", over, {"owner": known.owner}),))
         unseen = [node.id for node in state.nodes.values() if node.status is NodeStatus.UNKNOWN]
-        refusal = self._c.policy.why_not(within_reach(self._c, known), known)
+        refusal = self._c.policy.why_not(within_reach(self._c, known, state), known)
         pools = {want.pool for want in known.spec.wants}
         wanted = (node for node in state.nodes.values() if not pools.isdisjoint(node.pools))
         reasons = (*refusal.reasons, *islice(self._no_word(wanted, known, now), SILENT_TOLD))
@@ -158,7 +158,9 @@ class Explainer:
             else:
                 sentences.append(f"It would start now with {wish.text}.")
         bounded = self._c.config.bounded_wait_ms
-        if waited < bounded:
+        if job.fell_back:  # nothing is kept for it
+            pass
+        elif waited < bounded:
             sentences.append(f"Nobody overtakes it any more once it has waited {_span(bounded)}.")
         else:
             sentences.append(f"It has waited for more than {_span(bounded)}, and nobody overtakes it any more.")
@@ -168,9 +170,9 @@ class Explainer:
         """What would let a waiting job in, tried on the policy itself; of one that its own past keeps out, nothing."""
         state = self._c.state
         known = state.job(job)
-        if known.status is not JobStatus.WAITING or known.pins:
-            return ()
-        return Wishes(self._c.policy, within_reach(self._c, known), known).all()
+        if known.status is not JobStatus.WAITING or known.pins or bound_to(self._c, known):
+            return ()  # it waits for certain nodes: what would do is no matter of how many
+        return Wishes(self._c.policy, state, known).all()
 
     def _how_long(self, slot: Slot, now: Millis) -> list[str]:
         """How long a slot has run, and may run yet."""

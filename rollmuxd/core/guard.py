@@ -18,6 +18,7 @@ from rollmuxd.core.estimates import credit_ms
 from rollmuxd.core.model import Dispatch, Job, JobStatus, Millis, Movable
 from rollmuxd.core.moving import plan, refused
 from rollmuxd.core.policy import AsksForCredit, Move
+from rollmuxd.core.reach import place
 
 #: iterations before a job is judged by its credit
 JUDGED_AFTER: Final = 8
@@ -83,7 +84,7 @@ def isolate(c: Cycle, job: Job) -> None:
     group = c.state.groups[job.group or ""]
     if job.spec.movable is Movable.NO or job.move is not None or len(group.jobs) + len(group.coming) < 2:
         return
-    placed = c.policy.place(replace(c.state, groups={}), job)
+    placed = place(c, job, replace(c.state, groups={}))
     if placed is None:
         return
     credit = (credit_ms(job) or 0) / 1000
@@ -100,7 +101,7 @@ def comes_back(c: Cycle, job: Job) -> bool:
     if job.spec.movable is Movable.NO or job.move is not None:
         return job.move is not None
     others = {name: known for name, known in c.state.groups.items() if name != job.group}
-    placed = c.policy.place(replace(c.state, groups=others), job)
+    placed = place(c, job, replace(c.state, groups=others))
     if placed is None or placed.group is None:
         return False
     move = Move(job.id, placed, "it has earned its credit, and shares nodes again")

@@ -62,6 +62,8 @@ from rollmuxd.core.policy import Move, Placed, Replan
 from rollmuxd.core.state import State
 from rollmuxd.core.wheel import Binding, Bound, Leg, binding, borne
 
+#: some groups as they are: whether looking at them together can find what it did not find before
+Key: TypeAlias = tuple[object, ...]
 Objective: TypeAlias = Literal["cost", "work", "throughput"]
 
 #: groups that are planned with a newcomer, at most
@@ -82,6 +84,8 @@ GROUPS_MATCHED, GROUPS_CHANGED = 40, 4
 #: 755 groups one came dearer by it, and the longest took 20 ms, not 78
 MANY_GROUPS: Final = 200
 TRIED_ONCE_FOUND, TRIED_AT_MOST = 150, 450
+#: moves that are refused, after which a search ends
+REFUSED: Final = 8
 #: groups, and unions of them, that are looked at between two yields; and unions that are remembered
 GROUPS_A_STEP, UNIONS_A_STEP, REMEMBERED = 10, 200, 50_000
 #: jobs, each as often as its times or bound have changed, after which a planner forgets them all
@@ -145,7 +149,7 @@ class Loom(RollMux):
         self._inventory: Inventory | None = None
         self._sittings: dict[GroupId, Sitting | None] = {}
         #: unions, as they were when nothing was found there, and the hours over which it did not pay
-        self._settled: dict[tuple[object, ...], float] = {}
+        self._settled: dict[Key, float] = {}
         #: by group: the version that was looked at last; who was looked at longest ago comes first
         self._seen: dict[GroupId, int] = {}
         self._ahead: Ahead | None = None
@@ -161,22 +165,29 @@ class Loom(RollMux):
         alone = self._isolated(state, job)
         if alone is not None and job.spec.slo is None:
             return self._placed(state, Shape(job, ()), alone)
-        joined = self._join(state, planner, free, job, need)
+        joined = self._join(state, planner, free, job, need, waits=alone is None)
         if alone is not None and (joined is None or planner.alone(need).value < joined[0]):
             return self._placed(state, Shape(job, ()), alone)
         return super().place(state, job) if joined is None else joined[1]
 
     def _join(
-        self, state: State, planner: Planner, free: Mapping[PoolName, Sequence[NodeId]], job: Job, need: Need
+        self,
+        state: State,
+        planner: Planner,
+        free: Mapping[PoolName, Sequence[NodeId]],
+        job: Job,
+        need: Need,
+        *,
+        waits: bool,
     ) -> tuple[float, Placed] | None:
-        """The group that grows dearer by least."""
+        """The group that grows dearer by least. ``waits``: where none is found there is nothing else for the job."""
         best: tuple[float, Placed] | None = None
         spare = _with_a_turn_to_spare(job, need)
         # by credit nobody's first turn is played; else it is, and may be borne as the bound is, with nothing to spare
         tried = (spare,) if self.dispatch is Dispatch.CREDIT else tuple(dict.fromkeys((need, spare)))
         began = planner.tried
         for group, sitting in self._likely(state, planner, job, need)[:GROUPS_TRIED]:
-            most = TRIED_AT_MOST if best is None else TRIED_ONCE_FOUND
+            most = TRIED_ONCE_FOUND if best is not None else inf if waits else TRIED_AT_MOST
             if len(state.groups) > MANY_GROUPS and planner.tried - began > most:
                 break
             below = inf if best is None else best[0] - 1e-9
@@ -466,41 +477,48 @@ class Loom(RollMux):
             for crew, sitting in crews
             for name, need in zip(sitting.jobs, sitting.needs, strict=True)
         }
-        best = yield from self._best(search, [crew for crew, _ in crews], ages)
-        if best is None:
-            return
         numbers = {planner.number(need): name for _, it in crews for name, need in zip(it.jobs, it.needs, strict=True)}
-        self._ahead = Ahead(best, _present(state), [(numbers[step.job], step) for step in best.steps])
-        move = self._go_on(state)
-        if move is not None:
+        refused: set[Key] = set()
+        while len(refused) < REFUSED:
+            best = yield from self._best(search, [crew for crew, _ in crews], ages, refused)
+            if best is None:
+                return
+            scheme, key = best
+            self._ahead = Ahead(scheme, _present(state), [(numbers[step.job], step) for step in scheme.steps])
+            move = self._go_on(state)
+            if move is None:
+                return
             yield move
             self._ahead = None
+            refused.add(key)  # who asks on has not made the move: it may not be, and another one may
 
     def _best(
-        self, search: Search, crews: Sequence[Crew], ages: Mapping[int, float]
-    ) -> Generator[None, None, Scheme | None]:
-        """The regrouping of a pair that pays most; where none does, of a triple."""
+        self, search: Search, crews: Sequence[Crew], ages: Mapping[int, float], refused: set[Key]
+    ) -> Generator[None, None, tuple[Scheme, Key] | None]:
+        """The regrouping of a pair that pays most, and has not been refused; where none does, of a triple."""
         for size in range(2, self.together + 1):
             if size == 3 and sum(len(crew.seats) for crew in crews) > TRIPLES_UP_TO:
                 break
-            best: Scheme | None = None
+            best: tuple[Scheme, Key] | None = None
             unions = yield from self._unions(search, crews, ages, size)
             for hours, union, key in unions:
+                if key in refused:
+                    continue
                 found = yield from search.regroup(union, hours)
                 yield
                 if found is None:
                     self._settled[key] = hours
-                elif best is None or found.net > best.net:
-                    best = found
+                elif best is None or found.net > best[0].net:
+                    best = found, key
             if best is not None:
                 return best
         return None
 
     def _unions(
         self, search: Search, crews: Sequence[Crew], ages: Mapping[int, float], size: int
-    ) -> Generator[None, None, list[tuple[float, list[Crew], tuple[object, ...]]]]:
+    ) -> Generator[None, None, list[tuple[float, list[Crew], Key]]]:
         """Groups to be looked at together, those with most to win first."""
-        found: list[tuple[float, int, float, list[Crew], tuple[object, ...]]] = []
+        found: list[tuple[float, int, float, list[Crew], Key]] = []
         prices = [room.price for room in search.planner.rooms.values()]
         cheapest = {
             crew.group: min((search.costs[job] for job in crew.seats if job in search.costs), default=None)

@@ -1,15 +1,21 @@
-"""Which nodes are within a job's reach, by what it has parked.
+"""Which nodes are within a job's reach, by what it has loaded and parked.
 
 What is parked on a host is loaded there, or elsewhere by a driver that can fetch it. And a node on which a job has, or
 has left, the state of one pool is not taken for another pool of the same job: its bytes there, and what is to become of
 them, are known by the node.
+
+A policy knows nothing of this. For a job that has a state somewhere it is shown the nodes that are out of the job's
+reach as if they were drained.
 """
+
+from collections import Counter
 
 from msgspec.structs import replace
 
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.fold.pins import follow
-from rollmuxd.core.model import HostId, Job, Movable, Node, NodeId, PoolName, StateStatus
+from rollmuxd.core.model import HostId, Job, Movable, Node, NodeId, NodeStatus, PoolName, StateStatus
+from rollmuxd.core.policy import Placed
 from rollmuxd.core.state import State, state_key
 
 Pins = dict[PoolName, tuple[NodeId, ...]]
@@ -25,36 +31,46 @@ def out_of_reach(c: Cycle, job: Job, pins: Pins) -> str:
 
 
 def _too_far(c: Cycle, job: Job, pins: Pins) -> str:
-    """By a move it leaves something wherever it sits; after a fall-back, only what is still there has to be fetched."""
     hosts = {name: node.host for name, node in c.state.nodes.items()}
     for spec in job.spec.states:
         newest = job.newest.get(spec.pool, job.pins.get(spec.pool, ()))
-        names = pins.get(spec.pool, ())
+        names, parts = pins.get(spec.pool, ()), _parts(c, job, spec.pool)
         sources = follow(job.pins.get(spec.pool, newest), newest, names)
-        far = [source for source, name in zip(sources, names, strict=True) if hosts.get(source) != hosts[name]]
-        if job.fell_back:
-            far = [source for source in far if _is_there(c, job, spec.pool, source)]
+        pairs = zip(sources, names, strict=True)
+        far = any(source in parts and hosts.get(source) != hosts[name] for source, name in pairs)
         if far and not c.traits(spec.driver).copies:
             return f"its {spec.pool} state is parked on another host, and driver {spec.driver} cannot fetch it"
     return ""
 
 
-def _is_there(c: Cycle, job: Job, pool: PoolName, node: NodeId) -> bool:
-    """Whether the job's state is on the node, or may be."""
-    kept = c.state.states.get(state_key(job.id, pool, node))
-    return kept is not None and kept.run == job.run and kept.status is not StateStatus.GONE
+def _parts(c: Cycle, job: Job, pool: PoolName) -> list[NodeId]:
+    """The nodes that have, or may have, the parts of a job's state; of who sits somewhere, by the time it leaves."""
+    newest = dict.fromkeys(job.newest.get(pool, job.pins.get(pool, ())))
+    if job.pins:
+        return list(newest)
+    known = ((name, c.state.states.get(state_key(job.id, pool, name))) for name in newest)
+    return [name for name, it in known if it and it.run == job.run and it.status is not StateStatus.GONE]
 
 
-def paired(c: Cycle, job: Job, pins: Pins) -> Pins:
-    """The same nodes, each in the place of one on which the job has a state that is nearest: itself, or its host's."""
-    return {pool: _paired(c, job.newest.get(pool, ()), names) for pool, names in pins.items()}
+def place(c: Cycle, job: Job, state: State) -> Placed | None:
+    """What the policy finds for a job in that state, or one like it: hardly ever out of reach of what it has."""
+    placed = c.policy.place(within_reach(c, job, state), job)
+    if placed is None or not _has_something(job):
+        return placed
+    return replace(placed, pins={pool: _paired(c, job, pool, names) for pool, names in placed.pins.items()})
 
 
-def _paired(c: Cycle, newest: tuple[NodeId, ...], names: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+def _has_something(job: Job) -> bool:
+    """Whether it is to go on with what it has: it sits somewhere, and may be moved, or it fell back."""
+    return job.fell_back or (bool(job.pins) and job.spec.movable is Movable.WARM)
+
+
+def _paired(c: Cycle, job: Job, pool: PoolName, names: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+    """The same nodes, each in the place of a part that is near: on that very node, else on its host."""
     host = {name: node.host for name, node in c.state.nodes.items()}
     left, places = list(names), [""] * len(names)
     for where in (str, host.get):
-        for place, old in enumerate(newest[: len(names)]):
+        for place, old in enumerate(job.newest.get(pool, ())[: len(names)]):
             near = [name for name in left if where(name) == where(old)]
             if near and not places[place]:
                 places[place] = near[0]
@@ -62,35 +78,55 @@ def _paired(c: Cycle, newest: tuple[NodeId, ...], names: tuple[NodeId, ...]) -> 
     return tuple(name or left.pop(0) for name in places)
 
 
-def within_reach(c: Cycle, job: Job) -> State:
-    """The state as placement is to see it for a job that fell back: nodes out of its reach are as if drained."""
-    if not job.fell_back:
-        return c.state
-    bound = bound_to(c, job)
-    pools = {name: _pools_within_reach(c, job, node, bound) for name, node in c.state.nodes.items()}
-    if all(pools[name] == node.pools for name, node in c.state.nodes.items()):
-        return c.state
+def within_reach(c: Cycle, job: Job, state: State) -> State:
+    """The state as placement is to see it for a job: nodes out of its reach are as if drained."""
+    if not _has_something(job):
+        return state
+    wanted = {want.pool for want in job.spec.wants}
+    offered = {pool: _offered(c, job, pool, hosts) for pool, hosts in bound_to(c, job).items()}
+    has: dict[NodeId, set[PoolName]] = {}
+    for key in job.states if not job.spec.colocate else ():
+        has.setdefault(c.state.states[key].node, set()).add(c.state.states[key].pool)
+
+    def reaches(name: NodeId, pool: PoolName) -> bool:
+        return pool not in wanted or (name in offered.get(pool, (name,)) and pool in has.get(name, (pool,)))
+
+    pools = {it.id: tuple(pool for pool in it.pools if reaches(it.id, pool)) for it in state.nodes.values()}
     somewhere = {pool for some in pools.values() for pool in some}
-    nodes = {}
-    for name, node in c.state.nodes.items():
-        # A node that is drained keeps its pools: of a pool of which there is no node a policy has never heard.
-        seen = pools[name] if somewhere.issuperset(node.pools) else ()
-        nodes[name] = replace(node, pools=seen or node.pools, drain=node.drain or not seen)
-    return replace(c.state, nodes=nodes)
+    # A node that is drained keeps its pools: of a pool of which there is no node a policy has never heard.
+    seen = {it.id: pools[it.id] if somewhere.issuperset(it.pools) else () for it in state.nodes.values()}
+    if all(seen[it.id] == it.pools for it in state.nodes.values()):
+        return state
+    return replace(state, nodes={it.id: _as_seen(it, seen[it.id]) for it in state.nodes.values()})
 
 
-def bound_to(c: Cycle, job: Job) -> dict[PoolName, list[HostId]]:
-    """The hosts on which alone a job that fell back can have nodes, by pool; of a pool that is not there, any."""
-    bound: dict[PoolName, list[HostId]] = {}
-    for spec in job.spec.states if job.fell_back else ():
-        there = [name for name in job.newest.get(spec.pool, ()) if _is_there(c, job, spec.pool, name)]
-        if there and not c.traits(spec.driver).copies:
-            bound[spec.pool] = list(dict.fromkeys(c.state.nodes[name].host for name in there))
+def _as_seen(node: Node, pools: tuple[PoolName, ...]) -> Node:
+    return node if pools == node.pools else replace(node, pools=pools or node.pools, drain=node.drain or not pools)
+
+
+def bound_to(c: Cycle, job: Job) -> dict[PoolName, Counter[HostId]]:
+    """The hosts that have a state of a job, and how many parts of it, by pool: where its driver cannot fetch it."""
+    bound: dict[PoolName, Counter[HostId]] = {}
+    for spec in job.spec.states if _has_something(job) else ():
+        nodes = [c.state.nodes[name] for name in _parts(c, job, spec.pool) if name in c.state.nodes]
+        if nodes and not c.traits(spec.driver).copies:
+            bound[spec.pool] = Counter(node.host for node in nodes)
     return bound
 
 
-def _pools_within_reach(c: Cycle, job: Job, node: Node, bound: dict[PoolName, list[HostId]]) -> tuple[PoolName, ...]:
-    """The pools for which the job can have the node."""
-    has = {c.state.states[key].pool for key in job.states if c.state.states[key].node == node.id}
-    here = node.pools if job.spec.colocate or not has else [pool for pool in node.pools if pool in has]
-    return tuple(pool for pool in here if node.host in bound.get(pool, (node.host,)))
+def _offered(c: Cycle, job: Job, pool: PoolName, parts: Counter[HostId]) -> set[NodeId]:
+    """The nodes of a pool that a job may have whose state lies on some hosts: of the free ones, as many on each."""
+    nodes = [node for node in c.state.nodes.values() if pool in node.pools]
+    had = job.newest.get(pool, ())
+    gone = len(had) - parts.total()  # as many parts it has to begin with anew, anywhere
+    if job.pins or (len(parts) == 1 and not gone):
+        return {node.id for node in nodes if node.host in parts}
+    offered = {node.id for node in nodes if node.group is not None and (gone or node.host in parts)}
+    free = [node for node in nodes if node.group is None and node.status is NodeStatus.UP and not node.drain]
+    free.sort(key=lambda node: (node.id not in had, node.price_per_gpu_hour))
+    more = parts.copy()
+    for node in free:
+        if more[node.host] > 0:
+            more[node.host] -= 1
+            offered.add(node.id)
+    return offered | {node.id for node in [node for node in free if node.id not in offered][:gone]}

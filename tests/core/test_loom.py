@@ -12,20 +12,33 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from rollmuxd.core import admission, guard, invariants, loom_plan
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import invariants, loom_plan
 from rollmuxd.core import loom as loom_policy
 from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits
+from rollmuxd.core.fold import apply
 from rollmuxd.core.loom import Loom
 from rollmuxd.core.loom_plan import Planner
 from rollmuxd.core.loom_regroup import Limits, Search, Step
 from rollmuxd.core.loom_sitting import Inventory
 from rollmuxd.core.loom_words import Need, Room
-from rollmuxd.core.model import Job, JobSpec, Movable, Owner, PhaseSpec, StateSpec, Visit, Want
+from rollmuxd.core.model import (
+    Job,
+    JobSpec,
+    JobStatus,
+    Movable,
+    Owner,
+    PhaseSpec,
+    StateSpec,
+    StateStatus,
+    Visit,
+    Want,
+)  # fmt: skip
 from rollmuxd.core.placement import RollMux
-from rollmuxd.core.policy import Policy
+from rollmuxd.core.policy import Placed, Policy
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.state import State
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 TURNS = 30
@@ -684,6 +697,16 @@ def test_among_many_groups_a_newcomer_is_not_tried_for_long(monkeypatch: pytest.
             cost += placed.cost_per_hour
         return most, cost
 
+    for node in state.nodes.values():  # there is nothing else for them then
+        node.drain = node.group is None
+    everybody = [policy.place(state, Job("new", "team", "ann", spec, 0)) for spec in newcomers]
+    monkeypatch.setattr(loom_policy, "MANY_GROUPS", 0)
+    assert [policy.place(state, Job("new", "team", "ann", spec, 0)) is None for spec in newcomers] == [
+        placed is None for placed in everybody
+    ]
+    for node in state.nodes.values():
+        node.drain = False
+
     longest, least = arrivals(len(state.groups))
     most, cost = arrivals(len(state.groups) - 1)
     one_more_group = 100
@@ -737,3 +760,80 @@ def test_whatever_comes_and_goes_every_promise_holds(seed: int) -> None:
         cluster.keeps_every_promise()
         moves += len(cluster.looks_for_moves())
     assert moves > 1
+
+
+# ---- what is parked has to be had ------------------------------------------------------------------------------------
+
+DRIVERS = {"channel": DriverTraits(), "near": DriverTraits(), "far": DriverTraits(copies=True)}
+
+
+def by(driver: str, spec: JobSpec) -> JobSpec:
+    return replace(spec, states=tuple(replace(kept, driver=driver) for kept in spec.states))
+
+
+def two_hosts() -> Scheduler:
+    """Two nodes of each pool on h1, and one of each on h2, which cost half of h1's second ones."""
+    core = Scheduler(Config(lease_ms=1 << 50, move_every_ms=0, moves=Moves.ON, drivers=DRIVERS), RollMux())
+    nodes = [
+        i.NodeSpec(name, host, (f"{host}/gpu{at}",), (pool,), price_per_gpu_hour=price)
+        for name, host, at, pool, price in (
+            ("r1", "h1", 0, "rollout", 0.1), ("t1", "h1", 1, "train", 0.1), ("r2", "h1", 2, "rollout", 1),
+            ("t2", "h1", 3, "train", 1), ("r3", "h2", 0, "rollout", 0.5), ("t3", "h2", 1, "train", 0.5),
+        )
+    ]  # fmt: skip
+    core.handle(i.Start(tuple(i.HostSpec(host, "mock", 10**6) for host in ("h1", "h2")), tuple(nodes)), 0)
+    for host in ("h1", "h2"):
+        core.handle(i.HostSeen(host, tuple(i.GpuSight(it.gpus[0], 0) for it in nodes if it.host == host)), 0)
+    return core
+
+
+@pytest.mark.parametrize(("driver", "goes_to"), [("near", "r2"), ("far", "r3")])
+def test_the_guard_has_a_job_moved_as_far_as_its_driver_can_fetch(driver: str, goes_to: str) -> None:
+    core = two_hosts()
+    for name in ("a", "b"):
+        core.handle(i.RegisterJob("team", "ann", by(driver, job(name, 10, 10, 3))), 0)
+    short = core.state.jobs["j1"]
+    core._cycle.now = 1_000
+    guard.isolate(core._cycle, short)
+    assert short.pins["rollout"] == (goes_to,)
+
+
+class Stubborn(RollMux):
+    """Proposes the nodes of another host, whatever it is shown."""
+
+    def place(self, state: State, job: Job) -> Placed | None:
+        placed = super().place(
+            replace(state, nodes={name: replace(it, drain=False) for name, it in state.nodes.items()}), job
+        )
+        return placed and replace(placed, pins={"rollout": ("r3",), "train": ("t3",)})
+
+
+@pytest.mark.parametrize(("driver", "status"), [("near", JobStatus.WAITING), ("far", JobStatus.ADMITTED)])
+def test_who_fell_back_is_not_placed_out_of_reach_by_a_policy_that_does_not_look(
+    driver: str, status: JobStatus
+) -> None:
+    core = two_hosts()
+    core.handle(i.RegisterJob("team", "ann", by(driver, job("a", 10, 10, None))), 0)
+    state, fallen = core.state, core.state.jobs["j1"]
+    for key in fallen.states:
+        state.states[key].status = StateStatus.PARKED
+    for fact in (f.JobUnplaced(0, "j1", "a load failed", keeps=True), f.PlacementEnded(0, "j1", "a load failed")):
+        apply(state, fact)
+    core._cycle.policy = Stubborn()
+    admission.admit(core._cycle)
+    assert fallen.status is status
+
+
+def test_a_move_that_is_refused_keeps_no_other_from_being_made() -> None:
+    """Two wide jobs would save most together, and cannot be had on each other's hosts; two narrow ones can."""
+    cluster = Cluster(6, 6, RollMux(max_group=1))
+    cycle = cluster.core._cycle
+    cycle.config, cycle._traits = replace(cycle.config, drivers=DRIVERS), DRIVERS
+    for name, driver, width in (("a", "near", 2), ("b", "near", 2), ("c", "far", 1), ("d", "far", 1)):
+        assert cluster.arrives(by(driver, job(name, 100, 100, 2.2, nodes=(width, width)))) is not None
+    cluster.has_earned(20_000)
+    cycle.policy = Loom(objective="cost")
+    cluster.now += 10 * HOUR_MS
+    cluster.arrives(job("z", 1, 1, None, movable=Movable.NO))
+    cluster.ends("z")
+    assert {cluster.core.state.jobs[fact.job].spec.name for fact in cluster.looks_for_moves()} == {"c", "d"}
