@@ -152,7 +152,10 @@ def draw(seed: int) -> History:
         acts += tuple(Act(hosts.randrange(span), "drain", hosts.randrange(8), _s(hosts, 5, 300)) for _ in range(8))
     if hosts.random() < SHARED_HOSTS:
         pools = tuple(replace(pool, per_host=hosts.randint(2, 3)) for pool in pools)
-        faults = replace(faults, near=hosts.random() < NEAR)
+        if hosts.random() < NEAR and policy != OBSERVE:  # with somewhere to go, and loads that fail there
+            pools = tuple(replace(pool, nodes=hosts.randint(3, 5), per_host=2) for pool in pools)
+            policy, faults = RESTLESS, replace(faults, near=True, orders_fail=hosts.uniform(0.1, 0.3))
+            acts += tuple(Act(hosts.randrange(span), "drain", hosts.randrange(8), _s(hosts, 5, 300)) for _ in range(4))
     if hosts.random() < BOTH_POOLS:
         pools = tuple(replace(pool, also=(other.name,)) for pool, other in zip(pools, reversed(pools), strict=True))
     return History(seed, Workload(f"swarm {seed}", jobs, pools), policy, faults, acts, follows)
@@ -315,8 +318,8 @@ def _faults(rng: Random, span: Millis) -> Faults:
 # ---- running one -----------------------------------------------------------------------------------------------------
 
 
-def run(history: History, hear: Callable[[bytes], None] | None = None) -> World:
-    """Play a history to its end. ``hear`` is told every fact, encoded.
+def run(history: History) -> World:
+    """Play a history to its end.
 
     Raises:
         BrokenInvariant: a promise was broken, or somebody waits for ever.

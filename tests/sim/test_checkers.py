@@ -325,7 +325,7 @@ def test_gpus_called_clear_by_a_look_that_began_before_they_were_touched_are_cau
 
 def test_left_overs_that_nobody_saw_or_of_a_state_that_is_not_parked_are_caught():
     witness = Witness(Config())
-    witness.places["n"] = Place("box", ("g0",))
+    witness.places["n"] = Place("box", ("g0",), ("rollout",))
     witness.given = i.HostSeen("box", (i.GpuSight("g0", 900),), "boot")
     told = f.LeftOverSeen(0, "j1", "rollout", "n", 900, 500)
     with pytest.raises(BrokenInvariant, match="its state is gone"):
@@ -462,6 +462,14 @@ def test_a_visit_that_is_passed_while_it_is_asked_for_is_caught(monkeypatch):
 
 def test_a_node_in_two_groups_is_caught(pair):
     caught("a_node_is_in_one_group", changed(pair, f.JobPlaced, 1, group="g9"))
+
+
+def test_a_job_on_nodes_of_another_pool_is_caught(pair):
+    _, _, placed = where(pair, f.JobPlaced, 0)
+    pins = placed.pins
+    swapped = dict(zip(pins, reversed(pins.values()), strict=True))
+
+    caught("a_job_has_nodes_of_the_pools_that_it_wants", changed(pair, f.JobPlaced, pins=swapped))
 
 
 def test_more_parked_states_than_a_host_has_room_for_are_caught(pair):

@@ -13,7 +13,6 @@ import pytest
 from msgspec.structs import replace
 
 from rollmuxd.core import (
-    admission,
     draining,
     inventory,
     letting_go,
@@ -202,12 +201,10 @@ def looks_nowhere_after_an_order_without_a_word(patch: pytest.MonkeyPatch) -> No
 
 def loads_what_its_driver_cannot_fetch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reach, "_too_far", lambda *_: "")
-    patch.setattr(reach, "bound_to", lambda *_: {})
 
 
 def takes_a_node_for_another_pool(patch: pytest.MonkeyPatch) -> None:
-    for room in (admission, moving):
-        patch.setattr(room, "out_of_reach", reach._too_far)
+    patch.setattr(moving, "out_of_reach", reach._too_far)
 
 
 def counts_the_nodes_off_that_it_loads_from(patch: pytest.MonkeyPatch) -> None:

@@ -151,6 +151,7 @@ class Place(Struct):
 
     host: HostId
     gpus: tuple[GpuId, ...]
+    pools: tuple[PoolName, ...]
     group: GroupId | None = None
     #: jobs that are placed on it
     users: int = 0

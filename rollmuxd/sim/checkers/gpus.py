@@ -191,7 +191,7 @@ class Gpus(Books):
         known = self.places.get(spec.id)
         if known is not None and known.users:
             self._broken("a_node_is_in_one_group", f"{spec.id} changes, and jobs are placed on it")
-        self.places[spec.id] = Place(spec.host, spec.gpus)
+        self.places[spec.id] = Place(spec.host, spec.gpus, spec.pools)
         if spec.id not in self.host_nodes[spec.host]:
             self.host_nodes[spec.host].append(spec.id)
         self.out[spec.id] = "not seen yet"

@@ -18,6 +18,12 @@ class Placements(Gpus):
         if place.group is not None and place.group != group:
             self._broken("a_node_is_in_one_group", f"{node} of group {place.group} is given to group {group}")
 
+    def a_job_has_nodes_of_the_pools_that_it_wants(self, job: JobId, pool: PoolName, nodes: tuple[NodeId, ...]) -> None:
+        """Whatever else these are used for."""
+        wrong = [node for node in nodes if pool not in self.places[node].pools]
+        if wrong:
+            self._broken("a_job_has_nodes_of_the_pools_that_it_wants", f"{job} has {wrong} for pool {pool}")
+
     def parked_states_fit_their_hosts(self, job: JobId, host: HostId) -> None:
         """What is reserved for the states of placed jobs is within the budget of every host."""
         reserved, budget = self.ram[host]
@@ -102,6 +108,7 @@ class Placements(Gpus):
         specs = {spec.pool: spec for spec in reversed(member.spec.states)}
         for pool, nodes in pins.items():
             spec = specs.get(pool)
+            self.a_job_has_nodes_of_the_pools_that_it_wants(job, pool, nodes)
             for node in nodes if spec is not None else ():
                 assert spec is not None
                 key, place = state_key(job, pool, node), self.places[node]
