@@ -101,7 +101,7 @@ class Explainer:
         reasons = (*refusal.reasons, *islice(self._no_word(wanted, known, now), SILENT_TOLD))
         for pool, hosts in bound_to(self._c, known).items():
             text = f"its {pool} state is parked on {', '.join(hosts)}, and its driver cannot fetch it: it goes on there"
-            reasons = (Reason("parked", text, {"pool": pool, "hosts": hosts}), *reasons)
+            reasons = (Reason("parked", text, {"pool": pool, "hosts": [*hosts]}), *reasons)
         if unseen:
             text = f"{len(unseen)} of {len(state.nodes)} nodes have not been seen yet"
             reasons = (Reason("unseen", text, {"nodes": unseen[:20]}), *reasons)

@@ -9,6 +9,7 @@ reach as if they were drained.
 """
 
 from collections import Counter
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -31,16 +32,20 @@ def out_of_reach(c: Cycle, job: Job, pins: Pins) -> str:
 
 
 def _too_far(c: Cycle, job: Job, pins: Pins) -> str:
-    hosts = {name: node.host for name, node in c.state.nodes.items()}
     for spec in job.spec.states:
         newest = job.newest.get(spec.pool, job.pins.get(spec.pool, ()))
         names, parts = pins.get(spec.pool, ()), _parts(c, job, spec.pool)
         sources = follow(job.pins.get(spec.pool, newest), newest, names)
         pairs = zip(sources, names, strict=True)
-        far = any(source in parts and hosts.get(source) != hosts[name] for source, name in pairs)
+        far = any(source in parts and _host(c, source) != _host(c, name) for source, name in pairs)
         if far and not c.traits(spec.driver).copies:
             return f"its {spec.pool} state is parked on another host, and driver {spec.driver} cannot fetch it"
     return ""
+
+
+def _host(c: Cycle, name: NodeId) -> HostId | None:
+    node = c.state.nodes.get(name)
+    return None if node is None else node.host
 
 
 def _parts(c: Cycle, job: Job, pool: PoolName) -> list[NodeId]:
@@ -67,9 +72,8 @@ def _has_something(job: Job) -> bool:
 
 def _paired(c: Cycle, job: Job, pool: PoolName, names: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
     """The same nodes, each in the place of a part that is near: on that very node, else on its host."""
-    host = {name: node.host for name, node in c.state.nodes.items()}
     left, places = list(names), [""] * len(names)
-    for where in (str, host.get):
+    for where in (str, partial(_host, c)):
         for place, old in enumerate(job.newest.get(pool, ())[: len(names)]):
             near = [name for name in left if where(name) == where(old)]
             if near and not places[place]:
