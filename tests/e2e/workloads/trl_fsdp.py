@@ -4,6 +4,7 @@ Accelerate has FSDP for accelerators only, and makes DDP of it on CPUs without a
 torch, which does the work, shards over gloo.
 """
 
+import atexit
 import hashlib
 import os
 import sys
@@ -44,3 +45,5 @@ if __name__ == "__main__":
     trained("alone", kind=trl.GRPOTrainer)
     trained("shared", rollmux=dict(name=sys.argv[1], parking=True))
     torch.distributed.destroy_process_group()
+    atexit._run_exitfuncs()
+    os._exit(0)  # gloo's threads are still there, and one that lets go of a tensor aborts a Python that ends
