@@ -64,6 +64,7 @@ def ranks(name: str, more: dict[str, Any]) -> None:
     shared.train()
     weights("alone", solo)
     weights("shared", shared)
+    torch.distributed.barrier()  # rank 0 has the store, from which the others may still read
     torch.distributed.destroy_process_group()
 
 
