@@ -1,14 +1,15 @@
 """Which nodes are within a job's reach, by what it has loaded and parked.
 
-What is parked on a host is loaded there, or elsewhere by a driver that can fetch it. And a node on which a job has, or
-has left, the state of one pool is not taken for another pool of the same job: its bytes there, and what is to become of
-them, are known by the node.
+What is parked on a host is loaded there, or elsewhere by a driver that can fetch it. And a node that a job has for one
+pool, or on which it has left that pool's state, is not taken for another pool of the same job: its bytes there, and
+what is to become of them, are known by the node.
 
 A policy knows nothing of this. For a job that has a state somewhere it is shown the nodes that are out of the job's
 reach as if they were drained.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 
 from msgspec.structs import replace
@@ -24,11 +25,16 @@ Pins = dict[PoolName, tuple[NodeId, ...]]
 
 def out_of_reach(c: Cycle, job: Job, pins: Pins) -> str:
     """Why a job cannot have its states on those nodes, from where they are; empty: it can."""
-    for key in job.states:
-        kept = c.state.states[key]
-        if kept.node not in pins.get(kept.pool, ()) and any(kept.node in names for names in pins.values()):
-            return f"node {kept.node} has its {kept.pool} state, and would be used for another pool"
+    for name, pool in _its_nodes(c, job):
+        if name not in pins.get(pool, ()) and any(name in names for names in pins.values()):
+            return f"node {name} is or was its for pool {pool}, and would be used for another one"
     return "" if job.spec.movable is Movable.RELAUNCH else _too_far(c, job, pins)
+
+
+def _its_nodes(c: Cycle, job: Job) -> Iterator[tuple[NodeId, PoolName]]:
+    """The nodes where a job sits, and those where it has a state; for which pool."""
+    yield from ((name, pool) for pool, names in job.pins.items() for name in names)
+    yield from ((c.state.states[key].node, c.state.states[key].pool) for key in job.states)
 
 
 def _too_far(c: Cycle, job: Job, pins: Pins) -> str:
@@ -89,8 +95,8 @@ def within_reach(c: Cycle, job: Job, state: State) -> State:
     wanted = {want.pool for want in job.spec.wants}
     offered = {pool: _offered(c, job, pool, hosts) for pool, hosts in bound_to(c, job).items()}
     has: dict[NodeId, set[PoolName]] = {}
-    for key in job.states if not job.spec.colocate else ():
-        has.setdefault(c.state.states[key].node, set()).add(c.state.states[key].pool)
+    for name, pool in _its_nodes(c, job) if not job.spec.colocate else ():
+        has.setdefault(name, set()).add(pool)
 
     def reaches(name: NodeId, pool: PoolName) -> bool:
         return pool not in wanted or (name in offered.get(pool, (name,)) and pool in has.get(name, (pool,)))
