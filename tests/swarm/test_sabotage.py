@@ -207,6 +207,13 @@ def takes_a_node_for_another_pool(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(moving, "out_of_reach", reach._too_far)
 
 
+def takes_a_node_with_nothing_on_it_for_another_pool(patch: pytest.MonkeyPatch) -> None:
+    def with_states(c: Cycle, job: Job) -> list[tuple[str, str]]:
+        return [(c.state.states[key].node, c.state.states[key].pool) for key in job.states]
+
+    patch.setattr(reach, "_its_nodes", with_states)
+
+
 def counts_the_nodes_off_that_it_loads_from(patch: pytest.MonkeyPatch) -> None:
     def source_of(self: State, kept: JobState) -> JobState | None:
         job = self.jobs[kept.job]
@@ -244,6 +251,9 @@ KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
         "parked_on_a_host_that_its_driver_cannot_reach", "a_state_is_fetched_from_where_it_is_parked",
     ),
     takes_a_node_for_another_pool: ("moved_with_its_pools_swapped", "what_is_loaded_is_what_was_left"),
+    takes_a_node_with_nothing_on_it_for_another_pool: (
+        "given_up_with_another_pool_on_a_node_of_its_own", "a_state_is_on_a_node_of_its_jobs",
+    ),
     counts_the_nodes_off_that_it_loads_from: (
         "moved_from_one_of_three_nodes_and_the_next", "what_is_loaded_is_what_was_left",
     ),
