@@ -566,7 +566,11 @@ class World:
 
     def tail_goes_on(self, process: Process, slot: SlotId) -> None:
         """The process says how far its tail is; what it is offered back it takes."""
-        if process.slot == slot and process.shrunk and not process.silent:
+        if process.slot != slot or not process.shrunk or process.silent:
+            return
+        if process.knocks:  # it has no word yet that it has given them back
+            self.kernel.after(TAIL_ASKED_MS, self.tail_goes_on, process, slot)
+        else:
             self.call(process, i.Heartbeat(process.session, slot, 90, 100), self._offered)
 
     def _offered(self, process: Process, answer: Answer) -> None:
