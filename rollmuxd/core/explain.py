@@ -158,9 +158,9 @@ class Explainer:
             else:
                 sentences.append(f"It would start now with {wish.text}.")
         bounded = self._c.config.bounded_wait_ms
-        if job.fell_back:  # nothing is kept for it
-            pass
-        elif waited < bounded:
+        if job.fell_back:
+            return Story(refusal.reasons, tuple(sentences), wishes)  # nothing is kept for it, however long it waits
+        if waited < bounded:
             sentences.append(f"Nobody overtakes it any more once it has waited {_span(bounded)}.")
         else:
             sentences.append(f"It has waited for more than {_span(bounded)}, and nobody overtakes it any more.")

@@ -79,9 +79,8 @@ TRIPLES_UP_TO: Final = 40
 UNIONS: Final = 400
 #: up to so many groups all pairs are looked at; beyond, so many that have changed, each beside all others
 GROUPS_MATCHED, GROUPS_CHANGED = 40, 4
-#: beyond so many groups a newcomer's search is bounded, as nobody is heard meanwhile: rates and candidates (ten of wide
-#: jobs take a millisecond) that are tried once it has found something, and until it does. Of 250 arrivals among 545 and
-#: 755 groups one came dearer by it, and the longest took 20 ms, not 78
+#: beyond so many groups a newcomer's search is bounded, as nobody is heard meanwhile: rates and candidates that are
+#: tried once it has found something, and until it does (`make bench BENCH=core`: among 755 groups p99 12 ms, else 73)
 MANY_GROUPS: Final = 200
 TRIED_ONCE_FOUND, TRIED_AT_MOST = 150, 450
 #: moves that are refused, after which a search ends

@@ -693,7 +693,7 @@ def _usable(node: Node) -> bool:
 
 
 def _serves(node: Node, pool: PoolName) -> bool:
-    return node.status is NodeStatus.UP and not node.drain and pool in node.pools
+    return _usable(node) and pool in node.pools
 
 
 def _free(node: Node) -> bool:
