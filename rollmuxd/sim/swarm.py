@@ -5,7 +5,7 @@ operators do. It is drawn from a seed, runs in some tens of milliseconds, and is
 is made smaller (:func:`shrink`) as long as the same promise is broken, and can be kept as JSON (a regression).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from random import Random
 from typing import Final
@@ -113,52 +113,108 @@ OTHERS: Final[dict[str, Callable[[], Contender]]] = {
 
 
 def draw(seed: int) -> History:
-    """The history of a seed."""
+    """The history of a seed: a plain one, and what came to be added.
+
+    Each addition has chances of its own, so that one more leaves the rest of a history as it was.
+    """
+    history = _plain(seed)
+    for name, added in _ADDED.items():
+        history = added(Random(f"swarm {name} {seed}"), history)
+    return history
+
+
+def _plain(seed: int) -> History:
     rng = Random(f"swarm {seed}")
-    pools: tuple[Pool, ...] = (_pool(rng, "rollout", 3), _pool(rng, "train", 2))
+    pools = (_pool(rng, "rollout", 3), _pool(rng, "train", 2))
     jobs = tuple(_job(rng, number, pools) for number in range(rng.randint(1, 5)))
     span = 600_000 + 2 * sum(job.lasts_ms for job in jobs)
     acts = tuple(
         Act(rng.randrange(span), rng.choice(("pause", "drain", "revoke", "observe")), rng.randrange(8), _s(rng, 1, 300))
         for _ in range(rng.choice((0, 0, 1, 2, 4, 8)))
     )
-    policy, faults = rng.choice(POLICIES), _faults(rng, span)
-    if Random(f"swarm moves {seed}").random() < MOVED:
-        policy = RESTLESS
-    more = Random(f"swarm more {seed}")
-    drawn = more.random()
+    return History(seed, Workload(f"swarm {seed}", jobs, pools), rng.choice(POLICIES), _faults(rng, span), acts)
+
+
+def _with(history: History, jobs: Iterable[SimJob] = (), pools: Iterable[Pool] = ()) -> History:
+    """The history with these in place of its jobs, or of its pools."""
+    had = history.workload
+    workload = replace(had, jobs=tuple(jobs) or had.jobs, pools=tuple(pools) or had.pools)
+    return replace(history, workload=workload)
+
+
+def _moves(rng: Random, history: History) -> History:
+    return replace(history, policy=RESTLESS) if rng.random() < MOVED else history
+
+
+def _plans(rng: Random, history: History) -> History:
+    """Now and then a policy that plans, or none; and jobs that ask more of it."""
+    drawn = rng.random()
     if drawn < WEAVES:
-        policy = more.choice(WOVEN)
+        history = replace(history, policy=rng.choice(WOVEN))
     elif drawn < WEAVES + WATCHES:
-        policy = OBSERVE
-    jobs = tuple(_more(more, job, policy) for job in jobs)
-    drift = Random(f"swarm drift {seed}")
-    follows = drift.random() < FOLLOWS
-    if follows:
-        jobs = tuple(_drifting(drift, job) for job in jobs)
-    starts = Random(f"swarm launches {seed}")
-    if starts.random() < LAUNCHES and policy != OBSERVE:
-        jobs = tuple(_launched(starts, job) if starts.random() < LAUNCHED else job for job in jobs)
-    retires = Random(f"swarm retires {seed}")
-    if retires.random() < RETIRES and policy != OBSERVE:
-        pools = tuple(replace(pool, nodes=(pool.nodes or 0) + 1) for pool in pools)
-        times = [retires.randrange(span) for _ in range(retires.randint(1, 3))]
-        acts += tuple(Act(at, "retire", retires.randrange(8), _s(retires, 1, 300)) for at in times)
-    hosts = Random(f"swarm hosts {seed}")
-    if hosts.random() < WIDE and policy != OBSERVE:
-        pools = (replace(pools[0], nodes=hosts.randint(4, 6)), *pools[1:])
-        jobs = tuple(_wide(hosts, job) for job in jobs)
+        history = replace(history, policy=OBSERVE)
+    return _with(history, jobs=[_more(rng, job, history.policy) for job in history.workload.jobs])
+
+
+def _drifts(rng: Random, history: History) -> History:
+    if rng.random() >= FOLLOWS:
+        return history
+    return _with(replace(history, follows=True), jobs=[_drifting(rng, job) for job in history.workload.jobs])
+
+
+def _launches(rng: Random, history: History) -> History:
+    if rng.random() >= LAUNCHES or history.policy == OBSERVE:
+        return history
+    jobs = [_launched(rng, job) if rng.random() < LAUNCHED else job for job in history.workload.jobs]
+    return _with(history, jobs=jobs)
+
+
+def _retires(rng: Random, history: History) -> History:
+    """Nodes that leave for good, with one more of each pool so that the jobs have room without."""
+    if rng.random() >= RETIRES or history.policy == OBSERVE:
+        return history
+    times = [rng.randrange(history.faults.until_ms) for _ in range(rng.randint(1, 3))]
+    acts = tuple(Act(at, "retire", rng.randrange(8), _s(rng, 1, 300)) for at in times)
+    pools = [replace(pool, nodes=(pool.nodes or 0) + 1) for pool in history.workload.pools]
+    return _with(replace(history, acts=history.acts + acts), pools=pools)
+
+
+def _hosts(rng: Random, history: History) -> History:
+    """Jobs on several nodes, several nodes on a host, and nodes of both pools."""
+    observed, span = history.policy == OBSERVE, history.faults.until_ms
+    if rng.random() < WIDE and not observed:
+        rollout, train = history.workload.pools
+        pools = [replace(rollout, nodes=rng.randint(4, 6)), train]
         span = min(span, 3_600_000)
-        acts += tuple(Act(hosts.randrange(span), "drain", hosts.randrange(8), _s(hosts, 5, 300)) for _ in range(8))
-    if hosts.random() < SHARED_HOSTS:
-        pools = tuple(replace(pool, per_host=hosts.randint(2, 3)) for pool in pools)
-        if hosts.random() < NEAR and policy != OBSERVE:  # with somewhere to go, and loads that fail there
-            pools = tuple(replace(pool, nodes=hosts.randint(3, 5), per_host=2) for pool in pools)
-            policy, faults = RESTLESS, replace(faults, near=True, orders_fail=hosts.uniform(0.1, 0.3))
-            acts += tuple(Act(hosts.randrange(span), "drain", hosts.randrange(8), _s(hosts, 5, 300)) for _ in range(4))
-    if hosts.random() < BOTH_POOLS:
-        pools = tuple(replace(pool, also=(other.name,)) for pool, other in zip(pools, reversed(pools), strict=True))
-    return History(seed, Workload(f"swarm {seed}", jobs, pools), policy, faults, acts, follows)
+        history = _with(history, [_wide(rng, job) for job in history.workload.jobs], pools)
+        history = _drained(rng, history, span, times=8)
+    if rng.random() < SHARED_HOSTS:
+        pools = [replace(pool, per_host=rng.randint(2, 3)) for pool in history.workload.pools]
+        if rng.random() < NEAR and not observed:  # with somewhere to go, and loads that fail there
+            pools = [replace(pool, nodes=rng.randint(3, 5), per_host=2) for pool in pools]
+            faults = replace(history.faults, near=True, orders_fail=rng.uniform(0.1, 0.3))
+            history = _drained(rng, replace(history, policy=RESTLESS, faults=faults), span, times=4)
+        history = _with(history, pools=pools)
+    if rng.random() < BOTH_POOLS:
+        rollout, train = history.workload.pools
+        history = _with(history, pools=[replace(rollout, also=(train.name,)), replace(train, also=(rollout.name,))])
+    return history
+
+
+def _drained(rng: Random, history: History, span: Millis, *, times: int) -> History:
+    acts = tuple(Act(rng.randrange(span), "drain", rng.randrange(8), _s(rng, 5, 300)) for _ in range(times))
+    return replace(history, acts=history.acts + acts)
+
+
+#: what is done to a plain history, in this order, each with the chances of its name
+_ADDED: Final[dict[str, Callable[[Random, History], History]]] = {
+    "moves": _moves,
+    "more": _plans,
+    "drift": _drifts,
+    "launches": _launches,
+    "retires": _retires,
+    "hosts": _hosts,
+}
 
 
 def _wide(rng: Random, job: SimJob) -> SimJob:
