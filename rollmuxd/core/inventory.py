@@ -15,6 +15,7 @@ from rollmuxd.core.letting_go import (
     clear_limit_mb,
     discard_again,
     drained_if_empty,
+    drop_requests,
     end_now,
     end_reclaims,
     finish_release,
@@ -27,6 +28,7 @@ from rollmuxd.core.letting_go import (
     take_away,
     watch,
 )
+from rollmuxd.core.lives import job_lost, lose
 from rollmuxd.core.model import (
     Host,
     HostId,
@@ -39,12 +41,15 @@ from rollmuxd.core.model import (
     OnLoss,
     OrderKind,
     OrderStatus,
+    SessionStatus,
     SlotStatus,
     StateStatus,
 )
 from rollmuxd.core.orders import order_lost_contact
 from rollmuxd.core.turns import dispatch, issue, unheld_by
 
+#: why runs are lost
+RESTORED = "the journal was restored, and does not say what the job did since; end this process, and start it again"
 #: ids that are left out after a restore: more than were given since any backup
 IDS_SKIPPED = 1_000_000_000
 
@@ -115,7 +120,7 @@ def start(c: Cycle, given: i.Start) -> Answer:
     """The daemon is there (again): every lease is renewed in full, every node has to be seen.
 
     An open order is told again only if that does it once; else its driver is asked, which may say that it was not
-    begun; else nobody knows.
+    begun; else nobody knows. After a restore nobody knows of any job (:func:`disown`).
     """
     # A journal was restored: somebody may still ask by the ids that were given after its backup was made.
     restored = given.incarnation > c.state.incarnation and c.state.at > 0
@@ -123,13 +128,16 @@ def start(c: Cycle, given: i.Start) -> Answer:
     c.fact(f.DaemonStarted(c.now, given.incarnation, skipped, skipped))
     configure(c, given)
     c.soft.restart(c.state, c.now, c.config)
+    if restored:
+        disown(c)
     for order in list(c.state.orders.values()):
         traits = c.traits(order.driver)
-        if order.status is OrderStatus.ISSUED and traits.idempotent:
+        issued = order.status is OrderStatus.ISSUED
+        if issued and traits.idempotent and not restored:  # else it may undo what was ordered since
             c.do(e.Perform(order.id, again=True))
-        elif traits.probes:
+        elif traits.probes and not (issued and restored):
             c.do(e.Probe(order.id))
-        elif order.status is OrderStatus.ISSUED:
+        elif issued:
             order_lost_contact(c, i.OrderLostContact(order.id, "the daemon was restarted meanwhile"))
     for host in c.state.hosts.values():
         c.do(e.Observe(host.id))
@@ -145,6 +153,24 @@ def start(c: Cycle, given: i.Start) -> Answer:
             c.do(e.Launch(job.id, started.id))
         settle(c, job)
     return NOTHING
+
+
+def disown(c: Cycle) -> None:
+    """What jobs have done since the backup, and which GPUs they are on by now, nobody knows: their runs are lost.
+
+    So nobody is granted a GPU that another was granted since, and a process that goes on hears that it is to end. A
+    job that is only watched has nothing of ours: it loses its request or slot, and asks anew.
+    """
+    for job in sorted(c.state.jobs.values(), key=lambda job: job.has_place):  # else who waits would get what is left
+        session = c.state.sessions.get(job.session or "")
+        if job.group and not any(job.pins.values()):
+            drop_requests(c, job, RESTORED)
+            if job.slot is not None:
+                take_away(c, c.state.slots[job.slot], f.SlotRevoked(c.now, job.slot, "restore", RESTORED))
+        elif job.live and session is not None and session.status is SessionStatus.ALIVE:
+            lose(c, session, RESTORED)
+        elif job.live:
+            job_lost(c, job, RESTORED)
 
 
 def configure(c: Cycle, given: i.Start) -> None:

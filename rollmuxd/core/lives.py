@@ -335,14 +335,13 @@ def part_helps(c: Cycle, group: Group, head: int, slot: Slot, keep: tuple[str, .
     return free >= phase.min_gpus
 
 
-def lose(c: Cycle, session: Session) -> None:
-    """No heartbeat for one lease time: the job is lost at once, between slots too."""
+def lose(c: Cycle, session: Session, reason: str) -> None:
+    """The job of a session is lost at once, between slots too."""
     c.fact(f.SessionLost(c.now, session.id))
     c.soft.forget_session(session.id)
     job = c.state.jobs[session.job]
     if job.live and job.session == session.id:
-        where = session.host or "an unnamed host"
-        job_lost(c, job, f"no heartbeat from pid {session.pid} on {where} for one lease time")
+        job_lost(c, job, reason)
 
 
 def job_lost(c: Cycle, job: Job, reason: str, *, leaves: bool = False) -> None:
@@ -384,4 +383,5 @@ def lease_ran_out(c: Cycle, session: SessionId) -> None:
     """A session's deadline: it is lost, unless it has ended meanwhile."""
     known = c.state.sessions.get(session)
     if known is not None and known.status is SessionStatus.ALIVE:
-        lose(c, known)
+        where = known.host or "an unnamed host"
+        lose(c, known, f"no heartbeat from pid {known.pid} on {where} for one lease time")

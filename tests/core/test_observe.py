@@ -1,6 +1,7 @@
 """The policy that only watches: nobody waits, nothing is ordered, and a run leaves nothing behind however it ends."""
 
 import pytest
+from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -23,7 +24,8 @@ class Watched:
         nodes = tuple(
             i.NodeSpec(f"h/gpu{n}", "h", (f"h/gpu{n}",), (pool,)) for n, pool in enumerate(("rollout", "train"))
         )
-        self.hand(i.Start((i.HostSpec("h", "mock", 1000),), nodes))
+        self.start = i.Start((i.HostSpec("h", "mock", 1000),), nodes)
+        self.hand(self.start)
         self.hand(i.HostSeen("h", (i.GpuSight("h/gpu0", 0), i.GpuSight("h/gpu1", 0))))
 
     def hand(self, given, after=10):
@@ -73,6 +75,17 @@ def test_a_run_that_is_over_in_the_middle_of_a_phase_leaves_no_slot_and_no_group
     for fact in watched.facts:
         apply(again, fact)
     assert again == watched.core.state
+
+
+def test_a_job_goes_on_after_a_restore_and_only_the_phase_that_it_was_in_is_over():
+    watched = Watched()
+    job, session = watched.job("a")
+    slot = watched.ask(job, session, "rollout", "r1")
+    watched.hand(replace(watched.start, incarnation=2))
+
+    assert slot.status is SlotStatus.OVER
+    watched.hand(i.Heartbeat(session))
+    assert watched.ask(job, session, "train", "t1").status is SlotStatus.RUNNING
 
 
 def test_a_process_that_the_daemon_is_to_start_is_not_started_and_the_reason_said():
