@@ -169,21 +169,14 @@ class Journal:
         Raises:
             JournalInUse: another daemon uses the directory.
             JournalDamaged: facts are damaged or missing, and it is more than a torn tail.
-            JournalRefused: it is on a network file system, cannot be written, or is of a newer format.
+            JournalRefused: it is on a network file system, cannot be written, is of a newer format, or one was used
+                here and is no more.
         """
         path = state_dir / "journal.sqlite3"
         try:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             refuse_remote(state_dir, Path("/proc/self/mountinfo").read_text())
             lock = journal_file.lock(state_dir)
-            if not path.exists() and (state_dir / "opened").exists():
-                os.close(lock)
-                raise JournalRefused(
-                    f"state directory {state_dir}: its journal.sqlite3 is gone, and with it who holds which GPUs; "
-                    "restore a backup (rollmuxd journal restore FILE), or remove the directory to begin with nothing"
-                )
-            # API keys' hashes are in it. SQLite gives its other files the mode of this one.
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         except OSError as error:
             raise JournalRefused(f"state directory {state_dir}: {error.strerror or error}") from error
         try:
@@ -208,6 +201,9 @@ class Journal:
     @classmethod
     def _opened(cls, state_dir: Path, lock: int) -> "Journal":
         path = state_dir / "journal.sqlite3"
+        journal_file.refuse_lost(path)
+        # API keys' hashes are in it. SQLite gives its other files the mode of this one.
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         journal_file.prepare(path)
         with closing(journal_file.connect(path)) as connection:
             journal_file.mend(connection, path)

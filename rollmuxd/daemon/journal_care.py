@@ -352,6 +352,7 @@ def compact(state_dir: Path, keep: Keep) -> Tended:
         raise JournalRefused(f"{path}: there is no journal; name its state directory with --state-dir or --config")
     held = journal_file.lock(state_dir)
     try:
+        journal_file.refuse_lost(path)
         journal_file.prepare(path)
         with closing(connect(path)) as writer:
             journal_file.mend(writer, path)

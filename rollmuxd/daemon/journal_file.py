@@ -158,7 +158,13 @@ _ROWS: Final = "SELECT seq, CAST(coalesce(body, '') AS BLOB), CAST(coalesce(sum,
 
 
 def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
-    """A connection to a journal that is there. Used by one thread at a time, not always by the one that made it."""
+    """A connection to a journal that is there. Used by one thread at a time, not always by the one that made it.
+
+    An empty file is refused where it is only to be read: SQLite takes it for a new database, and deletes the log that
+    lies beside it, in which a journal that was cut off may still be.
+    """
+    if readonly and path.exists() and not path.stat().st_size:
+        raise sqlite3.DatabaseError("the file is empty")
     where = f"{path.absolute().as_uri()}?mode={'ro' if readonly else 'rw'}"
     connection = sqlite3.connect(where, uri=True, isolation_level=None, check_same_thread=False, timeout=5)
     if not readonly:
@@ -199,6 +205,32 @@ def prepare(path: Path) -> int:
             set_meta(connection, "passable", " ".join(PASSABLE))
             connection.execute("COMMIT")
         return found
+
+
+def refuse_lost(path: Path) -> None:
+    """Raise JournalRefused if a journal was used in this directory, and what is there now is not one.
+
+    A new one in its place would begin with the fences of the old one. It is looked at before anything opens it to
+    write, so that what is left of it stays as it is.
+    """
+    if not (path.parent / "opened").exists():
+        return
+    if not path.exists():
+        what = "is gone"
+    elif not path.stat().st_size:
+        what = "is empty"
+    else:
+        with closing(connect(path, readonly=True)) as connection:
+            refuse_newer(connection, path)
+            laid_out = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]
+            if laid_out and get_meta(connection, "opened") is not None:
+                return
+        what = "is not one that was used here"
+    raise JournalRefused(
+        f"state directory {path.parent}: its journal.sqlite3 {what}, and who holds which GPUs was in the one before; "
+        "restore a backup (rollmuxd journal restore FILE), or remove the directory to begin with nothing, once no job "
+        "holds a GPU"
+    )
 
 
 def refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
@@ -498,6 +530,7 @@ def mend(connection: sqlite3.Connection, path: Path) -> None:
     write_synced(aside, b"".join(lines))
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("DELETE FROM facts WHERE seq > ?", (good.seq,))
+    _unbook_after(connection, good.seq)
     begin_incarnation(connection, "the journal's tail was torn")
     connection.execute("COMMIT")
     log.warning(
@@ -508,6 +541,15 @@ def mend(connection: sqlite3.Connection, path: Path) -> None:
         kept_in=str(aside),
         reason="they do not follow from the facts before: a disk has not written what it said it had",
     )
+
+
+def _unbook_after(connection: sqlite3.Connection, seq: int) -> None:
+    """Take back what was booked of facts after this one: their numbers are given again, to others.
+
+    The books of a day hold the facts up to where the next day begins. The state at the cut stays, and all before it.
+    """
+    connection.execute("DELETE FROM days WHERE seq > ?", (seq,))
+    connection.execute("UPDATE days SET books = NULL WHERE day = (SELECT max(day) FROM days)")
 
 
 # ---- decoding --------------------------------------------------------------------------------------------------------

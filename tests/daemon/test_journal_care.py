@@ -288,6 +288,42 @@ async def test_damage_after_the_cut_is_found_as_before_and_the_state_at_the_cut_
     await journal.close()
 
 
+async def test_what_was_booked_of_a_torn_tail_is_booked_anew_of_what_came_instead(tmp_path):
+    # Numbers of torn facts are given again. A state that holds the torn ones would skip those in their place.
+    begin = 20_000 * DAY
+
+    def hosts(name, day, numbers):
+        return [f.HostAdded(day * DAY + begin + n, HostSpec(f"{name}{n}", "fake", 0)) for n in numbers]
+
+    async def tended(journal, at, durable, keep):
+        async def settled():
+            return begin + at, durable
+
+        await Keeper(journal, keep, settled).tend()
+        await journal.close()
+
+    journal = Journal.open(tmp_path)
+    told = [(seq, fact) for seq, fact in enumerate(hosts("x", 0, range(4)) + hosts("y", 1, range(4)), 1)]
+    await journal.append(told)
+    await tended(journal, 2 * DAY, 8, ALL)
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite3", isolation_level=None)) as connection:
+        connection.execute("UPDATE facts SET sum = 0 WHERE seq >= 7")
+    journal = Journal.open(tmp_path)
+    assert [(day.day - 20_000, day.seq, day.booked) for day in await journal.days()] == [(0, 0, True), (1, 4, False)]
+    await journal.append([(seq, fact) for seq, fact in enumerate(hosts("z", 2, range(3)), 7)])
+    await tended(journal, 4 * DAY, 9, ONE)
+
+    journal = Journal.open(tmp_path)
+    past = journal.load(snapshot=False)
+    state = msgspec.json.decode(past.snapshot, type=State)
+    for _, fact in past.facts:
+        apply(state, fact)
+    assert list(state.hosts) == ["x0", "x1", "x2", "x3", "y0", "y1", "z0", "z1", "z2"]
+    assert past.seq == 9
+    await journal.close()
+    assert check(tmp_path / "journal.sqlite3").good
+
+
 async def test_who_did_what_outlives_the_facts_and_goes_when_it_is_old_too(tmp_path, lived):
     journal = await written(tmp_path, lived)
     await keeper(journal, lived, ONE).tend()

@@ -25,6 +25,7 @@ from rollmuxd.core.inputs import HostSpec
 from rollmuxd.core.state import State
 from rollmuxd.daemon import journal_tools
 from rollmuxd.daemon.journal import Journal, JournalInUse, JournalRefused
+from rollmuxd.daemon.journal_care import Keep, compact
 from rollmuxd.daemon.journal_tools import backup, check, restore
 
 pytestmark = pytest.mark.asyncio
@@ -298,6 +299,64 @@ async def test_a_journal_that_is_gone_is_not_begun_anew_in_silence(tmp_path):
     for _ in range(2):
         with pytest.raises(JournalRefused, match=r"journal\.sqlite3 is gone.*rollmuxd journal restore"):
             Journal.open(tmp_path)
+
+
+EMPTY = "is empty"
+OTHER = "is not one that was used here"
+
+
+@pytest.mark.parametrize(
+    ("loss", "named"),
+    [
+        (lambda file: os.truncate(file, 0), EMPTY),
+        (lambda file: (file.unlink(), change(file, "CREATE TABLE t (x)")), OTHER),
+        (lambda file: change(file, "PRAGMA user_version = 0", "DROP TABLE meta"), OTHER),
+        (lambda file: change(file, "DELETE FROM meta WHERE name = 'opened'"), OTHER),
+        (lambda file: shutil.copyfile(CORPUS / "format-1" / "shrunk_tail.journal", file), OTHER),
+    ],
+    ids=["emptied", "another database", "no layout", "no word", "an older one, copied here"],
+)
+async def test_what_is_no_journal_of_this_directory_is_not_taken_for_a_new_one(tmp_path, loss, named):
+    # A new one would give the fences of the old one again: whoever holds one of those frees another's slot with it.
+    await write(tmp_path / "live", 4)
+    backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
+    loss(tmp_path / "live" / "journal.sqlite3")
+    before = content(tmp_path / "live")["journal.sqlite3"]
+    for open_it in (Journal.open, Journal.open, lambda folder: compact(folder, Keep(90, 10**9, 90))):
+        with pytest.raises(JournalRefused, match=rf"journal\.sqlite3 {named}.*rollmuxd journal restore"):
+            open_it(tmp_path / "live")
+    assert content(tmp_path / "live")["journal.sqlite3"] == before
+    done = restore(tmp_path / "kept", tmp_path / "live")
+    assert await numbers(tmp_path / "live") == ([1, 2, 3, 4], done.incarnation)
+    assert done.incarnation > 1_000_000
+
+
+async def test_the_log_beside_an_emptied_journal_is_kept_by_all_that_only_looks(tmp_path):
+    journal = Journal.open(tmp_path / "live")
+    await journal.append([(1, host(1))])
+    shutil.copytree(tmp_path / "live", tmp_path / "dead")
+    await journal.close()
+    os.truncate(tmp_path / "dead" / "journal.sqlite3", 0)
+    log = (tmp_path / "dead" / "journal.sqlite3-wal").read_bytes()
+    assert log
+    with pytest.raises(JournalRefused, match="is empty"):
+        Journal.open(tmp_path / "dead")
+    assert "the file is empty" in check(tmp_path / "dead" / "journal.sqlite3").line()
+    with pytest.raises(JournalRefused, match="the file is empty"):
+        backup(tmp_path / "dead" / "journal.sqlite3", tmp_path / "kept")
+    assert (tmp_path / "dead" / "journal.sqlite3-wal").read_bytes() == log
+    backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
+    done = restore(tmp_path / "kept", tmp_path / "dead")
+    assert (Path(done.kept) / "journal.sqlite3-wal").read_bytes() == log
+
+
+async def test_a_first_start_that_was_killed_early_is_begun_again(tmp_path):
+    # The word is in the journal before it is beside it: without the latter no daemon has used what is there.
+    (tmp_path / "journal.sqlite3").touch()
+    await write(tmp_path, 2)
+    (tmp_path / "opened").unlink()
+    change(tmp_path / "journal.sqlite3", "DELETE FROM meta WHERE name = 'opened'")
+    assert await numbers(tmp_path) == ([1, 2], 1)
 
 
 async def test_a_backup_of_an_older_format_is_restored_and_upgraded(tmp_path):
