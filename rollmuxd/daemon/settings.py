@@ -421,7 +421,8 @@ class TlsTable(_Table):
 
     names: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.:*-]+$", max_length=253)], ...] = ()
     """Names and addresses under which clients reach the daemon, besides the machine's own: the certificate that it
-    makes is for these too."""
+    makes is for these too. Where no key is asked for, it is heard under no other name, so that no page of another site
+    is."""
 
     @field_validator("certificate", "key")
     @classmethod

@@ -60,7 +60,7 @@ async def running(settings: Settings):
 
 def client(where: app.Ready, **options) -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        transport=httpx.AsyncHTTPTransport(uds=where.socket), base_url="http://daemon", timeout=30, **options
+        transport=httpx.AsyncHTTPTransport(uds=where.socket), base_url="http://rollmuxd", timeout=30, **options
     )
 
 

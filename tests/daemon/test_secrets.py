@@ -117,7 +117,7 @@ def test_planted_secrets_are_found_nowhere(leaky):
     ready, folder, _ = leaky
     answers = []
     over_unix = httpx.HTTPTransport(uds=ready["socket"])
-    with httpx.Client(transport=over_unix, base_url="http://x") as unix:
+    with httpx.Client(transport=over_unix, base_url="http://rollmuxd") as unix:
         made = unix.post("/v1/keys", json={"owner": "team", "user": "ann", "role": "admin"}).json()
     secret = made["secret"]
     random = secret.split("_", 2)[2]

@@ -125,6 +125,18 @@ async def test_clients_come_in_by_the_certificates_file_or_its_fingerprint_and_n
 
 
 @pytest.mark.asyncio
+async def test_a_call_without_tls_is_told_to_speak_https(settings):
+    async with running(settings()) as ready:
+        said = rf"https, not http, write {ready.url}$"
+        plain = ready.url.replace("https://", "http://")
+        with pytest.raises(Unreachable, match=said):
+            await asked(where.need(plain, environ={"HOME": "/nowhere"}))
+        async with AsyncDaemon(plain) as daemon:
+            with pytest.raises(Unreachable, match=said):
+                await daemon.call(Call("GET", "/healthz", dict))
+
+
+@pytest.mark.asyncio
 async def test_who_pins_a_certificate_sends_no_key_to_whoever_shows_another_one(settings, tmp_path):
     make_own(tmp_path / "c.pem", tmp_path / "k.pem", ["localhost", "127.0.0.1"])
     got = []
@@ -174,7 +186,7 @@ async def test_in_the_clear_nothing_is_answered_and_the_unix_socket_needs_no_tls
             async with httpx.AsyncClient() as client:
                 await client.get(f"http://127.0.0.1:{port}/healthz")
         transport = httpx.AsyncHTTPTransport(uds=ready.socket)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://rollmuxd") as client:
             assert (await client.get("/v1/keys")).status_code == 200
 
 

@@ -159,7 +159,7 @@ def test_a_caller_that_holds_up_the_stop_costs_no_job_its_slot(live):
     a = live.holder("a")
     with socket.socket(socket.AF_UNIX) as slow:
         slow.connect(str(daemon.socket))
-        slow.sendall(b"POST /v1/jobs HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        slow.sendall(b"POST /v1/jobs HTTP/1.1\r\nhost: rollmuxd\r\ncontent-length: 100\r\n\r\n{")
         time.sleep(0.1)  # for it to be read; the rest never comes
 
         assert daemon.stop() == 0

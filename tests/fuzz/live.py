@@ -110,7 +110,7 @@ class Live:
 
     def operator(self) -> httpx.Client:
         """An operator, at the Unix socket."""
-        return httpx.Client(transport=httpx.HTTPTransport(uds=self.socket), base_url="http://daemon", timeout=20)
+        return httpx.Client(transport=httpx.HTTPTransport(uds=self.socket), base_url="http://rollmuxd", timeout=20)
 
 
 @contextmanager

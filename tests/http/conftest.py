@@ -138,7 +138,7 @@ class World:
         """A client with somebody's key; None: without any."""
         headers = {} if name is None else {"Authorization": f"Bearer {self.secrets[name]}"}
         transport = httpx.ASGITransport(self.app)
-        return httpx.AsyncClient(transport=transport, base_url="http://daemon", headers=headers, timeout=20)
+        return httpx.AsyncClient(transport=transport, base_url="http://rollmuxd", headers=headers, timeout=20)
 
     def on_socket(self, uid: int) -> httpx.AsyncClient:
         """A client at the Unix socket."""
@@ -146,7 +146,7 @@ class World:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await self.app({**scope, "extensions": {PEER_EXTENSION: Peer(1, uid, uid)}}, receive, send)
 
-        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://daemon", timeout=20)
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://rollmuxd", timeout=20)
 
     async def settle(self) -> None:
         """Let everything that is under way come to its end."""

@@ -65,16 +65,23 @@ async def test_who_asks_is_told_who_they_are_and_how_far_the_facts_go(running):
         assert (me["role"], me["key"]) == ("admin", "")
 
 
-#: what a browser says of who asks, and whether that is heard where no key is needed
+#: what is said of who asks, and whether that is heard where no key is needed
 ASKERS = {
     "the page itself, at a forwarded socket": ({"host": "localhost:8080", "sec-fetch-site": "same-origin"}, True),
     "a bookmark": ({"host": "127.0.0.1:8080", "sec-fetch-site": "none"}, True),
     "IPv6": ({"host": "[::1]:8080", "sec-fetch-site": "same-origin"}, True),
-    "no browser": ({"host": "whatever"}, True),
+    "our own client, at the socket": ({"host": "rollmuxd"}, True),
+    "the page itself, at an address": ({"host": "192.0.2.7:7878"}, True),
     "another site's page": ({"host": "localhost:8080", "sec-fetch-site": "cross-site"}, False),
     "another port's page": ({"host": "localhost:8080", "sec-fetch-site": "same-site"}, False),
     "an old browser, for another site": ({"host": "localhost:8080", "origin": "https://evil.example"}, False),
     "a name that was made to lead here": ({"host": "evil.example:8080", "sec-fetch-site": "same-origin"}, False),
+    # So says a browser: of plain http, other than of localhost, it does not tell who asks.
+    "such a name, in the clear": ({"host": "evil.example:8080"}, False),
+    "such a name that begins like ours": ({"host": "localhost.evil.example:8080"}, False),
+    "such a name that looks like an address": ({"host": "127.0.0.1.evil.example"}, False),
+    "ours, and then such a name": ({"host": "localhost:80.evil.example"}, False),
+    "no name": ({"host": ""}, False),
 }
 
 
@@ -88,7 +95,35 @@ async def test_another_sites_page_cannot_use_a_socket_that_needs_no_key(running,
         assert (world.state.jobs[job.id].status == "paused") is heard
 
 
+async def test_a_name_that_was_made_to_lead_here_reads_nothing_where_no_key_is_needed(running):
+    """A page of evil.example, whose name now leads to this machine, is the same site as this to a browser."""
+    async with running(access={"require_keys": False}) as world, world.client(None) as tcp, world.on_socket(0) as unix:
+        for asked in (tcp, unix):
+            for path in ("/v1/me", "/v1/facts", "/metrics"):
+                refused = await asked.get(path, headers={"host": "evil.example:8878"})
+                assert refused.status_code == 403, path
+            assert "'evil.example'" in refused.json()["detail"]
+            assert "http://localhost" in refused.json()["detail"]
+            assert "tls.names" in refused.json()["detail"]
+            assert (await asked.get("/v1/me", headers={"host": "localhost:8878"})).json()["role"] == "admin"
+
+
+async def test_without_keys_it_is_heard_by_the_names_that_it_was_given_too(running, monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "Box")
+    no_keys = {
+        "daemon": {"listen": "Gpu.example.org:7878"},
+        "access": {"require_keys": False, "insecure": True},
+        "tls": {"names": ["pool.example.org", "*.gpus.example.org"]},
+    }
+    heard = ("gpu.example.org", "pool.example.org:443", "POOL.example.org", "box:7878", "n7.gpus.example.org")
+    async with running(**no_keys) as world, world.client(None) as client:
+        for host in heard:
+            assert (await client.get("/v1/me", headers={"host": host})).status_code == 200, host
+        for host in ("example.org", "evil.example", "gpus.example.org", "a.b.gpus.example.org", "xbox"):
+            assert (await client.get("/v1/me", headers={"host": host})).status_code == 403, host
+
+
 async def test_with_a_key_it_does_not_matter_where_a_call_comes_from(running):
     async with running() as world, world.client("viewer") as viewer:
-        headers = {"host": "rollmux.example", "sec-fetch-site": "same-origin"}
-        assert (await viewer.get("/v1/me", headers=headers)).status_code == 200
+        for headers in ({"host": "rollmux.example", "sec-fetch-site": "same-origin"}, {"host": "rollmux.example"}):
+            assert (await viewer.get("/v1/me", headers=headers)).status_code == 200

@@ -25,6 +25,7 @@ from rollmuxd.daemon.http.routes import (
     slots,
     web,
 )
+from rollmuxd.daemon.http.sites import Sites
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
 
@@ -64,6 +65,7 @@ def make_app(services: Services, metrics: Metrics | None = None) -> ASGIApp:
         heartbeat_s=settings.lease.heartbeat_s,
         openapi=openapi.describe(ENDPOINTS, version("rollmuxd")),
         belongs=Belongs(),
+        sites=Sites(settings),
         failed_logins=FailedLogins(services.clock.now),
         rates=Rates(per_s, limits.calls_burst_s) if per_s else None,
         calls_per_s=per_s,

@@ -45,6 +45,7 @@ from rollmuxd.daemon.driver import Unavailable
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.belongs import Belongs
 from rollmuxd.daemon.http.problems import Refusal, problem_of
+from rollmuxd.daemon.http.sites import Sites
 from rollmuxd.daemon.http.why import WhyJobsWait
 from rollmuxd.daemon.keys import Role
 from rollmuxd.daemon.metrics import Metrics
@@ -116,6 +117,8 @@ class Shared:
     calls_per_s: float
     #: whose facts are
     belongs: Belongs
+    #: under which names it is heard without a key
+    sites: Sites
     #: why waiting jobs wait
     why: WhyJobsWait = field(default_factory=WhyJobsWait)
     #: requests that calls attend now, by (job, request id): the last call to go detaches the slot
@@ -425,22 +428,8 @@ async def _identify(shared: Shared, scope: Scope, request_id: str, *, needed: bo
         raise
     _count(shared, caller.key or _from(scope))
     if not caller.key:
-        _refuse_other_sites(scope)
+        shared.sites.check(*(_header(scope, name) for name in (b"host", b"sec-fetch-site", b"origin")))
     return caller
-
-
-def _refuse_other_sites(scope: Scope) -> None:
-    """Refuse what another site's page has a browser ask for where no key is needed: at a forwarded Unix socket.
-
-    Browsers say which site asks. A name of somebody's own that leads here (DNS rebinding) looks like our own site to
-    them, so the name has to be this machine's.
-    """
-    site = _header(scope, b"sec-fetch-site")
-    if site is None and _header(scope, b"origin") is None:
-        return
-    host = (_header(scope, b"host") or "").rpartition(":")[0] or _header(scope, b"host")
-    if site not in ("same-origin", "none") or host not in ("localhost", "127.0.0.1", "[::1]"):
-        raise Refusal(problems.FORBIDDEN, "a page of another site asks for this; send an API key, or use localhost")
 
 
 def _count(shared: Shared, who: str) -> None:
