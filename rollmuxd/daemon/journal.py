@@ -192,7 +192,7 @@ class Journal:
             os.close(lock)
             if isinstance(error, sqlite3.OperationalError | OSError) and _is_full(error):
                 raise JournalRefused(f"state directory {state_dir}: its disk is full; make room there") from error
-            if isinstance(error, sqlite3.OperationalError | OSError):
+            if isinstance(error, OSError) or journal_file.passes(error):
                 raise JournalRefused(f"{path}: {error}") from error
             if isinstance(error, sqlite3.Error | ValueError):
                 raise JournalRefused(f"{path}: {error}; {REMEDY}") from error
@@ -371,6 +371,7 @@ class Journal:
 
         Raises:
             JournalRefused: (while running through the facts) a fact is damaged or unknown; says which.
+            JournalFailed: nothing can be read just now.
         """
         try:
             with closing(self._connect(readonly=True)) as connection:
@@ -380,21 +381,24 @@ class Journal:
                 else:
                     tip = journal_file.tip_at(connection, self.path, seq)
         except sqlite3.DatabaseError as error:
-            raise JournalDamaged(self.path, f"it cannot be read ({error})") from error
+            raise journal_file.unreadable(self.path, "it", error) from error
         return Past(tip.seq, body, self._facts_after(tip))
 
     def _facts_after(self, tip: Tip) -> Iterator[tuple[int, AnyFact]]:
         decode = core_facts.decode
-        with closing(self._connect(readonly=True)) as connection:
-            reader = Reader(connection, self.path)
-            for seq, body, _ in journal_file.rows_after(connection, tip, self.path):
-                try:
-                    yield seq, decode(body)
-                except msgspec.MsgspecError:
-                    if (fact := reader.decode(seq, body)) is not None:
-                        yield seq, fact
-            if reader.passed:
-                log.warning("facts_passed_over", facts=reader.passed, reason="a newer rollmuxd's; they change nothing")
+        try:
+            with closing(self._connect(readonly=True)) as connection:
+                reader = Reader(connection, self.path)
+                for seq, body, _ in journal_file.rows_after(connection, tip, self.path):
+                    try:
+                        yield seq, decode(body)
+                    except msgspec.MsgspecError:
+                        if (fact := reader.decode(seq, body)) is not None:
+                            yield seq, fact
+        except sqlite3.DatabaseError as error:
+            raise journal_file.unreadable(self.path, "it", error) from error
+        if reader.passed:
+            log.warning("facts_passed_over", facts=reader.passed, reason="a newer rollmuxd's; they change nothing")
 
     def _ask(self, query: str, values: Sequence[object]) -> list[Any]:
         try:

@@ -346,6 +346,7 @@ def compact(state_dir: Path, keep: Keep) -> Tended:
     Raises:
         JournalInUse: one does.
         JournalRefused: it cannot be used.
+        JournalFailed: it cannot be read or written just now.
     """
     path = state_dir / "journal.sqlite3"
     if not path.is_file():
@@ -373,6 +374,6 @@ def compact(state_dir: Path, keep: Keep) -> Tended:
             now = max(int(time.time() * 1000), at[0] if at else 0)
             return Care(path, keep, write, pause_s=0).tend(now, last.seq)
     except sqlite3.Error as error:
-        raise JournalRefused(f"{path}: {error}; {journal_file.REMEDY}") from error
+        raise journal_file.unreadable(path, "it", error) from error
     finally:
         journal_file.unlock(held)

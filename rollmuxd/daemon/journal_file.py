@@ -32,7 +32,8 @@ Errors::
       JournalRefused     this state directory cannot be used, and why; says the remedy
         JournalInUse     another daemon uses it; says its pid
         JournalDamaged   facts in it are damaged or missing; says which
-      JournalFailed      a commit failed: nobody may be told anything that depends on it
+      JournalFailed      a commit failed: nobody may be told anything that depends on it; or nothing can be read just
+                         now (no open file is left, the disk does not answer), which says nothing of what is in it
 """
 
 import fcntl
@@ -126,7 +127,10 @@ class JournalDamaged(JournalRefused):
 
 
 class JournalFailed(JournalError):
-    """A commit failed. What it held may or may not be in the file: only reading the file tells."""
+    """A commit failed. What it held may or may not be in the file: only reading the file tells.
+
+    Or the file cannot be read just now. Either may be over soon, and is tried again.
+    """
 
 
 class Row(NamedTuple):
@@ -175,6 +179,38 @@ def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
             connection.close()
             raise
     return connection
+
+
+#: what SQLite fails with where it is not about what is in the file
+_NOT_ITS_CONTENT: Final = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_READONLY,
+    }
+)
+
+
+def passes(error: BaseException) -> bool:
+    """Whether SQLite failed for a reason that may pass, and not for what is in the file."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _NOT_ITS_CONTENT
+
+
+def unreadable(path: Path, what: str, error: sqlite3.Error) -> JournalError:
+    """What is to be said of a journal that SQLite cannot read: that it is damaged, or that it must be tried again."""
+    if passes(error):
+        return JournalFailed(
+            f"{path} cannot be read now ({error}), which says nothing of what is in it: "
+            "look whether open files (ulimit -n) or memory ran out, and what the kernel says of the disk"
+        )
+    return JournalDamaged(path, f"{what} cannot be read ({error})")
 
 
 def prepare(path: Path) -> int:
@@ -462,6 +498,7 @@ def rows_after(
 
     Raises:
         JournalDamaged: (while running through them) one does not.
+        JournalFailed: nothing can be read just now.
     """
     try:
         found = connection.execute(_ROWS + " WHERE seq > ? AND seq <= ? ORDER BY seq", (tip.seq, until))
@@ -474,7 +511,7 @@ def rows_after(
                 tip = (seq, sum_)  # type: ignore[assignment]
                 yield row
     except sqlite3.DatabaseError as error:
-        raise JournalDamaged(path, f"what comes after fact {tip[0]} cannot be read ({error})") from error
+        raise unreadable(path, f"what comes after fact {tip[0]}", error) from error
 
 
 def _damage(connection: sqlite3.Connection, tip: Tip, seq: int) -> str:
@@ -514,6 +551,8 @@ def mend(connection: sqlite3.Connection, path: Path) -> None:
         good, tail = bad_tail(connection)
         newest = connection.execute("SELECT max(seq) FROM snapshots").fetchone()[0] or 0
     except sqlite3.DatabaseError as error:
+        if passes(error):
+            raise
         raise JournalDamaged(path, f"its end cannot be read ({error})") from error
     if newest > good.seq:
         raise JournalDamaged(

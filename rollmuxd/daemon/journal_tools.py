@@ -29,7 +29,6 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon import journal_file
 from rollmuxd.daemon.journal_file import (
     JournalDamaged,
-    JournalError,
     JournalRefused,
     Reader,
     base_of,
@@ -101,6 +100,7 @@ def check(path: Path, tell: Tell = lambda done, total: None) -> Checked:
 
     Raises:
         JournalRefused: there is no such file.
+        JournalFailed: it cannot be read just now, which says nothing of what is in it.
     """
     if not path.is_file():
         raise JournalRefused(f"{path}: there is no such file; name a journal, a backup, or a state directory")
@@ -112,9 +112,11 @@ def check(path: Path, tell: Tell = lambda done, total: None) -> Checked:
             connection.execute("BEGIN")  # one instant, whatever a daemon writes meanwhile
             wrong += _pages(connection)
             _look(connection, path, found, wrong, notes, tell)
-    except JournalError as error:
+    except JournalRefused as error:
         wrong.append(str(error).removeprefix(f"{path}: ").removesuffix(f"; {journal_file.REMEDY}"))
     except sqlite3.Error as error:
+        if journal_file.passes(error):
+            raise journal_file.unreadable(path, "it", error) from error
         wrong.append(f"SQLite cannot read it: {error}")
     except ValueError as error:
         wrong.append(f"it is no journal, or damaged: {error}")

@@ -6,15 +6,26 @@ kernel lets. Where it does not, SQLite's own limit on pages stands in.
 """
 
 import json
+import os
+import resource
+import sqlite3
 import subprocess
 import sys
 import textwrap
 
+import anyio
 import pytest
 
+from rollmuxd.core.config import Config
 from rollmuxd.core.facts import HostAdded
-from rollmuxd.core.inputs import HostSpec
+from rollmuxd.core.inputs import HostSpec, Start
+from rollmuxd.core.placement import RollMux
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.daemon import journal_file
+from rollmuxd.daemon.clock import SystemClock
+from rollmuxd.daemon.driver import Driver, Unavailable
 from rollmuxd.daemon.journal import Journal, JournalFailed
+from rollmuxd.daemon.journal_tools import check
 
 ALONE = ["unshare", "--user", "--map-root-user", "--mount"]
 
@@ -212,6 +223,58 @@ def test_a_disk_that_takes_no_more_writes_fails_commits_and_loses_nothing(tmp_pa
     )
     assert len(said["failed"]) == 3
     assert (said["read"], said["there"], said["good"]) == (1, [1], True)
+
+
+@pytest.mark.asyncio
+async def test_what_cannot_be_read_for_want_of_open_files_is_no_damage_and_is_read_later(tmp_path):
+    journal = Journal.open(tmp_path)
+    await journal.append([(1, HostAdded(at=1, host=HostSpec("h1", "fake", 0)))])
+    begun = journal.load().facts  # opens the file when it is run through
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(first_free := os.open(os.devnull, os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, hard))
+    said = []
+    try:
+        for read in (journal.load, lambda: list(begun), lambda: check(tmp_path / "journal.sqlite3")):
+            with pytest.raises(JournalFailed) as failed:
+                read()
+            said.append(str(failed.value))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for words in said:
+        assert "cannot be read now" in words
+        assert "open files" in words
+        assert "restore" not in words
+    await journal.recover()
+    assert [seq for seq, _ in journal.load().facts] == [1]
+    await journal.close()
+
+
+@pytest.mark.asyncio
+async def test_a_writer_that_cannot_read_its_journal_goes_on_trying(tmp_path, monkeypatch):
+    # As where all files are open when it begins anew after a failure: the daemon must not end over that.
+    journal = Journal.open(tmp_path)
+    driver = Driver(
+        lambda state: Scheduler(Config(), RollMux(), state), journal, SystemClock(), lambda _: None, Start((), ())
+    )
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(driver.run)
+        connect, tried = journal_file.connect, []
+
+        def no_file_is_left(path, *, readonly=False):
+            if readonly and len(tried) < 3:
+                tried.append(path)
+                return sqlite3.connect(f"file:{tmp_path}/no/such?mode=ro", uri=True)
+            return connect(path, readonly=readonly)
+
+        monkeypatch.setattr(journal_file, "connect", no_file_is_left)
+        driver._end(Unavailable("a commit failed"))
+        with anyio.fail_after(20):
+            while not driver._up:
+                await anyio.sleep(0.05)
+        assert len(tried) == 3
+        tasks.cancel_scope.cancel()
+    await journal.close()
 
 
 @pytest.mark.asyncio
