@@ -379,8 +379,9 @@ class Explainer:
             session = state.sessions.get(slot.session)
             pid = session.pid if session is not None else 0
             what = "lost" if holder.status is JobStatus.LOST else str(holder.status)
-            text = f"{gpu} is held by {what} job {holder.spec.name}, pid {pid}, until it was seen clear"
-            return Reason("held_by_lost", text, {**data, "pid": pid})
+            which = f", pid {pid}" if pid else ""
+            text = f"{gpu} is held by {what} job {holder.spec.name}{which}, until it was seen clear"
+            return Reason("held_by_lost", text, {**data, "pid": pid} if pid else data)
         late = ", for longer than it should" if slot.overstays_at is not None else ""
         return Reason("held", f"{gpu} is held by {holder.spec.name} ({slot.phase}, {slot.status}{late})", data)
 

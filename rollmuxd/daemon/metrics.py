@@ -3,8 +3,8 @@
 Labels are pools, nodes, owners and statuses, whose numbers are bounded by the installation. Jobs are a label of two
 gauges only, and of those :data:`JOBS_SHOWN` whose bound is nearest to being broken: there is a new job every hour, and
 each would stay in the database for ever; ``/v1/jobs`` and ``/v1/report`` have them all. Their names are shown to whom
-the jobs themselves are. Counters start at zero with the daemon, as Prometheus expects; a replayed journal does not
-count.
+the jobs themselves are, and to an owner's people no other owner's series. Counters start at zero with the daemon, as
+Prometheus expects; a replayed journal does not count.
 """
 
 import os
@@ -144,16 +144,24 @@ class Metrics:
     # ---- read by ---------------------------------------------------------------------------------------------------
 
     def expose(
-        self, state: State, accept: str, *, now: Millis, may_read: Callable[[Job], bool], journal: Path | None = None
+        self,
+        state: State,
+        accept: str,
+        *,
+        now: Millis,
+        may_read: Callable[[Job], bool],
+        owner: str | None = None,
+        journal: Path | None = None,
     ) -> tuple[bytes, str]:
         """All figures, in the text format that the scraper wants; and its media type.
 
-        ``may_read`` says of which jobs the names may be told; ``journal`` is its file, if it has one.
+        ``may_read`` says of which jobs the names may be told, ``owner`` whose series alone are (None: everybody's);
+        ``journal`` is its file, if it has one.
         """
         self._state.scrape = Scrape(state, now, may_read, journal)
         try:
             encode, media_type = choose_encoder(accept)
-            body: bytes = encode(self.registry)
+            body: bytes = encode(self.registry if owner is None else _OfOwner(self.registry, owner))
         finally:
             self._state.scrape = None
         return body, media_type
@@ -180,6 +188,19 @@ class Scrape(NamedTuple):
     now: Millis
     may_read: Callable[[Job], bool]
     journal: Path | None
+
+
+class _OfOwner(CollectorRegistry):
+    """A registry as one owner may see it: without the series of other owners."""
+
+    def __init__(self, registry: CollectorRegistry, owner: str) -> None:
+        super().__init__()
+        self._whole, self._owner = registry, owner
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._whole.collect():
+            family.samples = [it for it in family.samples if it.labels.get("owner", self._owner) == self._owner]
+            yield family
 
 
 class _StateCollector(Collector):
@@ -285,7 +306,9 @@ def _promise_gauges(state: State, may_read: Callable[[Job], bool]) -> Iterator[M
         labels=["owner", "job"],
     )
     credit = GaugeMetricFamily(
-        "rollmux_job_credit_seconds", "By how much a job is ahead of its bound; of the same.", labels=["owner", "job"]
+        "rollmux_job_credit_seconds",
+        f"Seconds that a job is ahead of its bound, for the same {JOBS_SHOWN} jobs as `rollmux_job_slowdown_ratio`.",
+        labels=["owner", "job"],
     )
     risky = GaugeMetricFamily(
         "rollmux_jobs_at_risk", "Jobs for whose promise the plan of their group has no room.", labels=["owner"]

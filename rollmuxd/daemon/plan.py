@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
-from rollmuxd.core.decision import Reason
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.estimates import iteration_ms, solo_ms
 from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis, PoolName
 from rollmuxd.core.policy import Policy
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
+from rollmuxd.daemon.told import Told
 from rollmuxd.wire import answers as wire
 from rollmuxd.wire.plan import PlannedJob, PlannedPool, PlanPool, PlanView, Slowed
 
@@ -57,11 +57,12 @@ def answer(asked: Question) -> PlanView:
     planned = {job for _, job in came if isinstance(job, str)}
     after = _slowdowns(core)
     wishing = [job for _, job in came if isinstance(job, str) and core.state.jobs[job].status is JobStatus.WAITING]
-    wishes = {job: core.wishes(job) for job in wishing[:WISHES_TOLD]}
+    told = Told(core, asked.may_read)
+    wishes = {job: told.wishes(job) for job in wishing[:WISHES_TOLD]}
     jobs = [
         _refused(name, job)
         if isinstance(job, Rejected)
-        else _planned(core, name, job, placed.get(job), wishes.get(job, ()), asked)
+        else _planned(told, name, job, placed.get(job), told.reasons(wishes.get(job, ())), asked)
         for name, job in came
     ]
     slowed = [
@@ -154,9 +155,9 @@ def _refused(name: str, why: Rejected) -> PlannedJob:
 
 
 def _planned(
-    core: Scheduler, name: str, id: JobId, placed: f.JobPlaced | None, wishes: Sequence[Reason], asked: Question
+    told: Told, name: str, id: JobId, placed: f.JobPlaced | None, wishes: list[wire.Reason], asked: Question
 ) -> PlannedJob:
-    state = core.state
+    core, state = told.core, told.core.state
     job = state.jobs[id]
     solo = solo_ms(job)
     took = _iteration_ms(core, job)
@@ -167,8 +168,8 @@ def _planned(
     return PlannedJob(
         name=name,
         status=str(job.status),
-        reasons=_reasons(core.why_job_waits(id, asked.now)) if waits else [],
-        wishes=_reasons(wishes),
+        reasons=told.reasons(told.why_job_waits(id, asked.now)) if waits else [],
+        wishes=wishes,
         beside=[_name(other, asked) or None for other in beside],
         pins={pool: list(names) for pool, names in job.pins.items()},
         admission=job.admission,
@@ -180,10 +181,6 @@ def _planned(
         cost_per_hour=0.0 if placed is None else round(placed.cost_per_hour, 6),
         cost_alone_per_hour=round(sum(_price(state, node) for node in nodes), 6),
     )
-
-
-def _reasons(given: Sequence[Reason]) -> list[wire.Reason]:
-    return [wire.Reason(reason.code, reason.text, reason.data) for reason in given]
 
 
 def _name(job: Job, asked: Question) -> str:

@@ -339,7 +339,7 @@ def metrics_page() -> str:
     return (
         f"# Metrics\n\n{HEAD}\n"
         "`GET /metrics`, for Prometheus ([how to](../how-to/monitor.md)). Counters start at zero with the daemon. "
-        "The series of single jobs are shown to whom the jobs are.\n\n"
+        "The series of single jobs are shown to whom the jobs are, those of an owner to its people and to monitors.\n\n"
         + _table(["name", "type", "labels", ""], sorted(rows))
         + "\n"
     )

@@ -15,6 +15,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.actuator import Seen
 from rollmuxd.daemon.http.why import WhyJobsWait
+from rollmuxd.daemon.told import Told
 from rollmuxd.spi import Output
 
 pytestmark = pytest.mark.asyncio
@@ -119,12 +120,12 @@ async def test_a_thousand_that_wait_cost_a_list_no_more_than_a_few_thoughts():
         spec = JobSpec(f"n{number}", (PhaseSpec("rollout", ("rollout",), seconds),), (Want("rollout"),))
         return Job(f"j{number}", "o", "u", spec, number, status=JobStatus.WAITING)
 
-    why = WhyJobsWait()
-    alike = why.first(Core(), [job(n, 10) for n in range(1000)], 1, 0)
+    why, told = WhyJobsWait(), Told(Core(), lambda job: True)
+    alike = why.first(told, [job(n, 10) for n in range(1000)], 1, 0)
     assert (len(alike), len(thoughts)) == (1000, 1)
-    why.first(Core(), [job(n, 10) for n in range(1000)], 1, 5)
+    why.first(told, [job(n, 10) for n in range(1000)], 1, 5)
     assert len(thoughts) == 1, "nothing has happened"
-    all_different = why.first(Core(), [job(n, n) for n in range(1000)], 2, 0)
+    all_different = why.first(told, [job(n, n) for n in range(1000)], 2, 0)
     assert len(all_different) == len(thoughts) - 1 == 50
 
 

@@ -4,6 +4,8 @@ import anyio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rollmuxd.daemon.keys import Role
+
 pytestmark = pytest.mark.asyncio
 
 
@@ -68,3 +70,33 @@ async def test_series_of_single_jobs_are_those_that_the_caller_may_see(running):
         name = ("job", "math-7b"), ("owner", "team")
         assert ("rollmux_job_credit_seconds", *name) in await scrape(client)
         assert ("rollmux_job_credit_seconds", *name) not in await scrape(stranger)
+
+
+async def owners_of(client):
+    return {value for name in await scrape(client) for key, value in name[1:] if key == "owner"}
+
+
+async def test_of_owners_a_key_sees_its_own_and_a_monitors_key_all(running):
+    async with running(owners={"others": {}, "guests": {}}) as world, world.client() as alice:
+        for name, owner in (("watch", "monitoring"), ("guest", "guests"), ("mate", "team")):
+            await world.add_key(name, owner, name, Role.VIEWER)
+        for name, owner in (("newcomer", "newcomers"), ("watcher", "monitoring")):
+            await world.add_key(name, owner, name, Role.USER)
+        job = await world.job(alice, slo=2.0)
+        await job.ask("rollout")
+        async with world.client("stranger") as stranger:
+            await world.job(stranger)
+        seen = {}
+        for name in ("root", "watch", "alice", "mate", "stranger", "guest", "newcomer"):
+            async with world.client(name) as client:
+                seen[name] = await owners_of(client)
+                figures = await scrape(client)
+                assert figures["rollmux_gpus", ("pool", "rollout")] == 2, "the inventory is everybody's"
+        assert seen["root"] == seen["watch"] == {"team", "others"}
+        assert seen["alice"] == seen["mate"] == {"team"}
+        assert seen["stranger"] == {"others"}
+        assert seen["guest"] == seen["newcomer"] == set(), "of an owner without jobs, too"
+        # a monitor's owner that has jobs is an owner like any other
+        async with world.client("watcher") as client, world.client("watch") as watch:
+            await world.job(client)
+            assert await owners_of(watch) == {"monitoring"}

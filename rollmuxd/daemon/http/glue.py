@@ -50,6 +50,7 @@ from rollmuxd.daemon.http.why import WhyJobsWait
 from rollmuxd.daemon.keys import Role
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
+from rollmuxd.daemon.told import Told
 
 T = TypeVar("T")
 Handler: TypeAlias = Callable[..., Awaitable[Any]]
@@ -255,7 +256,11 @@ class Endpoint:
         elif self.method != "GET":
             _decode_body(_NO_BODY, await _read_body(scope, receive, shared.body_limit), optional=True)
         call = Call(shared, caller, request_id, self.status, self.handler.__name__, scope, receive)
-        answer = await self.handler(call, **arguments)
+        try:
+            answer = await self.handler(call, **arguments)
+        except Rejected as refused:
+            Told.to(shared.services.driver.scheduler, caller).refusal(refused)
+            raise
         return call.status, answer
 
 

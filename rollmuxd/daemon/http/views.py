@@ -30,6 +30,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon.access import Caller
 from rollmuxd.daemon.actuator import Seen
 from rollmuxd.daemon.http import answers
+from rollmuxd.daemon.told import Told
 from rollmuxd.wire import answers as wire
 
 T = TypeVar("T")
@@ -66,15 +67,10 @@ def fence_of(text: str) -> Fence:
     return Fence(int(incarnation), int(number))
 
 
-def reasons(given: Iterable[core_decision.Reason]) -> list[wire.Reason]:
-    """Why something waits."""
-    return [wire.Reason(code=reason.code, text=reason.text, data=reason.data) for reason in given]
-
-
-def directive(given: core_decision.Directive) -> wire.Directive:
+def directive(given: core_decision.Directive, told: Told) -> wire.Directive:
     """What a running slot's holder is asked to do."""
     keep, gpus = list(given.keep), list(given.gpus)
-    return wire.Directive(kind=given.kind, slot=given.slot, keep=keep, reason=given.reason, gpus=gpus)
+    return wire.Directive(kind=given.kind, slot=given.slot, keep=keep, reason=told.text(given.reason), gpus=gpus)
 
 
 def page(items: Iterable[T], key: Callable[[T], str], limit: int, after: str | UnsetType) -> tuple[list[T], str | None]:
@@ -95,8 +91,9 @@ def page(items: Iterable[T], key: Callable[[T], str], limit: int, after: str | U
 # ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
-def job_view(core: Scheduler, job: Job, now: Millis, *, waiting: bool, reason: str | None = None) -> wire.JobView:
+def job_view(told: Told, job: Job, now: Millis, *, waiting: bool, reason: str | None = None) -> wire.JobView:
     """One job. ``waiting``: also why it waits, which takes some thought; lists have a ``reason`` instead."""
+    core = told.core
     on = core.state.slots.get(job.slot or job.queued or "")
     slowdown = core.slowdown(job.id)
     return wire.JobView(
@@ -107,7 +104,7 @@ def job_view(core: Scheduler, job: Job, now: Millis, *, waiting: bool, reason: s
         run=job.run,
         status=str(job.status),
         registered_at=iso(job.registered_at),
-        reason=reason or job.reason,
+        reason=told.text(reason or job.reason),
         group=job.group,
         pins={pool: list(nodes) for pool, nodes in job.pins.items()},
         cycle={phase.name: list(phase.pools) for phase in job.spec.phases},
@@ -124,32 +121,32 @@ def job_view(core: Scheduler, job: Job, now: Millis, *, waiting: bool, reason: s
         session=job.session,
         slot=None if on is None else on.id,
         phase=None if on is None else on.phase,
-        waiting=waiting_view(core, job, now) if waiting and job.status is JobStatus.WAITING else None,
+        waiting=waiting_view(told, job, now) if waiting and job.status is JobStatus.WAITING else None,
         loads_warm=job.progress.loads_warm,
         loads_cold=job.progress.loads_cold,
         parks=job.progress.parks,
     )
 
 
-def waiting_view(core: Scheduler, job: Job, now: Millis) -> wire.Waiting:
+def waiting_view(told: Told, job: Job, now: Millis) -> wire.Waiting:
     """Why a job waits for a placement, its position, and what would let it in."""
     return wire.Waiting(
-        reasons=reasons(core.why_job_waits(job.id, now)),
-        position=core.job_position(job.id, now),
-        would_start_with=list(core.would_start_with(job.id, now)),
+        reasons=told.reasons(told.why_job_waits(job.id, now)),
+        position=told.core.job_position(job.id, now),
+        would_start_with=list(told.would_start_with(job.id, now)),
     )
 
 
-def explanation(core: Scheduler, job: Job, now: Millis) -> wire.Explanation:
+def explanation(told: Told, job: Job, now: Millis) -> wire.Explanation:
     """Why a job waits, or where it sits and why."""
-    why, sentences, wishes = core.explain(job.id, now)
+    why, sentences, wishes = told.explain(job.id, now)
     return wire.Explanation(
         job=job.id,
         status=str(job.status),
-        reasons=reasons(why),
-        sentences=list(sentences),
+        reasons=told.reasons(why),
+        sentences=[told.text(sentence) for sentence in sentences],
         would_start_with=[wish.text for wish in wishes if wish.code != "departure"],
-        wishes=reasons(wishes),
+        wishes=told.reasons(wishes),
     )
 
 
@@ -186,11 +183,12 @@ def _estimate(job: Job, phase: PhaseSpec) -> wire.Estimate:
 # ---- slots -----------------------------------------------------------------------------------------------------------
 
 
-def slot_view(core: Scheduler, slot: Slot, job: Job, caller: Caller, now: Millis, *, why: bool = True) -> wire.SlotView:
+def slot_view(told: Told, slot: Slot, job: Job, caller: Caller, now: Millis, *, why: bool = True) -> wire.SlotView:
     """One slot, as this caller may see it: its fence is for those who may act on the job.
 
     ``why``: of one that is queued also its position, why it waits, and for how long, which takes some thought.
     """
+    core = told.core
     queued = why and slot.status is SlotStatus.QUEUED
     on = slot.status in ON
     return wire.SlotView(
@@ -204,8 +202,8 @@ def slot_view(core: Scheduler, slot: Slot, job: Job, caller: Caller, now: Millis
         lease_s=seconds(core.lease_left_ms(slot.session, now)) if on else None,
         position=core.slot_position(slot.id) if queued else None,
         expected_wait_s=seconds(core.expected_wait_ms(slot.id, now)) if queued else None,
-        reason=slot.reason,
-        reasons=reasons(core.why_slot_waits(slot.id, now)) if queued or slot.overstays_at is not None else [],
+        reason=told.text(slot.reason),
+        reasons=told.reasons(told.why_slot_waits(slot.id, now)) if queued or slot.overstays_at is not None else [],
         queued_at=iso(slot.queued_at),
         claimed_at=maybe_iso(slot.claimed_at),
         granted_at=maybe_iso(slot.granted_at),
@@ -216,8 +214,9 @@ def slot_view(core: Scheduler, slot: Slot, job: Job, caller: Caller, now: Millis
 # ---- inventory -------------------------------------------------------------------------------------------------------
 
 
-def node_view(core: Scheduler, node: Node, caller: Caller, seen: Mapping[GpuId, Seen]) -> answers.NodeView:
+def node_view(told: Told, node: Node, seen: Mapping[GpuId, Seen]) -> answers.NodeView:
     """One node, with what was last seen on its GPUs. Jobs of other owners are named by their ids only."""
+    core = told.core
     return answers.NodeView(
         node=node.id,
         host=node.host,
@@ -228,13 +227,13 @@ def node_view(core: Scheduler, node: Node, caller: Caller, seen: Mapping[GpuId, 
         gpu_gb=node.gpu_mb / 1000,
         leftover_gb=core.state.left_over_mb(node) / 1000,
         gpus=[_gpu_view(name, gpu, seen.get(name)) for name, gpu in node.gpus.items()],
-        reason=node.reason,
+        reason=told.text(node.reason),
         group=node.group,
         states={
             f"{state.job} {state.pool}": str(state.status)
             for state in (core.state.states[key] for key in node.states if key in core.state.states)
         },
-        jobs=_pinned(core, [node], caller),
+        jobs=_pinned(told, [node]),
     )
 
 
@@ -251,20 +250,21 @@ def _gpu_view(name: GpuId, gpu: Gpu, seen: Seen | None) -> answers.GpuView:
     )
 
 
-def _pinned(core: Scheduler, nodes: Iterable[Node], caller: Caller) -> list[answers.PinnedJob]:
+def _pinned(told: Told, nodes: Iterable[Node]) -> list[answers.PinnedJob]:
     """The jobs that are placed on these nodes, each once."""
     ids = dict.fromkeys(job for node in nodes for job in node.pinned)
-    return [answers.PinnedJob(job=job, name=_name_of(core, job, caller)) for job in ids]
+    return [answers.PinnedJob(job=job, name=_name_of(told, job)) for job in ids]
 
 
-def _name_of(core: Scheduler, job_id: JobId, caller: Caller) -> str:
+def _name_of(told: Told, job_id: JobId) -> str:
     """A job's name, for those who may see it."""
-    job = core.state.jobs.get(job_id)
-    return job.spec.name if job is not None and caller.may_read(job) else ""
+    job = told.core.state.jobs.get(job_id)
+    return job.spec.name if job is not None and told.may_read(job) else ""
 
 
-def host_view(core: Scheduler, host: Host, caller: Caller) -> answers.HostView:
+def host_view(told: Told, host: Host) -> answers.HostView:
     """One host."""
+    core = told.core
     nodes = [core.state.nodes[name] for name in host.nodes if name in core.state.nodes]
     return answers.HostView(
         host=host.id,
@@ -273,12 +273,13 @@ def host_view(core: Scheduler, host: Host, caller: Caller) -> answers.HostView:
         ram_reserved_gb=host.reserved_mb / 1000,
         nodes=[node.id for node in nodes],
         reachable=any(node.status not in (NodeStatus.LOST, NodeStatus.UNKNOWN) for node in nodes),
-        jobs=_pinned(core, nodes, caller),
+        jobs=_pinned(told, nodes),
     )
 
 
-def group_view(core: Scheduler, group: Group, caller: Caller) -> wire.GroupView:
+def group_view(told: Told, group: Group) -> wire.GroupView:
     """One group. Jobs of other owners are named by their ids only."""
+    core = told.core
     state = core.state
     nodes = [state.nodes[name] for name in group.nodes]
     period = core.group_period_ms(group.id)
@@ -287,12 +288,12 @@ def group_view(core: Scheduler, group: Group, caller: Caller) -> wire.GroupView:
         jobs=list(group.jobs),
         nodes=list(group.nodes),
         wheel=[
-            wire.VisitView(job=visit.job, name=_name_of(core, visit.job, caller), phase=visit.phase, turn=visit.turn)
+            wire.VisitView(job=visit.job, name=_name_of(told, visit.job), phase=visit.phase, turn=visit.turn)
             for visit in group.wheel
         ],
         period_s=seconds(period),
         cost_per_hour=round(sum(len(node.gpus) * node.price_per_gpu_hour for node in nodes), 6),
-        reason=_held_up(nodes) or ("a member's times are still being measured" if period is None else ""),
+        reason=told.text(_held_up(nodes)) or ("a member's times are still being measured" if period is None else ""),
     )
 
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from rollmuxd.core.model import Job, JobStatus, Millis
-from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.daemon.told import Told
 
 #: kinds of jobs that a page has thought about; at a millisecond each, what the loop can be held up by
 THOUGHTS: Final = 50
@@ -16,25 +16,25 @@ class WhyJobsWait:
         self._as_of: tuple[int, Millis] = (-1, -1)
         self._known: dict[object, str] = {}
 
-    def first(self, core: Scheduler, jobs: list[Job], seq: int, now: Millis) -> dict[str, str]:
+    def first(self, told: Told, jobs: list[Job], seq: int, now: Millis) -> dict[str, str]:
         """The first reason of each of these jobs that waits, by job; none of those for which there was no time.
 
         ``seq`` is the number of the last fact: while it stays, so do the reasons.
         """
-        if self._as_of != (seq, core.state.at):
-            self._as_of = (seq, core.state.at)
+        if self._as_of != (seq, told.core.state.at):
+            self._as_of = (seq, told.core.state.at)
             self._known.clear()
         found: dict[str, str] = {}
         thoughts = THOUGHTS
         for job in jobs:
             if job.status is not JobStatus.WAITING:
                 continue
-            shape = _shape_of(job)
+            shape = (told.hides and job.owner, _shape_of(job))  # whose other owner is named to them
             if shape not in self._known:
                 if not thoughts:
                     continue
                 thoughts -= 1
-                reasons = core.why_job_waits(job.id, now)
+                reasons = told.why_job_waits(job.id, now)
                 self._known[shape] = reasons[0].text if reasons else ""
             if text := self._known[shape]:
                 found[job.id] = text

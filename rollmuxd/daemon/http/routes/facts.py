@@ -12,6 +12,7 @@ from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.glue import Call, ClientGone, Parked, Query, Routes
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routes._query import Id
+from rollmuxd.daemon.told import Told
 from rollmuxd.wire.answers import FactsPage
 
 routes = Routes("facts")
@@ -20,6 +21,8 @@ routes = Routes("facts")
 BATCH = 1_000
 #: what a call may take beyond its ``wait_ms``, reading
 READ_S = 60.0
+#: fields of facts that hold sentences
+_SENTENCES = ("reason", "why")
 
 
 class FactsQuery(Query, frozen=True):
@@ -80,13 +83,14 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
             wait_ms = 0 if found or query.until else max(0, round((give_up - anyio.current_time()) * 1000))
             batch, following = await driver.facts_after(last, wait_ms, min(BATCH, query.limit, until - last))
             _there(journal.first, last)
+            shown = Told.to(driver.scheduler, call.caller)
             for seq, fact in batch:
                 last = seq
                 state = driver.scheduler.state
                 visible = call.shared.belongs.visible(fact, call.caller, state)
                 wanted = not query.audit or isinstance(fact, Audited)
                 if visible and wanted and (of is None or call.shared.belongs.about(fact, state) == of):
-                    found.append({"seq": seq, **msgspec.to_builtins(fact)})
+                    found.append({"seq": seq, **_told(msgspec.to_builtins(fact), shown)})
                     if len(found) == query.limit:
                         return
             last = max(last, following)
@@ -96,6 +100,11 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     if await call.park(collect, query.wait_ms / 1000 + READ_S) is Parked.GONE:
         raise ClientGone
     return FactsPage(facts=found, last=last, first=journal.first)
+
+
+def _told(fact: dict[str, Any], told: Told) -> dict[str, Any]:
+    """A fact whose sentence names no job that the caller may not know of."""
+    return {name: told.text(value) if name in _SENTENCES else value for name, value in fact.items()}
 
 
 def _there(first: int, after: int) -> None:

@@ -1,11 +1,15 @@
 """Probes, figures, and the description of all this."""
 
+from collections.abc import Container
 from importlib.metadata import version
 from typing import Any
 
+from rollmuxd.core.state import State
+from rollmuxd.daemon.access import Caller
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.glue import Call, Plain, Routes
 from rollmuxd.daemon.http.problems import Refusal
+from rollmuxd.daemon.keys import Role
 from rollmuxd.wire.answers import Health
 
 routes = Routes("daemon")
@@ -28,16 +32,33 @@ async def readyz(call: Call) -> Health:
 
 @routes.get("/metrics", produces=("text/plain",))
 async def metrics(call: Call) -> Plain:
-    """Figures for Prometheus. Series of single jobs are those that the caller may see."""
+    """Figures for Prometheus. Series of single jobs, and of owners, are those that the caller may see.
+
+    The key of a viewer whose owner has no jobs, and is not among the configured ``owners``, is a monitor's: it sees
+    the series of every owner, and of no single job.
+    """
     accept = call.header(b"accept") or ""
+    configured = call.services.settings.owners
     call.shared.services.driver.tell_sinks()
     caller, path = call.caller, getattr(call.services.journal, "path", None)
     body, media_type = await call.read(
         lambda core, now: call.shared.metrics.expose(
-            core.state, accept, now=now, may_read=caller.may_read, journal=path
+            core.state,
+            accept,
+            now=now,
+            may_read=caller.may_read,
+            owner=None if _sees_all_owners(core.state, caller, configured) else caller.owner,
+            journal=path,
         )
     )
     return Plain(body, media_type)
+
+
+def _sees_all_owners(state: State, caller: Caller, configured: Container[str]) -> bool:
+    """Whether it is an operator, or a monitor: who may only look, for an owner that shares in nothing here."""
+    if caller.admin or caller.role is not Role.VIEWER:
+        return caller.admin
+    return caller.owner not in configured and all(job.owner != caller.owner for job in state.jobs.values())
 
 
 @routes.get("/v1/openapi.json", needs=None)

@@ -14,6 +14,7 @@ from rollmuxd.daemon.http.answers import HostPage, HostView, NodePage, NodeView
 from rollmuxd.daemon.http.glue import Call, Query, Routes
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.keys import Role
+from rollmuxd.daemon.told import Told
 from rollmuxd.wire.answers import GroupPage, GroupView, PoolPage, PoolView
 from rollmuxd.wire.requests import DrainBody, ReasonBody
 
@@ -59,7 +60,8 @@ async def list_nodes(call: Call, query: NodesQuery) -> NodePage:
     def look(core: Scheduler, now: Millis) -> NodePage:
         nodes = filter(wanted, core.state.nodes.values())
         found, following = views.page(nodes, lambda node: node.id, query.limit, query.after)
-        return NodePage(items=[_view(call, core, node) for node in found], next=following)
+        told = Told.to(core, call.caller)
+        return NodePage(items=[_view(call, told, node) for node in found], next=following)
 
     return await call.read(look)
 
@@ -112,11 +114,11 @@ def _status_of(node: NodeId) -> Callable[[State], str]:
 
 
 async def _node(call: Call, node: NodeId) -> NodeView:
-    return await call.read(lambda core, now: _view(call, core, core.state.node(node)))
+    return await call.read(lambda core, now: _view(call, Told.to(core, call.caller), core.state.node(node)))
 
 
-def _view(call: Call, core: Scheduler, node: Node) -> NodeView:
-    return views.node_view(core, node, call.caller, call.services.actuator.seen)
+def _view(call: Call, told: Told, node: Node) -> NodeView:
+    return views.node_view(told, node, call.services.actuator.seen)
 
 
 # ---- hosts -----------------------------------------------------------------------------------------------------------
@@ -128,7 +130,8 @@ async def list_hosts(call: Call, query: PageQuery) -> HostPage:
 
     def look(core: Scheduler, now: Millis) -> HostPage:
         found, following = views.page(core.state.hosts.values(), lambda host: host.id, query.limit, query.after)
-        return HostPage(items=[views.host_view(core, host, call.caller) for host in found], next=following)
+        told = Told.to(core, call.caller)
+        return HostPage(items=[views.host_view(told, host) for host in found], next=following)
 
     return await call.read(look)
 
@@ -141,7 +144,7 @@ async def get_host(call: Call, host: str) -> HostView:
         found = core.state.hosts.get(host)
         if found is None:
             raise UnknownThing("host", host)
-        return views.host_view(core, found, call.caller)
+        return views.host_view(Told.to(core, call.caller), found)
 
     return await call.read(look)
 
@@ -225,7 +228,8 @@ async def list_groups(call: Call, query: GroupsQuery) -> GroupPage:
             and (query.owner is UNSET or any(visible(job, query.owner) for job in group.jobs))
         ]
         found, following = views.page(groups, lambda group: group.id, query.limit, query.after)
-        return GroupPage(items=[views.group_view(core, group, call.caller) for group in found], next=following)
+        told = Told.to(core, call.caller)
+        return GroupPage(items=[views.group_view(told, group) for group in found], next=following)
 
     return await call.read(look)
 
@@ -238,6 +242,6 @@ async def get_group(call: Call, group: str) -> GroupView:
         found = core.state.groups.get(group)
         if found is None:
             raise UnknownThing("group", group)
-        return views.group_view(core, found, call.caller)
+        return views.group_view(Told.to(core, call.caller), found)
 
     return await call.read(look)

@@ -18,6 +18,7 @@ from rollmuxd.daemon.http.glue import Call, Query, Routes
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.keys import Role
 from rollmuxd.daemon.settings import DefaultsTable
+from rollmuxd.daemon.told import Told
 from rollmuxd.spi import Residency, TakesOptions
 from rollmuxd.wire.answers import Explanation, JobPage, JobView
 from rollmuxd.wire.requests import EndBody, PhaseBody, RegisterBody, StateBody, WantBody
@@ -90,8 +91,9 @@ async def list_jobs(call: Call, query: JobsQuery) -> JobPage:
     def look(core: Scheduler, now: Millis) -> JobPage:
         jobs = filter(wanted, core.state.jobs.values())
         found, following = views.page(jobs, lambda job: job.id, query.limit, query.after)
-        why = call.shared.why.first(core, found, call.services.driver.last_seq, now)
-        items = [views.job_view(core, job, now, waiting=False, reason=why.get(job.id)) for job in found]
+        told = Told.to(core, call.caller)
+        why = call.shared.why.first(told, found, call.services.driver.last_seq, now)
+        items = [views.job_view(told, job, now, waiting=False, reason=why.get(job.id)) for job in found]
         return JobPage(items=items, next=following)
 
     return await call.read(look)
@@ -100,7 +102,7 @@ async def list_jobs(call: Call, query: JobsQuery) -> JobPage:
 @routes.get("/v1/jobs/{job}", problems=(404,))
 async def get_job(call: Call, job: str) -> JobView:
     """One job, by its id or its name; while it waits, also why, and what would let it in."""
-    return await call.read(lambda core, now: _view(core, find_job(core.state, call.caller, job), now))
+    return await call.read(lambda core, now: _view(call, core, find_job(core.state, call.caller, job), now))
 
 
 @routes.get("/v1/jobs/{job}/explain", problems=(404,))
@@ -110,14 +112,18 @@ async def explain_job(call: Call, job: str) -> Explanation:
     def look(core: Scheduler, now: Millis) -> Explanation | tuple[JobId, Millis, bytes]:
         known = find_job(core.state, call.caller, job)
         if known.status is not JobStatus.WAITING:
-            return views.explanation(core, known, now)
+            return views.explanation(Told.to(core, call.caller), known, now)
         return known.id, now, packed(core.state)
 
     found = await call.read(look)
     if isinstance(found, Explanation):
         return found
     waiting, now, state = found  # what would let it in takes a hundred tries at placing it
-    return await ask_copy(call, state, lambda core: views.explanation(core, core.state.job(waiting), now))
+
+    def think(core: Scheduler) -> Explanation:
+        return views.explanation(Told.to(core, call.caller), core.state.job(waiting), now)
+
+    return await ask_copy(call, state, think)
 
 
 @routes.post("/v1/jobs/{job}/pause", problems=(404, 409))
@@ -194,11 +200,11 @@ def _status_of(job: JobId) -> Callable[[State], str]:
 
 
 async def _show(call: Call, job: JobId) -> JobView:
-    return await call.read(lambda core, now: _view(core, core.state.job(job), now))
+    return await call.read(lambda core, now: _view(call, core, core.state.job(job), now))
 
 
-def _view(core: Scheduler, job: Job, now: Millis) -> JobView:
-    return views.job_view(core, job, now, waiting=True)
+def _view(call: Call, core: Scheduler, job: Job, now: Millis) -> JobView:
+    return views.job_view(Told.to(core, call.caller), job, now, waiting=True)
 
 
 # ---- what a registration says, in the core's words -------------------------------------------------------------------

@@ -5,6 +5,7 @@ from rollmuxd.daemon.access import find_job, find_session
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.glue import Call, Routes
 from rollmuxd.daemon.http.routes._query import BODY
+from rollmuxd.daemon.told import Told
 from rollmuxd.wire.answers import HeartbeatView, SessionView
 from rollmuxd.wire.requests import HeartbeatBody, SessionBody
 
@@ -18,8 +19,9 @@ async def heartbeat(call: Call, session: str, body: HeartbeatBody) -> HeartbeatV
     answer = await call.services.driver.submit(
         Heartbeat(session=session, slot=body.slot, done=body.done, total=body.total)
     )
+    told = Told.to(call.services.driver.scheduler, call.caller)
     return HeartbeatView(
-        lease_s=call.shared.lease_s, directives=[views.directive(given) for given in answer.directives]
+        lease_s=call.shared.lease_s, directives=[views.directive(given, told) for given in answer.directives]
     )
 
 

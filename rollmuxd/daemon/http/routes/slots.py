@@ -41,6 +41,7 @@ from rollmuxd.daemon.http.glue import Call, ClientGone, Parked, Query, Routes
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.keys import Role
+from rollmuxd.daemon.told import Told
 from rollmuxd.wire.answers import ReleaseView, SlotPage, SlotView
 from rollmuxd.wire.requests import GrowBody, ReasonBody, ReleaseBody, ShrinkBody, SlotBody
 
@@ -198,11 +199,12 @@ async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
     def look(core: Scheduler, now: Millis) -> ReleaseView:
         ended = core.state.slots.get(slot)
         coming = core.state.slots.get(answer.next_slot or "")
+        told = Told.to(core, call.caller)
         return ReleaseView(
             slot=slot,
             status=str(SlotStatus.OVER if ended is None else ended.status),
-            next=None if coming is None else views.slot_view(core, coming, job, call.caller, now),
-            next_refused=answer.next_refused or None,
+            next=None if coming is None else views.slot_view(told, coming, job, call.caller, now),
+            next_refused=told.text(answer.next_refused) or None,
         )
 
     view = await call.read(look)
@@ -370,7 +372,8 @@ async def list_slots(call: Call, query: SlotsQuery) -> SlotPage:
 
         slots = filter(wanted, core.state.slots.values())
         found, following = views.page(slots, lambda slot: slot.id, query.limit, query.after)
-        items = [views.slot_view(core, slot, jobs[slot.job], call.caller, now, why=query.why) for slot in found]
+        told = Told.to(core, call.caller)
+        items = [views.slot_view(told, slot, jobs[slot.job], call.caller, now, why=query.why) for slot in found]
         return SlotPage(items=items, next=following)
 
     return await call.read(look)
@@ -385,7 +388,7 @@ async def get_slot(call: Call, slot: str) -> SlotView:
 async def _show(call: Call, slot: SlotId) -> SlotView:
     def look(core: Scheduler, now: Millis) -> SlotView:
         found, job = find_slot(core.state, call.caller, slot)
-        return views.slot_view(core, found, job, call.caller, now)
+        return views.slot_view(Told.to(core, call.caller), found, job, call.caller, now)
 
     return await call.read(look)
 

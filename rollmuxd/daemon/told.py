@@ -1,0 +1,143 @@
+"""What a caller is told: in every sentence, a job that he may not know of is its id.
+
+What is *thought of now* (why something waits, what would let it in) is thought of a state in which such a job is named
+by its id: so no rule has to remember that, nor a policy that others have written. What was *written down* (the reasons
+in facts, and of nodes and jobs) has names in it; there the places are known in which a sentence names a job.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Final, TypeVar, cast
+
+from msgspec.structs import replace
+
+from rollmuxd.core.cycle import Cycle
+from rollmuxd.core.decision import Reason
+from rollmuxd.core.errors import Rejected
+from rollmuxd.core.explain import Explainer, Story
+from rollmuxd.core.model import Job, JobId, Millis, Session, SessionId, SlotId
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.daemon.access import Caller
+from rollmuxd.wire import answers as wire
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+#: a job's name, and where the core's written reasons and its refusals have one
+_NAME: Final = r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,99})"
+_PLACES: Final = (
+    rf"(?<=\bnot seen clear after ){_NAME}(?= (?:released them|moved away|was to )\b)",
+    rf"(?<=\bnot been seen clear of ){_NAME}(?=;|$)",
+    rf"(?<=\bphases of ){_NAME}(?= take another time)",
+    rf"(?<=\bjob ){_NAME}(?= (?:has joined|is moving)\b)",
+    rf"(?<=\bwhether ){_NAME}(?= fits beside )",
+    rf"(?<=, and ){_NAME}(?= needs [0-9.e+]+ GB of the GPU)",
+)
+_NAMED: Final = tuple(re.compile(place) for place in _PLACES)
+#: in place of the name of a job that is remembered no more
+_ANOTHER: Final = "another owner's"
+
+
+class Told:
+    """What one caller may be told of the scheduler's state, at this moment."""
+
+    def __init__(self, core: Scheduler, may_read: Callable[[Job], bool]) -> None:
+        self.core, self.may_read = core, may_read
+
+    @classmethod
+    def to(cls, core: Scheduler, caller: Caller) -> "Told":
+        """What this caller may be told."""
+        return cls(core, caller.may_read)
+
+    # ---- thought of now --------------------------------------------------------------------------------------------
+
+    def why_job_waits(self, job: JobId, now: Millis) -> tuple[Reason, ...]:
+        """As :meth:`Scheduler.why_job_waits`."""
+        return self._thinks.why_job_waits(job, now).reasons if self.hides else self.core.why_job_waits(job, now)
+
+    def would_start_with(self, job: JobId, now: Millis) -> tuple[str, ...]:
+        """As :meth:`Scheduler.would_start_with`."""
+        if self.hides:
+            return self._thinks.why_job_waits(job, now).would_start_with
+        return self.core.would_start_with(job, now)
+
+    def why_slot_waits(self, slot: SlotId, now: Millis) -> tuple[Reason, ...]:
+        """As :meth:`Scheduler.why_slot_waits`."""
+        return (self._thinks if self.hides else self.core).why_slot_waits(slot, now)
+
+    def explain(self, job: JobId, now: Millis) -> Story:
+        """As :meth:`Scheduler.explain`."""
+        return (self._thinks if self.hides else self.core).explain(job, now)
+
+    def wishes(self, job: JobId) -> tuple[Reason, ...]:
+        """As :meth:`Scheduler.wishes`."""
+        return (self._thinks if self.hides else self.core).wishes(job)
+
+    @cached_property
+    def hides(self) -> bool:
+        """Whether there is a job that the caller may not know of."""
+        return not all(map(self.may_read, self.core.state.jobs.values()))
+
+    @cached_property
+    def _thinks(self) -> Explainer:
+        core, state = self.core, self.core.state
+        jobs = cast("dict[JobId, Job]", _Shown(state.jobs, self._shown))
+        sessions = cast("dict[SessionId, Session]", _Shown(state.sessions, self._shown_session))
+        cycle = Cycle(core.config, core.policy, replace(state, jobs=jobs, sessions=sessions))
+        cycle.soft = core.soft
+        return Explainer(cycle)
+
+    def _shown(self, job: Job) -> Job:
+        return job if self.may_read(job) else replace(job, spec=replace(job.spec, name=job.id))
+
+    def _shown_session(self, session: Session) -> Session:
+        mine = self.may_read(self.core.state.jobs[session.job])
+        return session if mine else replace(session, pid=0, host="", started="")
+
+    # ---- written down ----------------------------------------------------------------------------------------------
+
+    def text(self, text: str) -> str:
+        """A sentence that the core has written: jobs that the caller may not know of are named by their ids."""
+        if not text or not self.hides:
+            return text
+        for place in _NAMED:
+            text = place.sub(lambda found: self._instead_of(found["name"]), text)
+        return text
+
+    def reasons(self, given: Iterable[Reason]) -> list[wire.Reason]:
+        """Why something waits."""
+        return [wire.Reason(code=reason.code, text=self.text(reason.text), data=reason.data) for reason in given]
+
+    def refusal(self, refused: Rejected) -> None:
+        """Have what the core refuses with name no job that the caller may not know of."""
+        refused.args = tuple(self.text(part) if isinstance(part, str) else part for part in refused.args)
+        for name, value in vars(refused).items():
+            if isinstance(value, str):
+                setattr(refused, name, self.text(value))
+
+    def _instead_of(self, name: str) -> str:
+        named = [job for job in self.core.state.jobs.values() if name in (job.spec.name, job.id)]
+        if any(self.may_read(job) for job in named):
+            return name
+        return named[0].id if len(named) == 1 else _ANOTHER
+
+
+class _Shown(Mapping[K, V]):
+    """A table with something else in some places; each is made when it is looked at, and then stays the same."""
+
+    def __init__(self, table: Mapping[K, V], show: Callable[[V], V]) -> None:
+        self._table, self._show = table, show
+        self._made: dict[K, V] = {}
+
+    def __getitem__(self, key: K) -> V:
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = self._show(self._table[key])
+        return made
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
