@@ -1,11 +1,16 @@
 """Jobs' processes: all of a job's are ended, and nobody else's, whatever they do to hide."""
 
+import contextlib
+import fcntl
 import json
 import os
 import pwd
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -87,6 +92,7 @@ def test_an_owners_process_is_its_users(owner, tmp_path):
 
 def test_who_is_not_root_becomes_nobody_else(owner, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1)
+    monkeypatch.setattr(processes, "_one_at_a_time", contextlib.nullcontext)  # what it makes is not that user's
     with pytest.raises(machine.Refused, match="may not become anybody else"):
         processes.start(owner, {**order("true"), "user": "root"})
 
@@ -170,3 +176,142 @@ def test_without_pidfds_the_start_time_is_still_compared(monkeypatch):
     assert not processes._signal(child.pid, f"{started_at(child.pid)}0", signal.SIGKILL)
     assert processes._signal(child.pid, started_at(child.pid), signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
+
+
+# ---- one start at a time ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder that all may write, as /tmp is."""
+    folder = tmp_path / "place"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    monkeypatch.setattr(processes, "_PLACE", str(folder))
+    monkeypatch.setattr(processes, "_TURN_S", 0.3)
+    return folder
+
+
+@contextlib.contextmanager
+def locked(path):
+    lock = os.open(path, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def squats(place, how, elsewhere):
+    """What somebody else may have put there, under a name that would be taken for ours."""
+    name = place / f".rollmuxd-{os.geteuid()}{'.lock' if how == 'a file of the old name' else '-squat'}"
+    if how in {"a link to a file of ours", "a file of the old name"}:
+        name.touch(mode=0o600)
+    elif how == "a link to a folder of ours":
+        elsewhere.mkdir(mode=0o700)
+        name.symlink_to(elsewhere)
+    elif how == "a folder of theirs":
+        if os.geteuid():
+            pytest.skip("takes root to give a folder away")
+        name.mkdir(mode=0o700)
+        os.chown(name, 65534, 65534)
+    else:
+        name.mkdir()
+        name.chmod(0o755)
+    return name
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "a file of the old name",
+        "a link to a file of ours",
+        "a link to a folder of ours",
+        "a folder of theirs",
+        "a folder open to all",
+    ],
+)
+def test_what_anybody_else_locks_holds_up_no_start(owner, place, tmp_path, how):
+    theirs = squats(place, how, tmp_path / "elsewhere")
+    with locked(theirs):
+        assert lives(processes.start(owner, order("sleep", "600"))["pid"])
+    (made,) = set(place.iterdir()) - {theirs}
+    assert stat.S_IMODE(made.lstat().st_mode) == 0o700
+    processes.start(owner, order("sleep", "600"))
+    assert set(place.iterdir()) == {theirs, made}, "the next start takes the same one"
+
+
+def test_a_start_waits_for_one_that_is_under_way_and_says_so_when_that_does_not_end(owner, place):
+    said = r"another start as \w+ .* for 0.3 s; see what it is at \(lslocks"
+    with processes._one_at_a_time(), pytest.raises(machine.Unknown, match=said):
+        processes.start(owner, order("sleep", "600"))
+    assert processes.launched(owner) == []
+    assert lives(processes.start(owner, order("sleep", "600"))["pid"])
+
+
+def test_the_first_starts_of_all_make_their_lock_and_are_one_at_a_time(place, monkeypatch):
+    monkeypatch.setattr(processes, "_TURN_S", 50.0)
+    looked, entered, second = threading.Event(), threading.Event(), threading.Event()
+
+    def slowly(*, prefix, dir):
+        """Whoever makes the one that sorts first found nothing before, and makes it when the other is at work."""
+        if threading.current_thread() is late:
+            looked.set()
+            entered.wait()
+        made = f"{dir}/{prefix}{'a' if threading.current_thread() is late else 'b'}"
+        os.mkdir(made, 0o700)
+        return made
+
+    def start_late():
+        with processes._one_at_a_time():
+            second.set()
+
+    monkeypatch.setattr(tempfile, "mkdtemp", slowly)
+    late = threading.Thread(target=start_late)
+    late.start()
+    assert looked.wait(50)
+    with processes._one_at_a_time():
+        entered.set()
+        assert not second.wait(0.5)
+    assert second.wait(50)
+    late.join()
+
+
+def test_a_lock_that_is_cleaned_away_while_it_is_waited_for_is_no_lock(place, monkeypatch):
+    """systemd-tmpfiles and its like remove old folders."""
+    monkeypatch.setattr(processes, "_TURN_S", 50.0)
+    entered, go_on, third = threading.Event(), threading.Event(), threading.Event()
+
+    def second():
+        with processes._one_at_a_time():
+            entered.set()
+            go_on.wait()
+
+    with processes._one_at_a_time():
+        waits = threading.Thread(target=second)
+        waits.start()
+        time.sleep(0.2)  # it has the folder open by now
+        (folder,) = place.iterdir()
+        folder.rmdir()
+    assert entered.wait(50)
+
+    def last():
+        with processes._one_at_a_time():
+            third.set()
+
+    later = threading.Thread(target=last)
+    later.start()
+    assert not third.wait(0.3)
+    go_on.set()
+    assert third.wait(50)
+    waits.join()
+    later.join()
+
+
+def test_where_what_is_made_is_not_ones_own_nothing_is_started_unseen(owner, place, monkeypatch):
+    """As on a file system that knows no owners."""
+    real = os.lstat
+    monkeypatch.setattr(os, "lstat", lambda path: os.stat_result((*real(path)[:4], 4711, *real(path)[5:])))
+    with pytest.raises(machine.Refused, match="is not its own"):
+        processes.start(owner, order("true"))
+    assert list(place.iterdir()) == []

@@ -12,7 +12,9 @@ import fcntl
 import os
 import shutil
 import signal
+import stat
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -26,6 +28,9 @@ MARK = "ROLLMUX_LAUNCH"
 LEAVES_S = 2.0
 GONE_S = 20.0
 _LOOK_S = 0.02
+#: how long a start waits for those before it: less than its asker waits, who so hears why
+_TURN_S = 20.0
+_PLACE = "/tmp"  # see _turnstiles
 
 
 class Launched(NamedTuple):
@@ -127,13 +132,63 @@ def launched(owner: str) -> list[Launched]:
 @contextlib.contextmanager
 def _one_at_a_time() -> Iterator[None]:
     """A start that was given up may still be under way: the next one waits for it, and then finds its process."""
-    path = f"/tmp/.rollmuxd-{os.geteuid()}.lock"  # the same for all who start as this user
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
+    give_up = time.monotonic() + _TURN_S
+    while True:
+        with contextlib.ExitStack() as held:
+            there = _turnstiles()
+            for path in there:
+                lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                held.callback(os.close, lock)
+                _lock(lock, path, give_up)
+            if _turnstiles() == there:  # else one was cleaned away meanwhile, or has been made
+                yield
+                return
+
+
+def _turnstiles() -> list[str]:
+    """The folders, one as a rule, that all starts of this user lock, in this order; one is made where there is none.
+
+    In a folder that all may write, since that is the one that all logins of a user have on a host: a home may be
+    missing, or on many hosts. So nothing there counts by its name: only what is this user's, and open to nobody else,
+    is nothing that anybody else can make, lock or move. Of two that are made at once each start locks at least the one
+    that was made first.
+    """
+    found = _own_folders()
+    if not found:
+        made = tempfile.mkdtemp(prefix=_prefix(), dir=_PLACE)
+        found = _own_folders()
+        if not found:
+            os.rmdir(made)
+            raise machine.Refused(f"what this user makes in {_PLACE} is not its own: starts cannot wait for each other")
+    return found
+
+
+def _own_folders() -> list[str]:
+    prefix, found = _prefix(), []
+    for name in os.listdir(_PLACE):
+        if name.startswith(prefix):
+            with contextlib.suppress(FileNotFoundError):
+                about = os.lstat(f"{_PLACE}/{name}")
+                if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077:
+                    found.append(f"{_PLACE}/{name}")
+    return sorted(found)
+
+
+def _prefix() -> str:
+    return f".rollmuxd-{os.geteuid()}-"
+
+
+def _lock(lock: int, path: str, give_up: float) -> None:
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        if time.monotonic() > give_up:
+            raise machine.Unknown(
+                f"another start as {machine.user_name(os.geteuid())} on this host has kept this one waiting for "
+                f"{_TURN_S:g} s; see what it is at (lslocks has its pid; it holds {path}), and end it if it hangs"
+            )
+        time.sleep(_LOOK_S)
 
 
 def _begin(owner: str, order: dict[str, Any]) -> dict[str, Any]:
