@@ -570,7 +570,8 @@ class Talk:
         try:
             view = yield from self._persist(calls.job(self.job), self._patience_s)
         except NotFound as gone:
-            raise self._over(f"the daemon knows job {self.name} no more") from gone
+            why = "its journal was restored to what it was before that job, or it ended long ago"
+            raise self._over(f"the daemon knows job {self.name} no more: {why}; start it again") from gone
         if self.session != session or self._ending:
             return None  # somebody else has recovered meanwhile, or it is we who end it
         if view.status in _OVER:

@@ -1,0 +1,67 @@
+"""A backup is restored while jobs live: what they have done since is not in it."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+def journal(daemon, *words):
+    command = [sys.executable, "-m", "rollmuxd", "journal", *words, "--state-dir", str(daemon.state)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def restored(daemon, backup):
+    daemon.stop()
+    journal(daemon, "restore", backup)
+    daemon.restart()
+
+
+def test_gpus_that_a_job_was_given_after_the_backup_are_given_to_nobody_before_it_has_gone(live):
+    daemon = live.daemon()
+    a = live.holder("a")
+    a.do("leave")
+    journal(daemon, "backup", f"{live.folder}/backup")  # by which a's state is on the GPUs
+    b = live.holder("b")
+    assert b.happened("granted")[0]["gpus"] == ["mock/gpu0"]
+
+    restored(daemon, f"{live.folder}/backup")
+    over = a.fails("enter", phase="rollout")
+    assert (over["error"], "was restored" in over["text"]) == ("JobEnded", True)
+    c = live.trainer("c")
+    c.do("start")
+    asked = c.ask("enter", phase="rollout")
+    live.until("c waits", lambda: daemon.waits("c"))
+
+    time.sleep(1.2)  # at least two looks at the host, by its settings: b is still there
+    assert c.done(asked) is None
+    assert b.fails("leave")["error"] == "SlotLost"
+    b.kill()
+    c.answer(asked)
+    c.do("leave")
+
+
+def test_jobs_that_held_and_waited_when_the_backup_was_made_start_again_and_go_on(live):
+    daemon = live.daemon()
+    a = live.holder("a")
+    b, asked = live.waiter("b")
+    journal(daemon, "backup", f"{live.folder}/backup")
+    a.do("leave")
+    b.answer(asked)
+    b.do("leave")
+
+    restored(daemon, f"{live.folder}/backup")
+    over = a.fails("enter", phase="train")
+    assert (over["error"], "was restored" in over["text"]) == ("JobEnded", True)
+    over = b.fails("enter", phase="train")
+    assert (over["error"], "was restored" in over["text"]) == ("JobEnded", True)
+    a.kill()
+    b.kill()
+
+    for name in ("a", "b"):
+        again = live.trainer(name)
+        again.do("loop", rounds=2, seconds=0.02)
+        assert daemon.job(name)["run"] == 2
