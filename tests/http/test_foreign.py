@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from rollmuxd.core.model import JobMove, NodeStatus
+from rollmuxd.core.model import JobMove, JobStatus, NodeStatus, SlotStatus
 
 pytestmark = pytest.mark.asyncio
 
@@ -71,8 +71,8 @@ def overstays(world):
 
 
 def lost_and_not_seen_clear(world):
-    world.state.slots["s1"].status = "reclaiming"
-    world.state.jobs["j1"].status = "lost"
+    world.state.slots["s1"].status = SlotStatus.RECLAIMING
+    world.state.jobs["j1"].status = JobStatus.LOST
 
 
 def left_its_bytes(world):
@@ -172,7 +172,7 @@ async def test_a_refusal_names_no_foreign_job_either(running):
         job, session = await a_job(stranger, "mine", pid=7)
         slot = (await ask(stranger, job, session, "rollout", wait_s=5)).json()
         kept = world.state.slots[slot["slot"]]
-        kept.status, kept.claimed, kept.gpus = "tail", ("h1/gpu0", "h1/gpu1"), ("h1/gpu0",)
+        kept.status, kept.claimed, kept.gpus = SlotStatus.TAIL, ("h1/gpu0", "h1/gpu1"), ("h1/gpu0",)
         gpu = world.state.nodes["h1/gpu0-1"].gpus["h1/gpu1"]
         gpu.holder, gpu.stain = None, "j1"
         answer = await stranger.post(f"/v1/slots/{slot['slot']}/grow", json={"fence": slot["fence"]})
