@@ -40,10 +40,14 @@ PACKAGES: Final = (
     *("pydantic-settings", "rich", "starlette", "structlog", "uvicorn", "uvloop"),
 )
 
+#: what a secret's name has in it, wherever; and what it is called when that is all of a name, or a word of it
+_WITHIN: Final = (
+    r"secret|token|passw|passphrase|credential|api_?-?key|private_?-?key|idempotency|authori[sz]ation|cookie|signature"
+)
+_WORD: Final = r"pwd|pass|auth|sig"
 #: names under which nothing is shown but a number or a yes
 _NAMES: Final = re.compile(
-    r"secret|token|passw|credential|(^|_)(api_?)?keys?($|_)|hash|authori[sz]ation|cookie|^env|environ|idempotency|"
-    r"^arg(v|s)$|^command$|private|signature",
+    rf"{_WITHIN}|(^|[_-])({_WORD}|keys?)($|[_-])|(pass|pwd)$|hash|^env|environ|^arg(v|s)$|^command$|private",
     re.IGNORECASE,
 )
 #: what looks like a secret wherever it stands
@@ -52,21 +56,34 @@ _LOOKS: Final = tuple(
     for pattern in (
         r"-----BEGIN [A-Z ]+-----.*?(-----END [A-Z ]+-----|\Z)",
         r"rmx_[0-9a-z]+_[\w-]+",
-        r"\b(?:hf|ghp|gho|ghs|glpat|xox[abp]|sk|pk|npm|pypi)[_-][\w-]{10,}",
-        r"\bAKIA[0-9A-Z]{16}\b",
+        r"\b(?:hf|gh[opsur]|github_pat|glpat|xox[a-z]|sk|pk|rk|gsk|npm|pypi|nvapi|dckr_pat)[_-][\w-]{10,}",
+        r"\bAIza[\w-]{20,}",
+        r"\bA[KS]IA[0-9A-Z]{16}\b",
         r"\beyJ[\w-]{8,}\.[\w-]+\.?[\w-]*",
         r"\b[0-9a-f]{40,}\b",
         r"(?<=bearer )[^\s\"']+",
         r"(?<=basic )[A-Za-z0-9+/=]{8,}",
-        r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)",
+        r"(?<=://)[^/\s@]+(?=@)",
     )
 )
-#: ``token=...``, ``"api_key": "..."``, ``PASSWORD: ...`` in a line of text
+#: what is asked of a URL: it may be signed
+_ASKED: Final = re.compile(r"(://[^\s?\"'<>]{0,2000}\?)[^\s\"'<>]+")
+#: a value in a line of text: in quotes up to where they close (escaped ones close nothing), or a word
+_VALUE: Final = r"(?:(?P<quote>\\*[\"'])(?:(?s:.{0,4000}?)(?<!\\)(?P=quote)|.*$)|[^\s,;}\]]+)"
+#: ``token=...``, ``"api_key": "..."``, ``PASSWORD: ...``, ``MYSQL_PWD=...`` in a line of text
 _SAID: Final = re.compile(
-    r"([\w-]*(?:secret|token|passw\w*|credential|api[_-]?key|idempotency[_-]key|authorization|cookie|private[_-]key)"
-    r"[\w-]*[\"']?\s*[:=]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;}\]]+)",
-    re.IGNORECASE,
+    rf"((?:(?:{_WITHIN})[\w-]{{0,64}}|pass|pwd|(?<![^\W_])(?:{_WORD}))(?:\\*[\"'])?\s*[:=]\s*)" + _VALUE,
+    re.IGNORECASE | re.MULTILINE,
 )
+#: ``--password``, alone, in a list of words
+_FLAG: Final = rf"--?(?:[\w-]{{0,64}}(?:{_WITHIN})[\w-]{{0,64}}|(?:[\w-]{{0,64}}-)?(?:{_WORD}|keys?))"
+_IS_FLAG: Final = re.compile(_FLAG, re.IGNORECASE)
+#: ``--password ...``, or ``'--password', '...'``, in a line of text
+_FLAGGED: Final = re.compile(
+    rf"((?<![\w-]){_FLAG}(?:\\*[\"'])?(?:\s*,\s*|\s+)(?!--)){_VALUE}", re.IGNORECASE | re.MULTILINE
+)
+#: the folder that a shell is in, and was in
+_NO_SECRETS: Final = ("PWD", "OLDPWD")
 #: shorter ones are words
 _LONG_ENOUGH: Final = 6
 
@@ -84,7 +101,9 @@ class Scrubber:
             text = self._known.sub(LEFT_OUT, text)
         for looks in _LOOKS:
             text = looks.sub(LEFT_OUT, text)
-        return _SAID.sub(lambda found: found[1] + LEFT_OUT, text)
+        for said in (_ASKED, _SAID, _FLAGGED):
+            text = said.sub(lambda found: found[1] + LEFT_OUT, text)
+        return text
 
     def value(self, value: Any, name: str = "") -> Any:
         """A structure, without secrets."""
@@ -97,8 +116,11 @@ class Scrubber:
                 return self.text(value)
             case dict():
                 return {self.text(str(key)): self.value(item, str(key)) for key, item in value.items()}
+            case [str() as said, item] if not _IS_FLAG.fullmatch(said):  # a name and its value, maybe
+                return [self.value(said), self.value(item, said)]
             case list() | tuple():
-                return [self.value(item) for item in value]
+                flagged = [False, *(isinstance(item, str) and bool(_IS_FLAG.fullmatch(item)) for item in value)]
+                return [LEFT_OUT if hide else self.value(item) for item, hide in zip(value, flagged, strict=False)]
         return LEFT_OUT
 
 
@@ -210,7 +232,7 @@ def _secrets_of(table: Any, *, inside: bool = False) -> Iterator[str]:
 
 
 def _secrets_of_the_environment() -> Iterator[str]:
-    return (value for name, value in os.environ.items() if _NAMES.search(name))
+    return (value for name, value in os.environ.items() if _NAMES.search(name) and name not in _NO_SECRETS)
 
 
 # ---- the journal, and the log ----------------------------------------------------------------------------------------
@@ -230,7 +252,9 @@ def _of_journal(path: Path, scrub: Scrubber, count: int) -> dict[str, bytes]:
                 "SELECT seq, CAST(body AS BLOB) FROM facts ORDER BY seq DESC LIMIT ?", (count,)
             ).fetchall()
             parts["facts.jsonl"] = b"".join(_fact(seq, body, scrub) for seq, body in reversed(rows))
-            parts["state.json"] = _json(scrub.value(msgspec.to_builtins(replayed(connection, path))))
+            parts["state.json"] = _json(
+                scrub.value(_without_options(json.loads(msgspec.json.encode(replayed(connection, path)))))
+            )
     except (sqlite3.Error, JournalError, BrokenInvariant, msgspec.MsgspecError, KeyError, ValueError) as error:
         parts["state.json"] = _json({"cannot be made": scrub.text(str(error))})
     return parts
@@ -238,10 +262,28 @@ def _of_journal(path: Path, scrub: Scrubber, count: int) -> dict[str, bytes]:
 
 def _fact(seq: int, body: bytes, scrub: Scrubber) -> bytes:
     try:
-        fact = scrub.value(json.loads(body))
+        fact = scrub.value(_without_options(json.loads(body)))
     except ValueError:
-        fact = {"damaged": scrub.text(body.decode(errors="replace"))}
+        # Where options or an environment end cannot be told.
+        fact = {"damaged": scrub.text(re.split(r'"(?:options|argv|env)"', body.decode(errors="replace"))[0])}
     return json.dumps({"seq": seq, **fact}).encode() + b"\n"
+
+
+def _without_options(value: Any) -> Any:
+    """What jobs give drivers: of it, too, the names only. In the journal it is pairs of a name and a value."""
+    match value:
+        case dict():
+            return {key: _named(item) if key == "options" else _without_options(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_without_options(item) for item in value]
+    return value
+
+
+def _named(options: Any) -> Any:
+    try:
+        return _names_of(dict(options))
+    except (TypeError, ValueError):
+        return LEFT_OUT
 
 
 def replayed(connection: sqlite3.Connection, path: Path) -> State:

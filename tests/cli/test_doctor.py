@@ -8,7 +8,7 @@ import pytest
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.inputs import HostSpec
-from rollmuxd.core.model import JobSpec, PhaseSpec, Want
+from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.daemon.journal import Journal
 from rollmuxd.daemon.journal_bundle import Scrubber
 from rollmuxd.daemon.keys import Role, new_key
@@ -20,6 +20,8 @@ PLANTED = {
     "a backend's option": "s3cr3t/of+the=backend",
     "a driver's option": "driver pass phrase",
     "a nested option": "nested-credential-99",
+    "a word of a job's driver": "planted-word-71",
+    "an option of a job's driver": "planted-option-72",
     "the environment": "env-secret-value-1234",
     "a bearer in the log": "Zm9vYmFyYmF6cXV4",
     "a password in the log": "correct-horse",
@@ -35,7 +37,16 @@ PEM = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEF\n-----END PRIVA
 def place(tmp_path, monkeypatch):
     """A state directory, a configuration and an environment, all full of secrets."""
     state_dir = tmp_path / "state"
-    spec = JobSpec(name="math", phases=(PhaseSpec("rollout", ("rollout",)),), wants=(Want("rollout"),))
+    options = (
+        ("park", ("/opt/ctl", PLANTED["a word of a job's driver"])),
+        ("dsn", PLANTED["an option of a job's driver"]),
+    )
+    spec = JobSpec(
+        name="math",
+        phases=(PhaseSpec("rollout", ("rollout",)),),
+        wants=(Want("rollout"),),
+        states=(StateSpec("rollout", driver="command", options=options),),
+    )
     key, secret = new_key("team", "ann", Role.ADMIN, 5)
 
     async def write():
@@ -127,6 +138,8 @@ def test_what_a_report_needs_is_in_it_and_is_listed(rollmuxd, place, tmp_path):
     assert facts[1]["spec"]["name"] == "math"
     state = json.loads(inside["state.json"])
     assert state["jobs"]["j1"]["status"] == "paused"
+    for spec in (facts[1]["spec"], state["jobs"]["j1"]["spec"]):
+        assert spec["states"][0]["options"] == {"park": "(left out: list)", "dsn": "(left out: str)"}
     assert "the last line" in inside["daemon.log"]
     assert json.loads(inside["about.json"])["packages"]["rollmuxd"]
 
@@ -152,6 +165,18 @@ def test_of_a_damaged_journal_there_is_what_can_be_read(rollmuxd, place, tmp_pat
     assert len(inside["facts.jsonl"].splitlines()) == 3
 
 
+def test_of_a_damaged_fact_nothing_is_told_that_might_be_an_option(rollmuxd, place, tmp_path):
+    import sqlite3
+
+    with sqlite3.connect(tmp_path / "state" / "journal.sqlite3") as connection:
+        connection.execute("UPDATE facts SET body = substr(body, 1, length(body) - 3) WHERE seq = 2")
+    connection.close()
+    assert rollmuxd(f"doctor --bundle {tmp_path}/b.tar.gz --config {place}").code == 0
+    facts = read(tmp_path / "b.tar.gz")["facts.jsonl"]
+    assert "job_registered" in facts.splitlines()[1]
+    assert "planted" not in facts
+
+
 def test_without_a_journal_there_is_a_bundle_that_says_so(rollmuxd, tmp_path):
     (tmp_path / "rollmux.toml").write_text(f'[daemon]\nstate_dir = "{tmp_path}/nowhere"\n')
     assert rollmuxd(f"doctor --bundle {tmp_path}/b.tar.gz --config {tmp_path}/rollmux.toml").code == 0
@@ -169,7 +194,45 @@ def test_without_a_journal_there_is_a_bundle_that_says_so(rollmuxd, tmp_path):
         ("Cookie: a=b; c", "Cookie: (left out); c"),
         ("client_secret='a b'", "client_secret=(left out)"),
         ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIi.abc", "(left out)"),
+        ("ctl --token hunter2 --host box1", "ctl --token (left out) --host box1"),
+        ("ctl --wandb-api-key 'a b' --host box1", "ctl --wandb-api-key (left out) --host box1"),
+        ("ctl --password=hunter2 -v", "ctl --password=(left out) -v"),
+        ("ran ['ctl', '--password', 'a b', '-v']", "ran ['ctl', '--password', (left out), '-v']"),
+        ("pwd: hunter2, pass=hunter2 auth=hunter2", "pwd: (left out), pass=(left out) auth=(left out)"),
+        ("MYSQL_PWD=hunter2; PGPASS=hunter2", "MYSQL_PWD=(left out); PGPASS=(left out)"),
+        ("the author passed 3: ok", "the author passed 3: ok"),
+        ("401 for https://tok3n@wandb.local/api", "401 for https://(left out)@wandb.local/api"),
+        ("got https://s3/b/c?X-Amz-Signature=ab&n=1 twice", "got https://s3/b/c?(left out) twice"),
+        ("sig=AbC%3D, X-Amz-Signature=ab12", "sig=(left out), X-Amz-Signature=(left out)"),
+        ("github_pat_11ABCDEFG0abcdef gsk_abcdefghijkl", "(left out) (left out)"),
+        ("AIzaSyA1234567890abcdefghijklmnopqrstuv", "(left out)"),
+        (r'{"password": "a\"b tail", "n": 1}', '{"password": (left out), "n": 1}'),
+        (r'"{\"token\": \"a\\\"b tail\", \"n\": 1}"', r'"{\"token\": (left out), \"n\": 1}"'),
+        ('password="never closed', "password=(left out)"),
     ],
 )
 def test_a_line_of_text_keeps_what_it_says_and_loses_what_it_must_not(said, left):
     assert Scrubber().text(said) == left
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        (
+            {"pwd": "hunter2", "pass": "hunter2", "auth": "hunter2"},
+            dict.fromkeys(("pwd", "pass", "auth"), "(left out)"),
+        ),
+        ([["password", "x"], ["host", "box1"]], [["password", "(left out)"], ["host", "box1"]]),
+        (["ctl", "--hf-token", "x", "-v"], ["ctl", "--hf-token", "(left out)", "-v"]),
+        (["--token", "x"], ["--token", "(left out)"]),
+        ({"passed": "two", "author": "ann"}, {"passed": "two", "author": "ann"}),
+    ],
+)
+def test_a_structure_keeps_its_names_and_loses_what_they_are_for(said, left):
+    assert Scrubber().value(said) == left
+
+
+def test_the_folder_that_one_is_in_is_no_secret(rollmuxd, place, tmp_path, monkeypatch):
+    monkeypatch.setenv("PWD", str(tmp_path))
+    assert rollmuxd(f"doctor --bundle {tmp_path}/b.tar.gz --config {place}").code == 0
+    assert json.loads(read(tmp_path / "b.tar.gz")["settings.json"])["daemon"]["state_dir"] == f"{tmp_path}/state"
