@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -13,6 +14,8 @@ from rollmuxd.cli.logs import logs
 
 OVER = ("ended", "lost")
 PLACED = ("probing", "admitted")
+#: the reasons of runs that came to their own end: the loop's, its process's, and that of `rollmuxd run`'s command
+WELL = re.compile(r"finished|its process ended|.* ended with exit status 0|", re.DOTALL)
 
 
 @click.group()
@@ -193,7 +196,8 @@ def end(call: Call, job: str, reason: str) -> None:
 def wait(call: Call, job: str, until: str, timeout: float | None) -> None:
     """Wait until a job is over, or has a placement.
 
-    Exits with 0 when it is, and with 1 if it was lost, was quarantined, or is over without having been placed.
+    Exits with 0 when its loop has come to its end, or it has its placement; with 1 and the reason if it is over in any
+    other way (lost, failed, interrupted, ended by somebody), is quarantined, or is over without having been placed.
     """
     path = f"/v1/jobs/{part(job)}"
     give_up = None if timeout is None else time.monotonic() + timeout
@@ -206,10 +210,11 @@ def wait(call: Call, job: str, until: str, timeout: float | None) -> None:
             raise Failed(f"{view['name']} is still {status} after {timeout:g} s")
         time.sleep(1.0)
     call.answer(view, lambda view: click.echo(f"{view['name']} ({view['job']}): {status}"))
+    reason = view.get("reason") or ""
+    if status == "ended" and (until == "placed" or not WELL.fullmatch(reason)):
+        raise Failed(f"{view['name']} ended: {reason or 'no reason was given'}")
     if status != "ended" and not (until == "placed" and status in PLACED):
-        raise Failed(f"{view['name']} is {status}: {view.get('reason') or 'no reason was given'}")
-    if until == "placed" and status == "ended":
-        raise Failed(f"{view['name']} ended: {view.get('reason') or 'no reason was given'}")
+        raise Failed(f"{view['name']} is {status}: {reason or 'no reason was given'}")
 
 
 job.add_command(logs)

@@ -175,6 +175,11 @@ def is_interruption(error: BaseException | None) -> bool:
     return cancelled or isinstance(error, KeyboardInterrupt)
 
 
+def why_it_failed(error: BaseException) -> str:
+    """The reason with which a job ends whose loop an error has left."""
+    return "interrupted" if is_interruption(error) else f"failed: {in_words(error)}"
+
+
 @contextmanager
 def beside(error: BaseException | None, when: str) -> Iterator[None]:
     """Clean up after an error, which is the one to be seen: what fails here is a note of it. None: it is raised."""

@@ -9,6 +9,7 @@ import atexit
 import functools
 import inspect
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -17,7 +18,7 @@ from msgspec import Struct
 
 from rollmuxd.client import calls, fakes, steps, where
 from rollmuxd.client.channel import Channel, Hook, Hooks
-from rollmuxd.client.errors import JobEnded, NoDaemon, RollmuxError, beside, is_interruption
+from rollmuxd.client.errors import JobEnded, NoDaemon, RollmuxError, beside, is_interruption, why_it_failed
 from rollmuxd.client.pulse import HeartbeatProcess, Pulse
 from rollmuxd.client.ranks import FAILING_S, IF_IT_GOES_ON, Crew
 from rollmuxd.client.steps import Flow, say
@@ -469,7 +470,9 @@ class Life(Generic[S]):
 
     def _at_exit(self) -> None:
         self.slot = None  # a phase that nobody has left ends with the process
-        self.run(self.ending("its process ended", keep=self._options.keep))
+        error = getattr(sys, "last_value", None)  # what nobody has caught
+        how = "its process ended" if error is None else why_it_failed(error)
+        self.run(self.ending(how, keep=self._options.keep or self._options.left(error)))
         self.close()
 
     # ---- running them ----

@@ -18,7 +18,7 @@ import msgspec
 
 from rollmuxd.client.channel import Hook
 from rollmuxd.client.describe import call_with_known, registration
-from rollmuxd.client.errors import beside, in_words, is_interruption
+from rollmuxd.client.errors import beside, why_it_failed
 from rollmuxd.client.life import Life, Options
 from rollmuxd.client.ranks import Store
 from rollmuxd.client.steps import Flow
@@ -360,11 +360,7 @@ class AsyncJob(_Base[AsyncSlot]):
 
 
 def _reason(error: BaseException | None) -> str:
-    if error is None:
-        return "finished"
-    if is_interruption(error):
-        return "interrupted"
-    return f"failed: {in_words(error)}"
+    return "finished" if error is None else why_it_failed(error)
 
 
 # ---- making them -----------------------------------------------------------------------------------------------------

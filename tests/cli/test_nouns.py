@@ -200,6 +200,34 @@ def test_waiting_for_a_job_fails_when_it_was_lost_and_says_why(rollmuxd, daemon,
     assert (ran.code, ran.err) == (1, "rollmuxd: math-7b is lost: no heartbeat for 60 s\n")
 
 
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        ("finished", 0),
+        ("its process ended", 0),
+        ("main ended with exit status 0", 0),
+        ("main ended with exit status 1", 1),
+        ("main ended with exit status -9", 1),
+        ("no heartbeat from pid 7750 on vm for one lease time", 1),
+        ("no process opened a session for it within 120 s", 1),
+        ("its process (pid 7750) left, and did not end the job", 1),
+        ("failed: SlotFaulted: alice: the state for train could not be loaded", 1),
+        ("interrupted", 1),
+        ("it could not start", 1),
+        ("ended", 1),
+        ("evicted from box/gpu0", 1),
+        ("finished with it: not needed any more", 1),
+    ],
+)
+def test_waiting_ends_well_only_if_the_loop_came_to_its_end(rollmuxd, daemon, a_job, reason, code):
+    daemon["GET /v1/jobs/j1"] = a_job(status="ended", reason=reason)
+
+    ran = rollmuxd("job wait j1")
+
+    assert (ran.code, ran.out) == (code, "math-7b (j1): ended\n")
+    assert ran.err == (f"rollmuxd: math-7b ended: {reason}\n" if code else "")
+
+
 def test_waiting_gives_up_after_its_time_and_says_how_things_stand(rollmuxd, daemon, a_job):
     daemon["GET /v1/jobs/j1"] = a_job(status="waiting")
 

@@ -448,6 +448,24 @@ def test_a_program_that_simply_ends_ends_its_job(listening):
     assert fake.ended == {"a": "its process ended"}
 
 
+@pytest.mark.parametrize(
+    ("dies", "why"),
+    [
+        ("raise ValueError('no such file')", "failed: ValueError: no such file"),
+        ("raise KeyboardInterrupt", "interrupted"),
+    ],
+)
+def test_a_program_that_dies_of_an_error_says_so_also_where_no_with_was_left(listening, dies, why):
+    fake = HastyDaemon()
+    environ = {**os.environ, "ROLLMUX_URL": listening(fake, unix=True).url}
+    code = f"import rollmuxd; job = rollmuxd.job('a')\nwith job.phase('train'): pass\n{dies}"
+
+    done = subprocess.run([sys.executable, "-c", code], env=environ, cwd=ROOT, capture_output=True, text=True)
+
+    assert done.returncode != 0
+    assert fake.ended == {"a": why}
+
+
 def test_a_session_that_the_daemon_forgot_is_opened_anew_while_the_phase_runs(listening, until, monkeypatch):
     fake = HastyDaemon()
     monkeypatch.setenv("ROLLMUX_URL", listening(fake).url)
