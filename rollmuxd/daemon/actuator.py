@@ -23,6 +23,7 @@ from msgspec import Struct
 from rollmuxd.core.effects import Effect, Kill, Launch, Observe, Perform, Probe
 from rollmuxd.core.facts import Fact, SlotGranted, StateSeen
 from rollmuxd.core.inputs import (
+    Audit,
     GpuSight,
     HostSeen,
     HostUnreachable,
@@ -37,6 +38,7 @@ from rollmuxd.core.inputs import (
 from rollmuxd.core.model import (
     GpuId,
     HostId,
+    Job,
     JobId,
     LaunchId,
     Millis,
@@ -45,7 +47,8 @@ from rollmuxd.core.model import (
     OrderKind,
     OrderStatus,
     PoolName,
-    SessionId,
+    Session,
+    SessionStatus,
     SlotId,
     StateSpec,
 )
@@ -486,41 +489,69 @@ class Actuator:
             log.warning("stop_failed", job=effect.job, host=effect.host, launch=effect.launch, reason=said(error))
         else:
             log.info("stopped" if ended else "had_ended", job=effect.job, host=effect.host, launch=effect.launch)
-        self.perform([Observe(name) for name in dict.fromkeys((*self._hosts_of(effect.job, None), effect.host))])
+        self.perform([Observe(name) for name in dict.fromkeys((*self._hosts_of(effect.job), effect.host))])
 
     # ---- killing ---------------------------------------------------------------------------------------------------
 
     async def _kill(self, effect: Kill) -> None:
-        """End a lost job's process, then look: its GPUs are free when they are seen clear, as ever."""
+        """End a lost job's process, then look: its GPUs are free when they are seen clear, as ever.
+
+        Which process that is only its client has said. So it is looked for on the job's own hosts only, it must not be
+        another job's, and the backend has to know that it is the owner's.
+        """
         if effect.launch:
             await self._stop(effect)
             return
         state = self._state()
-        session = state.sessions.get(effect.session or "")
-        hosts = self._hosts_of(effect.job, session.id if session is not None else None)
-        if session is None or not session.pid:
+        job, session = state.jobs.get(effect.job), state.sessions.get(effect.session or "")
+        hosts = self._hosts_of(effect.job)
+        named = session.host if session is not None and session.host in state.hosts else ""
+        if job is None or session is None or not session.pid:
             log.info("nothing_to_kill", job=effect.job, reason="its session named no process")
-            return
-        for host in hosts:
-            backend = self._backends.get(state.hosts[host].backend)
-            if backend is None:
-                continue
-            try:
-                ended = await ask(KILL_S, backend.kill(host, session.pid, session.started))
-            except Exception as error:
-                log.warning("kill_failed", job=effect.job, host=host, pid=session.pid, reason=said(error))
-                continue
-            log.info("killed" if ended else "not_ours_to_kill", job=effect.job, host=host, pid=session.pid)
+        elif not (there := [host for host in hosts if named in ("", host)]):
+            reason = f"the job has no node on {named or 'any host'}"
+            log.warning("not_ours_to_kill", job=job.id, pid=session.pid, reason=reason)
+        elif (other := self._also_of(session)) is not None:
+            reason = f"job {other} lives in the same process"
+            log.warning("not_ours_to_kill", job=job.id, pid=session.pid, reason=reason)
+        else:
+            for host in there:
+                await self._end(host, job, session)
         self.perform([Observe(host) for host in hosts])
 
-    def _hosts_of(self, job_id: JobId, session_id: SessionId | None) -> tuple[HostId, ...]:
-        """Where the job's process can be: the host that its session named, else those on which it has nodes."""
+    async def _end(self, host: HostId, job: Job, session: Session) -> None:
+        backend = self._backends.get(self._state().hosts[host].backend)
+        if backend is None:
+            return
+        told = {"job": job.id, "host": host, "pid": session.pid}
+        try:
+            ended = await ask(KILL_S, backend.kill(host, session.pid, session.started, job.id, job.owner))
+        except Exception as error:
+            log.warning("kill_failed", **told, reason=said(error))
+            return
+        if not ended:
+            log.info("not_ours_to_kill", **told, reason=f"it is gone, or {host} does not know it for {job.owner}'s")
+            return
+        log.info("killed", **told)
+        whose = f"session {session.id} of {job.owner}/{job.user}"
+        before = f"pid {session.pid} on {host}, as {whose} said"
+        reason = f"the job was lost, and its on_loss is {job.spec.on_loss}"
+        self._post(Audit("kill_process", "rollmuxd", about=job.id, before=before, after="killed", reason=reason))
+
+    def _also_of(self, session: Session) -> JobId | None:
+        """Another job that lives in the process which a session has named."""
+        process = session.pid, session.started
+        for other in self._state().sessions.values():
+            if other.job != session.job and other.status is SessionStatus.ALIVE:
+                if (other.pid, other.started) == process:
+                    return other.job
+        return None
+
+    def _hosts_of(self, job_id: JobId) -> tuple[HostId, ...]:
+        """Where a job has nodes, or had the last time that it had any."""
         state = self._state()
-        session = state.sessions.get(session_id or "")
-        if session is not None and session.host in state.hosts:
-            return (session.host,)
         job = state.jobs.get(job_id)
-        nodes = [node for pins in job.pins.values() for node in pins] if job is not None else []
+        pins = (*job.pins.values(), *job.last_pins.values()) if job is not None else ()
+        nodes = [node for pinned in pins for node in pinned]
         nodes += [kept.node for kept in state.states.values() if kept.job == job_id]
-        hosts = dict.fromkeys(state.nodes[node].host for node in nodes if node in state.nodes)
-        return tuple(hosts) or (tuple(state.hosts) if len(state.hosts) == 1 else ())
+        return tuple(dict.fromkeys(state.nodes[node].host for node in nodes if node in state.nodes))

@@ -8,7 +8,7 @@ whatever backend reaches the host. A **policy** decides which jobs share which n
 
 from rollmuxd.core.config import DriverTraits
 from rollmuxd.core.inputs import GpuSight
-from rollmuxd.core.model import GpuId, HostId, LaunchId, NodeId, OptionValue, OrderKind, StateSpec
+from rollmuxd.core.model import GpuId, HostId, JobId, LaunchId, NodeId, OptionValue, OrderKind, StateSpec
 from rollmuxd.spi.backend import (
     Backend,
     ChecksHosts,
@@ -56,6 +56,7 @@ __all__ = [
     "HostConfig",
     "HostId",
     "Inventory",
+    "JobId",
     "KeepsOutput",
     "LaunchId",
     "NoOlder",

@@ -131,10 +131,13 @@ class Backend(Protocol):
         """
         ...
 
-    async def kill(self, host: HostId, pid: int, started: str) -> bool:
-        """End the process with this pid and start time, where the backend owns it. Tells whether it was its to end.
+    async def kill(self, host: HostId, pid: int, started: str, job: JobId, owner: str) -> bool:
+        """End the process with this pid and start time, if it is the job's. Tells whether it was.
 
-        Must check the start time: the pid may be another process by now.
+        Which process it is only the job's client has said, which may have said anything: something else has to vouch
+        for it. What the backend has started it ends for the job that this was started for, and for no other; of all
+        else, where it is configured to end such processes at all, only what runs as the user who stands for the job's
+        owner. Must check the start time: the pid may be another process by now.
         """
         ...
 

@@ -21,7 +21,7 @@ import anyio
 import anyio.abc
 
 from rollmuxd.core.inputs import GpuSight
-from rollmuxd.core.model import GpuId, HostId
+from rollmuxd.core.model import GpuId, HostId, JobId
 from rollmuxd.spi import here
 from rollmuxd.spi.backend import GpuInfo, HostConfig, Inventory, Ran, Sight
 from rollmuxd.spi.errors import ContactLost
@@ -193,7 +193,7 @@ class EngineHost:
         self._reach(host)
         return Sight(tuple(self._see(gpu) for gpu in self.engines), "fake-boot")
 
-    async def kill(self, host: HostId, pid: int, started: str) -> bool:
+    async def kill(self, host: HostId, pid: int, started: str, job: JobId, owner: str) -> bool:
         """Nothing is its own to end."""
         return False
 

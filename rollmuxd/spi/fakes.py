@@ -67,10 +67,10 @@ class WrappedBackend:
         await self._meet("observe")
         return await self.inner.observe(host)
 
-    async def kill(self, host: HostId, pid: int, started: str) -> bool:
+    async def kill(self, host: HostId, pid: int, started: str, job: JobId, owner: str) -> bool:
         """As inner."""
         await self._meet("kill")
-        return await self.inner.kill(host, pid, started)
+        return await self.inner.kill(host, pid, started, job, owner)
 
     def starts_on(self, host: HostId) -> bool:
         """As inner, if it starts processes at all."""

@@ -52,7 +52,7 @@ async def test_a_crashing_backend_raises_what_it_was_given():
     with pytest.raises(RuntimeError, match="bug"):
         await CrashingBackend(await mock()).observe("h")
     with pytest.raises(KeyError):
-        await CrashingBackend(await mock(), KeyError("x")).kill("h", 4711, "1")
+        await CrashingBackend(await mock(), KeyError("x")).kill("h", 4711, "1", "j1", "team")
 
 
 @pytest.mark.asyncio

@@ -16,6 +16,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import model as m
 from rollmuxd.core.effects import Kill, Observe, Perform, Probe
 from rollmuxd.core.inputs import (
+    Audit,
     GpuSight,
     HostSeen,
     HostUnreachable,
@@ -43,7 +44,8 @@ class ScriptedBackend:
     def __init__(self) -> None:
         self.sees: Callable[[], Awaitable[Sight]] = self._clear
         self.looks: list[float] = []
-        self.killed: list[tuple[str, int, str]] = []
+        self.killed: list[tuple[str, int, str, str, str]] = []
+        self.ends = True
 
     async def _clear(self) -> Sight:
         return Sight((*CLEAR, GpuSight("box/gpu2", 999)), "boot1")
@@ -52,9 +54,9 @@ class ScriptedBackend:
         self.looks.append(asyncio.get_running_loop().time())
         return await self.sees()
 
-    async def kill(self, host: str, pid: int, started: str) -> bool:
-        self.killed.append((host, pid, started))
-        return True
+    async def kill(self, host: str, pid: int, started: str, job: str, owner: str) -> bool:
+        self.killed.append((host, pid, started, job, owner))
+        return self.ends
 
 
 class ScriptedDriver:
@@ -381,8 +383,81 @@ async def test_a_kill_goes_where_the_job_is_with_pid_and_start_time_and_is_looke
         actuator.perform([Kill("j1", 1, "n1")])
         await anyio.sleep(1)
 
-        assert backend.killed == [("box", 4711, "t0")]
+        assert backend.killed == [("box", 4711, "t0", "j1", "team")]
+        assert [type(report) for report in posted] == [Audit, HostSeen]
+        assert (posted[0].action, posted[0].who, posted[0].about) == ("kill_process", "rollmuxd", "j1")
+        assert posted[0].before == "pid 4711 on box, as session n1 of team/ann said"
+
+
+async def test_what_the_backend_does_not_know_for_the_jobs_is_not_written_down_as_killed():
+    backend = ScriptedBackend()
+    backend.ends = False
+    async with acting(world(), backend=backend) as (actuator, posted, _):
+        actuator.perform([Kill("j1", 1, "n1")])
+        await anyio.sleep(1)
+
+        assert len(backend.killed) == 1
         assert [type(report) for report in posted] == [HostSeen]
+
+
+def with_crate(state: State) -> State:
+    """And a second host, with a node on which the job has never been."""
+    state.hosts["crate"] = m.Host("crate", "fake", 1000)
+    state.nodes["crate/gpu0"] = m.Node("crate/gpu0", "crate", {"crate/gpu0": m.Gpu()}, ("rollout",))
+    return state
+
+
+async def test_a_process_is_ended_only_on_a_host_where_the_job_has_or_had_a_node():
+    state = with_crate(world())
+    async with acting(state) as (actuator, _, backend):
+        state.sessions["n1"].host = "crate"
+        actuator.perform([Kill("j1", 1, "n1")])
+        await anyio.sleep(1)
+        assert backend.killed == []
+
+        job = state.jobs["j1"]
+        job.last_pins, job.pins = {"rollout": ("crate/gpu0",)}, {}
+        actuator.perform([Kill("j1", 1, "n1")])
+        await anyio.sleep(1)
+        assert [killed[0] for killed in backend.killed] == ["crate"]
+
+        job.pins = {"rollout": ("box/gpu0-1", "crate/gpu0")}
+        for host in ("box", "elsewhere"):
+            state.sessions["n1"].host = host
+            actuator.perform([Kill("j1", 1, "n1")])
+            await anyio.sleep(1)
+        assert [killed[0] for killed in backend.killed] == ["crate", "box", "box", "crate"]
+
+
+async def test_a_job_that_never_had_a_place_ends_no_process_even_where_there_is_one_host_only():
+    state = world()
+    state.jobs["j1"].pins = {}
+    async with acting(state) as (actuator, _, backend):
+        for host in ("elsewhere", "box", ""):
+            state.sessions["n1"].host = host
+            actuator.perform([Kill("j1", 1, "n1")])
+        await anyio.sleep(1)
+        assert backend.killed == []
+
+
+async def test_a_process_in_which_another_job_lives_is_not_ended_for_this_one():
+    state = world()
+    other = m.Session("n2", "j2", 1, 0, pid=4711, host="box", started="t0")
+    state.sessions["n2"] = other
+    async with acting(state) as (actuator, posted, backend):
+        actuator.perform([Kill("j1", 1, "n1")])
+        await anyio.sleep(1)
+        assert backend.killed == []
+        assert [type(report) for report in posted] == [HostSeen]
+
+        other.started = "t1"  # another process, with the same number
+        actuator.perform([Kill("j1", 1, "n1")])
+        await anyio.sleep(1)
+        assert len(backend.killed) == 1
+        other.started, other.status = "t0", m.SessionStatus.LOST
+        actuator.perform([Kill("j1", 1, "n1")])
+        await anyio.sleep(1)
+        assert len(backend.killed) == 2
 
 
 async def test_effects_that_come_before_it_runs_are_performed_when_it_does():
@@ -448,6 +523,7 @@ async def test_a_driver_that_cancels_its_own_task_is_not_said_to_have_been_late(
 async def test_a_backend_that_is_cancelled_from_within_or_exits_costs_its_own_look_only(error):
     """It was the end of the actuator, without a word: a task that ends cancelled cancels the group that it is in."""
     backend = ScriptedBackend()
+    backend.ends = False
 
     async def torn() -> Sight:
         raise error

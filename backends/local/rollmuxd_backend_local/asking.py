@@ -19,6 +19,7 @@ from rollmuxd.spi import (
     HostConfig,
     HostId,
     Inventory,
+    JobId,
     LaunchId,
     NotDone,
     Output,
@@ -83,9 +84,20 @@ class Asking(ABC, Generic[Options]):
             return (Finding(what="answer", level="bad", said=str(error)),)
         return findings.of(about, self.hosts[host].gpus, host, (asked, time.time()))
 
-    async def kill(self, host: HostId, pid: int, started: str) -> bool:
-        """SIGKILL a process and its descendants: one that was started here, or any of the user (``owns_sessions``)."""
-        question = {"ask": "kill", "pid": pid, "started": started, "any_of_ours": self._of(host).owns_sessions}
+    async def kill(self, host: HostId, pid: int, started: str, job: JobId, owner: str) -> bool:
+        """SIGKILL a process and its descendants: one started for this job, or (``owns_sessions``) of the owner's login.
+
+        That is the login that ``users`` has for the owner; where it is empty, the one that has the owner's name.
+        """
+        options = self._of(host)
+        login = options.users.get(owner, "") if options.users else owner
+        question = {
+            "ask": "kill",
+            "pid": pid,
+            "started": started,
+            "job": job,
+            "login": login if options.owns_sessions else "",
+        }
         return bool(await self._said(host, question, PROCESS_S))
 
     def starts_on(self, host: HostId) -> bool:

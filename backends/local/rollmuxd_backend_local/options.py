@@ -12,7 +12,7 @@ class HostOptions(Struct, frozen=True, kw_only=True):
     """What can be said of a host, however it is reached."""
 
     #: ``on_loss = "kill"`` really ends the process of a lost session (SIGKILL, with what descends from it), where it is
-    #: of the user that the backend is there
+    #: of the login that ``users`` has for the job's owner; where ``users`` is empty, of the one of the owner's name
     owns_sessions: bool = False
     #: jobs' processes may be started here, as that user: whoever may register such a job may run anything
     starts_processes: bool = False

@@ -18,6 +18,8 @@ import pytest
 
 from rollmuxd_backend_local.onhost import machine, processes
 
+SELF = pwd.getpwuid(os.getuid()).pw_name
+
 
 @pytest.fixture
 def owner(tmp_path):
@@ -130,9 +132,9 @@ def test_another_daemons_processes_are_not_ours(owner):
     told = start(owner, order("sleep", "600"))
     assert processes.launched(f"{owner}-other") == []
     assert not processes.stop(f"{owner}-other", "l1")
-    assert not processes.kill(f"{owner}-other", told["pid"], told["started"], any_of_ours=False)
+    assert not processes.kill(f"{owner}-other", told["pid"], told["started"], job="j1", login="")
     assert lives(told["pid"])
-    assert processes.kill(owner, told["pid"], told["started"], any_of_ours=False)
+    assert processes.kill(owner, told["pid"], told["started"], job="j1", login="")
     until(lambda: not lives(told["pid"]))
 
 
@@ -141,10 +143,10 @@ def test_killing_a_session_ends_its_descendants_too():
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     child = int(parent.stdout.readline())
     began = started_at(parent.pid)
-    assert not processes.kill("nobody", parent.pid, began, any_of_ours=False)
-    assert not processes.kill("nobody", parent.pid, f"{began}0", any_of_ours=True)
+    assert not processes.kill("nobody", parent.pid, began, job="j1", login="")
+    assert not processes.kill("nobody", parent.pid, f"{began}0", job="j1", login=SELF)
     assert lives(parent.pid)
-    assert processes.kill("nobody", parent.pid, began, any_of_ours=True)
+    assert processes.kill("nobody", parent.pid, began, job="j1", login=SELF)
     until(lambda: not lives(child))
     assert parent.wait() == -signal.SIGKILL
     parent.stdout.close()
@@ -152,7 +154,7 @@ def test_killing_a_session_ends_its_descendants_too():
 
 def test_it_never_ends_itself_nor_what_it_descends_from():
     for pid in (os.getpid(), os.getppid(), 1):
-        assert not processes.kill("nobody", pid, started_at(pid), any_of_ours=True)
+        assert not processes.kill("nobody", pid, started_at(pid), job="j1", login=SELF)
 
 
 @pytest.mark.parametrize(

@@ -138,13 +138,17 @@ class MockBackend:
             return Sight(gpus=tuple(GpuSight(gpu=seen.gpu, used_mb=0) for seen in sight.gpus), boot_id=sight.boot_id)
         return sight
 
-    async def kill(self, host: str, pid: int, started: str) -> bool:
-        """SIGKILL a session's process, where ``owns_sessions`` is set and the start time is right."""
+    async def kill(self, host: str, pid: int, started: str, job: str, owner: str) -> bool:
+        """SIGKILL a session's process, where ``owns_sessions`` is set and the start time is right.
+
+        It has to be of the login that has the owner's name; what was started here for a job, :meth:`stop` ends.
+        """
         mock = self.host(host)
         fault = await self._meet("kill", mock)
         if fault is not None and fault.do == "lie":
             return True
-        return mock.machine.options.owns_sessions and processes.end(pid, started)
+        its = mock.machine.options.owns_sessions and processes.login_of(pid) == owner and not processes.mark_of(pid)
+        return its and processes.end(pid, started)
 
     # ---- for residency drivers -----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ A pid alone names nobody: it may be another process's by now. Where the kernel s
 
 import contextlib
 import os
+import pwd
 import signal
 import subprocess
 import time
@@ -67,6 +68,14 @@ def end(pid: int, started: str) -> bool:
     return True
 
 
+def login_of(pid: int) -> str:
+    """Whose process it is; empty where that cannot be told."""
+    try:
+        return pwd.getpwuid(Path(f"/proc/{pid}").stat().st_uid).pw_name
+    except (OSError, KeyError):
+        return ""
+
+
 # ---- processes that were started here -------------------------------------------------------------------------------
 
 #: the variable by which a started process, and all that it starts in turn, is known again: no file could get lost
@@ -99,7 +108,7 @@ def begin(mark: str, argv: Sequence[str], cwd: str, env: Mapping[str, str], log:
     _children.append(child)
     started = start_time(child.pid) or ""
     # The kernel shows a program's environment a moment after it has begun, and until then nobody would find it.
-    while child.poll() is None and not _mark_of(child.pid):
+    while child.poll() is None and not mark_of(child.pid):
         time.sleep(0.001)
     return child.pid, started
 
@@ -113,13 +122,13 @@ def marked(prefix: str) -> list[tuple[int, str]]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             pid = int(folder.name)
-            mark = _mark_of(pid)
+            mark = mark_of(pid)
             if mark.startswith(prefix) and mark and alive(pid, ""):
                 found.append((pid, mark))
     return sorted(found, key=lambda one: (int(start_time(one[0]) or 0), one[0]))
 
 
-def _mark_of(pid: int) -> str:
+def mark_of(pid: int) -> str:
     """The mark that a process carries; empty: none, or it is somebody else's process."""
     try:
         env = Path(f"/proc/{pid}/environ").read_bytes()

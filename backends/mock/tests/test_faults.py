@@ -59,7 +59,7 @@ async def test_hang_never_comes_back_until_cancelled():
     for call in (
         backend.observe("h"),
         backend.inventory("h"),
-        backend.kill("h", 4711, "1"),
+        backend.kill("h", 4711, "1", "j1", "team"),
         DRIVER.load(order(backend, LOAD)),
         DRIVER.probe(order(backend, LOAD)),
     ):

@@ -1,6 +1,8 @@
 """Hardware does not forget when the daemon dies, and forgets all when the machine restarts or the process dies."""
 
 import json
+import os
+import pwd
 import subprocess
 import sys
 
@@ -279,15 +281,18 @@ async def test_it_ends_sessions_only_where_it_owns_them(process):
     started = start_time(process.pid)
     if started is None:
         pytest.skip("this system does not show start times of processes")
-    assert not await (await open_mock()).kill("h", process.pid, started)
+    own = "j1", pwd.getpwuid(os.getuid()).pw_name
+    assert not await (await open_mock()).kill("h", process.pid, started, *own)
     assert alive(process.pid, started)
     owner = await open_mock(owns_sessions=True)
-    assert not await owner.kill("h", process.pid, str(int(started) + 1))
-    assert not await owner.kill("h", process.pid, "Tue Mar  3 10:00:00 2026"), "what cannot be compared is not ended"
+    assert not await owner.kill("h", process.pid, str(int(started) + 1), *own)
+    assert not await owner.kill("h", process.pid, "Tue Mar  3 10:00:00 2026", *own), (
+        "what cannot be compared is not ended"
+    )
     assert alive(process.pid, started)
-    assert await owner.kill("h", process.pid, started)
+    assert await owner.kill("h", process.pid, started, *own)
     assert process.wait() == -9
-    assert not await owner.kill("h", process.pid, started), "there is nothing to end any more"
+    assert not await owner.kill("h", process.pid, started, *own), "there is nothing to end any more"
 
 
 def test_a_process_is_never_ended_without_a_start_time_nor_oneself():

@@ -12,6 +12,7 @@ from rollmuxd.spi import (
     Finding,
     HostConfig,
     HostId,
+    JobId,
     LaunchId,
     NotDone,
     Output,
@@ -108,6 +109,11 @@ class SshBackend(Asking[SshOptions]):
     async def alive(self, host: HostId, launch: LaunchId) -> bool:
         """Whosever it is."""
         return any([await Asking.alive(_As(self, user), host, launch) for user in self._users(host)])
+
+    async def kill(self, host: HostId, pid: int, started: str, job: JobId, owner: str) -> bool:
+        """As the user that ``users`` has for the owner; as the one who is logged in where it is empty."""
+        asked = _As(self, self._of(host).users.get(owner, ""))
+        return await Asking.kill(asked, host, pid, started, job, owner)
 
     async def output(self, host: HostId, launch: LaunchId, after: int, limit: int) -> Output:
         """Whosever it is."""

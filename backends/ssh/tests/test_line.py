@@ -273,6 +273,21 @@ async def test_each_owners_processes_are_started_as_the_user_that_is_named_for_i
             assert not await backend.alive("box", order.launch)
 
 
+@pytest.mark.asyncio
+async def test_an_owners_lost_process_is_ended_by_the_user_that_is_named_for_it(own_server, keys, made_up):
+    """Who may then end no more than that user may."""
+    options = {"starts_processes": True, "owns_sessions": True, "users": {"team-a": "ann", "team-b": "bob"}, "logs": ""}
+    async with reached(own_server, keys, made_up, **options) as backend:
+        order = process_of("team-b", 2)
+        process = await backend.start("box", order)
+        its = process.pid, process.started
+        assert not await backend.kill("box", *its, "j1", "team-a")
+        assert await backend.alive("box", order.launch)
+        assert await backend.kill("box", *its, "j2", "team-b")
+        names = [connection.get_extra_info("username") for connection in own_server.connections]
+        assert names == ["bob", "ann"]
+
+
 def process_of(owner, number):
     return ProcessOrder(
         launch=f"l{number}",

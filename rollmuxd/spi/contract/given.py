@@ -1,5 +1,7 @@
 """What the author of a backend gives to its contract, and how its sentences look at a host."""
 
+import os
+import pwd
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar
 
@@ -17,6 +19,8 @@ class GivenBackend(Cancelling):
 
     #: a host that the backend is made for, and that is there
     host: ClassVar[HostId] = "host1"
+    #: a job's owner for whom processes of :meth:`start_process` are: most backends know one by the name of a login
+    owner: ClassVar[str] = pwd.getpwuid(os.getuid()).pw_name
     #: seconds after which a call on a healthy host, or a cancelled one, counts as hung
     patience_s: ClassVar[float] = 20.0
 
@@ -43,7 +47,7 @@ class GivenBackend(Cancelling):
         pytest.skip("occupy is not given")
 
     async def start_process(self, backend: Backend) -> tuple[int, str]:
-        """Start a process on ``host`` that is the backend's to end; its pid and start time."""
+        """Start a process on ``host`` that is the backend's to end for ``owner``; its pid and start time."""
         pytest.skip("start_process is not given")
 
     async def is_running(self, backend: Backend, pid: int) -> bool:

@@ -107,27 +107,36 @@ class Hosts(GivenBackend):
     async def test_it_never_ends_a_process_whose_start_time_is_another(self) -> None:
         backend = await self.make()
         # This process: if it is ended after all, that will be noticed.
-        assert not await backend.kill(self.host, os.getpid(), "started at another time")
-        assert not await backend.kill(self.host, os.getpid(), "")
+        assert not await backend.kill(self.host, os.getpid(), "started at another time", "j1", self.owner)
+        assert not await backend.kill(self.host, os.getpid(), "", "j1", self.owner)
         await backend.close()
 
     @pytest.mark.asyncio
     async def test_it_never_ends_a_process_group_or_init(self) -> None:
         backend = await self.make()
         for pid in (0, 1):
-            assert not await backend.kill(self.host, pid, "")
+            assert not await backend.kill(self.host, pid, "", "j1", self.owner)
         await backend.close()
 
     @pytest.mark.asyncio
     async def test_it_ends_its_own_process_with_the_right_start_time_only(self) -> None:
         backend = await self.make()
         pid, started = await self.start_process(backend)
-        assert not await backend.kill(self.host, pid, f"{started}0")
+        assert not await backend.kill(self.host, pid, f"{started}0", "j1", self.owner)
         assert await self.is_running(backend, pid), "a process was ended that could have been another's"
-        assert await backend.kill(self.host, pid, started)
+        assert await backend.kill(self.host, pid, started, "j1", self.owner)
         with anyio.fail_after(self.patience_s):
             while await self.is_running(backend, pid):  # noqa: ASYNC110  # a process's end has no event for everybody
                 await anyio.sleep(0.005)
+        await backend.close()
+
+    @pytest.mark.asyncio
+    async def test_it_ends_no_process_on_the_word_of_an_owner_whom_nobody_has_given_it_to(self) -> None:
+        backend = await self.make()
+        pid, started = await self.start_process(backend)
+        for owner in ("no-such-owner-anywhere", ""):
+            assert not await backend.kill(self.host, pid, started, "j1", owner)
+        assert await self.is_running(backend, pid), "any job's client could have it end any process"
         await backend.close()
 
     @pytest.mark.asyncio

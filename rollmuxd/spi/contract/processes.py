@@ -88,6 +88,17 @@ class Processes(GivenBackend):
         await backend.close()
 
     @pytest.mark.asyncio
+    async def test_what_was_started_for_one_job_is_never_ended_because_another_says_that_it_is_its_own(self) -> None:
+        backend, starter = await self._starter()
+        order = _process(("sleep", "600"))
+        process = await starter.start(self.host, order)
+        for owner in (self.owner, order.owner):
+            assert not await backend.kill(self.host, process.pid, process.started, "j2", owner)
+        assert await starter.alive(self.host, order.launch)
+        await starter.stop(self.host, order.launch)
+        await backend.close()
+
+    @pytest.mark.asyncio
     async def test_a_launch_that_comes_late_does_not_take_the_place_of_a_later_one(self) -> None:
         backend, starter = await self._starter()
         late, there = _process(("sleep", "600")), _process(("sleep", "600"))

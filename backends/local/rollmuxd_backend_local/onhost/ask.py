@@ -67,7 +67,9 @@ def _alive(question: dict[str, Any]) -> Any:
 def _kill(question: dict[str, Any]) -> Any:
     from . import processes
 
-    return processes.kill(question["owner"], question["pid"], question["started"], question["any_of_ours"])
+    return processes.kill(
+        question["owner"], question["pid"], question["started"], job=question["job"], login=question["login"]
+    )
 
 
 def _output(question: dict[str, Any]) -> str:

@@ -94,16 +94,23 @@ def alive(owner: str, launch: str) -> bool:
     return any(one.launch == launch for one in launched(owner))
 
 
-def kill(owner: str, pid: int, started: str, any_of_ours: bool) -> bool:
-    """SIGKILL a process and what descends from it, if it was started then and is ours to end. Whether it was.
+def kill(owner: str, pid: int, started: str, *, job: str, login: str) -> bool:
+    """SIGKILL a process and what descends from it, if it was started then and is the job's. Whether it was.
 
-    Ours are those that we started; with ``any_of_ours``, all of this user.
+    Only the job's client has said that it is. So of those that we started it has to be one of this job's; of all
+    others it has to be one of ``login`` (empty: none is).
     """
     if pid <= 1 or not started or pid in _ancestors() or _start_time(pid) != started:
         return False
-    if not any_of_ours and pid not in {one.pid for one in launched(owner)}:
+    theirs = {one.pid: one.job for one in launched(owner)}
+    uid = _uid_of(login)
+
+    def is_its(one: int) -> bool:
+        return theirs[one] == job if one in theirs else uid is not None and _user_of(one) == uid
+
+    if not is_its(pid):
         return False
-    ended = [(one, _start_time(one) or "") for one in _descendants(pid)]
+    ended = [(one, _start_time(one) or "") for one in _descendants(pid) if is_its(one)]
     killed = _signal(pid, started, signal.SIGKILL)
     for descendant, its_start in ended:
         _signal(descendant, its_start, signal.SIGKILL)
@@ -320,6 +327,23 @@ def _stat(pid: int) -> list[str] | None:
     """The fields of ``/proc/<pid>/stat`` from the third on. The second is the command's name, which may be anything."""
     fields = machine.read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields if len(fields) > 19 else None
+
+
+def _user_of(pid: int) -> int | None:
+    """The real uid of a process: whose it is, and who may end it."""
+    for line in machine.read(f"/proc/{pid}/status").splitlines():
+        if line.startswith("Uid:"):
+            return int(line.split()[1])
+    return None
+
+
+def _uid_of(login: str) -> int | None:
+    import pwd
+
+    try:
+        return pwd.getpwnam(login).pw_uid if login else None
+    except KeyError:
+        return None
 
 
 def _start_time(pid: int) -> str | None:
