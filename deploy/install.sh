@@ -4,7 +4,7 @@
 #   sh deploy/install.sh                 for yourself: ~/.local/share/rollmux, and a link in ~/.local/bin
 #   sudo sh deploy/install.sh --system   for the machine: /opt/rollmux, a user, a service of systemd
 #   sh deploy/install.sh --dry-run       only tell what would be done
-#   sh deploy/install.sh --remove        undo it; settings and journals stay
+#   sh deploy/install.sh --remove        undo it; settings and journals stay, and no job waits for a daemon any more
 #
 # PYTHON names the Python to use (3.11 or newer).
 set -eu
@@ -37,6 +37,10 @@ if [ "$remove" = yes ]; then
         run systemctl disable --now rollmuxd || say "the service was not running"
         run rm -f /etc/systemd/system/rollmuxd.service
         run systemctl daemon-reload
+        run rm -rf /run/rollmux
+    else
+        if [ -x "$prefix/bin/rollmuxd" ]; then run "$prefix/bin/rollmuxd" daemon stop || say "no daemon was stopped"; fi
+        run rm -f "${XDG_STATE_HOME:-$HOME/.local/state}/rollmux/rollmux.sock"
     fi
     run rm -f "$bin/rollmuxd"
     run rm -rf "$prefix"

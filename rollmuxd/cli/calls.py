@@ -148,7 +148,8 @@ def fail(error: Exception) -> NoReturn:
     from rollmuxd.client import errors
 
     if isinstance(error, errors.Unreachable):
-        raise Failed(f"{error}; is it running? rollmuxd daemon status", NO_DAEMON) from error
+        more = "" if error.remedy else "; is it running? rollmuxd daemon status"
+        raise Failed(f"{error}{more}", NO_DAEMON) from error
     if isinstance(error, errors.NoDaemon):
         raise Failed(str(error), NO_DAEMON) from error
     if isinstance(error, errors.NotFound):

@@ -7,6 +7,7 @@ on connections: the 101st long poll would fail with a pool timeout. Only HTTP/1.
 requests.
 """
 
+import errno
 import hashlib
 import ssl
 import sys
@@ -127,7 +128,7 @@ def _pinned(address: Address, fingerprint: str) -> ssl.SSLContext:
     try:
         pem = ssl.get_server_certificate((where.host, where.port or 443), timeout=CONNECT_S)
     except OSError as error:
-        raise Unreachable(f"the daemon at {address} does not answer: {error}", heard=False) from error
+        raise _unreachable(error, address, heard=False) from error
     found = hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest()
     if found != fingerprint:
         raise Unreachable(
@@ -163,12 +164,46 @@ def _request(call: Call[Any]) -> dict[str, Any]:
 def _translated(error: Exception, address: Address) -> RollmuxError:
     """Return our error for one of httpx; every one of theirs has one of ours."""
     if isinstance(error, httpx.TransportError):
-        what = str(error) or type(error).__name__
-        if "CERTIFICATE_VERIFY_FAILED" in what:
-            what += "; to trust it, set ROLLMUX_CA_FILE to its certificate, or ROLLMUX_FINGERPRINT"
-        heard = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-        return Unreachable(f"the daemon at {address} does not answer: {what}", heard=heard)
+        return _unreachable(error, address, heard=not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout))
     return BadAnswer(f"talking to {address} failed: {type(error).__name__}: {error}")
+
+
+def _unreachable(error: Exception, address: Address, *, heard: bool) -> Unreachable:
+    what = (str(error) or type(error).__name__).rstrip(".")
+    remedy = _remedy(error, what, address)
+    return Unreachable(f"the daemon at {address} does not answer: {what}", heard=heard, remedy=remedy)
+
+
+def _remedy(error: BaseException, what: str, address: Address) -> str:
+    """What to do about it, where that can be told."""
+    scheme, _, rest = address.base_url.partition("://")
+    if "CERTIFICATE_VERIFY_FAILED" in what:
+        return "to trust it, set ROLLMUX_CA_FILE to its certificate, or ROLLMUX_FINGERPRINT"
+    if scheme == "https" and "WRONG_VERSION_NUMBER" in what:
+        return f"this port speaks http, not https: write http://{rest}"
+    if address.socket is None:
+        # A port with TLS hangs up on a call without. So does a daemon that is ended just then.
+        hung_up = scheme == "http" and isinstance(error, httpx.RemoteProtocolError)
+        return f"if this port speaks https, not http, write https://{rest}" if hung_up else ""
+    match _errno(error):
+        case errno.ECONNREFUSED | errno.ENOENT:
+            return (
+                "no daemon runs there: start it (rollmuxd daemon start). Its jobs may still hold their GPUs; where "
+                "nobody does, ROLLMUX_URL=off runs a job without a daemon"
+            )
+        case errno.EACCES | errno.EPERM:
+            return (
+                "this user may not connect: whoever runs the daemon lets others in by daemon.socket_mode, with "
+                "daemon.socket in a directory that everybody may enter"
+            )
+    return ""
+
+
+def _errno(error: BaseException | None) -> int | None:
+    """What the system said: httpx wraps it."""
+    while error is not None and getattr(error, "errno", None) is None:
+        error = error.__cause__ or error.__context__
+    return getattr(error, "errno", None)
 
 
 def _closed(error: BaseException | None, around: BaseException | None) -> bool:

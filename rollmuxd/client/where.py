@@ -2,7 +2,8 @@
 
 ``ROLLMUX_URL`` (``http://host:port``, ``https://...``, ``unix:///path/to.sock``) decides; ``ROLLMUX_URL=off`` says that
 there is none. Else it is the first of the default sockets that exists. A socket file that exists but does not answer
-is a daemon that is down, never "no daemon": running beside it unasked could put two jobs on one GPU.
+is a daemon that is down, never "no daemon": running beside it unasked could put two jobs on one GPU. So a daemon that
+is stopped leaves its file.
 """
 
 import difflib
@@ -35,6 +36,9 @@ VARIABLES = (
     "ROLLMUX_SOCKET",
     "ROLLMUX_URL",
 )
+
+#: of a daemon that the system starts
+SYSTEM_SOCKET = "/run/rollmux/rollmux.sock"
 
 
 class Address(Struct, frozen=True):
@@ -75,7 +79,7 @@ def find(url: str | None = None, api_key: str | None = None, environ: Mapping[st
     looked = ["ROLLMUX_URL (not set)"]
     for path in default_sockets(environ):
         looked.append(path)
-        if Path(path).exists():
+        if _is_there(path, environ):
             return Found(_address("unix://" + path, api_key, environ), looked)
     return Found(None, looked)
 
@@ -115,7 +119,19 @@ def default_sockets(environ: Mapping[str, str] = os.environ) -> list[str]:
     if environ.get("XDG_STATE_HOME"):
         paths.append(f"{environ['XDG_STATE_HOME']}/rollmux/rollmux.sock")
     home = environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111  (Path.home raises where there is none)
-    return [*paths, f"{home}/.local/state/rollmux/rollmux.sock", "/run/rollmux/rollmux.sock"]
+    return [*paths, f"{home}/.local/state/rollmux/rollmux.sock", SYSTEM_SOCKET]
+
+
+def _is_there(path: str, environ: Mapping[str, str]) -> bool:
+    try:
+        Path(path).stat()
+    except PermissionError:
+        # In a directory that this user may not enter: a daemon's that does not let it in, unless it is a home, which is
+        # then somebody else's (su and containers keep HOME).
+        return path in {SYSTEM_SOCKET, environ.get("ROLLMUX_SOCKET")}
+    except OSError:
+        return False
+    return True
 
 
 def shown(url: str) -> str:

@@ -53,7 +53,14 @@ from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.reckoning import Today
 from rollmuxd.daemon.reconcile import Observer, fill_in
 from rollmuxd.daemon.services import Services
-from rollmuxd.daemon.settings import BadSettings, Settings, search_path, split_address
+from rollmuxd.daemon.settings import (
+    SYSTEM_SOCKET,
+    BadSettings,
+    Settings,
+    misspelt_pools,
+    search_path,
+    split_address,
+)
 from rollmuxd.daemon.tls import NoTls, Tls, open_tls, renew
 from rollmuxd.spi import Backend, NotInstalled, PluginError, Residency, StartsProcesses, discovery
 
@@ -361,16 +368,25 @@ async def _shielded(close: Callable[[], Any]) -> None:
 
 @contextmanager
 def listening(settings: Settings) -> Iterator[Sequence[socket.socket]]:
-    """Sockets that are bound, TCP and Unix; their traces are removed at the end. Raises CannotStart."""
+    """Sockets that are bound, TCP and Unix. Raises CannotStart.
+
+    The Unix socket's file outlives a daemon that was ready: its jobs hold what they held, and a client that found
+    nothing there would run beside them on their GPUs. At the file it waits for the next daemon.
+    """
     with contextlib.ExitStack() as stack:
         sockets = []
         if settings.daemon.listen:
             sockets.append(stack.enter_context(_tcp(settings.daemon.listen)))
-        path = settings.daemon.socket_path
+        path, found = settings.daemon.socket_path, settings.daemon.state_dir / "daemon.json"
+        first = not os.path.exists(path)  # noqa: PTH110  (Path.exists raises where it may not look)
         sockets.append(stack.enter_context(_unix(path, int(settings.daemon.socket_mode, 8))))
-        stack.callback(path.unlink, missing_ok=True)
-        stack.callback((settings.daemon.state_dir / "daemon.json").unlink, missing_ok=True)
-        yield sockets
+        try:
+            yield sockets
+        finally:
+            never_ready = first and not found.exists()
+            if never_ready or settings.daemon.mode == "observe":  # nobody holds anything by it
+                path.unlink(missing_ok=True)
+            found.unlink(missing_ok=True)
 
 
 def _tcp(listen: str) -> socket.socket:
@@ -411,9 +427,22 @@ def _unix(path: Path, mode: int) -> socket.socket:
             os.umask(umask)
         path.chmod(mode)
     except OSError as error:
-        raise CannotStart(f"daemon.socket: cannot listen on {path}: {error.strerror}") from error
+        remedy = ""
+        if error.errno in (errno.EACCES, errno.EPERM):
+            remedy = f"; give the daemon's user its directory: install -d -o {os.geteuid()} -m 0755 {path.parent}"
+        raise CannotStart(f"daemon.socket: cannot listen on {path}: {error.strerror}{remedy}") from error
     bound.setblocking(False)
     return bound
+
+
+def closed_directory(path: Path, mode: int) -> Path | None:
+    """The directory above a socket that keeps out whom the socket's mode lets in, if one does."""
+    for folder in path.absolute().parents:
+        lets_in = folder.stat().st_mode
+        # Which group each belongs to is not looked at: that of a socket and of its directory is usually one.
+        if (mode & 0o006 and not lets_in & 0o001) or (mode & 0o060 and not lets_in & 0o011):
+            return folder
+    return None
 
 
 def _answers(path: Path) -> bool:
@@ -435,6 +464,18 @@ def announce(
     ready = publish(settings, sockets, tls)
     if not settings.hosts:
         log.warning("no_hosts", reason=without_hosts(settings), remedy="every job will be refused; add [[hosts]]")
+    for pool, meant in misspelt_pools(settings.hosts).items():
+        log.warning(
+            "pool_looks_misspelt", pool=pool, remedy=f"no node is in the pool {meant}, which jobs ask for: is it meant?"
+        )
+    mode = settings.daemon.socket_mode
+    if closed := closed_directory(settings.daemon.socket_path, int(mode, 8)):
+        log.warning(
+            "socket_out_of_reach",
+            socket=ready.socket,
+            reason=f"its mode is {mode}, and the directory {closed} keeps others out",
+            remedy=f"set daemon.socket to a path that all of them may enter, such as {SYSTEM_SOCKET}",
+        )
     secured = {} if tls is None else {"fingerprint": tls.fingerprint, "certificate": str(tls.certificate)}
     log.info("ready", url=ready.url, socket=ready.socket, pid=ready.pid, hosts=len(settings.hosts), **secured)
     notify("READY=1")

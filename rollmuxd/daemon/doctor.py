@@ -14,9 +14,9 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from rollmuxd.core.model import HostId
+from rollmuxd.core.model import HostId, NodeId
 from rollmuxd.daemon.doctor_engines import Engines
-from rollmuxd.daemon.settings import HostTable, Settings, gpu_id
+from rollmuxd.daemon.settings import HostTable, Settings, gpu_id, misspelt_pools, node_id
 from rollmuxd.spi import Backend, ChecksHosts, Finding, Inventory, PluginError, Sight, discovery
 
 #: a host takes no longer
@@ -80,6 +80,9 @@ async def examine(settings: Settings, only: Sequence[HostId] = ()) -> tuple[Exam
             await backend.close()
     for about, finding in _between(seen, wanted):
         found[about].append(finding)
+    doubtful = misspelt_pools(settings.hosts)
+    for host in wanted:
+        found[host.id] += [_misspelt(node, pool, doubtful[pool]) for node, pool in _pools(host) if pool in doubtful]
     return tuple(Examined(host.id, host.backend, tuple(found[host.id])) for host in wanted)
 
 
@@ -157,6 +160,15 @@ def _configured(host: HostTable, inventory: Inventory) -> Iterator[Finding]:
             f"ram_gb is {host.ram_gb:g}, and the host has {inventory.ram_mb / 1000:.0f} GB",
             "parked states would be swapped out, or killed; leave ram_gb out for 70 % of what there is",
         )
+
+
+def _pools(host: HostTable) -> list[tuple[NodeId, str]]:
+    return [(node_id(host.id, node.gpus), pool) for node in host.nodes for pool in node.pools]
+
+
+def _misspelt(node: NodeId, pool: str, meant: str) -> Finding:
+    said = f"it is in the pool {pool}, and no node is in {meant}, which jobs ask for that name none"
+    return Finding(node, "warning", said, f'write pools = ["{meant}"], if that is meant')
 
 
 def _between(seen: Mapping[HostId, Seen], hosts: Sequence[HostTable]) -> Iterator[tuple[HostId, Finding]]:

@@ -48,6 +48,7 @@ NOT_SETTINGS: Final = (
 )
 #: where the state lies of a daemon that the system starts
 SYSTEM_STATE_DIR: Final = Path("/var/lib/rollmux")
+SYSTEM_SOCKET: Final = Path("/run/rollmux/rollmux.sock")
 #: the kernel's limit for the path of a Unix socket
 SOCKET_PATH_BYTES: Final = 107
 
@@ -86,7 +87,8 @@ class DaemonTable(_Table):
 
     socket_mode: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = "0600"
     """Who may connect to the Unix socket, as a file mode. Default: the daemon's own user (and root). ``0666`` lets
-    every user of the machine in, each as itself (who may also reach the directory that it is in)."""
+    every user of the machine in, each as itself; the directory must let them through, too, and the one in a home does
+    not: set ``socket`` to a path such as ``/run/rollmux/rollmux.sock``."""
 
     state_dir: Path = Field(default_factory=default_state_dir)
     """Where the journal lies. On a local disk: network file systems are refused. Default: ``/var/lib/rollmux`` for
@@ -130,7 +132,7 @@ class DaemonTable(_Table):
         """The Unix socket, with its default."""
         if self.socket is not None:
             return self.socket
-        return (Path("/run/rollmux") if self.state_dir == SYSTEM_STATE_DIR else self.state_dir) / "rollmux.sock"
+        return SYSTEM_SOCKET if self.state_dir == SYSTEM_STATE_DIR else self.state_dir / "rollmux.sock"
 
 
 class RollMuxTable(_Table):
@@ -444,7 +446,8 @@ class NodeTable(_Table):
     """GPUs of the host that are always shared as a unit: ``[0, 1, 2, 3]`` or ``"0-3"``."""
 
     pools: Annotated[tuple[Name, ...], Field(min_length=1)]
-    """Pools that the node is in, usually ``rollout`` or ``train``; both in one homogeneous cluster."""
+    """Pools that the node is in. Their names are free; ``rollout`` and ``train`` are those that a job wants which names
+    none. Both in one homogeneous cluster."""
 
     gpu_type: str = ""
     """Type of the GPUs, for people to read. Default: as the backend sees it."""
@@ -674,6 +677,17 @@ class Settings(BaseSettings):
 
 
 # ---- names ---------------------------------------------------------------------------------------------------------
+
+
+def misspelt_pools(hosts: Sequence[HostTable]) -> Mapping[str, str]:
+    """Pools that look like ``rollout`` or ``train`` where there is no such pool, each with the one that was meant.
+
+    Their names are free, but a job that names none would wait for that one for ever.
+    """
+    pools = dict.fromkeys(pool for host in hosts for node in host.nodes for pool in node.pools)
+    missing = [name for name in ("rollout", "train") if name not in pools]
+    near = {pool: difflib.get_close_matches(pool.lower(), missing, 1, 0.8) for pool in pools}
+    return {pool: meant[0] for pool, meant in near.items() if meant}
 
 
 def gpu_id(host: str, gpu: int) -> GpuId:

@@ -1,8 +1,10 @@
 """Over the wire: TCP and Unix socket; every error of httpx is one of ours, every refusal has its class."""
 
+import asyncio
 import gc
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import threading
@@ -126,6 +128,54 @@ def test_nobody_there_is_unreachable_and_says_where(tmp_path):
         assert not raised.value.heard
         del raised
         gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("twin", ["sync", "async"])
+def test_at_the_socket_of_a_stopped_daemon_it_is_said_how_to_go_on(tmp_path, twin):
+    path = tmp_path / "d.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+
+    with pytest.raises(errors.Unreachable, match=r"rollmuxd daemon start.*ROLLMUX_URL=off") as raised:
+        ask(f"unix://{path}", twin)
+
+    assert not raised.value.heard
+    del raised
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_who_may_not_connect_is_told_who_can_let_it_in(monkeypatch, tmp_path):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    with pytest.raises(errors.Unreachable, match=r"Permission denied; .*daemon\.socket_mode"):
+        ask(f"unix://{tmp_path}/d.sock", "sync")
+
+
+def ask(url, twin):
+    """One call, by either sender."""
+    if twin == "sync":
+        with Daemon(url) as daemon:
+            daemon.call(calls.job("j1"))
+        return
+
+    async def asks():
+        async with AsyncDaemon(url) as daemon:
+            await daemon.call(calls.job("j1"))
+
+    asyncio.run(asks())
+
+
+@pytest.mark.parametrize("fingerprint", ["", "ab" * 32])
+@pytest.mark.parametrize("twin", ["sync", "async"])
+def test_https_where_http_is_spoken_says_which_it_is(listening, monkeypatch, twin, fingerprint):
+    server = listening()
+    monkeypatch.setenv("ROLLMUX_FINGERPRINT", fingerprint)
+    with pytest.raises(errors.Unreachable, match=rf"speaks http, not https: write http://127\.0\.0\.1:{server.port}$"):
+        ask(f"https://127.0.0.1:{server.port}", twin)
 
 
 def test_a_daemon_that_did_not_answer_in_time_may_have_heard(listening):

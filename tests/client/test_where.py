@@ -1,5 +1,7 @@
 """Finding the daemon, and the key for it."""
 
+from pathlib import Path
+
 import pytest
 
 from rollmuxd.client.errors import NoDaemon, RollmuxError
@@ -46,6 +48,27 @@ def test_where_there_is_none_the_error_says_where_we_looked_and_what_to_do(tmp_p
 
     for part in ("/nowhere/a.sock", str(tmp_path), "/run/rollmux/rollmux.sock", "rollmuxd daemon start", "ROLLMUX_URL"):
         assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(("variable", "there"), [("ROLLMUX_SOCKET", True), ("XDG_RUNTIME_DIR", False), ("HOME", False)])
+def test_a_directory_that_is_closed_to_this_user_hides_a_daemon_unless_it_is_somebodys_home(
+    monkeypatch, tmp_path, variable, there
+):
+    """Whoever is not let in must not run alone beside those who are; HOME and the like outlive a change of user."""
+    closed = tmp_path / "closed"
+    really = Path.stat
+
+    def stat(path, **more):
+        if path.is_relative_to(closed):
+            raise PermissionError(13, "Permission denied")
+        return really(path, **more)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    value = closed / "a.sock" if variable == "ROLLMUX_SOCKET" else closed
+
+    found = find(environ={"HOME": str(tmp_path / "home"), variable: str(value)})
+
+    assert (found.address is not None) == there
 
 
 def test_off_means_that_there_is_none_whatever_exists(tmp_path):

@@ -1,5 +1,7 @@
 """The daemon as a whole, in this process, on real sockets: it starts, is found, stops, or says why it cannot."""
 
+import errno
+import gc
 import json
 import os
 import signal
@@ -7,19 +9,22 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import anyio
 import httpx
 import pytest
 import structlog
 
+import rollmuxd
 from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.inputs import HostSpec, RegisterJob
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.daemon import app, journal_tools
+from rollmuxd.daemon import app, doctor, journal_tools
 from rollmuxd.daemon.app import CannotStart, make_policy, serve
 from rollmuxd.daemon.journal import Journal
 from rollmuxd.daemon.settings import BadSettings, JournalTable, Settings, load_settings
@@ -79,11 +84,11 @@ async def test_it_serves_on_both_sockets_and_says_where(settings, tmp_path):
             assert (await tcp.get("/v1/jobs")).status_code == 401
 
 
-async def test_after_a_stop_in_good_order_nothing_is_left_but_the_journal(settings, tmp_path):
+async def test_after_a_stop_in_good_order_nothing_is_left_but_the_journal_and_where_clients_wait(settings, tmp_path):
     async with running(settings()):
         pass
     left = sorted(path.name for path in (tmp_path / "state").iterdir())
-    assert left == ["journal.sqlite3", "lock", "opened", "reserve"]
+    assert left == ["journal.sqlite3", "lock", "opened", "reserve", "rollmux.sock"]
     journal = Journal.open(tmp_path / "state")
     past = journal.load()
     await journal.close()
@@ -137,6 +142,102 @@ async def test_a_restart_goes_on_where_the_last_one_ended(settings):
 
     assert again == seq + 1
     assert names.count("daemon_started") == 2
+
+
+# httpcore does not close the socket of a Unix connection that fails; it goes when it is collected.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+async def test_a_job_that_is_started_while_the_daemon_is_stopped_does_not_run_alone(settings, tmp_path, monkeypatch):
+    """The jobs of before hold their GPUs: it waits at the socket's file, and is told what to do."""
+    for name in ("ROLLMUX_URL", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ROLLMUX_SOCKET", str(tmp_path / "state" / "rollmux.sock"))
+    monkeypatch.setenv("ROLLMUX_GIVE_UP_S", "0.2")
+    async with running(settings()):
+        pass
+
+    with pytest.raises(rollmuxd.GaveUp, match=r"rollmuxd daemon start.*ROLLMUX_URL=off") as raised:
+        rollmuxd.job("second").start()
+    del raised
+    gc.collect()
+
+
+@pytest.mark.parametrize(("mode", "folder", "closed"), [
+    ("0666", 0o700, True), ("0666", 0o750, True), ("0666", 0o711, False),
+    ("0660", 0o700, True), ("0660", 0o710, False), ("0600", 0o700, False),
+])  # fmt: skip
+async def test_a_socket_that_its_directory_hides_from_whom_it_lets_in_is_warned_about(
+    settings, tmp_path, mode, folder, closed
+):
+    with tempfile.TemporaryDirectory(dir="/tmp") as below:  # pytest's own is closed further up
+        top = Path(below)
+        (top / "in").mkdir()
+        (top / "in").chmod(0o755)
+        top.chmod(folder)
+        (tmp_path / "state").mkdir()
+        chosen = settings(socket=top / "in" / "a.sock", socket_mode=mode)
+        with structlog.testing.capture_logs() as said:
+            app.announce(chosen, [])
+
+    warned = [line for line in said if line["event"] == "socket_out_of_reach"]
+    assert bool(warned) == closed
+    for line in warned:
+        assert (str(top) in line["reason"], "daemon.socket" in line["remedy"]) == (True, True)
+
+
+@pytest.mark.parametrize(("pools", "warned"), [
+    (["rollout", "trian"], [("trian", "train")]), (["Rollout", "train"], [("Rollout", "rollout")]),
+    (["rollout", "train", "training"], []), (["eval", "h100"], []), (["rollout", "train", "trainer"], []),
+])  # fmt: skip
+async def test_a_pool_that_looks_misspelt_is_warned_about_and_names_of_ones_own_are_not(tmp_path, pools, warned):
+    nodes = [{"gpus": [number], "pools": [pool]} for number, pool in enumerate(pools)]
+    host = {"id": "box", "backend": "mock", "options": {"memory": ""}, "nodes": nodes}
+    chosen = Settings(daemon={"state_dir": tmp_path, "listen": ""}, hosts=[host])
+    with structlog.testing.capture_logs() as said:
+        app.announce(chosen, [])
+    lines = [line for line in said if line["event"] == "pool_looks_misspelt"]
+    assert [line["pool"] for line in lines] == [pool for pool, _ in warned]
+    assert [f"pool {meant}," in line["remedy"] for line, (_, meant) in zip(lines, warned, strict=True)] == [True] * len(
+        warned
+    )
+    (host,) = await doctor.examine(chosen)
+    found = [finding for finding in host.findings if "which jobs ask for" in finding.said]
+    assert [(finding.level, finding.said.split()[5], finding.remedy.split('"')[1]) for finding in found] == [
+        ("warning", f"{pool},", meant) for pool, meant in warned
+    ]
+
+
+async def test_a_directory_that_cannot_be_written_to_is_told_with_the_command_that_helps(settings, monkeypatch):
+    def closed(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", closed)
+    said = rf"/run/nobodys/a.sock: Permission denied; .*install -d -o {os.geteuid()} -m 0755 /run/nobodys$"
+    with pytest.raises(CannotStart, match=said), app.listening(settings(socket="/run/nobodys/a.sock")):
+        pass
+
+
+@pytest.mark.parametrize("why", ["it only watched", "it was never ready"])
+async def test_where_nothing_can_be_held_no_socket_is_left_to_wait_at(settings, tmp_path, why):
+    path = tmp_path / "state" / "rollmux.sock"
+    path.parent.mkdir(parents=True)
+    with app.listening(settings(mode="observe" if why == "it only watched" else "share")):
+        assert path.exists()
+        if why == "it only watched":
+            (path.parent / "daemon.json").write_text("{}")
+
+    assert not path.exists()
+
+
+async def test_a_daemon_that_cannot_start_leaves_the_socket_of_the_one_before_it(settings, tmp_path):
+    path = tmp_path / "state" / "rollmux.sock"
+    path.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with app.listening(settings()):
+        pass
+
+    assert path.exists()
 
 
 async def test_a_socket_that_a_killed_daemon_left_is_no_hindrance(settings, tmp_path):

@@ -49,6 +49,7 @@ def test_stopping_the_service_stops_no_job_and_the_watchdog_is_on():
     assert "Type=notify" in lines
     assert any(line.startswith("WatchdogSec=") for line in lines)
     assert "PrivateDevices=yes" not in lines  # it looks at GPUs
+    assert "RuntimeDirectoryPreserve=yes" in lines  # with its socket's file: whoever starts meanwhile waits there
 
 
 def test_the_unit_and_the_container_run_commands_that_there_are(rollmuxd_help):
@@ -149,8 +150,14 @@ def test_the_script_removes_what_it_made_and_leaves_settings_and_journals(tmp_pa
     journal = tmp_path / ".local" / "state" / "rollmux" / "journal.sqlite3"
     journal.parent.mkdir(parents=True)
     journal.touch()
+    waited_at = journal.with_name("rollmux.sock")
+    waited_at.touch()
+    (made / "rollmuxd").write_text(f"#!/bin/sh\n[ -e {waited_at} ] && echo $* > {tmp_path}/told\n")
+    (made / "rollmuxd").chmod(0o755)
 
-    assert script("--remove", HOME=str(tmp_path), XDG_DATA_HOME="").returncode == 0
+    assert script("--remove", HOME=str(tmp_path), XDG_DATA_HOME="", XDG_STATE_HOME="").returncode == 0
+    assert (tmp_path / "told").read_text() == "daemon stop\n"
+    assert not waited_at.exists()
     assert not made.exists()
     assert not (tmp_path / ".local" / "bin" / "rollmuxd").is_symlink()
     assert journal.exists()
