@@ -171,6 +171,21 @@ def _noun() -> str | None:
     return None
 
 
+def ask(question: str, *, yes: bool) -> None:
+    """Go on if the answer is yes, or was given as ``--yes``. Without anybody to answer: which option to give."""
+    if yes:
+        return
+    try:
+        agreed = click.confirm(question, err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        click.echo(err=True)
+        raise Failed("nobody has answered; without a terminal say it with --yes") from None
+    if not agreed:
+        raise click.Abort
+
+
 # ---- printing --------------------------------------------------------------------------------------------------------
 
 

@@ -107,8 +107,7 @@ def _spawn(words: list[str], log: Path) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print the pid that was stopped as JSON.")
 def stop(config: Path | None, as_json: bool) -> None:
     """Stop it, and wait until it is gone. Jobs go on, and wait for the next one at their next phase."""
-    state_dir = _state_dir(config)
-    running = find(state_dir)
+    state_dir, running = _running(config)
     if running is None:
         raise Failed(f"no daemon runs on {state_dir}", NO_DAEMON)
     began = _started(running.pid)
@@ -133,8 +132,7 @@ def stop(config: Path | None, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print pid, url, socket and whether it is ready as JSON.")
 def status(config: Path | None, as_json: bool) -> None:
     """Whether it runs and is ready. Exits with 3 if there is none, with 1 if it is not ready."""
-    state_dir = _state_dir(config)
-    running = find(state_dir)
+    state_dir, running = _running(config)
     if running is None:
         raise Failed(f"no daemon runs on {state_dir}; start one: rollmuxd daemon start", NO_DAEMON)
     good = ready(running.socket)
@@ -151,6 +149,22 @@ def _answer(running: Running, log: Path, said: str, *, as_json: bool) -> None:
         print_json(values)
     else:
         fields(values)
+
+
+def _running(config: Path | None) -> tuple[Path, Running | None]:
+    """The state directory, and the daemon that runs on it: also where it could not be started anew with that file."""
+    from rollmuxd.daemon.settings import state_dir_of
+
+    try:
+        state_dir = _state_dir(config)
+    except Failed as error:
+        known = state_dir_of(config)
+        running = find(known) if known is not None else None
+        if known is None or running is None:
+            raise
+        click.echo(f"rollmuxd: {error.message} (the daemon that runs on {known} began before that)", err=True)
+        return known, running
+    return state_dir, find(state_dir)
 
 
 # ---- which one, and how it is ----------------------------------------------------------------------------------------

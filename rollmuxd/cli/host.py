@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.calls import Call, cell, fields, part, table, talks
+from rollmuxd.cli.calls import Call, ask, cell, fields, part, table, talks
 from rollmuxd.cli.completion import names_of
 from rollmuxd.cli.node import pinned, tell_who_stays
 
@@ -98,6 +98,5 @@ def undrain(call: Call, host: str) -> None:
 @talks
 def declare_clear(call: Call, host: str, reason: str, yes: bool) -> None:
     """Declare that nothing of any job is left on a host's GPUs. Your word replaces the proof."""
-    if not yes:
-        click.confirm(f"Nothing of any job is left on any GPU of {host}?", abort=True, err=True)
+    ask(f"Nothing of any job is left on any GPU of {host}?", yes=yes)
     call.answer(call.post(f"/v1/hosts/{part(host)}/declare-clear", {"reason": reason}), _said("declared clear"))

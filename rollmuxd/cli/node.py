@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.calls import Call, fields, part, table, talks
+from rollmuxd.cli.calls import Call, ask, fields, part, table, talks
 from rollmuxd.cli.completion import names_of
 
 
@@ -142,6 +142,5 @@ def undrain(call: Call, node: str) -> None:
 @talks
 def declare_clear(call: Call, node: str, reason: str, yes: bool) -> None:
     """Declare that nothing of any job is left on a node's GPUs. Your word replaces the proof."""
-    if not yes:
-        click.confirm(f"Nothing of any job is left on the GPUs of {node}?", abort=True, err=True)
+    ask(f"Nothing of any job is left on the GPUs of {node}?", yes=yes)
     call.answer(call.post(f"/v1/nodes/{part(node)}/declare-clear", {"reason": reason}), _said)

@@ -340,7 +340,7 @@ class LimitsTable(_Table):
     answered with 429. 0: any number. Default: what one client needs that stands for thousands of jobs."""
 
     calls_burst_s: Seconds = 5.0
-    """For so many seconds' worth of calls may be made at once by who made none before."""
+    """Size of a burst, in seconds of ``calls_per_s``, for a caller that has been idle."""
 
 
 class DefaultsTable(_Table):
@@ -361,8 +361,8 @@ class DefaultsTable(_Table):
 
 class OwnerTable(_Table):
     share: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    """Its part, against other owners' parts: of waiting jobs of one priority that one goes first whose owner has used
-    least for its share. Default: 1, everybody the same."""
+    """Its part, against other owners' parts: among waiting jobs of equal priority, the owner who has used least
+    relative to its share goes first. Default: 1, everybody the same."""
 
     max_jobs: Annotated[int, Field(ge=0)] = 0
     """Its live jobs at most; more are answered with 429. Default: 0, no limit."""
@@ -761,11 +761,9 @@ def load_settings(config: Path | None = None) -> Settings:
         BadSettings: everything that is wrong, in words. A file that is named and missing is wrong; that none is found
             is not: the defaults make a daemon without hosts.
     """
-    if config is None and os.environ.get("ROLLMUX_CONFIG"):
-        config = Path(os.environ["ROLLMUX_CONFIG"]).expanduser()
-    if config is not None and not config.is_file():
-        raise BadSettings([f"{config}: there is no such file; name another one with --config, or leave it out"])
-    file = config if config is not None else next((path for path in search_path() if path.is_file()), None)
+    file = _file(config)
+    if file is not None and not file.is_file():
+        raise BadSettings([f"{file}: there is no such file; name another one with --config, or leave it out"])
     given = _read(file) if file is not None else {}
     # Looked for by ourselves: pydantic-settings says nothing of a variable that sets nothing.
     if unknown := list(_unknown_variables()):
@@ -780,11 +778,46 @@ def load_settings(config: Path | None = None) -> Settings:
     return settings
 
 
+def state_dir_of(config: Path | None = None) -> Path | None:
+    """The state directory that a file names which cannot be used otherwise; None: it does not say for sure.
+
+    To find a daemon by that has begun with what the file was before.
+    """
+    if named := os.environ.get(f"{PREFIX}DAEMON__STATE_DIR"):
+        return Path(named).expanduser()
+    file = _file(config)
+    try:
+        text = "" if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    try:
+        table = tomllib.loads(text).get("daemon", {})
+    except tomllib.TOMLDecodeError:  # each line that is about it, by itself
+        lines = re.findall(r"^\s*(state_dir\s*=.*)", text, re.MULTILINE)
+        try:
+            table = tomllib.loads("\n".join(lines))
+        except tomllib.TOMLDecodeError:
+            return None
+    if not isinstance(table, dict) or set(table) - set(DaemonTable.model_fields):  # one of them may be meant for it
+        return None
+    said = table.get("state_dir")
+    if said is None:
+        return default_state_dir()
+    return Path(said).expanduser() if isinstance(said, str) else None
+
+
 def search_path() -> tuple[Path, ...]:
     """Where a file is looked for, in this order."""
     name = "rollmux.toml"
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return Path(name), home / "rollmux" / name, Path("/etc/rollmux") / name
+
+
+def _file(config: Path | None) -> Path | None:
+    """The file that counts: one that is named, there or not, else the first that is found."""
+    if config is None and os.environ.get("ROLLMUX_CONFIG"):
+        config = Path(os.environ["ROLLMUX_CONFIG"]).expanduser()
+    return config if config is not None else next((path for path in search_path() if path.is_file()), None)
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -120,6 +121,47 @@ def test_a_typo_in_the_configuration_is_one_line_and_1(rollmuxd, tmp_path):
     assert ran.code == 1
     assert "did you mean state_dir?" in ran.err
     assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["\n[limits]\nmax_job = 1\n", "\n[limits\n", "\n[[hosts]]\nid = 7\n"],
+    ids=["an unknown key", "no TOML", "a wrong value"],
+)
+def test_a_daemon_that_runs_is_found_and_stopped_whatever_has_become_of_its_configuration(
+    rollmuxd, config, state_dir, process, broken
+):
+    child = process("rollmuxd")
+    said(state_dir, child.pid, socket=str(state_dir / "nobody.sock"))
+    config.write_text(config.read_text() + broken)
+
+    status = rollmuxd(f"daemon status --config {config}")
+    stopping = threading.Thread(target=child.wait)  # its parent has to see it go
+    stopping.start()
+    stopped = rollmuxd(f"daemon stop --config {config}")
+    stopping.join()
+    again = rollmuxd(f"daemon stop --config {config}")
+
+    assert f"pid     {child.pid}" in status.out
+    assert stopped.out == f"stopped, pid {child.pid}\n"
+    for ran in (status, stopped):
+        assert (str(config) in ran.err, "began before that" in ran.err) == (True, True)
+    assert (again.code, "began before that" in again.err) == (1, False)
+
+
+@pytest.mark.parametrize("text", ["[daemon]\nstatedir = '{}'\n", "[daemon]\nstate_dir = '{}'\n[[\nstate_dir = '/x'\n"])
+def test_of_a_file_that_may_mean_another_directory_none_is_guessed(rollmuxd, tmp_path, monkeypatch, process, text):
+    """Another daemon would be stopped: that of the usual directory."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "usual"))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    (tmp_path / "usual").mkdir()
+    child = process("rollmuxd")
+    said(tmp_path / "usual" / "rollmux", child.pid)
+    file = tmp_path / "rollmux.toml"
+    file.write_text(text.format(tmp_path))
+
+    assert rollmuxd(f"daemon stop --config {file}").code == 1
+    assert child.poll() is None
 
 
 def test_a_configuration_that_is_not_there_is_named(rollmuxd, tmp_path):

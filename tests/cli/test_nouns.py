@@ -294,10 +294,14 @@ def test_declaring_a_node_clear_asks_first(rollmuxd, daemon):
     daemon["POST /v1/nodes/box%2Fgpu0/declare-clear"] = NODE
 
     refused = rollmuxd("node declare-clear box/gpu0", input="n\n")
+    nobody = rollmuxd("node declare-clear box/gpu0", input="")
     asked_before = list(daemon.asked)
     agreed = rollmuxd("node declare-clear box/gpu0 --yes --reason 'nvidia-smi is empty'")
 
     assert refused.code == 1
+    assert (nobody.code, nobody.err.splitlines()[-1]) == (
+        1, "rollmuxd: nobody has answered; without a terminal say it with --yes"
+    )  # fmt: skip
     assert asked_before == []
     assert agreed.out == "box/gpu0: up\n"
     assert daemon.asked[-1][2] == {"reason": "nvidia-smi is empty"}
