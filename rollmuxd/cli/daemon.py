@@ -51,10 +51,19 @@ class Running:
 @daemon.command()
 @config_option
 def run(config: Path | None) -> None:
-    """Run it here, until Ctrl-C or SIGTERM. Logs go to stderr."""
+    """Run it here, until Ctrl-C or SIGTERM. Logs go to stderr.
+
+    Exits with 0 when it was told to stop. With 75 when it cannot start now and what is in the way may pass by itself (a
+    full disk, another daemon on its state directory): start it again. With 1 or 2 when it cannot start until somebody
+    changes something, and with 70 after a fault of its own, which is in the log.
+    """
     from rollmuxd.daemon import app
 
-    sys.exit(app.main(_settings(config)))
+    try:
+        settings = _settings(config)
+    except Failed as error:
+        raise Failed(error.message, app.CANNOT) from error
+    sys.exit(app.main(settings))
 
 
 @daemon.command()

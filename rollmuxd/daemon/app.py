@@ -40,14 +40,14 @@ from rollmuxd.core.model import Millis
 from rollmuxd.core.observe import Watch
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.daemon import logs, spans
+from rollmuxd.daemon import journal_file, logs, spans
 from rollmuxd.daemon.actuator import Actuator
 from rollmuxd.daemon.channel import ChannelHub
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.driver import Driver, Unavailable
 from rollmuxd.daemon.http.app import make_app
 from rollmuxd.daemon.http.peer import ConnectionLimits, hang_up_slow, limited
-from rollmuxd.daemon.journal import Journal, JournalError, JournalRefused
+from rollmuxd.daemon.journal import Journal, JournalError, JournalFailed, JournalInUse, JournalRefused
 from rollmuxd.daemon.journal_care import Keep, Keeper
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.reckoning import Today
@@ -65,6 +65,15 @@ from rollmuxd.daemon.tls import NoTls, Tls, open_tls, renew
 from rollmuxd.spi import Backend, NotInstalled, PluginError, Residency, StartsProcesses, discovery
 
 log = structlog.get_logger("rollmuxd.daemon")
+
+#: exit statuses: of what stays as it is until somebody changes something, and of what may pass by itself (EX_TEMPFAIL).
+#: The service is started again after the second, and not after the first: see deploy/rollmuxd.service
+CANNOT, NOT_NOW = 2, 75
+#: what a disk, a quota or the machine may have to give again a moment later
+_PASSING: Final = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+)
 
 
 class CannotStart(Exception):
@@ -184,7 +193,13 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
                 server = Server(make_app(services, metrics), sockets, settings.daemon.shutdown_s, limits, tls)
                 await tasks.start(server.run)
                 tasks.start_soon(watchdog)
-                announce(settings, sockets, on_ready, tls)
+                try:
+                    announce(settings, sockets, on_ready, tls)
+                except OSError:
+                    # A daemon that comes back to a full disk has slots to release: its reserve is for that.
+                    if not journal.spend_reserve():
+                        raise
+                    announce(settings, sockets, on_ready, tls)
                 if tls is not None:
                     tasks.start_soon(renew, tls, partial(publish, settings, sockets))
 
@@ -209,10 +224,21 @@ def main(settings: Settings) -> int:
         anyio.run(serve, settings, backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None})
     except (CannotStart, BadSettings) as error:
         print(f"rollmuxd: {error}", file=sys.stderr)  # noqa: T201  # to whoever has started it
-        return 2
+        return NOT_NOW if may_pass(error) else CANNOT
     except BrokenInvariant:
         return 70  # EX_SOFTWARE; the log has it in full
     return 0
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """Whether what keeps a daemon from starting may be gone without anybody's doing: then it is to be tried again."""
+    while error is not None:
+        if isinstance(error, JournalInUse | JournalFailed | Unavailable) or journal_file.passes(error):
+            return True
+        if isinstance(error, OSError) and error.errno in _PASSING:
+            return True
+        error = error.__cause__
+    return False
 
 
 def raise_open_files() -> None:
@@ -346,6 +372,9 @@ def one_of_the_group_failed() -> Iterator[None]:
                 raise found from None
             if found is not None:
                 raise CannotStart(str(found)) from found
+        full = next((error for error in errors if isinstance(error, OSError) and error.errno in _PASSING), None)
+        if full is not None:
+            raise CannotStart(str(full)) from full
         raise
 
 

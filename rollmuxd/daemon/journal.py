@@ -328,6 +328,10 @@ class Journal:
             loop = asyncio.get_running_loop()
             self.tight = not await loop.run_in_executor(self._reader_thread, self._make_reserve)
 
+    def spend_reserve(self) -> bool:
+        """Give the reserve's space to whoever needs it now; False: there is none. It is made again as always."""
+        return self._spend_reserve()
+
     async def close(self) -> None:
         """Fold the log into the database, and let go of the state directory. May be called twice."""
         if self._thread.is_alive():

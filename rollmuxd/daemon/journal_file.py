@@ -42,7 +42,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -366,8 +366,9 @@ def lock(state_dir: Path) -> int:
         pid = os.pread(held, 20, 0).decode(errors="replace").strip()
         os.close(held)
         raise JournalInUse(state_dir, pid) from None
-    os.ftruncate(held, 0)
-    os.pwrite(held, f"{os.getpid()}\n".encode(), 0)
+    with suppress(OSError):  # the pid is for people; on a full disk there may be no room even for that
+        os.ftruncate(held, 0)
+        os.pwrite(held, f"{os.getpid()}\n".encode(), 0)
     return held
 
 
