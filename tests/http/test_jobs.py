@@ -1,6 +1,7 @@
 """Jobs, sessions, the inventory, the channel: what the routes say of the state."""
 
 import asyncio
+import re
 import threading
 from functools import partial
 
@@ -233,6 +234,32 @@ async def test_output_is_over_only_once_a_piece_was_read_that_has_all_of_it(runn
         first = (await client.get(f"/v1/jobs/{job}/logs")).json()
         assert (first["launch"], first["over"]) == ("l1", False)
         assert (await client.get(f"/v1/jobs/{job}/logs")).json()["over"]
+
+
+async def test_who_starts_a_killed_job_again_is_told_when_its_run_is_lost_and_how_to_have_it_now(
+    running, body_of_job, monkeypatch
+):
+    async with running() as world, world.client() as client:
+        job = await world.job(client, "alice")
+        assert world.state.sessions[job.session].pid == 1
+        now = world.clock.now()
+        monkeypatch.setattr(world.clock, "now", lambda: now + 12_500)
+
+        answer = await client.post("/v1/jobs", json=body_of_job("alice"))
+
+        assert answer.status_code == 409
+        problem = answer.json()
+        assert problem["type"] == "urn:rollmux:problem:run_alive"
+        said = re.fullmatch(
+            r"run 1 of job 'alice' counts as alive: pid 1 on h1, last heard of (\d+) s ago; it is lost in (\d+) s "
+            r"unless it is heard of again. If it is gone: `rollmuxd job end alice`, or register with replace=True to "
+            r"take its place",
+            problem["detail"],
+        )
+        assert said, problem["detail"]
+        silent, left = map(int, said.groups())
+        assert 12 <= silent <= 20
+        assert silent + left in (60, 61)
 
 
 async def test_pause_resume_and_end(running):
