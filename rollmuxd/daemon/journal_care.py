@@ -11,7 +11,8 @@ fact ``seq``; ``books`` is what was booked in it (:class:`~rollmuxd.daemon.repor
   killed goes on where it was.
 - *Sweeping* deletes the rows and gives the pages back, a little at a time, between commits of others.
 
-Today is never cut, so what was seen a moment ago is always there.
+Today is never cut, so what was seen a moment ago is always there. How old a fact is is counted in days that have passed
+as far as the facts show it (:func:`ago`): a clock that jumps makes nothing old.
 """
 
 import sqlite3
@@ -67,6 +68,8 @@ LASTING: Final = tuple(
 class Keep(NamedTuple):
     """How long facts are kept, and how much of them."""
 
+#: days in a row without a fact that are still days that have passed; more of them say nothing (see :func:`ago`)
+STRETCH: Final = 7
     days: int
     bytes: int
     audit_days: int
@@ -193,7 +196,8 @@ class Care:
             "SELECT day, seq FROM days WHERE state IS NOT NULL AND seq > ? AND day <= ? ORDER BY day",
             (cut.seq, now // DAY),
         ).fetchall()
-        wanted = [day for day, _ in days if day <= now // DAY - self._keep.days]
+        old = ago(connection, now, self._keep.days) // DAY
+        wanted = [day for day, _ in days if day <= old]
         size, tip = _size(connection), journal_file.tip_of(connection)
         if size > self._keep.bytes and tip.seq > cut.seq:
             # As if all facts were of one size; what the next look finds is done then.
@@ -224,7 +228,7 @@ class Care:
         cut, swept = journal_file.cut_of(connection).seq, 0
         while count := self._write(partial(_sweep_some, cut)) if self._left(connection, cut) else 0:
             swept += count
-        old = now - self._keep.audit_days * DAY
+        old = ago(connection, now, self._keep.audit_days)
         if connection.execute("SELECT 1 FROM kept WHERE at < ? LIMIT 1", (old,)).fetchone():
             self._write(lambda writer: writer.execute("DELETE FROM kept WHERE at < ?", (old,)).rowcount)
         if connection.execute("PRAGMA auto_vacuum").fetchone()[0] == 2:
@@ -237,6 +241,27 @@ class Care:
     @staticmethod
     def _left(connection: sqlite3.Connection, cut: int) -> bool:
         return connection.execute("SELECT 1 FROM facts WHERE seq <= ? LIMIT 1", (cut,)).fetchone() is not None
+
+
+def ago(connection: sqlite3.Connection, now: Millis, days: int) -> Millis:
+    """The instant so many days before now, of days that have passed as far as the facts show it.
+
+    A stretch of more than a week without any fact is left out. The machine was off, and nothing came that what is there
+    could be too old for; or its clock was set wrong, and what was written yesterday is not years old. So no jump of a
+    clock makes facts go, however far it is, and whether it is found or not.
+    """
+    instant, later = now - days * DAY, now // DAY
+    query = (
+        "SELECT day FROM (SELECT day, seq, lead(seq) OVER (ORDER BY day) AS after FROM days)"
+        " WHERE after > seq AND day < ? ORDER BY day DESC"
+    )
+    for (day,) in connection.execute(query, (later,)).fetchall():
+        if instant >= later * DAY:
+            break
+        if later - day > STRETCH:
+            instant -= (later - day) * DAY
+        later = day
+    return instant
 
 
 def _size(connection: sqlite3.Connection) -> int:
