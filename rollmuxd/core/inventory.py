@@ -50,8 +50,9 @@ from rollmuxd.core.turns import dispatch, issue, unheld_by
 
 #: why runs are lost
 RESTORED = "the journal was restored, and does not say what the job did since; end this process, and start it again"
-#: ids that are left out after a restore: more than were given since any backup
-IDS_SKIPPED = 1_000_000_000
+#: ids of each kind that are left out after a restore, times its incarnation, which is a time in seconds: more than were
+#: given since any backup, and others than after the next restore of the same one
+IDS_SKIPPED = 10_000
 
 
 def drain(c: Cycle, ask: i.DrainNode) -> Answer:
@@ -124,13 +125,14 @@ def start(c: Cycle, given: i.Start) -> Answer:
     """
     # A journal was restored: somebody may still ask by the ids that were given after its backup was made.
     restored = given.incarnation > c.state.incarnation and c.state.at > 0
-    skipped = IDS_SKIPPED if restored else 0
+    skipped = IDS_SKIPPED * given.incarnation if restored else 0
     c.fact(f.DaemonStarted(c.now, given.incarnation, skipped, skipped))
     configure(c, given)
     c.soft.restart(c.state, c.now, c.config)
+    before = list(c.state.orders)
     if restored:
         disown(c)
-    for order in list(c.state.orders.values()):
+    for order in [c.state.orders[name] for name in before if name in c.state.orders]:
         traits = c.traits(order.driver)
         issued = order.status is OrderStatus.ISSUED
         if issued and traits.idempotent and not restored:  # else it may undo what was ordered since

@@ -24,6 +24,8 @@ from hypothesis.stateful import run_state_machine_as_test
 sys.path.insert(0, str(Path(__file__).parent))
 import test_machine
 
+import rollmuxd
+
 CORES: Final = len(os.sched_getaffinity(0))
 #: sequences for each seed, and steps in each
 EXAMPLES: Final = 50
@@ -53,7 +55,7 @@ def _name(step: str) -> str:
 def play(steps: list[str]) -> str:
     """What a sequence comes to: "", or the first words of what is wrong."""
     state = test_machine.ClientsOperatorsAndBackends()
-    known = {**vars(test_machine), "state": state}
+    known = {**vars(test_machine), "state": state, "rollmuxd": rollmuxd}
     try:
         for step in steps:
             rule = getattr(getattr(type(state), _name(step)), _RULES[0], None)

@@ -7,6 +7,8 @@
 - A rejected input changes nothing.
 - Replaying the facts gives the very state that the live scheduler has, and a scheduler that goes on from there
   (a restart) keeps every other sentence.
+- After a backup is restored the same holds: what was done since is not in it, and is true all the same. No fence of
+  before is good for anything.
 - The death of a job is recorded within its lease.
 - Once faults stop and every backend answers truthfully, every attended request of a live, unquarantined, placed job is
   granted in the end as holders release.
@@ -302,8 +304,9 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         self.config = Config(lease_ms=LEASE, reattach_ms=REATTACH, drivers=DRIVERS, clear_limit_ms=limit, **CONFIG)
         self.policy = Restless()
         self.core = Scheduler(self.config, self.policy)
-        self.world, self.now, self.keys = World(), 0, 0
-        self.replayed = State()
+        self.world, self.now, self.keys = World(), 1, 0
+        self.replayed, self.backup, self.incarnation = State(), b"", 1
+        self.newest = Fence(0, 0)
         self.granted: dict[str, Grant] = {}
         self.requests: dict[str, Request] = {}
         self.give(i.Start(HOSTS, NODES))
@@ -340,7 +343,8 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                 assert not request.never, f"{fact.slot} was {request.never}, and goes ahead"
             case f.SlotTakenOver() if fact.slot in self.granted and fact.fence:
                 grant = self.granted[fact.slot]
-                assert fact.fence > grant.fence, "a fence went back"
+                assert fact.fence > self.newest, "a fence went back"
+                self.newest = fact.fence
                 grant.session, grant.fence = fact.session, fact.fence
             case f.SlotTakenOver() if fact.slot in self.requests:
                 self.requests[fact.slot].session = fact.session
@@ -375,8 +379,8 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         assert process is not None
         assert not process.over, f"{fact.slot} is granted to a session that is over"
         assert self.now < process.heard + LEASE, f"{fact.slot} is granted to a process silent since {process.heard}"
-        last = max((grant.fence for grant in self.granted.values()), default=Fence(0, 0))
-        assert fact.fence > last, "a fence went back"
+        assert fact.fence > self.newest, "a fence went back"
+        self.newest = fact.fence
         self.granted[fact.slot] = Grant(who, slot.session, fact.fence, slot.gpus)
         if not process.spec.states:
             for gpu in slot.gpus:
@@ -859,6 +863,53 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             if slot not in self.granted:
                 request.attended, request.detached_at = False, self.now
         self.give(i.Start(HOSTS, NODES))
+
+    @rule()
+    def back_up(self) -> None:
+        self.backup = msgspec.json.encode(self.replayed)
+
+    @precondition(lambda self: self.backup)
+    @rule()
+    def restore(self) -> None:
+        """The journal is what it was; what was done since was done. Who goes on from before is never heard again."""
+        self.replayed = msgspec.json.decode(self.backup, type=State)
+        self.core = Scheduler(self.config, self.policy, msgspec.json.decode(self.backup, type=State))
+        self.incarnation += 1
+        self.world.graves += self.world.processes.values()
+        self.world.processes.clear()
+        for process in self.world.graves:
+            process.over = process.silent = True
+        for launched in self.world.launches.values():
+            launched.stopped = True
+        for request in self.requests.values():
+            request.attended, request.detached_at, request.name, request.who = False, self.now, "", ("", 0)
+        self._tell_runs_apart()
+        fences = {slot: grant.fence for slot, grant in self.granted.items()}
+        self.granted.clear()
+        self.give(i.Start(HOSTS, NODES, self.incarnation))
+        for slot, fence in fences.items():
+            answer = self.give(i.ReleaseSlot(slot, fence))
+            assert answer is None or answer.repeated, f"{slot} is released under a fence from before the restore"
+
+    def _tell_runs_apart(self) -> None:
+        """A run that began after the backup has a number that will be given again: what is its is not the next's."""
+        jobs = self.core.state.jobs
+        since = {
+            (process.job, process.run)
+            for process in self.world.graves
+            if process.job not in jobs or process.run > jobs[process.job].run
+        }
+        before = f" before {self.incarnation}"
+        for process in self.world.graves:
+            if (process.job, process.run) in since:
+                process.job += before
+        for told in self.world.orders.values():
+            if told.who in since:
+                told.who = (told.who[0] + before, told.who[1])
+        for there in self.world.bytes.values():
+            theirs = {it for it in there if it[:2] in since}
+            there -= theirs
+            there |= {(job + before, run, what) for job, run, what in theirs}
 
     @rule()
     def stall(self) -> None:

@@ -77,6 +77,17 @@ def test_a_run_that_is_over_in_the_middle_of_a_phase_leaves_no_slot_and_no_group
     assert again == watched.core.state
 
 
+def test_what_is_explained_of_a_job_that_is_only_watched_names_no_nodes_and_leaves_no_gap_for_them():
+    watched = Watched()
+    job, session = watched.job("a")
+    slot = watched.ask(job, session, "rollout", "r1")
+
+    said = watched.core.explain(job, watched.now).sentences
+
+    assert "It sits in group g1 alone (observed)." in said
+    assert f"Its rollout slot {slot.id} is running." in said
+
+
 def test_a_job_goes_on_after_a_restore_and_only_the_phase_that_it_was_in_is_over():
     watched = Watched()
     job, session = watched.job("a")
