@@ -186,7 +186,8 @@ async def test_a_socket_that_its_directory_hides_from_whom_it_lets_in_is_warned_
 
 
 @pytest.mark.parametrize(("pools", "warned"), [
-    (["rollout", "trian"], [("trian", "train")]), (["Rollout", "train"], [("Rollout", "rollout")]),
+    (["rollout", "trian"], [("trian", "train")]), (["rollout", "TRAIN"], [("TRAIN", "train")]),
+    (["rollout", "training"], []),
     (["rollout", "train", "training"], []), (["eval", "h100"], []), (["rollout", "train", "trainer"], []),
 ])  # fmt: skip
 async def test_a_pool_that_looks_misspelt_is_warned_about_and_names_of_ones_own_are_not(tmp_path, pools, warned):

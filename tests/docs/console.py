@@ -14,13 +14,15 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 REPOSITORY = Path(__file__).parents[2]
 _FENCE = re.compile(
-    r"(?:^<!-- (?P<kind>file|not run): (?P<word>.+?) -->\n+)?^```(?P<lang>[\w-]*)[^\n]*\n(?P<body>.*?)^```$",
+    r"(?:^ *<!-- (?P<kind>file|not run): (?P<word>.+?) -->\n+)?"
+    r"^(?P<indent> *)```(?P<lang>[\w-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 _MARK = "\x1e"
@@ -60,7 +62,7 @@ def blocks(page: Path) -> list[Block]:
     for match in _FENCE.finditer(page.read_text(encoding="utf-8")):
         word = match["word"] or ""
         file, not_run = (word if match["kind"] == kind else "" for kind in ("file", "not run"))
-        found.append(Block(match["lang"], match["body"], file, not_run))
+        found.append(Block(match["lang"], textwrap.dedent(match["body"]), file, not_run))
     return found
 
 
