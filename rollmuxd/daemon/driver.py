@@ -5,10 +5,10 @@ are on their way to the journal, the caller waits. Since no turn is ever interru
 no queue of inputs: a queue, and a task that empties it, would cost two more turns of the loop for each hand-over of a
 GPU. Facts of many inputs share one fsync, because the journal's thread takes all that wait at once.
 
-When a commit returns, in this order: who waits for a slot or for facts is woken, the prompt sinks (channel, actuator)
-get the facts, effects begin, callers get their answers: all of it is durable alike, and those whom GPUs go to come
-first. (The channel thus knows of the end of a job before its discards are told.) The other sinks (logs, metrics) get
-the facts soon after.
+When a commit returns, in this order: who waits for a slot is woken, the prompt sinks (channel, actuator) get the
+facts, effects begin, callers get their answers, who follows the facts is woken: all of it is durable alike, and those
+whom GPUs go to come first. (The channel thus knows of the end of a job before its discards are told.) The other sinks
+(logs, metrics) get the facts soon after.
 
 What would surprise:
 
@@ -23,9 +23,10 @@ What would surprise:
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
 from types import TracebackType
-from typing import Final, Self, TypeAlias, TypeVar
+from typing import Final, Self, TypeAlias, TypeVar, cast
 
 import anyio
 import msgspec
@@ -53,12 +54,15 @@ from rollmuxd.core.inputs import (
 from rollmuxd.core.model import JobId, Millis, SlotId
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
+from rollmuxd.daemon.belongs import EVERYTHING, Belongs, Topic
 from rollmuxd.daemon.clock import Clock
 from rollmuxd.daemon.journal import AnyJournal, JournalFailed, Past
 
 T = TypeVar("T")
 #: how often the writer looks whether a full disk has room again
 LOOK_AFTER_S: Final = 10.0
+#: durable facts that are kept in memory, so that who follows them reads the journal for older ones only
+RECENT: Final = 1_000
 #: sinks (logs, metrics) are shown facts so much later, many at once
 SINKS_AFTER_S: Final = 0.02
 log = structlog.get_logger("rollmuxd.driver")
@@ -141,6 +145,22 @@ class Waiter:
         self.close()
 
 
+class _Follower:
+    """One who waits for facts. Has news once the future is done; what it need not read, it is not shown."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: the number after which there is news
+        self.after: int | None = None
+
+    def wake(self, after: int) -> None:
+        # Noted besides: the future may be cancelled already, as the time to wait is over, and its owner not run yet.
+        if self.after is None:
+            self.after = after
+        if not self.future.done():
+            self.future.set_result(None)
+
+
 class Driver:
     """Runs one scheduler on a clock, a journal and an actuator. Used from one event loop.
 
@@ -181,6 +201,8 @@ class Driver:
         self.scheduler = make(State())
         #: the number of the last fact that is durable
         self.durable_seq = 0
+        #: whose facts are
+        self.belongs = Belongs()
         #: set when the daemon is about to stop: long polls answer 503, and come again when it is back
         self.draining = anyio.Event()
         #: set when the writer has come to its end, in whatever way
@@ -200,7 +222,8 @@ class Driver:
         self._effects: deque[tuple[int, tuple[Effect, ...]]] = deque()
         self._results: deque[Input] = deque()
         self._waiters: dict[str, dict[Waiter, None]] = {}
-        self._news: dict[asyncio.Future[None], None] = {}
+        self._followers: dict[Topic, dict[_Follower, None]] = {}
+        self._recent: deque[tuple[int, AnyFact]] = deque(maxlen=RECENT)
         self._timer: asyncio.TimerHandle | None = None
         self._due: Millis = 0
 
@@ -270,23 +293,40 @@ class Driver:
         keys = (slot,) if known is None else (slot, _job_key(known.job))
         return Waiter(self._waiters, keys, self.draining)
 
-    async def facts_after(self, seq: int, wait_ms: Millis, limit: int) -> tuple[list[tuple[int, AnyFact]], int]:
+    async def facts_after(
+        self, seq: int, wait_ms: Millis, limit: int, topics: Collection[Topic] = (EVERYTHING,)
+    ) -> tuple[list[tuple[int, AnyFact]], int]:
         """Durable facts with numbers above ``seq``, and the number to ask after next.
 
-        Where there are none, waits up to ``wait_ms`` for some.
+        Where there are none, waits up to ``wait_ms`` for one that has one of these ``topics``. What comes meanwhile and
+        has none of them is passed over, so that it costs those who wait for something else nothing.
         """
         if self.durable_seq <= seq and wait_ms > 0 and not self.draining.is_set():
-            news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._news[news] = None
-            try:
-                with anyio.move_on_after(wait_ms / 1000):
-                    await news
-            finally:
-                self._news.pop(news, None)
+            seq = max(seq, await self._news_of(topics, wait_ms / 1000))
         if self.durable_seq <= seq:
             return [], seq
-        found = await self._journal.read(seq, min(limit, self.durable_seq - seq))
+        most = min(limit, self.durable_seq - seq)
+        if self._recent and self._recent[0][0] <= seq + 1:
+            begins = seq + 1 - self._recent[0][0]
+            found = list(islice(self._recent, begins, begins + most))
+        else:
+            found = await self._journal.read(seq, most)
         return found, found[-1][0] if found else seq
+
+    async def _news_of(self, topics: Collection[Topic], seconds: float) -> int:
+        """Wait for a fact of one of these topics, for at most so long; the number after which there may be one."""
+        follower = _Follower()
+        for topic in topics:
+            self._followers.setdefault(topic, {})[follower] = None
+        try:
+            with anyio.move_on_after(seconds):
+                await follower.future
+        finally:
+            for topic in topics:
+                self._followers[topic].pop(follower)
+                if not self._followers[topic]:
+                    del self._followers[topic]
+        return self.durable_seq if follower.after is None else follower.after
 
     def drain(self) -> None:
         """Let everybody know that the daemon is about to stop."""
@@ -360,6 +400,9 @@ class Driver:
         for seq, fact in past.facts:
             apply(state, fact)
             self._seq = seq
+        # What the life before did not know to be durable is not among the recent ones, and nobody was woken for it.
+        self._recent.clear()
+        self._wake_followers(self._followers, self.durable_seq)
         self.durable_seq = self._snapshot_seq = self._seq
         return state
 
@@ -485,6 +528,7 @@ class Driver:
             self._end(Unavailable(f"the journal cannot be written: {error}"))
             return
         self.durable_seq = facts[-1][0]
+        self._recent.extend(cast("Sequence[tuple[int, AnyFact]]", facts))
         self._wake_for(facts)
         for sink in self._prompt:
             _tell(sink, facts)
@@ -494,6 +538,10 @@ class Driver:
             future = self._answers.popleft()[1]
             if not future.done():
                 future.set_result(None)
+        if self._followers:
+            state = self.scheduler.state
+            topics = dict.fromkeys(topic for _, fact in facts for topic in self.belongs.topics(fact, state))
+            self._wake_followers(topics, facts[0][0] - 1)
         # Later and not soon: a hand-over goes round the loop a dozen times, and need not wait for a log line.
         if not self._untold:
             asyncio.get_running_loop().call_later(SINKS_AFTER_S, self.tell_sinks)
@@ -502,10 +550,6 @@ class Driver:
             self._snapshot()
 
     def _wake_for(self, facts: Sequence[Numbered]) -> None:
-        news, self._news = self._news, {}
-        for future in news:
-            if not future.done():
-                future.set_result(None)
         if not self._waiters:
             return
         state = self.scheduler.state
@@ -518,11 +562,13 @@ class Driver:
                 for waiter in self._waiters.get(key or "", ()):
                     waiter.wake()
 
+    def _wake_followers(self, topics: Iterable[Topic], after: int) -> None:
+        for topic in topics:
+            for follower in self._followers.get(topic, ()):
+                follower.wake(after)
+
     def _wake_all(self) -> None:
-        news, self._news = self._news, {}
-        for future in news:
-            if not future.done():
-                future.set_result(None)
+        self._wake_followers(self._followers, self.durable_seq)
         for waiters in self._waiters.values():
             for waiter in waiters:
                 waiter.wake()

@@ -315,6 +315,11 @@ class LimitsTable(_Table):
     max_requests_waiting: Annotated[int, Field(ge=1)] = 20_000
     """Waiting slot requests at most; more are answered with 429."""
 
+    max_facts_waiting: Annotated[int, Field(ge=1)] = 100
+    """Calls of one owner that wait for facts at the same time, at most (each open dashboard is one, and each
+    ``rollmuxd facts --follow``); more are answered with 429. Default: more than a team looks at, and less than would
+    cost others something."""
+
     use_half_life_h: Annotated[float, Field(gt=0, le=8760)] = 24.0
     """Hours after which half of what an owner has used is forgotten, where owners take turns. Default: a day."""
 

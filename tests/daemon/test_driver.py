@@ -485,7 +485,7 @@ async def test_the_feed_waits_for_facts_and_gives_up_in_time(running, slow_journ
         assert now() - began == pytest.approx(1.5)
         assert [f.name(fact) for _, fact in facts] == ["host_added"]
         assert last == 2
-        assert rig.driver._news == {}
+        assert rig.driver._followers == {}
 
 
 async def test_the_feed_comes_in_pages(running):
@@ -498,3 +498,117 @@ async def test_the_feed_comes_in_pages(running):
             last = page[-1][0]
 
         assert seen == list(range(1, 12))
+
+
+@pytest.fixture
+def of_hosts(monkeypatch):
+    """Has each fact's topic be its host, as the tiny core knows nothing else."""
+
+    def of_hosts(rig) -> None:
+        def topics(fact, state):
+            return (("host", fact.host.id),) if isinstance(fact, f.HostAdded) else ()
+
+        monkeypatch.setattr(rig.driver.belongs, "topics", topics)
+
+    return of_hosts
+
+
+async def test_who_waits_for_some_facts_is_not_woken_by_others_and_need_not_read_them(running, of_hosts):
+    async with running(MemoryJournal()) as rig:
+        of_hosts(rig)
+        async with anyio.create_task_group() as tasks:
+            read = []
+
+            async def follow() -> None:
+                read.append(await rig.driver.facts_after(1, 30_000, 10, [("host", "b"), ("host", "c")]))
+
+            tasks.start_soon(follow)
+            await anyio.sleep(1)
+            for name in "aba":
+                await rig.driver.submit(add(name))
+        (facts, last), *_ = read
+        assert (facts[0][0], facts[0][1].host.id) == (3, "b")
+        assert last == facts[-1][0] <= 4
+        began = now()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(rig.driver.submit, add("a"))
+            assert await rig.driver.facts_after(4, 500, 10, [("host", "b")]) == ([], 5)
+        assert now() - began == pytest.approx(0.5)
+        assert rig.driver._followers == {}
+
+
+async def test_what_comes_in_the_moment_in_which_who_waits_gives_up_is_not_passed_over(running, of_hosts):
+    async with running(MemoryJournal()) as rig:
+        of_hosts(rig)
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        done.set_result(None)
+        given_up = []
+
+        def comes() -> None:
+            (follower,) = rig.driver._followers["host", "b"]
+            given_up.append(follower.future.cancelled())
+            fact = f.HostAdded(at=0, host=i.HostSpec("b", "fake", 0))
+            rig.driver._committed(rig.driver._life, [(2, fact)], done)
+
+        waiting = loop.create_task(rig.driver.facts_after(1, 1_000, 10, [("host", "b")]))
+        await asyncio.sleep(0)
+        loop.call_later(1.0, comes)
+        facts, last = await waiting
+        assert given_up == [True]
+        assert ([seq for seq, _ in facts], last) == ([2], 2)
+
+
+class SaysNothing(MemoryJournal):
+    """Writes, and then fails: nobody is told that it is on the disk."""
+
+    def _commit(self, write):
+        if self.failing is not None:
+            write()
+        return super()._commit(write)
+
+
+async def test_who_waits_is_shown_what_turns_out_to_be_durable_when_the_writer_is_back(running, of_hosts):
+    journal = SaysNothing()
+    async with running(journal) as rig:
+        of_hosts(rig)
+        read = []
+
+        async def follow() -> None:
+            last = 1
+            while not read:  # woken as the writer goes down, too
+                facts, last = await rig.driver.facts_after(last, 5_000, 10, [("host", "b")])
+                read.extend((seq, f.name(fact)) for seq, fact in facts)
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(follow)
+                await anyio.sleep(1)
+                journal.failing = JournalFailed("the disk says nothing")
+                with pytest.raises(Unavailable):
+                    await rig.driver.submit(add("b"))
+                await anyio.sleep(1)
+                journal.failing = None
+        assert read[0] == (2, "host_added")
+
+
+async def test_new_facts_are_read_in_memory_and_old_ones_in_the_journal(running, monkeypatch):
+    monkeypatch.setattr("rollmuxd.daemon.driver.RECENT", 5)
+    journal, reads = MemoryJournal(), []
+    async with running(journal) as rig:
+        read = journal.read
+
+        async def counted(after, limit):
+            reads.append(after)
+            return await read(after, limit)
+
+        monkeypatch.setattr(journal, "read", counted)
+        for number in range(10):
+            await rig.driver.submit(add(f"h{number}"))
+        whole = list(journal.load(snapshot=False).facts)
+        for after in range(11):
+            for limit in (1, 3, 100):
+                facts, last = await rig.driver.facts_after(after, 0, limit)
+                assert facts == whole[after : after + limit]
+                assert last == (facts[-1][0] if facts else after)
+        assert reads == [after for after in range(6) for _ in range(3)]

@@ -9,7 +9,7 @@ from rollmuxd.core.facts import JobRegistered, SlotOver, SlotQueued
 from rollmuxd.core.model import JobSpec
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access import Caller
-from rollmuxd.daemon.http.belongs import Belongs
+from rollmuxd.daemon.belongs import Belongs, wanted
 from rollmuxd.daemon.keys import Role
 
 pytestmark = pytest.mark.asyncio
@@ -97,11 +97,15 @@ async def test_others_than_admins_see_the_inventory_and_their_own_owners_jobs(ru
 async def test_a_fact_about_a_slot_that_nobody_remembers_is_shown_to_admins_only():
     belongs, forgotten = Belongs(), SlotOver(at=1, slot="s77")
     team, admin = Caller("team", "alice", Role.LEAD, "alice"), Caller("ops", "op", Role.ADMIN, "op")
-    assert not belongs.visible(forgotten, team, State())
-    assert belongs.visible(forgotten, admin, State())
-    belongs.visible(JobRegistered(0, "j9", "team", "alice", 1, JobSpec("a", (), ())), admin, State())
-    belongs.visible(SlotQueued(1, "s77", "j9", 1, "e1", "train", "r"), admin, State())
-    assert belongs.visible(forgotten, team, State())
+
+    def shown(caller):
+        return not wanted(caller).isdisjoint(belongs.topics(forgotten, State()))
+
+    assert not shown(team)
+    assert shown(admin)
+    belongs.topics(JobRegistered(0, "j9", "team", "alice", 1, JobSpec("a", (), ())), State())
+    belongs.topics(SlotQueued(1, "s77", "j9", 1, "e1", "train", "r"), State())
+    assert shown(team)
 
 
 async def test_of_one_job_only_what_is_about_it(running):
@@ -131,3 +135,102 @@ async def test_older_facts_are_read_up_to_a_number_and_that_is_not_waited_for(ru
             assert page["last"] == 7
             # To whom none of them is shown is told how far they went, and no further.
             assert (await read(stranger, after=last - 3, until=last - 1, wait_ms=30_000))["last"] == last - 1
+
+
+async def test_who_follows_one_owners_jobs_costs_anothers_hand_overs_nothing(running, monkeypatch):
+    """Each who waits was woken by every commit, read the journal itself, found nothing, and waited again."""
+    async with running() as world, world.client() as alice, world.client("stranger") as eve:
+        mine, job = await world.job(eve, "mine"), await world.job(alice)
+        slot = (await job.ask("rollout")).json()
+        await world.settle()
+        asked, reads = [], []
+        facts_after, journal_read = world.driver.facts_after, world.journal.read
+
+        async def counted(*given):
+            asked.append(given)
+            return await facts_after(*given)
+
+        async def counted_read(*given):
+            reads.append(given)
+            return await journal_read(*given)
+
+        monkeypatch.setattr(world.driver, "facts_after", counted)
+        monkeypatch.setattr(world.journal, "read", counted_read)
+        after, pages = world.driver.durable_seq, []
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+
+                async def one(**params) -> None:
+                    pages.append(await read(eve, after=after, wait_ms=10_000, **params))
+
+                for _ in range(20):
+                    tasks.start_soon(lambda: one(job=mine.id))
+                await world.settle()
+                for _ in range(10):
+                    await job.give_back(slot)
+                    slot = (await job.ask("rollout")).json()
+                await world.settle()
+                assert len(asked) == 20, "they were woken"
+                commits = world.driver.durable_seq - after
+                assert commits > 50
+                await mine.ask("rollout", wait_s=0)
+        # Now they all have news, and one reading in memory is enough for them all.
+        assert [[fact["fact"] for fact in page["facts"]] for page in pages] == [["slot_queued"]] * 20
+        assert [page["facts"][0]["seq"] for page in pages] == [after + commits + 1] * 20
+        assert reads == []
+
+
+async def test_who_follows_everything_is_woken_by_what_it_is_shown_only(running):
+    async with running() as world, world.client() as alice, world.client("root") as root:
+        job, after = await world.job(alice), world.driver.durable_seq
+        told = {}
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+
+                async def one(name, **params) -> None:
+                    async with world.client(name) as client:
+                        page = await read(client, after=after, wait_ms=10_000, **params)
+                    told[(name, *params)] = [fact["fact"] for fact in page["facts"]]
+
+                for name in ("alice", "viewer", "stranger", "root"):
+                    tasks.start_soon(one, name)
+                tasks.start_soon(lambda: one("root", audit=True))
+                await world.settle()
+                await alice.post(f"/v1/jobs/{job.id}/pause")
+                await world.settle()
+                paused = ["job_paused"]
+                assert told == {("alice",): paused, ("viewer",): paused, ("root",): paused}
+                await root.post("/v1/nodes/h1/gpu0-1/drain", json={"reason": "a fan"})
+        assert told["root", "audit"] == ["audited"]
+        assert "node_draining" in told["stranger",]
+        assert "audited" not in told["stranger",]
+
+
+async def test_an_owner_has_so_many_calls_that_wait_for_facts_and_others_have_theirs(running):
+    async with running(limits={"max_facts_waiting": 3}) as world, world.client() as alice, world.client("bob") as bob:
+        after, pages = world.driver.durable_seq, []
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+
+                async def one(client) -> None:
+                    pages.append(await read(client, after=after, wait_ms=10_000))
+
+                for client in (alice, alice, bob):
+                    tasks.start_soon(one, client)
+                await world.settle()
+                for client in (alice, bob):
+                    full = await client.get("/v1/facts", params={"after": after, "wait_ms": 1})
+                    assert full.status_code == 429
+                    assert full.json()["type"] == "urn:rollmux:problem:too_many"
+                    assert "limits.max_facts_waiting" in full.json()["detail"]
+                    assert int(full.headers["retry-after"]) >= 1
+                assert (await read(alice, after=after))["last"] == after, "who does not wait is answered"
+                async with world.client("stranger") as eve, world.client("root") as root:
+                    for other in (eve, root):
+                        assert (await other.get("/v1/facts", params={"after": after, "wait_ms": 1})).status_code == 200
+                await world.job(alice)
+        assert len(pages) == 3
+        # Whoever is answered, or hangs up, makes room.
+        after = world.driver.durable_seq
+        for _ in range(4):
+            assert (await alice.get("/v1/facts", params={"after": after, "wait_ms": 1})).status_code == 200

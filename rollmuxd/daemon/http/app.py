@@ -7,7 +7,6 @@ from starlette.types import ASGIApp
 
 from rollmuxd.daemon.access import FailedLogins, Gate, Rates
 from rollmuxd.daemon.http import glue, openapi
-from rollmuxd.daemon.http.belongs import Belongs
 from rollmuxd.daemon.http.glue import Endpoint, Shared
 from rollmuxd.daemon.http.routes import (
     channel,
@@ -64,7 +63,6 @@ def make_app(services: Services, metrics: Metrics | None = None) -> ASGIApp:
         lease_s=settings.lease.lease_s,
         heartbeat_s=settings.lease.heartbeat_s,
         openapi=openapi.describe(ENDPOINTS, version("rollmuxd")),
-        belongs=Belongs(),
         sites=Sites(settings),
         failed_logins=FailedLogins(services.clock.now),
         rates=Rates(per_s, limits.calls_burst_s) if per_s else None,

@@ -43,7 +43,6 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon.access import PEER_EXTENSION, Caller, FailedLogins, Gate, NotKnown, Peer, Rates
 from rollmuxd.daemon.driver import Unavailable
 from rollmuxd.daemon.http import problems
-from rollmuxd.daemon.http.belongs import Belongs
 from rollmuxd.daemon.http.problems import Refusal, problem_of
 from rollmuxd.daemon.http.sites import Sites
 from rollmuxd.daemon.http.why import WhyJobsWait
@@ -116,12 +115,12 @@ class Shared:
     #: None: nobody is counted
     rates: Rates | None
     calls_per_s: float
-    #: whose facts are
-    belongs: Belongs
     #: under which names it is heard without a key
     sites: Sites
     #: why waiting jobs wait
     why: WhyJobsWait = field(default_factory=WhyJobsWait)
+    #: calls that wait for facts now, by owner
+    facts_waiting: dict[str, int] = field(default_factory=dict)
     #: requests that calls attend now, by (job, request id): the last call to go detaches the slot
     attended: dict[tuple[str, str], int] = field(default_factory=dict)
 

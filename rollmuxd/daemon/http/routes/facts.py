@@ -1,13 +1,16 @@
 """The journal as a feed."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import anyio
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from rollmuxd.core.facts import Audited
+from rollmuxd.core.errors import TooMany
 from rollmuxd.daemon.access import find_job
+from rollmuxd.daemon.belongs import wanted
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.glue import Call, ClientGone, Parked, Query, Routes
 from rollmuxd.daemon.http.problems import Refusal
@@ -38,7 +41,7 @@ class FactsQuery(Query, frozen=True):
     audit: bool = False
 
 
-@routes.get("/v1/facts", problems=(404, 410, 503))
+@routes.get("/v1/facts", problems=(404, 410, 429, 503))
 async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     """Facts with numbers above ``after``. Where there are none, waits up to ``wait_ms`` for some (a long poll).
 
@@ -47,6 +50,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     not log in, which admins are shown, and which is kept for longer.
 
     Facts that were compacted away are 410, with the number of the first one that is there; ``after=0`` begins with it.
+    More calls of one owner that wait at the same time than ``limits.max_facts_waiting`` are 429.
     """
     if query.audit and not call.caller.admin:
         raise Refusal(problems.FORBIDDEN, f"only admins see what is audited, and {call.caller.name} is none")
@@ -55,6 +59,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     if query.job is not UNSET:
         name = query.job
         of = await call.read(lambda core, now: find_job(core.state, call.caller, name).id)
+    topics = wanted(call.caller, job=of, audit=query.audit)
     journal = call.services.journal
     found: list[dict[str, Any]] = []
     last = query.after
@@ -81,15 +86,13 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
         nonlocal last
         while len(found) < query.limit and last < until:
             wait_ms = 0 if found or query.until else max(0, round((give_up - anyio.current_time()) * 1000))
-            batch, following = await driver.facts_after(last, wait_ms, min(BATCH, query.limit, until - last))
+            most = min(BATCH, query.limit, until - last)
+            batch, following = await driver.facts_after(last, wait_ms, most, topics)
             _there(journal.first, last)
             shown = Told.to(driver.scheduler, call.caller)
             for seq, fact in batch:
                 last = seq
-                state = driver.scheduler.state
-                visible = call.shared.belongs.visible(fact, call.caller, state)
-                wanted = not query.audit or isinstance(fact, Audited)
-                if visible and wanted and (of is None or call.shared.belongs.about(fact, state) == of):
+                if not topics.isdisjoint(driver.belongs.topics(fact, driver.scheduler.state)):
                     found.append({"seq": seq, **_told(msgspec.to_builtins(fact), shown)})
                     if len(found) == query.limit:
                         return
@@ -97,14 +100,37 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
             if not batch and (wait_ms == 0 or driver.draining.is_set()):
                 return
 
-    if await call.park(collect, query.wait_ms / 1000 + READ_S) is Parked.GONE:
-        raise ClientGone
+    with _one_of(call, query.wait_ms):
+        if await call.park(collect, query.wait_ms / 1000 + READ_S) is Parked.GONE:
+            raise ClientGone
     return FactsPage(facts=found, last=last, first=journal.first)
 
 
 def _told(fact: dict[str, Any], told: Told) -> dict[str, Any]:
     """A fact whose sentence names no job that the caller may not know of."""
     return {name: told.text(value) if name in _SENTENCES else value for name, value in fact.items()}
+
+
+@contextmanager
+def _one_of(call: Call, wait_ms: int) -> Iterator[None]:
+    """Count a call that may wait among its owner's. Raises TooMany."""
+    if wait_ms == 0:
+        yield
+        return
+    waiting, owner = call.shared.facts_waiting, call.caller.owner
+    most, number = call.services.settings.limits.max_facts_waiting, waiting.get(owner, 0)
+    if number >= most:
+        raise TooMany(
+            f"{number} calls of owner {owner} wait for facts, which is the limit (limits.max_facts_waiting); follow "
+            "with fewer, ask with wait_ms=0, or have the limit raised"
+        )
+    waiting[owner] = number + 1
+    try:
+        yield
+    finally:
+        waiting[owner] -= 1
+        if not waiting[owner]:
+            del waiting[owner]
 
 
 def _there(first: int, after: int) -> None:

@@ -1,6 +1,6 @@
-"""Whose a fact is, so that the feed shows to each what is theirs."""
+"""Whose a fact is: so that the feed shows to each what is theirs, and wakes nobody for what is not."""
 
-from typing import Final
+from typing import Final, TypeAlias
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.facts import Fact
@@ -12,6 +12,25 @@ from rollmuxd.daemon.access import Caller
 REMEMBERED: Final = 200_000
 _OF_A_JOB: Final = ("job", "slot", "session", "order")
 
+#: what a fact is about, and what somebody wants to read of: a fact is shown to whom one of its topics is wanted by
+Topic: TypeAlias = tuple[str, str]
+EVERYTHING: Final[Topic] = ("everything", "")
+#: and the daemon itself: what everybody is shown
+INVENTORY: Final[Topic] = ("inventory", "")
+AUDIT: Final[Topic] = ("audit", "")
+
+
+def wanted(caller: Caller, *, job: JobId | None = None, audit: bool = False) -> frozenset[Topic]:
+    """What a caller reads of: of one job that it may read, of what is audited (admins), or of all that it is shown.
+
+    Admins see everything; others what is about the inventory, and about their owner's jobs.
+    """
+    if audit:
+        return frozenset({AUDIT})
+    if job is not None:
+        return frozenset({("job", job)})
+    return frozenset({EVERYTHING} if caller.admin else {INVENTORY, ("owner", caller.owner)})
+
 
 class Belongs:
     """Whose a fact is. Follows the facts it is shown, since the state forgets slots that are over."""
@@ -20,24 +39,24 @@ class Belongs:
         self._jobs: dict[str, JobId] = {}
         self._owners: dict[JobId, str] = {}
 
-    def visible(self, fact: Fact, caller: Caller, state: State) -> bool:
-        """Admins see everything; others what is about the inventory, and about their owner's jobs.
+    def topics(self, fact: Fact, state: State) -> tuple[Topic, ...]:
+        """What a fact is about. Facts are shown in their order, as it is learnt from them what belongs to which job.
 
         What is about a slot of long ago, of which nothing is known any more, is shown to admins only.
         """
         self._learn(fact)
-        if caller.admin:
-            return True
         if isinstance(fact, f.Audited):
-            return False  # it says where operators are
-        about = self.about(fact, state)
-        if about is None:
-            return all(getattr(fact, name, None) is None for name in _OF_A_JOB)  # the inventory, and the daemon itself
-        known = state.jobs.get(about)
-        return (self._owners.get(about) if known is None else known.owner) == caller.owner
+            return (EVERYTHING, AUDIT)  # it says where operators are
+        job = self._about(fact, state)
+        if job is None:
+            of_a_job = any(getattr(fact, name, None) is not None for name in _OF_A_JOB)
+            return (EVERYTHING,) if of_a_job else (EVERYTHING, INVENTORY)
+        known = state.jobs.get(job)
+        owner = self._owners.get(job) if known is None else known.owner
+        return (EVERYTHING, ("job", job)) if owner is None else (EVERYTHING, ("job", job), ("owner", owner))
 
-    def about(self, fact: Fact, state: State) -> JobId | None:
-        """The job that a fact is about, if it is about one that is remembered; of a fact that was shown before."""
+    def _about(self, fact: Fact, state: State) -> JobId | None:
+        """The job that a fact is about, if it is about one that is remembered."""
         job, *things = (getattr(fact, name, None) for name in _OF_A_JOB)
         return job or next((found for thing in things if (found := self._job(thing, state))), None)
 
