@@ -178,7 +178,8 @@ class Journal:
             refuse_remote(state_dir, Path("/proc/self/mountinfo").read_text())
             lock = journal_file.lock(state_dir)
         except OSError as error:
-            raise JournalRefused(f"state directory {state_dir}: {error.strerror or error}") from error
+            said = journal_file.denied(error, state_dir) or error.strerror or str(error)
+            raise JournalRefused(f"state directory {state_dir}: {said}") from error
         try:
             try:
                 return cls._opened(state_dir, lock)
@@ -192,6 +193,8 @@ class Journal:
             os.close(lock)
             if isinstance(error, sqlite3.OperationalError | OSError) and _is_full(error):
                 raise JournalRefused(f"state directory {state_dir}: its disk is full; make room there") from error
+            if said := journal_file.denied(error, state_dir):
+                raise JournalRefused(f"state directory {state_dir}: {said}") from error
             if isinstance(error, OSError) or journal_file.passes(error):
                 raise JournalRefused(f"{path}: {error}") from error
             if isinstance(error, sqlite3.Error | ValueError):

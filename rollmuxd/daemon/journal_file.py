@@ -38,6 +38,7 @@ Errors::
 
 import fcntl
 import os
+import pwd
 import secrets
 import sqlite3
 import time
@@ -196,6 +197,10 @@ _NOT_ITS_CONTENT: Final = frozenset(
         sqlite3.SQLITE_READONLY,
     }
 )
+
+
+#: of these, what it fails with where the user may not
+_DENIED: Final = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY)
 
 
 def passes(error: BaseException) -> bool:
@@ -360,6 +365,7 @@ def lock(state_dir: Path) -> int:
         JournalInUse: another process holds it.
     """
     held = os.open(state_dir / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    belong(state_dir / "lock")
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -427,8 +433,49 @@ def write_synced(path: Path, content: bytes) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+    belong(new)
     new.replace(path)
     sync_folder(path.parent)
+
+
+def belong(path: Path) -> None:
+    """Have what root has made belong to whom its folder belongs: the daemon runs as that user, and has to open it."""
+    if os.geteuid() == 0:
+        folder = path.parent.stat()
+        os.chown(path, folder.st_uid, folder.st_gid, follow_symlinks=False)
+
+
+def denied(error: BaseException, state_dir: Path) -> str | None:
+    """What to say where this user may not use a file of the state directory; None: it is something else."""
+    if not isinstance(error, PermissionError) and getattr(error, "sqlite_errorcode", 0) & 0xFF not in _DENIED:
+        return None
+    me = _user(os.geteuid())
+    try:
+        if isinstance(error, PermissionError) and error.filename is not None:
+            file = Path(os.fsdecode(error.filename))
+        else:
+            file = next(one for one in sorted(state_dir.iterdir()) if not _may_use(one))
+        if not file.exists():  # it was to be made
+            file = file.parent
+        owner, keeper = _user(file.stat().st_uid), _user(state_dir.stat().st_uid)
+    except StopIteration:
+        return None
+    except OSError:
+        return f"{state_dir} is closed to {me}; run this as the user whose it is"
+    give_back = f"give it back, as root: chown -R {me} {state_dir}"
+    remedy = give_back if keeper == me else f"run this as {keeper}, whose {state_dir} is"
+    return f"{file} belongs to {owner} and is closed to {me}; {remedy}"
+
+
+def _may_use(file: Path) -> bool:
+    return os.access(file, os.R_OK | os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def sync_folder(folder: Path) -> None:

@@ -281,7 +281,8 @@ def restore(file: Path, state_dir: Path) -> Restored:
         with _held(state_dir):
             return _restore(file, state_dir, checked)
     except (OSError, sqlite3.Error) as error:
-        raise JournalRefused(f"state directory {state_dir}: the backup was not restored: {error}") from error
+        said = journal_file.denied(error, state_dir) or error
+        raise JournalRefused(f"state directory {state_dir}: the backup was not restored: {said}") from error
 
 
 @contextmanager
@@ -309,6 +310,7 @@ def _restore(file: Path, state_dir: Path, checked: Checked) -> Restored:
         set_meta(connection, "opened", word)
         connection.execute("PRAGMA journal_mode = DELETE").fetchall()  # one file, that can be moved
     _sync(new)
+    journal_file.belong(new)
     # From here on whatever is opened in this directory begins a new incarnation, however far we come.
     journal_file.write_synced(state_dir / "opened", b"restoring\n")
     kept = _keep(path)
@@ -333,6 +335,7 @@ def _keep(path: Path) -> str:
         return ""
     folder = path.with_name(f"before-restore-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%f')}")
     folder.mkdir(mode=0o700)
+    journal_file.belong(folder)
     os.link(path, folder / path.name)
     for suffix in ("-wal", "-shm"):
         beside = path.with_name(path.name + suffix)
