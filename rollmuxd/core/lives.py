@@ -35,7 +35,8 @@ def register(c: Cycle, ask: i.RegisterJob) -> Answer:
         refuse_if_alive(c, known, ask)
     check_spec(ask.spec, c.state, c.config)
     check_owner(c, ask.owner, ask.spec, known)
-    if known is None and len(c.state.jobs) - len(c.state.ended) >= c.config.max_jobs:
+    one_more = known is None or known.status is JobStatus.ENDED
+    if one_more and len(c.state.jobs) - len(c.state.ended) >= c.config.max_jobs:
         raise TooMany(f"{c.config.max_jobs} jobs are registered, which is the limit; end one, or raise max_jobs")
     if known is not None and known.live:
         end_now(c, known, reason="replaced by a new run", by=ask.user)
