@@ -137,7 +137,8 @@ class Explainer:
                 sentences.append(f"Its {phase} is likely to begin in {_span(wait)}.")
         elif known.slot is not None:
             slot = state.slots[known.slot]
-            sentences.append(f"Its {slot.phase} slot {slot.id} is {slot.status} on {', '.join(slot.gpus)}.")
+            where = f" on {', '.join(slot.gpus)}" if slot.gpus else ""
+            sentences.append(f"Its {slot.phase} slot {slot.id} is {slot.status}{where}.")
             sentences += self._how_long(slot, now)
             sentences += [_sentence(reason.text) for reason in _overstays(slot, now)]
         return Story(reasons, tuple(sentences))
@@ -188,11 +189,10 @@ class Explainer:
         state = self._c.state
         group = state.groups[job.group or ""]
         others = [state.jobs[name].spec.name for name in group.jobs if name != job.id]
-        nodes = "; ".join(f"{pool}: {', '.join(names)}" for pool, names in job.pins.items())
+        nodes = "; ".join(f"{pool}: {', '.join(names)}" for pool, names in job.pins.items() if names)
         company = f"with {', '.join(others)}" if others else "alone"
-        sentences = [
-            f"It sits in group {group.id} {company}, on {nodes} ({_ADMITTED.get(job.admission, job.admission)})."
-        ]
+        where = f", on {nodes}" if nodes else ""  # of a job that is only watched it is not known
+        sentences = [f"It sits in group {group.id} {company}{where} ({_ADMITTED.get(job.admission, job.admission)})."]
         sentences += [*self._turns(job, group), *self._binds(group), *_reckoned(job)]
         slower, credit = slowdown(job), credit_ms(job)
         if slower is not None:

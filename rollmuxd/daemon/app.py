@@ -21,7 +21,7 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from anyio.abc import TaskStatus
 
 from rollmuxd.core.effects import Effect, Kill, Launch
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.model import Millis
+from rollmuxd.core.model import Millis, NodeId
 from rollmuxd.core.observe import Watch
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
@@ -62,6 +62,7 @@ from rollmuxd.daemon.settings import (
     split_address,
 )
 from rollmuxd.daemon.tls import NoTls, Tls, open_tls, renew
+from rollmuxd.daemon.told import gone_from
 from rollmuxd.spi import Backend, NotInstalled, PluginError, Residency, StartsProcesses, discovery
 
 log = structlog.get_logger("rollmuxd.daemon")
@@ -186,6 +187,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
                 await tasks.start(_until_signal, stopping)
                 await tasks.start(actuator.run)
                 await tasks.start(driver.run)
+                warn_of_gone_nodes(driver.scheduler.state, driver.configured)
                 tasks.start_soon(observer.run)
                 tasks.start_soon(keeper.run)
                 tasks.start_soon(today.run)
@@ -481,6 +483,22 @@ def _answers(path: Path) -> bool:
         except OSError:
             return False
     return True
+
+
+def warn_of_gone_nodes(state: State, configured: Container[NodeId]) -> None:
+    """Say which jobs have a place on nodes that the configuration has no more: they would wait for ever."""
+    for job in state.jobs.values():
+        nodes = gone_from(configured, job) if job.has_place else []
+        if nodes:
+            log.warning(
+                "node_gone",
+                nodes=nodes,
+                job=job.id,
+                name=job.spec.name,
+                owner=job.owner,
+                reason="it has its place there, and is granted nothing on nodes that are not configured any more",
+                remedy=f"put them back, or end the job: rollmuxd job end {job.id}",
+            )
 
 
 def announce(

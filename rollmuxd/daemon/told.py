@@ -6,7 +6,7 @@ in facts, and of nodes and jobs) has names in it; there the places are known in 
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Final, TypeVar, cast
 
@@ -16,9 +16,8 @@ from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.explain import Explainer, Story
-from rollmuxd.core.model import Job, JobId, Millis, Session, SessionId, SlotId
+from rollmuxd.core.model import Job, JobId, Millis, NodeId, Session, SessionId, SlotId
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.daemon.access import Caller
 from rollmuxd.wire import answers as wire
 
 K = TypeVar("K")
@@ -42,13 +41,11 @@ _ANOTHER: Final = "another owner's"
 class Told:
     """What one caller may be told of the scheduler's state, at this moment."""
 
-    def __init__(self, core: Scheduler, may_read: Callable[[Job], bool]) -> None:
-        self.core, self.may_read = core, may_read
-
-    @classmethod
-    def to(cls, core: Scheduler, caller: Caller) -> "Told":
-        """What this caller may be told."""
-        return cls(core, caller.may_read)
+    def __init__(
+        self, core: Scheduler, may_read: Callable[[Job], bool], configured: Container[NodeId] | None = None
+    ) -> None:
+        """``may_read``: of which jobs the caller may know; ``configured``: which nodes the configuration has."""
+        self.core, self.may_read, self._configured = core, may_read, configured
 
     # ---- thought of now --------------------------------------------------------------------------------------------
 
@@ -63,12 +60,31 @@ class Told:
         return self.core.would_start_with(job, now)
 
     def why_slot_waits(self, slot: SlotId, now: Millis) -> tuple[Reason, ...]:
-        """As :meth:`Scheduler.why_slot_waits`."""
-        return (self._thinks if self.hides else self.core).why_slot_waits(slot, now)
+        """As :meth:`Scheduler.why_slot_waits`; and first, if the nodes have gone for which it waits."""
+        job = self.core.state.jobs[self.core.state.slot(slot).job]
+        return (*self.gone(job), *(self._thinks if self.hides else self.core).why_slot_waits(slot, now))
 
     def explain(self, job: JobId, now: Millis) -> Story:
-        """As :meth:`Scheduler.explain`."""
-        return (self._thinks if self.hides else self.core).explain(job, now)
+        """As :meth:`Scheduler.explain`; and that its nodes have gone, if they have."""
+        story = (self._thinks if self.hides else self.core).explain(job, now)
+        gone = self.gone(self.core.state.job(job))
+        sentences = (f"{reason.text[0].upper()}{reason.text[1:]}." for reason in gone)
+        return story._replace(reasons=(*gone, *story.reasons), sentences=(*story.sentences, *sentences))
+
+    def gone(self, job: Job) -> tuple[Reason, ...]:
+        """That nodes which the job has, and still waits for, are not in the configuration any more."""
+        if self._configured is None or not job.has_place:
+            return ()
+        nodes = gone_from(self._configured, job)
+        if not nodes:
+            return ()
+        which = f"its node{'s' if len(nodes) > 1 else ''} {', '.join(nodes)}"
+        text = (
+            f"{which} {'are' if len(nodes) > 1 else 'is'} no longer in the configuration, so it is granted nothing "
+            f"there: put {'them' if len(nodes) > 1 else 'it'} back, or end the job (rollmuxd job end {job.id}) and "
+            "start it again"
+        )
+        return (Reason("node_gone", text, {"nodes": nodes}),)
 
     def wishes(self, job: JobId) -> tuple[Reason, ...]:
         """As :meth:`Scheduler.wishes`."""
@@ -121,6 +137,12 @@ class Told:
         if any(self.may_read(job) for job in named):
             return name
         return named[0].id if len(named) == 1 else _ANOTHER
+
+
+def gone_from(configured: Container[NodeId], job: Job) -> list[NodeId]:
+    """The nodes that a job has and the configuration has not."""
+    nodes = dict.fromkeys(node for nodes in job.pins.values() for node in nodes)
+    return [node for node in nodes if node not in configured]
 
 
 class _Shown(Mapping[K, V]):

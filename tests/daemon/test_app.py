@@ -348,6 +348,35 @@ async def test_a_daemon_without_hosts_says_so_and_where_it_looked(settings):
     assert "every job will be refused" in said["remedy"]
 
 
+async def test_a_job_on_a_node_that_was_taken_out_of_the_configuration_is_warned_of_at_the_start(tmp_path):
+    def settings(*nodes):
+        host = {
+            "id": "box",
+            "backend": "mock",
+            "options": {"memory": ""},
+            "nodes": [{"gpus": gpus, "pools": ["rollout"]} for gpus in nodes],
+        }
+        return Settings(daemon={"state_dir": tmp_path / "state", "listen": "", "shutdown_s": 2}, hosts=[host])
+
+    want = {"rollout": {"named": ["box/gpu0"]}}
+    body = {"name": "alice", "phases": [{"name": "rollout", "pools": ["rollout"]}], "wants": want}
+    with structlog.testing.capture_logs() as before:
+        async with running(settings("0", "1")) as where, client(where) as unix:
+            job = (await unix.post("/v1/jobs", json=body)).json()["job"]
+            with anyio.fail_after(20):
+                while not (await unix.get(f"/v1/jobs/{job}")).json()["pins"]:
+                    await anyio.sleep(0.05)
+            assert (await unix.post("/v1/nodes/box/gpu0/drain", json={})).status_code == 200
+    with structlog.testing.capture_logs() as lines:
+        async with running(settings("1")) as where, client(where) as unix:
+            (listed,) = (await unix.get("/v1/jobs")).json()["items"]
+    assert not [line for line in before if line["event"] == "node_gone"]
+    (said,) = [line for line in lines if line["event"] == "node_gone"]
+    assert (said["log_level"], said["nodes"], said["job"], said["name"]) == ("warning", ["box/gpu0"], job, "alice")
+    assert f"rollmuxd job end {job}" in said["remedy"]
+    assert listed["pins"] == {"rollout": ["box/gpu0"]}, "nobody has ended it"
+
+
 async def test_only_a_backend_that_asks_for_it_is_given_a_folder(monkeypatch, tmp_path):
     given = []
 

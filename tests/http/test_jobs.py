@@ -11,7 +11,7 @@ import pytest
 
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.explain import Explainer
-from rollmuxd.core.model import Job, JobSpec, JobStatus, PhaseSpec, SessionStatus, Want
+from rollmuxd.core.model import Job, JobSpec, JobStatus, NodeStatus, PhaseSpec, SessionStatus, Want
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.actuator import Seen
@@ -107,6 +107,40 @@ async def test_reasons_are_thought_about_anew_after_what_is_decided_and_not_writ
                 append(facts, then)
 
 
+async def test_the_list_says_why_one_that_has_its_place_waits_for_its_turn(running):
+    async with running() as world, world.client() as client:
+        first, second = [await world.job(client, name) for name in ("first", "second")]
+        await first.ask("rollout")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(second.ask, "rollout", wait_s=60))
+            await world.settle()
+            listed = {view["name"]: view for view in (await client.get("/v1/jobs")).json()["items"]}
+            tasks.cancel_scope.cancel()
+
+        assert listed["second"]["status"] == "admitted"
+        assert listed["second"]["reason"] == "h1/gpu0 is held by first (rollout, running)"
+        assert listed["first"]["reason"] == ""
+
+
+async def test_who_waits_for_a_node_that_was_taken_out_of_the_configuration_is_told_so(running):
+    async with running() as world, world.client() as client:
+        job = await world.job(client)
+        world.driver.configured = world.driver.configured - {"h1/gpu0-1"}
+        world.state.nodes["h1/gpu0-1"].status = NodeStatus.DRAINED
+        asked = (await job.ask("rollout", wait_s=0)).json()
+
+        said = "its node h1/gpu0-1 is no longer in the configuration, so it is granted nothing there: "
+        assert asked["status"] == "queued"
+        assert asked["reasons"][0]["text"].startswith(said)
+        assert asked["reasons"][0]["data"] == {"nodes": ["h1/gpu0-1"]}
+        (listed,) = (await client.get("/v1/jobs")).json()["items"]
+        assert listed["reason"].startswith(said)
+        assert f"rollmuxd job end {job.id}" in listed["reason"]
+        explained = (await client.get(f"/v1/jobs/{job.id}/explain")).json()
+        assert explained["sentences"][-1].startswith(f"I{said[1:]}")
+        assert explained["reasons"][0]["code"] == "node_gone"
+
+
 async def test_a_thousand_that_wait_cost_a_list_no_more_than_a_few_thoughts():
     thoughts = []
 
@@ -122,11 +156,11 @@ async def test_a_thousand_that_wait_cost_a_list_no_more_than_a_few_thoughts():
         return Job(f"j{number}", "o", "u", spec, number, status=JobStatus.WAITING)
 
     why, told = WhyJobsWait(), Told(Core(), lambda job: True)
-    alike = why.first(told, [job(n, 10) for n in range(1000)], 1, 0)
+    alike = why.first(told, [job(n, 10) for n in range(1000)], 1, 0, turns=True)
     assert (len(alike), len(thoughts)) == (1000, 1)
-    why.first(told, [job(n, 10) for n in range(1000)], 1, 5)
+    why.first(told, [job(n, 10) for n in range(1000)], 1, 5, turns=True)
     assert len(thoughts) == 1, "nothing has happened"
-    all_different = why.first(told, [job(n, n) for n in range(1000)], 2, 0)
+    all_different = why.first(told, [job(n, n) for n in range(1000)], 2, 0, turns=True)
     assert len(all_different) == len(thoughts) - 1 == 50
 
 

@@ -147,6 +147,10 @@ class Call:
         """Ask the core something; answered when all that was seen is durable."""
         return await self.shared.services.driver.read(question)
 
+    def told(self, core: Scheduler) -> Told:
+        """What this caller may be told of how things are."""
+        return Told(core, self.caller.may_read, self.services.driver.configured)
+
     async def act_on(self, find: Callable[..., T], ref: str) -> T:
         """The job, slot or session that the caller wants to do something with; refuses who may not.
 
@@ -258,7 +262,7 @@ class Endpoint:
         try:
             answer = await self.handler(call, **arguments)
         except Rejected as refused:
-            Told.to(shared.services.driver.scheduler, caller).refusal(refused)
+            call.told(shared.services.driver.scheduler).refusal(refused)
             raise
         return call.status, answer
 

@@ -1,11 +1,13 @@
-"""The first reason why a job waits, for lists: what ``explain`` says at length costs too much for a thousand jobs."""
+"""The first reason why a job waits, for a place or its turn: what ``explain`` says at length is too much for a list."""
 
 from typing import Final
 
+from rollmuxd.core.cycle import PLACED
 from rollmuxd.core.model import Job, JobStatus, Millis
 from rollmuxd.daemon.told import Told
 
-#: kinds of jobs that a page has thought about; at a millisecond each, what the loop can be held up by
+#: kinds of jobs that a page has thought about; at a millisecond each, what the loop can be held up by. Who waits for
+#: its turn is a kind by itself
 THOUGHTS: Final = 50
 
 
@@ -16,10 +18,11 @@ class WhyJobsWait:
         self._as_of: tuple[int, Millis] = (-1, -1)
         self._known: dict[object, str] = {}
 
-    def first(self, told: Told, jobs: list[Job], seq: int, now: Millis) -> dict[str, str]:
+    def first(self, told: Told, jobs: list[Job], seq: int, now: Millis, *, turns: bool) -> dict[str, str]:
         """The first reason of each of these jobs that waits, by job; none of those for which there was no time.
 
-        ``seq`` is the number of the last fact: while it stays, so do the reasons.
+        ``seq`` is the number of the last fact: while it stays, so do the reasons. ``turns``: also of those that have
+        their place, and wait for their turn.
         """
         if self._as_of != (seq, told.core.state.at):
             self._as_of = (seq, told.core.state.at)
@@ -27,16 +30,17 @@ class WhyJobsWait:
         found: dict[str, str] = {}
         thoughts = THOUGHTS
         for job in jobs:
-            if job.status is not JobStatus.WAITING:
+            turn = job.queued if turns and job.status in PLACED else None
+            if turn is None and job.status is not JobStatus.WAITING:
                 continue
-            shape = (told.hides and job.owner, _shape_of(job))  # whose other owner is named to them
-            if shape not in self._known:
+            kind = (told.hides and job.owner, turn or _shape_of(job))  # others may not read the names in it
+            if kind not in self._known:
                 if not thoughts:
                     continue
                 thoughts -= 1
-                reasons = told.why_job_waits(job.id, now)
-                self._known[shape] = reasons[0].text if reasons else ""
-            if text := self._known[shape]:
+                reasons = told.why_job_waits(job.id, now) if turn is None else told.why_slot_waits(turn, now)
+                self._known[kind] = reasons[0].text if reasons else ""
+            if text := self._known[kind]:
                 found[job.id] = text
         return found
 

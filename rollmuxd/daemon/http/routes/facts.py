@@ -89,7 +89,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
             most = min(BATCH, query.limit, until - last)
             batch, following = await driver.facts_after(last, wait_ms, most, topics)
             _there(journal.first, last)
-            shown = Told.to(driver.scheduler, call.caller)
+            shown = call.told(driver.scheduler)
             for seq, fact in batch:
                 last = seq
                 if not topics.isdisjoint(driver.belongs.topics(fact, driver.scheduler.state)):

@@ -60,7 +60,7 @@ async def list_nodes(call: Call, query: NodesQuery) -> NodePage:
     def look(core: Scheduler, now: Millis) -> NodePage:
         nodes = filter(wanted, core.state.nodes.values())
         found, following = views.page(nodes, lambda node: node.id, query.limit, query.after)
-        told = Told.to(core, call.caller)
+        told = call.told(core)
         return NodePage(items=[_view(call, told, node) for node in found], next=following)
 
     return await call.read(look)
@@ -114,7 +114,7 @@ def _status_of(node: NodeId) -> Callable[[State], str]:
 
 
 async def _node(call: Call, node: NodeId) -> NodeView:
-    return await call.read(lambda core, now: _view(call, Told.to(core, call.caller), core.state.node(node)))
+    return await call.read(lambda core, now: _view(call, call.told(core), core.state.node(node)))
 
 
 def _view(call: Call, told: Told, node: Node) -> NodeView:
@@ -130,7 +130,7 @@ async def list_hosts(call: Call, query: PageQuery) -> HostPage:
 
     def look(core: Scheduler, now: Millis) -> HostPage:
         found, following = views.page(core.state.hosts.values(), lambda host: host.id, query.limit, query.after)
-        told = Told.to(core, call.caller)
+        told = call.told(core)
         return HostPage(items=[views.host_view(told, host) for host in found], next=following)
 
     return await call.read(look)
@@ -144,7 +144,7 @@ async def get_host(call: Call, host: str) -> HostView:
         found = core.state.hosts.get(host)
         if found is None:
             raise UnknownThing("host", host)
-        return views.host_view(Told.to(core, call.caller), found)
+        return views.host_view(call.told(core), found)
 
     return await call.read(look)
 
@@ -228,7 +228,7 @@ async def list_groups(call: Call, query: GroupsQuery) -> GroupPage:
             and (query.owner is UNSET or any(visible(job, query.owner) for job in group.jobs))
         ]
         found, following = views.page(groups, lambda group: group.id, query.limit, query.after)
-        told = Told.to(core, call.caller)
+        told = call.told(core)
         return GroupPage(items=[views.group_view(told, group) for group in found], next=following)
 
     return await call.read(look)
@@ -242,6 +242,6 @@ async def get_group(call: Call, group: str) -> GroupView:
         found = core.state.groups.get(group)
         if found is None:
             raise UnknownThing("group", group)
-        return views.group_view(Told.to(core, call.caller), found)
+        return views.group_view(call.told(core), found)
 
     return await call.read(look)

@@ -18,7 +18,6 @@ from rollmuxd.daemon.http.glue import Call, Query, Routes
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.keys import Role
 from rollmuxd.daemon.settings import DefaultsTable
-from rollmuxd.daemon.told import Told
 from rollmuxd.spi import Residency, TakesOptions
 from rollmuxd.wire.answers import Explanation, JobPage, JobView
 from rollmuxd.wire.requests import EndBody, PhaseBody, RegisterBody, StateBody, WantBody
@@ -80,9 +79,14 @@ async def register_job(call: Call, body: RegisterBody) -> JobView:
 async def list_jobs(call: Call, query: JobsQuery) -> JobPage:
     """The jobs that the caller may see; ended ones too, while the daemon remembers them.
 
-    The ``reason`` of one that waits is the first of all its reasons; of a page with many kinds of jobs, the first 50
-    kinds have one. ``explain`` has all.
+    The ``reason`` of one that waits (for a placement, or for its turn) is the first of all its reasons; of a page with
+    many kinds of jobs, the first 50 kinds have one. ``explain`` has all.
     """
+    return await page_of_jobs(call, query)
+
+
+async def page_of_jobs(call: Call, query: JobsQuery, *, turns: bool = True) -> JobPage:
+    """A page of the list of jobs. ``turns``: say why those wait, too, that have their place."""
 
     def wanted(job: Job) -> bool:
         return (
@@ -96,8 +100,8 @@ async def list_jobs(call: Call, query: JobsQuery) -> JobPage:
     def look(core: Scheduler, now: Millis) -> JobPage:
         jobs = filter(wanted, core.state.jobs.values())
         found, following = views.page(jobs, lambda job: job.id, query.limit, query.after)
-        told = Told.to(core, call.caller)
-        why = call.shared.why.first(told, found, call.services.driver.last_seq, now)
+        told = call.told(core)
+        why = call.shared.why.first(told, found, call.services.driver.last_seq, now, turns=turns)
         items = [views.job_view(told, job, now, waiting=False, reason=why.get(job.id)) for job in found]
         return JobPage(items=items, next=following)
 
@@ -117,7 +121,7 @@ async def explain_job(call: Call, job: str) -> Explanation:
     def look(core: Scheduler, now: Millis) -> Explanation | tuple[JobId, Millis, bytes]:
         known = find_job(core.state, call.caller, job)
         if known.status is not JobStatus.WAITING:
-            return views.explanation(Told.to(core, call.caller), known, now)
+            return views.explanation(call.told(core), known, now)
         return known.id, now, packed(core.state)
 
     found = await call.read(look)
@@ -126,7 +130,7 @@ async def explain_job(call: Call, job: str) -> Explanation:
     waiting, now, state = found  # what would let it in takes a hundred tries at placing it
 
     def think(core: Scheduler) -> Explanation:
-        return views.explanation(Told.to(core, call.caller), core.state.job(waiting), now)
+        return views.explanation(call.told(core), core.state.job(waiting), now)
 
     return await ask_copy(call, state, think)
 
@@ -226,7 +230,7 @@ async def _show(call: Call, job: JobId) -> JobView:
 
 
 def _view(call: Call, core: Scheduler, job: Job, now: Millis) -> JobView:
-    return views.job_view(Told.to(core, call.caller), job, now, waiting=True)
+    return views.job_view(call.told(core), job, now, waiting=True)
 
 
 # ---- what a registration says, in the core's words -------------------------------------------------------------------

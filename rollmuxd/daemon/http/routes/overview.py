@@ -17,7 +17,7 @@ from rollmuxd.daemon.http.routes.inventory import (
     list_nodes,
     list_pools,
 )
-from rollmuxd.daemon.http.routes.jobs import JobsQuery, list_jobs
+from rollmuxd.daemon.http.routes.jobs import JobsQuery, page_of_jobs
 from rollmuxd.daemon.http.routes.slots import SlotsQuery, list_slots
 from rollmuxd.daemon.http.routes.web import whoami
 
@@ -66,7 +66,9 @@ async def overview(call: Call, query: OverviewQuery) -> Overview:
             nodes=await list_nodes(call, NodesQuery(limit=query.limit)),
             hosts=await list_hosts(call, PageQuery(limit=query.limit)),
             groups=await list_groups(call, GroupsQuery(limit=query.limit)),
-            jobs=await list_jobs(call, JobsQuery(owner=query.owner, over=query.over, limit=query.limit)),
+            jobs=await page_of_jobs(
+                call, JobsQuery(owner=query.owner, over=query.over, limit=query.limit), turns=False
+            ),
             slots=None
             if query.slots == "none"
             else await list_slots(call, SlotsQuery(owner=query.owner, which=query.slots, why=False, limit=query.limit)),

@@ -5,7 +5,6 @@ from rollmuxd.daemon.access import find_job, find_session
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.glue import Call, Routes
 from rollmuxd.daemon.http.routes._query import BODY
-from rollmuxd.daemon.told import Told
 from rollmuxd.wire.answers import HeartbeatView, SessionView
 from rollmuxd.wire.requests import HeartbeatBody, SessionBody
 
@@ -19,7 +18,7 @@ async def heartbeat(call: Call, session: str, body: HeartbeatBody) -> HeartbeatV
     answer = await call.services.driver.submit(
         Heartbeat(session=session, slot=body.slot, done=body.done, total=body.total)
     )
-    told = Told.to(call.services.driver.scheduler, call.caller)
+    told = call.told(call.services.driver.scheduler)
     return HeartbeatView(
         lease_s=call.shared.lease_s, directives=[views.directive(given, told) for given in answer.directives]
     )

@@ -41,7 +41,6 @@ from rollmuxd.daemon.http.glue import Call, ClientGone, Parked, Query, Routes
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.keys import Role
-from rollmuxd.daemon.told import Told
 from rollmuxd.wire.answers import ReleaseView, SlotPage, SlotView
 from rollmuxd.wire.requests import GrowBody, ReasonBody, ReleaseBody, ShrinkBody, SlotBody
 
@@ -199,7 +198,7 @@ async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
     def look(core: Scheduler, now: Millis) -> ReleaseView:
         ended = core.state.slots.get(slot)
         coming = core.state.slots.get(answer.next_slot or "")
-        told = Told.to(core, call.caller)
+        told = call.told(core)
         return ReleaseView(
             slot=slot,
             status=str(SlotStatus.OVER if ended is None else ended.status),
@@ -372,7 +371,7 @@ async def list_slots(call: Call, query: SlotsQuery) -> SlotPage:
 
         slots = filter(wanted, core.state.slots.values())
         found, following = views.page(slots, lambda slot: slot.id, query.limit, query.after)
-        told = Told.to(core, call.caller)
+        told = call.told(core)
         items = [views.slot_view(told, slot, jobs[slot.job], call.caller, now, why=query.why) for slot in found]
         return SlotPage(items=items, next=following)
 
@@ -388,7 +387,7 @@ async def get_slot(call: Call, slot: str) -> SlotView:
 async def _show(call: Call, slot: SlotId) -> SlotView:
     def look(core: Scheduler, now: Millis) -> SlotView:
         found, job = find_slot(core.state, call.caller, slot)
-        return views.slot_view(Told.to(core, call.caller), found, job, call.caller, now)
+        return views.slot_view(call.told(core), found, job, call.caller, now)
 
     return await call.read(look)
 
