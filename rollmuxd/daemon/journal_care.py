@@ -54,6 +54,8 @@ SPARE_PAGES: Final = 256
 #: how often a daemon looks whether there is something to do, and how soon after its start
 EVERY_S: Final = 3_600.0
 FIRST_S: Final = 60.0
+#: days in a row without a fact that are still days that have passed; more of them say nothing (see :func:`ago`)
+STRETCH: Final = 7
 #: facts that say who did something: they outlive the others
 LASTING: Final = tuple(
     sorted(
@@ -68,8 +70,6 @@ LASTING: Final = tuple(
 class Keep(NamedTuple):
     """How long facts are kept, and how much of them."""
 
-#: days in a row without a fact that are still days that have passed; more of them say nothing (see :func:`ago`)
-STRETCH: Final = 7
     days: int
     bytes: int
     audit_days: int
