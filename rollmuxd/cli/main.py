@@ -20,7 +20,7 @@ def lacks(error: ModuleNotFoundError) -> str | None:
     """The line for whoever has the client only; None: it is something else that is missing."""
     if (error.name or "").partition(".")[0] not in OF_THE_EXTRA:
         return None
-    return f"rollmuxd: the command line needs {error.name}, which comes with: pip install 'rollmuxd[daemon]'"
+    return f"rollmuxd: the command line needs {error.name}, which comes with: pip install '.[daemon]' in a checkout"
 
 
 try:

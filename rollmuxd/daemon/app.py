@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Callable, Container, Iterator, Mappin
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
@@ -63,7 +63,7 @@ from rollmuxd.daemon.settings import (
 )
 from rollmuxd.daemon.tls import NoTls, Tls, open_tls, renew
 from rollmuxd.daemon.told import gone_from
-from rollmuxd.spi import Backend, NotInstalled, PluginError, Residency, StartsProcesses, discovery
+from rollmuxd.spi import Backend, PluginError, Residency, StartsProcesses, discovery
 
 log = structlog.get_logger("rollmuxd.daemon")
 
@@ -306,7 +306,7 @@ async def open_backends(settings: Settings) -> AsyncIterator[Mapping[str, Backen
                     options = {"state_dir": str(_folder_of_backend(settings, name)), **options}
                 backend = await kind.open(settings.host_configs(name), options)
             except PluginError as error:
-                raise CannotStart(f"{settings.source}: hosts: {_said(error, 'backend', name)}") from error
+                raise CannotStart(f"{settings.source}: hosts: {error}") from error
             except ValueError as error:
                 raise CannotStart(f"{settings.source}: [backends.{name}] or [hosts.options]: {error}") from error
             stack.push_async_callback(_shielded, backend.close)
@@ -338,7 +338,7 @@ def make_policy(settings: Settings) -> Any:
     try:
         return discovery.find_policy(name)(**settings.policy_options())
     except PluginError as error:
-        raise CannotStart(f"{settings.source}: daemon.policy: {_said(error, 'policy', name)}") from error
+        raise CannotStart(f"{settings.source}: daemon.policy: {error}") from error
     except (TypeError, ValueError) as error:
         raise CannotStart(f"{settings.source}: policy.{name}: {error}") from error
 
@@ -349,16 +349,6 @@ def touching_no_process(perform: Callable[[Sequence[Effect]], None], effects: Se
         if isinstance(effect, Kill | Launch):
             log.info("not_done", job=effect.job, effect=type(effect).__name__, reason="mode observe")
     perform([effect for effect in effects if not isinstance(effect, Kill | Launch)])
-
-
-def _said(error: PluginError, kind: Literal["backend", "policy"], name: str) -> str:
-    """What is wrong with a plugin. One that is not there is not told to be installed by a name that anybody may own."""
-    if not isinstance(error, NotInstalled):
-        return str(error)
-    there = discovery.names(kind)
-    meant = discovery.nearest(name, there)
-    hint = f'did you mean "{meant}"?' if meant else "install the project that has it, or name another"
-    return f'{kind} "{name}" is not installed (installed: {", ".join(there) or "none"}); {hint}'
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Tracing | N
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
-        log.warning("no_spans", reason=f"{error.name} is not installed; it comes with: pip install 'rollmuxd[otel]'")
+        log.warning("no_spans", reason=f"{error.name} is not installed; it comes with: pip install '.[otel]'")
         return None
     named = {} if environment.get("OTEL_SERVICE_NAME") else {"service.name": "rollmuxd"}
     provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)

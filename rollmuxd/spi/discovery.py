@@ -28,13 +28,6 @@ GROUPS: Final[Mapping[Kind, str]] = {
     "policy": "rollmuxd.policies",
 }
 
-#: How projects of each kind are named: what one would have to install.
-_PROJECTS: Final[Mapping[Kind, str]] = {
-    "backend": "rollmuxd-backend-{}",
-    "residency": "rollmuxd-{}",
-    "policy": "rollmuxd-policy-{}",
-}
-
 _WORDS: Final[Mapping[Kind, str]] = {"backend": "backend", "residency": "residency driver", "policy": "policy"}
 
 #: What must be there before a class is handed out, so that a half-written plugin is found at start, not at first use.
@@ -122,11 +115,9 @@ def _points(kind: Kind, name: str) -> tuple[EntryPoint, ...]:
 
 def _not_installed(kind: Kind, name: str, there: tuple[str, ...]) -> str:
     meant = nearest(name, there)
-    guess = f' did you mean "{meant}"? else' if meant else ""
-    return (
-        f'{_WORDS[kind]} "{name}" is not installed (installed: {", ".join(there) or "none"});{guess} '
-        f"pip install {_PROJECTS[kind].format(name)}"
-    )
+    # Not told to install a project by a name that anybody may own.
+    hint = f'did you mean "{meant}"?' if meant else "install the project that has it, or name another"
+    return f'{_WORDS[kind]} "{name}" is not installed (installed: {", ".join(there) or "none"}); {hint}'
 
 
 def _import(kind: Kind, name: str, points: tuple[EntryPoint, ...]) -> Plugin:

@@ -120,7 +120,8 @@ def test_with_the_client_alone_the_command_line_says_which_extra_it_needs(tmp_pa
     ran = subprocess.run([sys.executable, "-m", "rollmuxd", "job", "list"], capture_output=True, text=True, env=env)
 
     assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr == "rollmuxd: the command line needs click, which comes with: pip install 'rollmuxd[daemon]'\n"
+    said = "rollmuxd: the command line needs click, which comes with: pip install '.[daemon]' in a checkout\n"
+    assert ran.stderr == said
 
 
 @pytest.mark.parametrize("command", ["job lsit", "job show", "node list --frobnicate", "report --csv --json", "nope"])

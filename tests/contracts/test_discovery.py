@@ -65,18 +65,17 @@ def test_what_is_not_installed_is_answered_with_what_is_and_how_to_get_it(instal
     with pytest.raises(NotInstalled) as missing:
         find("backend", "ry")
     there = ", ".join(names("backend"))
-    assert str(missing.value) == (
-        f'backend "ry" is not installed (installed: {there}); did you mean "ray"? else pip install rollmuxd-backend-ry'
-    )
+    assert str(missing.value) == f'backend "ry" is not installed (installed: {there}); did you mean "ray"?'
 
 
 def test_a_name_near_to_nothing_gets_no_guess():
     with pytest.raises(NotInstalled) as missing:
         find_residency("tape")
     assert str(missing.value).startswith('residency driver "tape" is not installed (installed: ')
-    assert str(missing.value).endswith("; pip install rollmuxd-tape")
-    with pytest.raises(NotInstalled, match="pip install rollmuxd-policy-tape"):
+    assert str(missing.value).endswith("; install the project that has it, or name another")
+    with pytest.raises(NotInstalled, match="install the project that has it") as missing:
         find_policy("tape")
+    assert "pip install" not in str(missing.value)  # by a name that anybody may own
 
 
 @pytest.mark.parametrize(

@@ -180,4 +180,4 @@ def test_where_the_extra_is_not_installed_a_line_says_how_to_get_it(monkeypatch)
     assert from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}) is None
     [(event, reason)] = said
     assert event == "no_spans"
-    assert reason.endswith("it comes with: pip install 'rollmuxd[otel]'")
+    assert reason.endswith("it comes with: pip install '.[otel]'")

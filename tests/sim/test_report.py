@@ -352,7 +352,7 @@ def test_it_is_written_where_it_was_asked_for(tmp_path, two):
 
 def test_without_matplotlib_it_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "find_spec", lambda name: None)
-    with pytest.raises(report.Unavailable, match=re.escape("pip install 'rollmuxd[sim]'")):
+    with pytest.raises(report.Unavailable, match=re.escape("pip install '.[sim]'")):
         report.write(tmp_path / "r.html", comparison("rollmux"), title="t", command="c")
     assert list(tmp_path.iterdir()) == []
 

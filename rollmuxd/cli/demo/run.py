@@ -83,7 +83,7 @@ def find_examples() -> Path:
     from importlib.util import find_spec
 
     if find_spec("numpy") is None:
-        raise Failed("the demo's RL loops need numpy: pip install 'rollmuxd[demo]'")
+        raise Failed("the demo's RL loops need numpy: pip install '.[demo]' in a checkout")
     return folder
 
 

@@ -21,7 +21,7 @@ def check() -> None:
     """Raise :class:`Unavailable` if a report could not be drawn: to be asked before a long run, not after."""
     if find_spec("matplotlib") is None:
         raise Unavailable(
-            "the report is drawn with matplotlib, which is not installed; it comes with: pip install 'rollmuxd[sim]'"
+            "the report is drawn with matplotlib, which is not installed; it comes with: pip install '.[sim]'"
         )
 
 
