@@ -2,11 +2,18 @@
 of them, cold starts and ends by commands. :class:`EngineDriver` does that; a driver adds how its engine is talked to.
 
 An engine that nobody has started yet is no error of a first load: the job builds it in its ``init`` phase, alone on its
-GPUs. Needs httpx and anyio; not imported by :mod:`rollmuxd.spi`.
+GPUs.
+
+A job says where its engines listen, and the daemon goes there: with what it may, and the job may not. So a job names a
+port of a loopback and nothing else of a call; it is sent none of the operator's headers there; and no word of an answer
+is told on before an engine has answered. More than that takes an operator, who says which URLs there are.
+
+Needs httpx and anyio; not imported by :mod:`rollmuxd.spi`.
 """
 
 import contextlib
 import ipaddress
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Self
 
@@ -28,21 +35,32 @@ ASK_S: Final = 15.0
 EXAMINE_S: Final = 60.0
 #: how much of an engine's error is told
 _ERROR_TOLD: Final = 600
+#: and how much of any answer is taken in
+_ANSWER_MB: Final = 16
 #: orders of which is remembered that they were told
 _TOLD_KEPT: Final = 10_000
 _PAUSE_S: Final = (0.05, 1.0)
+#: what a URL may be, filled in or not: nothing after the path, where a driver's own follows; numbers in the port
+_URL: Final = re.compile(
+    r"https?://(?P<host>(?:[A-Za-z0-9._-]|\{host\})+|\[[0-9A-Fa-f:.]+\])"
+    r"(?::(?P<port>(?:[0-9]|\{(?:gpu|run|pid)\})+))?"
+    r"(?P<path>(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*)/?"
+)
 
 
 class NotThere(NotDone):
     """Nobody listens at the engine's address: the host is there, the engine is not."""
 
 
-class Engine(Struct, frozen=True):
+class Engine(Struct):
     """One engine of an order, and how it is talked to."""
 
     url: str
     order: StateOrder
     headers: Mapping[str, str]
+    #: it is known to be an engine: an operator has named its URL, or it has answered as nothing else does (a driver
+    #: sets it then). Of anything else not a word is told: a job named its port, and reads what is told
+    vouched: bool = False
 
     def __str__(self) -> str:
         return f"{self.url} on {self.order.host}"
@@ -64,22 +82,43 @@ class Engine(Struct, frozen=True):
         """
         timeout = httpx.Timeout(limit_s)
         try:
-            async with http.client(
-                self.order.backend, self.order.host, self.url, timeout=timeout, headers=dict(self.headers)
-            ) as client:
-                answer = await client.request(method, path, params=params, json=json)
+            # Not unpacked: a few kilobytes can be made to unpack to more than there is memory.
+            headers = {**self.headers, "accept-encoding": "identity"}
+            async with (
+                http.client(self.order.backend, self.order.host, self.url, timeout=timeout, headers=headers) as client,
+                client.stream(method, path, params=params, json=json) as begun,
+            ):
+                answer = httpx.Response(begun.status_code, content=await self._taken_in(begun, f"{method} {path}"))
         except httpx.ConnectError as error:
             raise NotThere(f"nobody listens at {self}: {error}") from error
         except httpx.TimeoutException as error:
             raise ContactLost(f"{method} {path} of {self}: {error}") from error
         except httpx.HTTPError as error:
-            raise ContactLost(f"{method} {path} of {self} broke off: {str(error) or type(error).__name__}") from error
+            raise ContactLost(f"{method} {path} of {self} broke off: {self._why(error)}") from error
         if answer.status_code == httpx.codes.NOT_FOUND and missing:
             raise NotDone(f"{self} knows no {method} {path}: {missing}")
         if answer.is_error:
-            said = " ".join(answer.text.split())[:_ERROR_TOLD]
+            said = "what it said is told of engines only, and none has answered there yet"
+            if self.vouched:
+                said = " ".join(answer.text.split())[:_ERROR_TOLD]
             raise NotDone(f"{method} {path} of {self} was answered {answer.status_code}: {said}")
         return answer
+
+    async def _taken_in(self, begun: httpx.Response, call: str) -> bytes:
+        body = bytearray()
+        async for part in begun.aiter_raw():
+            body += part
+            if len(body) > _ANSWER_MB * 10**6:
+                raise ContactLost(f"{call} of {self} is answered with more than {_ANSWER_MB} MB: that is no engine")
+        return bytes(body)
+
+    def _why(self, error: httpx.HTTPError) -> str:
+        # Errors of protocol quote: what was answered, or our headers.
+        if isinstance(error, httpx.LocalProtocolError):
+            return "a call, with the headers that are configured, is none of HTTP"
+        if isinstance(error, httpx.ProtocolError) and not self.vouched:
+            return "what listens there does not answer as HTTP has it"
+        return str(error) or type(error).__name__
 
     async def answers(self, path: str) -> bool:
         """Whether the engine is there and says that it is well."""
@@ -92,7 +131,11 @@ class Engine(Struct, frozen=True):
 
 class EngineDriver:
     """Base of drivers that talk to engines over HTTP. ``name``, ``traits``, ``own_options`` and the verbs are the
-    driver's; ``[residency.NAME]`` may say ``anywhere = true`` (URLs beyond the host's loopback) and ``headers``.
+    driver's; ``[residency.NAME]`` may say:
+
+    urls            the only ones that jobs may name, each as it has to be written; also beyond the host's loopback
+    headers         sent along with each call. Takes ``urls``: whoever listens at a URL is told them
+    anywhere        true: jobs may name any URL; without it and ``urls``, ports of the host's loopback
 
     Options of a job's state, besides the driver's own:
 
@@ -115,8 +158,11 @@ class EngineDriver:
     flags: ClassVar[str] = ""
     admin_options = frozenset({"start", "stop"})
 
-    def __init__(self, *, anywhere: bool = False, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *, anywhere: bool = False, urls: Sequence[str] = (), headers: Mapping[str, str] | None = None
+    ) -> None:
         self._anywhere = anywhere
+        self._urls = tuple(url.rstrip("/") for url in urls)
         self._headers = dict(headers or {})
         self._no_older = NoOlder()
         #: orders that were told, and whether they were done
@@ -125,11 +171,20 @@ class EngineDriver:
     @classmethod
     async def open(cls, channel: Channel, options: Mapping[str, Any]) -> Self:
         """Make the driver. Raises ValueError for an option that it does not know."""
-        given = Options(f"residency driver {cls.name}", options, ("anywhere", "headers"))
+        given = Options(f"residency driver {cls.name}", options, ("anywhere", "headers", "urls"))
         headers = given.table("headers")
         if not all(isinstance(value, str) for value in headers.values()):
             raise ValueError(f"headers of residency driver {cls.name} are {headers!r}; each must be a string")
-        return cls(anywhere=given.flag("anywhere", False), headers=headers)
+        urls = given.texts("urls")
+        if headers and not urls:
+            raise ValueError(
+                f"residency driver {cls.name} has headers, and no urls that they are for: whoever listens where a job "
+                f'says would be told them; say urls = ["{cls.default_url}"], or whatever jobs may name'
+            )
+        driver = cls(anywhere=given.flag("anywhere", False), headers=headers, urls=urls)
+        for url in urls:
+            driver._check_template(url)
+        return driver
 
     async def close(self) -> None:
         """Nothing is kept open."""
@@ -174,8 +229,7 @@ class EngineDriver:
         if not urls:
             raise ValueError(f"url of driver {self.name} is empty; say where its engines listen")
         for url in urls:
-            check_fields(f"url of driver {self.name}", url)
-            self._check_url(url)
+            self._check_template(url)
         options.argv("start")
         options.argv("stop")
         options.seconds("end_wait_s", 10.0)
@@ -207,7 +261,11 @@ class EngineDriver:
 
     async def examine(self, order: StateOrder) -> tuple[Finding, ...]:
         """Whether each engine of a state is there, and was started as it has to be."""
-        return tuple([await self._examined(engine) for engine in self.engines(order)])
+        try:
+            engines = self.engines(order)
+        except NotDone as error:
+            return (Finding(f"{self.name} of {order.name}", "warning", str(error), "register the job anew"),)
+        return tuple([await self._examined(engine) for engine in engines])
 
     async def _examined(self, engine: Engine) -> Finding:
         what = f"{self.name} of {engine.order.name}"
@@ -228,19 +286,26 @@ class EngineDriver:
         return of_state(state, ("url", "start", "stop", "end_wait_s", *self.own_options, *self.more_options(state)))
 
     def engines(self, order: StateOrder) -> tuple[Engine, ...]:
-        """The engines of an order."""
-        urls = self.options(order.state).texts("url", (self.default_url,))
-        return tuple(Engine(filled(url, order), order, self._headers) for url in urls)
+        """The engines of an order. Raises NotDone for a URL that, filled in, is not one to be talked to."""
+        found = []
+        for url in self.options(order.state).texts("url", (self.default_url,)):
+            leads_to = filled(url, order)
+            try:
+                self._check_url(url, leads_to)
+            except ValueError as error:
+                raise NotDone(str(error)) from error
+            found.append(Engine(leads_to, order, self._headers, vouched=bool(self._urls)))
+        return tuple(found)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     async def _all(self, order: StateOrder, do: Callable[[Engine], Awaitable[None]]) -> None:
         """Do it with all engines at once, and let each come to its end: one verdict, in which errors count first."""
         self._no_older.check(order)
+        engines = self.engines(order)
         self._told[order.order] = False
         while len(self._told) > _TOLD_KEPT:
             del self._told[next(iter(self._told))]
-        engines = self.engines(order)
         failed: list[PluginError] = []
 
         async def one(engine: Engine) -> None:
@@ -313,18 +378,30 @@ class EngineDriver:
             return True
         return False
 
-    def _check_url(self, url: str) -> None:
-        with contextlib.suppress(httpx.InvalidURL):
-            # Placeholders are numbers and names: any will do to see where it leads.
-            parsed = httpx.URL(url.format_map(dict.fromkeys(FIELDS, "1")))
-            if parsed.scheme in {"http", "https"} and parsed.host:
-                if self._anywhere or _is_loopback(parsed.host):
-                    return
-                raise ValueError(
-                    f"url of driver {self.name} is {url!r}; engines are talked to on the host's own loopback only "
-                    f"(127.0.0.1), unless [residency.{self.name}] anywhere = true"
-                )
-        raise ValueError(f"url of driver {self.name} is {url!r}; it must be like {self.default_url}")
+    def _check_template(self, url: str) -> None:
+        """Raise ValueError for a URL that cannot lead where one may, whatever is filled in."""
+        check_fields(f"url of driver {self.name}", url)
+        self._check_url(url, url.format_map(dict.fromkeys(FIELDS, "1")))
+
+    def _check_url(self, url: str, leads_to: str) -> None:
+        """Raise ValueError for a URL that is not to be talked to, as a job has it and as it was filled in."""
+        if self._urls and url.rstrip("/") not in self._urls:
+            raise ValueError(
+                f"url of driver {self.name} is {url!r}; jobs may name {', '.join(self._urls)} "
+                f"([residency.{self.name}] urls)"
+            )
+        if not (_URL.fullmatch(url) and _is_address(leads_to)):
+            into = f" (filled in: {leads_to})" if "{" in url else ""
+            raise ValueError(
+                f"url of driver {self.name} is {url!r}{into}; it must be like {self.default_url}: with no more than a "
+                "host and a port, in which a number may be filled in ({gpu})"
+            )
+        if not (self._anywhere or self._urls or _is_on_loopback(leads_to)):
+            raise ValueError(
+                f"url of driver {self.name} is {url!r}; engines are talked to on the host's own loopback only "
+                "(127.0.0.1), with nothing filled in but the port, and no path, unless "
+                f"[residency.{self.name}] urls has it, or anywhere = true"
+            )
 
 
 async def run(order: StateOrder, argv: Sequence[str], *, limit_s: float = 86_400.0) -> str:
@@ -357,7 +434,23 @@ async def until(there: Callable[[], Awaitable[object]]) -> None:
         pause_s = min(_PAUSE_S[1], pause_s * 1.5)
 
 
-def _is_loopback(host: str) -> bool:
+def _is_address(url: str) -> bool:
+    """Whether a URL that was filled in leads to a host and a port, and says nothing more of a call."""
+    found = _URL.fullmatch(url)
+    if found is None or "{" in url or not 0 < int(found["port"] or 80) < 65536:
+        return False
+    try:
+        return bool(httpx.URL(url).host)
+    except (httpx.InvalidURL, ValueError):
+        return False
+
+
+def _is_on_loopback(url: str) -> bool:
+    """Whether a URL that was filled in leads to a port of the loopback, and to nothing special there."""
+    found = _URL.fullmatch(url)
+    if found is None or found["path"]:
+        return False
+    host = found["host"].strip("[]").lower()
     if host == "localhost":
         return True
     try:

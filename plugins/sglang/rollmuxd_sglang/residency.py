@@ -173,8 +173,9 @@ class SglangResidency(EngineDriver):
             info = answer.json()
         except ValueError:
             info = None
-        if not isinstance(info, dict):
-            raise ContactLost(f"{engine} answered /server_info with {answer.text[:100]!r}, which is not understood")
+        if not isinstance(info, dict) or "enable_memory_saver" not in info:
+            raise ContactLost(f"{engine} answered /server_info as no SGLang does, which is not understood")
+        engine.vouched = True
         return info
 
 
@@ -193,4 +194,4 @@ def _field(answer: Any, name: str) -> str:
     try:
         return str(answer.json()[name])
     except (ValueError, LookupError, TypeError) as error:
-        raise ContactLost(f"an answer without {name} is not understood: {answer.text[:100]!r}") from error
+        raise ContactLost(f"an answer without {name} is not understood") from error

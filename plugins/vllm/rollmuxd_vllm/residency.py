@@ -96,6 +96,7 @@ class VllmResidency(EngineDriver):
 
     async def drop(self, engine: Engine) -> None:
         """Level 2: nobody wants these weights any more."""
+        await self._is_sleeping(engine, limit_s=ASK_S)  # nothing but an engine is told to do anything
         await engine.call("POST", "/sleep", params={"level": 2, "mode": "abort"}, limit_s=60)
 
     async def look(self, engine: Engine, kind: OrderKind) -> Probed:
@@ -121,7 +122,8 @@ class VllmResidency(EngineDriver):
         answer = await engine.call("GET", "/is_sleeping", limit_s=limit_s, missing=NO_SLEEP_MODE)
         told = _json(answer)
         if not isinstance(told, dict) or not isinstance(told.get("is_sleeping"), bool):
-            raise ContactLost(f"{engine} answered /is_sleeping with {answer.text[:100]!r}, which is not understood")
+            raise ContactLost(f"{engine} answered /is_sleeping as no vLLM does, which is not understood")
+        engine.vouched = True
         return bool(told["is_sleeping"])
 
     @staticmethod
