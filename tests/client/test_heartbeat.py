@@ -421,6 +421,25 @@ def test_it_beats_while_its_parent_is_stopped_in_a_debugger(listening, until):
         program.communicate()
 
 
+@pytest.mark.parametrize("handled", [True, False])
+def test_of_sigterm_the_program_says_what_it_is_told_to_say(listening, until, handled):
+    """The line of docs/how-to/use-the-client.md makes it a Ctrl-C. Without it nothing is said, and the run is lost."""
+    fake = HastyDaemon()
+    line = "import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)"
+    assert line.partition("; ")[2] in (ROOT / "docs" / "how-to" / "use-the-client.md").read_text()
+    told = f"{line}\n    " if handled else ""
+    program, heart = trainer(listening(fake), f"{told}print('goes', flush=True)\n    time.sleep(60)")
+    assert program.stdout.readline() == "goes\n"
+    until(lambda: fake.beats)
+
+    os.killpg(program.pid, signal.SIGTERM)  # as Slurm, a container or a service manager does it
+    program.communicate()
+
+    until(lambda: not alive(heart))
+    assert len(fake.asked("POST", "/release")) == handled
+    assert fake.ended == ({"a": "interrupted"} if handled else {})
+
+
 def test_ctrl_c_ends_the_trainer_in_good_order_and_the_heartbeat_last(listening, until):
     fake = HastyDaemon()
     program, heart = trainer(listening(fake), "time.sleep(60)")
