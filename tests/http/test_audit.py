@@ -6,6 +6,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.fold import apply
 from rollmuxd.daemon.access import FailedLogins
 from rollmuxd.daemon.keys import Role
+from rollmuxd.spi import DriverTraits
 
 pytestmark = pytest.mark.asyncio
 
@@ -164,3 +165,119 @@ async def test_a_restart_forgets_nothing_of_it_and_nothing_hangs_on_it(running):
             apply(replayed, fact)
         assert replayed.nodes == live.nodes
         assert replayed.at == live.at
+
+
+def commits(world):
+    """What is appended to the journal from now on, commit by commit."""
+    seen, append = [], world.journal.append
+
+    def spied(facts, *more, **rest):
+        seen.append([fact for _, fact in facts])
+        return append(facts, *more, **rest)
+
+    world.journal.append = spied
+    return seen
+
+
+def with_who(seen, kind):
+    """Who is written down in the commits in which there are such facts."""
+    found = [commit for commit in seen if any(isinstance(fact, kind) for fact in commit)]
+    assert found, f"there was no {kind.__name__}"
+    return [[fact.who for fact in commit if isinstance(fact, f.Audited)] for commit in found]
+
+
+async def test_who_opens_a_session_on_anothers_job_or_releases_its_slot_stands_in_the_commit_of_that(running):
+    async with running() as world, world.client("alice") as alice, world.client("lead") as lead:
+        job = await world.job(alice)
+        slot = (await job.ask("rollout")).json()
+        seen = commits(world)
+        opened = await lead.post(f"/v1/jobs/{job.id}/sessions", json={"pid": 2, "host": "h1"})
+        assert with_who(seen, f.SessionOpened) == [["team/lea"]]
+        assert (await alice.post(f"/v1/sessions/{job.session}/heartbeat", json={})).status_code == 409
+        fence = (await lead.get(f"/v1/slots/{slot['slot']}")).json()["fence"]
+        assert (await lead.post(f"/v1/slots/{slot['slot']}/release", json={"fence": fence})).status_code == 200
+        assert with_who(seen, f.SlotReleased) == [["team/lea"]]
+        session, released = await audited(world)
+    assert (session.action, session.about, session.role) == ("open_session", job.id, "lead")
+    assert session.before == f"{job.session} alive, of job {job.id}"
+    assert session.after == f"{opened.json()['session']} alive, of job {job.id}"
+    assert (released.action, released.about) == ("release_slot", slot["slot"])
+    assert released.before == f"running, of job {job.id}"
+    assert released.after == f"over, of job {job.id}"
+
+
+async def test_what_one_does_to_ones_own_job_is_in_no_audit(running):
+    async with running() as world, world.client("alice") as alice:
+        job = await world.job(alice)
+        slot = (await job.ask("rollout")).json()
+        for _ in range(2):
+            assert (await alice.post(f"/v1/sessions/{job.session}/heartbeat", json={})).status_code == 200
+        assert (await job.give_back(slot)).status_code == 200
+        assert (await alice.delete(f"/v1/sessions/{job.session}")).status_code == 200
+        assert await audited(world) == []
+
+
+async def test_heartbeats_and_requests_that_are_made_again_are_written_down_once_for_each_who_makes_them(running):
+    async with running() as world, world.client("alice") as alice:
+        job, other = await world.job(alice), await world.job(alice, "code")
+        await other.ask("rollout")
+        for name in ("lead", "root", "lead"):
+            async with world.client(name) as client:
+                for _ in range(3):
+                    assert (await client.post(f"/v1/sessions/{job.session}/heartbeat", json={})).status_code == 200
+                    body = {"phase": "rollout", "request_id": "r", "session": job.session, "wait_s": 0}
+                    assert (await client.post(f"/v1/jobs/{job.id}/slots", json=body)).json()["status"] == "queued"
+        said = [(fact.action, fact.who, fact.about) for fact in await audited(world)]
+        assert said == [
+            ("heartbeat", "team/lea", job.session),
+            ("request_slot", "team/lea", job.id),
+            ("heartbeat", "ops/op", job.session),
+            ("request_slot", "ops/op", job.id),
+        ]
+
+
+async def test_what_was_refused_the_first_time_is_written_down_when_it_is_done(running):
+    async with running() as world, world.client("alice") as alice, world.client("lead") as lead:
+        job = await world.job(alice)
+        body = {"phase": "nonsense", "request_id": "r", "session": job.session, "wait_s": 0}
+        assert (await lead.post(f"/v1/jobs/{job.id}/slots", json=body)).status_code >= 400
+        assert await audited(world) == []
+        assert (await lead.post(f"/v1/jobs/{job.id}/slots", json={**body, "phase": "rollout"})).status_code == 200
+        (asked,) = await audited(world)
+    assert (asked.action, asked.reason) == ("request_slot", "phase rollout")
+
+
+class RunsCommands:
+    """A driver with options that only admins may give, and one for everybody."""
+
+    traits = DriverTraits()
+    admin_options = frozenset({"load", "park"})
+
+    def check(self, state):
+        pass
+
+
+async def test_commands_that_an_admin_has_a_job_run_are_written_down(running, body_of_job):
+    options = {"load": ["/bin/true"], "park": ["/bin/true"], "level": 1}
+    state = {"driver": "channel", "gpu_gb": 10, "options": options}
+    async with running() as world, world.client("root") as root:
+        world.services.drivers["channel"] = RunsCommands()
+        plain = await root.post("/v1/jobs", json=body_of_job("plain"))
+        assert (plain.status_code, await audited(world)) == (201, [])
+        answer = await root.post("/v1/jobs", json=body_of_job("math", states={"rollout": state}))
+        assert answer.status_code == 201, answer.text
+        (said,) = await audited(world)
+    assert (said.action, said.who, said.about) == ("register_job", "ops/op", "math")
+    assert said.reason == "has states.rollout.options.load, states.rollout.options.park run"
+
+
+async def test_what_anothers_rank_is_said_to_have_done_is_written_down_once_for_each_order(running):
+    async with running() as world, world.client("alice") as alice, world.client("lead") as lead:
+        job = await world.job(alice)
+        world.hub.dial(job.id, job.session, 0, 1)
+        for client in (alice, lead):
+            for order in ("o1", "o2", "o1"):
+                body = {"session": job.session, "rank": 0, "order": order, "ok": True}
+                assert (await client.post(f"/v1/channel/{job.id}/results", json=body)).status_code == 200
+        said = [(fact.action, fact.who, fact.about) for fact in await audited(world)]
+        assert said == [("result", "team/lea", "o1"), ("result", "team/lea", "o2")]

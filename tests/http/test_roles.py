@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from rollmuxd.core import facts as f
+from rollmuxd.core.model import JobStatus
+from rollmuxd.daemon.journal_care import Tended
 from rollmuxd.daemon.keys import Role
 
 pytestmark = pytest.mark.asyncio
@@ -92,6 +95,28 @@ ROUTES = {
 }
 
 
+#: what leaves no audit fact though a lead or an operator does it to alice's job, and why
+NOT_AUDITED = {
+    "POST /v1/plan": "changes nothing",
+    "POST /v1/jobs": "it is a job of one's own here; another's, and what is run for it: test_audit.py",
+}
+
+
+#: what leaves no audit fact, and why
+NOT_AUDITED = {
+    "POST /v1/plan": "it changes nothing",
+    "POST /v1/jobs": "the job is one's own here; of another's, and of what is run for it, tells test_audit.py",
+}
+#: what does so also if one does it to one's own job
+ALWAYS_AUDITED = {"POST /v1/jobs/{job}/reinstate"}
+WHO = {
+    "user": ("team/alice", "user"),
+    "lead": ("team/lea", "lead"),
+    "admin": ("ops/op", "admin"),
+    "root": ("root", "admin"),
+}
+
+
 class Callers:
     """A client for each kind of caller."""
 
@@ -121,8 +146,11 @@ class Callers:
         return self.world.client(name)
 
 
-async def called(world, callers, name, route, registration):
-    """Call the route as somebody, about a job of alice's that holds a slot; gives the answer."""
+async def called(world, callers, name, route, registration, ready=None):
+    """Call the route as somebody, about a job of alice's that holds a slot; gives the answer, and the facts of it.
+
+    ``ready`` sees to it that who may call the route is served, and gives what else it is to be about.
+    """
     async with world.client("alice") as alice:
         job = await world.job(alice, f"for-{name.replace(' ', '-')}")
         slot = (await job.ask("rollout")).json()
@@ -131,10 +159,11 @@ async def called(world, callers, name, route, registration):
     await world.add_key(f"spare{world.spare}", "team", "dan", Role.VIEWER)
     spare = world.secrets[f"spare{world.spare}"].split("_")[1]
     method, _, path = route.partition(" ")
-    path = path.format(
-        job=job.id, slot=slot["slot"], session=job.session, node="h1/gpu0-1", host="h1", pool="train",
-        group=world.state.jobs[job.id].group, rank=0, key=spare, file="main.js",
-    )  # fmt: skip
+    about = {
+        "job": job.id, "slot": slot["slot"], "session": job.session, "node": "h1/gpu0-1", "host": "h1", "pool": "train",
+        "group": world.state.jobs[job.id].group, "rank": 0, "key": spare, "file": "main.js",
+    }  # fmt: skip
+    path = path.format(**{**about, **(await ready(world, job) if ready is not None else {})})
     body = {
         "POST /v1/jobs": registration(f"by-{name.replace(' ', '-')}"),
         "POST /v1/jobs/{job}/sessions": {},
@@ -188,3 +217,59 @@ async def test_each_caller_is_answered_as_the_table_says_and_who_is_refused_chan
                 assert done == [], f"{name} was refused, and something has changed"
                 for secret in world.secrets.values():
                     assert secret not in json.dumps(answer.json())
+
+
+class Keeper:
+    """Has nothing to do, and does it."""
+
+    async def tend(self):
+        return Tended(booked=0, cut=0, first=1, bytes_before=1, bytes_after=1, longest_ms=0)
+
+
+async def keeps(world, job):
+    object.__setattr__(world.services, "keeper", Keeper())  # which are frozen
+    return {}
+
+
+async def quarantined(world, job):
+    known = world.state.jobs[job.id]
+    known.status, known.slot = JobStatus.QUARANTINED, None
+    return {}
+
+
+async def queued(world, job):
+    async with world.client("alice") as alice:
+        other = await world.job(alice, f"second-{world.spare}")
+        return {"slot": (await other.ask("rollout", wait_s=0)).json()["slot"]}
+
+
+async def elsewhere(world, job):
+    return {"node": "h1/gpu2-3"}
+
+
+#: of routes that would refuse everybody in the world of the first test
+READY = {
+    "POST /v1/jobs/{job}/reinstate": quarantined,
+    "DELETE /v1/slots/{slot}": queued,
+    "POST /v1/nodes/{node}/declare-clear": elsewhere,
+    "POST /v1/journal/compact": keeps,
+}
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if not route.startswith("GET ")])
+async def test_of_what_is_done_to_another_users_job_and_of_what_operators_do_it_is_written_down_who_did_it(
+    running, body_of_job, route
+):
+    rule, _ = ROUTES[route]
+    async with running() as world:
+        world.spare = 0
+        callers = Callers(world)
+        await callers.make()
+        for name, who in WHO.items():
+            if rule[name] is not OK:
+                continue
+            answer, said = await called(world, callers, name, route, body_of_job, READY.get(route))
+            assert answer.status_code < 300, f"{name}: {answer.text}"
+            noted = {(fact.who, fact.role) for fact in said if isinstance(fact, f.Audited)}
+            audited = (name != "user" or route in ALWAYS_AUDITED) and route not in NOT_AUDITED
+            assert noted == ({who} if audited else set()), name

@@ -37,7 +37,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.inputs import Audit, Input
-from rollmuxd.core.model import Millis
+from rollmuxd.core.model import Job, JobId, Millis
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access import PEER_EXTENSION, Caller, FailedLogins, Gate, NotKnown, Peer, Rates
@@ -61,6 +61,8 @@ _SANE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,100}")
 #: a request that brings no id is counted: the system's randomness for each would cost as much as its routing
 _THIS_DAEMON = secrets.token_hex(4)
 _numbers = itertools.count(1)
+#: of so much that is done again and again it is remembered that it was written down
+WRITTEN_KEPT = 10_000
 _encode = msgspec.json.Encoder().encode
 _JSON = (b"content-type", b"application/json")
 _PROBLEM = (b"content-type", problems.MEDIA_TYPE.encode())
@@ -85,6 +87,16 @@ class Plain(Struct, frozen=True):
     body: bytes
     media_type: str
     headers: tuple[tuple[str, str], ...] = ()
+
+
+def status_of_job(job: JobId) -> Callable[[State], str]:
+    """How a job is, in a word or two, for :meth:`Call.operate`."""
+
+    def status(state: State) -> str:
+        known = state.jobs.get(job)
+        return "" if known is None else f"{known.status}, run {known.run} of {known.owner}/{known.user}"
+
+    return status
 
 
 class ClientGone(Exception):
@@ -123,6 +135,8 @@ class Shared:
     facts_waiting: dict[str, int] = field(default_factory=dict)
     #: requests that calls attend now, by (job, request id): the last call to go detaches the slot
     attended: dict[tuple[str, str], int] = field(default_factory=dict)
+    #: of what is done again and again, by whom and to what it has been written down
+    written: dict[tuple[str, str, str], None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -137,6 +151,9 @@ class Call:
     action: str
     _scope: Scope
     _receive: Receive
+    #: the job that it is about, if that is another user's; empty: it is not
+    others: JobId = ""
+    _is_noted: bool = False
 
     @property
     def services(self) -> Services:
@@ -158,9 +175,34 @@ class Call:
         what was seen here. A refusal is an answer, so it is made by a proper :meth:`read`.
         """
         try:
-            return find(self.services.driver.scheduler.state, self.caller, ref, act=True)
+            found = find(self.services.driver.scheduler.state, self.caller, ref, act=True)
         except Rejected:
-            return await self.read(lambda core, now: find(core.state, self.caller, ref, act=True))
+            found = await self.read(lambda core, now: find(core.state, self.caller, ref, act=True))
+        job = found[-1] if isinstance(found, tuple) else found
+        if isinstance(job, Job) and not self.caller.owns(job):
+            self.others = job.id
+        return found
+
+    async def submit(
+        self,
+        given: Input,
+        about: str,
+        status: Callable[[State], str] | None = None,
+        *,
+        reason: str = "",
+        once: str = "",
+    ) -> Answer:
+        """Have an input decided that is about what :meth:`act_on` has found; of another's job, as by :meth:`operate`.
+
+        ``once`` names what may be said many times: it is written down the first time.
+        """
+        if not self.others or (once and self._key(once) in self.shared.written):
+            self._is_noted = bool(self.others)
+            return await self.services.driver.submit(given)
+        answer = await self.operate(given, about, status or status_of_job(self.others), reason=reason)
+        if once:
+            self._remember(once)
+        return answer
 
     async def operate(self, given: Input, about: str, status: Callable[[State], str], *, reason: str = "") -> Answer:
         """Have an operator's input decided, and written down in the same commit who gave it, and what came of it.
@@ -173,8 +215,32 @@ class Call:
             given, then=lambda: self.noted(about, before, status(driver.scheduler.state), reason=reason)
         )
 
+    async def note(self, about: str, after: str, *, once: str = "") -> None:
+        """Write down what was done beside the core."""
+        self._is_noted = True
+        if not once or self._key(once) not in self.shared.written:
+            await self.services.driver.submit(self.noted(about, "", after))
+            if once:
+                self._remember(once)
+
+    async def note_what_was_not(self, *, operators: bool) -> None:
+        """See to it that it is written down what operators do, and what anybody does to another's job."""
+        if (operators or self.others) and not self._is_noted:
+            about = self.others or self._scope["path"]
+            await self.note(about, "done", once=self.others)
+
+    def _key(self, once: str) -> tuple[str, str, str]:
+        return self.caller.name, self.action, once
+
+    def _remember(self, once: str) -> None:
+        written = self.shared.written
+        written[self._key(once)] = None
+        if len(written) > WRITTEN_KEPT:
+            del written[next(iter(written))]
+
     def noted(self, about: str, before: str, after: str, *, reason: str = "") -> Audit:
         """What is written down of this call."""
+        self._is_noted = True
         return Audit(
             action=self.action,
             who=self.caller.name,
@@ -264,6 +330,8 @@ class Endpoint:
         except Rejected as refused:
             call.told(shared.services.driver.scheduler).refusal(refused)
             raise
+        if self.method != "GET":
+            await call.note_what_was_not(operators=self.needs is Role.ADMIN)
         return call.status, answer
 
 

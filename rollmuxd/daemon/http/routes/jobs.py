@@ -14,7 +14,7 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon.access import Caller, Forbidden, check_act, find_job
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.aside import ask_copy, packed
-from rollmuxd.daemon.http.glue import Call, Query, Routes
+from rollmuxd.daemon.http.glue import Call, Query, Routes, status_of_job
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.keys import Role
 from rollmuxd.daemon.settings import DefaultsTable
@@ -48,7 +48,7 @@ async def register_job(call: Call, body: RegisterBody) -> JobView:
         )
     await call.act_on(_may_register, body.name)
     spec = job_spec(body, call.services.settings.defaults)
-    check_options(spec, call.services.drivers, caller)
+    runs = ", ".join(check_options(spec, call.services.drivers, caller))
     # From that look to the decision no other input comes in between: ``submit`` decides in this turn of the loop.
     given = RegisterJob(
         owner=caller.owner,
@@ -61,8 +61,8 @@ async def register_job(call: Call, body: RegisterBody) -> JobView:
     known = core.state.job_named(caller.owner, body.name)
     anothers = known is not None and known.status is not JobStatus.ENDED and not caller.owns(known)
     try:
-        if anothers or body.launch is not None:  # a lead takes another's place, or an admin has a process started
-            what = "to be started" if body.launch is not None else "registered anew"
+        if anothers or body.launch is not None or runs:  # a lead takes another's place, or an admin has something run
+            what = "to be started" if body.launch is not None else f"has {runs} run" if runs else "registered anew"
             answer = await call.operate(given, body.name, _status_named(caller.owner, body.name), reason=what)
         else:
             answer = await call.services.driver.submit(given)
@@ -201,26 +201,15 @@ async def _tell(
     call: Call, given: PauseJob | ResumeJob | ReinstateJob | EndJob, reason: str = "", *, always: bool = False
 ) -> JobView:
     """Tell the core. What is done to another's job is written down; ``always``: to one's own too."""
-    known = call.services.driver.scheduler.state.jobs.get(given.job)
-    if known is not None and call.caller.owns(known) and not always:
-        await call.services.driver.submit(given)
-    else:
-        await call.operate(given, given.job, _status_of(given.job), reason=reason)
+    tell = call.operate if always else call.submit
+    await tell(given, given.job, status_of_job(given.job), reason=reason)
     return await _show(call, given.job)
 
 
 def _status_named(owner: str, name: str) -> Callable[[State], str]:
     def status(state: State) -> str:
         known = state.job_named(owner, name)
-        return "" if known is None else f"{known.id}: {_status_of(known.id)(state)}"
-
-    return status
-
-
-def _status_of(job: JobId) -> Callable[[State], str]:
-    def status(state: State) -> str:
-        known = state.jobs.get(job)
-        return "" if known is None else f"{known.status}, run {known.run} of {known.owner}/{known.user}"
+        return "" if known is None else f"{known.id}: {status_of_job(known.id)(state)}"
 
     return status
 
@@ -261,11 +250,14 @@ def job_spec(body: RegisterBody, defaults: DefaultsTable) -> JobSpec:
     )
 
 
-def check_options(spec: JobSpec, drivers: Mapping[str, Residency], caller: Caller) -> None:
+def check_options(spec: JobSpec, drivers: Mapping[str, Residency], caller: Caller) -> list[str]:
     """Whether the drivers of a job's states could move them as it says. Of a driver that is not there the core tells.
+
+    Returns the options that have something run as the daemon's user: only an admin has given such.
 
     Raises Impossible, and Forbidden for options that have something run as the daemon's user.
     """
+    runs: list[str] = []
     for state in spec.states:
         driver = drivers.get(state.driver)
         given = [key for key, _ in state.options]
@@ -277,15 +269,18 @@ def check_options(spec: JobSpec, drivers: Mapping[str, Residency], caller: Calle
                     f"states.{state.pool}: driver {state.driver} takes no options, and {', '.join(given)} is given"
                 )
             continue
-        if caller.role is not Role.ADMIN and (forbidden := [key for key in given if key in driver.admin_options]):
-            raise Forbidden(
-                f"states.{state.pool}.options: {caller.name} may not give {', '.join(forbidden)} (it is run as the "
-                "daemon's user, so that takes role admin)"
-            )
+        if forbidden := [key for key in given if key in driver.admin_options]:
+            if caller.role is not Role.ADMIN:
+                raise Forbidden(
+                    f"states.{state.pool}.options: {caller.name} may not give {', '.join(forbidden)} (it is run as the "
+                    "daemon's user, so that takes role admin)"
+                )
+            runs += [f"states.{state.pool}.options.{key}" for key in forbidden]
         try:
             driver.check(state)
         except ValueError as error:
             raise Impossible(f"states.{state.pool}: {error}") from error
+    return runs
 
 
 def _on_loss(body: RegisterBody, defaults: DefaultsTable) -> model.OnLoss:

@@ -1,6 +1,10 @@
 """Sessions: a client process says that it is there, and goes on saying so."""
 
+from collections.abc import Callable
+
 from rollmuxd.core.inputs import CloseSession, Heartbeat, OpenSession
+from rollmuxd.core.model import JobId, SessionId
+from rollmuxd.core.state import State
 from rollmuxd.daemon.access import find_job, find_session
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.glue import Call, Routes
@@ -15,9 +19,8 @@ routes = Routes("sessions")
 async def heartbeat(call: Call, session: str, body: HeartbeatBody) -> HeartbeatView:
     """Renew the lease; may bring directives."""
     await call.act_on(find_session, session)
-    answer = await call.services.driver.submit(
-        Heartbeat(session=session, slot=body.slot, done=body.done, total=body.total)
-    )
+    given = Heartbeat(session=session, slot=body.slot, done=body.done, total=body.total)
+    answer = await call.submit(given, session, once=session)
     told = call.told(call.services.driver.scheduler)
     return HeartbeatView(
         lease_s=call.shared.lease_s, directives=[views.directive(given, told) for given in answer.directives]
@@ -28,11 +31,10 @@ async def heartbeat(call: Call, session: str, body: HeartbeatBody) -> HeartbeatV
 async def open_session(call: Call, job: str, body: SessionBody) -> SessionView:
     """A client process of a run is there. It fences an older one of the same run."""
     mine = await call.act_on(find_job, job)
-    answer = await call.services.driver.submit(
-        OpenSession(
-            job=mine.id, idempotency_key=body.idempotency_key, pid=body.pid, host=body.host, started=body.started
-        )
+    given = OpenSession(
+        job=mine.id, idempotency_key=body.idempotency_key, pid=body.pid, host=body.host, started=body.started
     )
+    answer = await call.submit(given, mine.id, _session_of(mine.id))
     if answer.repeated:
         call.status = 200
     assert answer.session is not None
@@ -44,8 +46,24 @@ async def close_session(call: Call, session: str) -> SessionView:
     """The process leaves in good order; its job stays."""
     found, _ = await call.act_on(find_session, session)
     view = SessionView(found.id, found.job, found.run, lease_s=0.0, heartbeat_s=call.shared.heartbeat_s)
-    await call.services.driver.submit(CloseSession(session=session))
+    await call.submit(CloseSession(session=session), session, _status_of(session))
     return view
+
+
+def _status_of(session: SessionId) -> Callable[[State], str]:
+    def status(state: State) -> str:
+        known = state.sessions.get(session)
+        return "" if known is None else f"{session} {known.status}, of job {known.job}"
+
+    return status
+
+
+def _session_of(job: JobId) -> Callable[[State], str]:
+    def status(state: State) -> str:
+        known = state.jobs.get(job)
+        return "" if known is None or known.session is None else _status_of(known.session)(state)
+
+    return status
 
 
 async def _show(call: Call, session: str) -> SessionView:

@@ -63,9 +63,8 @@ async def request_slot(call: Call, job: str, body: SlotBody) -> SlotView:
     """
     mine = await call.act_on(find_job, job)
     async with _Attending(call, mine.id, body.request_id) as attending:
-        answer = await call.services.driver.submit(
-            RequestSlot(job=mine.id, session=body.session, phase=body.phase, request_id=body.request_id)
-        )
+        given = RequestSlot(job=mine.id, session=body.session, phase=body.phase, request_id=body.request_id)
+        answer = await call.submit(given, mine.id, once=f"{mine.id} {body.request_id}", reason=f"phase {body.phase}")
         assert answer.slot is not None
         attending.slot = answer.slot
         view = await _granted(call, answer.slot, body.wait_s)
@@ -179,9 +178,8 @@ async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
     following = None if body.next is None else NextRequest(phase=body.next.phase, request_id=body.next.request_id)
     driver = call.services.driver
     with driver.subscribe(slot) as waiter:
-        answer = await driver.submit(
-            ReleaseSlot(slot=slot, fence=fence, seen=seen, next=following, measured=body.measured)
-        )
+        given = ReleaseSlot(slot=slot, fence=fence, seen=seen, next=following, measured=body.measured)
+        answer = await call.submit(given, slot, _status_of(slot))
         if job.spec.park is Park.AT_RELEASE:
 
             async def until_parked() -> None:
@@ -274,16 +272,17 @@ async def shrink_slot(call: Call, slot: str, body: ShrinkBody) -> SlotView:
     mine, job = await call.act_on(find_slot, slot)
     state = call.services.driver.scheduler.state
     fence = views.fence_of(body.fence)
-    given: dict[str, list[GpuId]] = {}
+    back: dict[str, list[GpuId]] = {}
     if mine.status in views.ON and mine.fence == fence:
         keep, held = dict.fromkeys(body.keep), dict.fromkeys(mine.gpus)
         for name in dict.fromkeys(name for nodes in job.pins.values() for name in nodes):
             node = state.nodes[name]
             gpus = [gpu for gpu in node.gpus if gpu in held and gpu not in keep]
             if gpus:
-                given.setdefault(node.host, []).extend(gpus)
-    seen = await _sight(call, given)
-    await call.services.driver.submit(ShrinkSlot(slot=slot, fence=fence, keep=tuple(body.keep), seen=seen))
+                back.setdefault(node.host, []).extend(gpus)
+    seen = await _sight(call, back)
+    given = ShrinkSlot(slot=slot, fence=fence, keep=tuple(body.keep), seen=seen)
+    await call.submit(given, slot, _status_of(slot))
     return await _show(call, slot)
 
 
@@ -291,7 +290,7 @@ async def shrink_slot(call: Call, slot: str, body: ShrinkBody) -> SlotView:
 async def grow_slot(call: Call, slot: str, body: GrowBody) -> SlotView:
     """The job takes the GPUs back that a heartbeat has offered: all that its phase has. 409: somebody else has them."""
     await call.act_on(find_slot, slot)
-    await call.services.driver.submit(GrowSlot(slot=slot, fence=views.fence_of(body.fence)))
+    await call.submit(GrowSlot(slot=slot, fence=views.fence_of(body.fence)), slot, _status_of(slot))
     return await _show(call, slot)
 
 
@@ -306,7 +305,7 @@ async def withdraw_slot(call: Call, slot: str, query: WithdrawQuery) -> SlotView
     """Take a queued request back."""
     await call.act_on(find_slot, slot)
     session = None if query.session is UNSET else query.session
-    await call.services.driver.submit(WithdrawSlot(slot=slot, session=session))
+    await call.submit(WithdrawSlot(slot=slot, session=session), slot, _status_of(slot))
     return await _show(call, slot)
 
 
