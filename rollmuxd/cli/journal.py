@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import click
 
 from rollmuxd.cli.bars import Bar
-from rollmuxd.cli.calls import Failed, print_json
+from rollmuxd.cli.calls import Failed, print_json, printable
 
 config_option = click.option(
     "--config", type=click.Path(path_type=Path, dir_okay=False), help="The rollmux.toml (default: where it usually is)."
@@ -73,6 +74,17 @@ def _refusals() -> Iterator[None]:
         raise Failed(str(error)) from error
 
 
+def _ms(said: str | None) -> int | None:
+    """A time of the calendar in milliseconds since 1970; UTC where it does not say."""
+    if said is None:
+        return None
+    try:
+        at = datetime.fromisoformat(said)
+    except ValueError:
+        raise Failed(f"--before {said!r} is no time; give one like 2026-11-23T10:00Z") from None
+    return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
 def _as_json(value: Any) -> None:
     import msgspec
 
@@ -119,23 +131,38 @@ def backup(file: Path, state_dir: Path, as_json: bool, settings: Any) -> None:
 
 @journal.command()
 @click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--before",
+    metavar="TIME",
+    help="Leave out what was written from then on, by a clock that was wrong (2026-11-23T10:00Z).",
+)
 @of_a_directory
-def restore(file: Path, state_dir: Path, as_json: bool, settings: Any) -> None:
+def restore(file: Path, before: str | None, state_dir: Path, as_json: bool, settings: Any) -> None:
     """Put the backup FILE in the journal's place. The daemon must be stopped.
 
     What was granted after the backup is not known any more, so a new incarnation begins: no fence of before is given
     again, and GPUs are given on when they were seen clear. The journal that was there is kept.
+
+    API keys that were revoked after the backup stay revoked, if the journal that was there can be read; which keys open
+    something is printed.
     """
     from rollmuxd.daemon import journal_tools
 
     with _refusals():
-        done = journal_tools.restore(file, state_dir)
+        done = journal_tools.restore(file, state_dir, _ms(before))
     if as_json:
         _as_json(done)
         return
     click.echo(f"restored: {done.path} ends at fact {done.last}; incarnation {done.incarnation}")
+    if before is not None:
+        click.echo(f"left out: {done.left_out} facts from {before} on")
     if done.kept:
         click.echo(f"what was there before is in {done.kept}")
+    if done.keys_revoked:
+        click.echo(f"API keys that were revoked since, and stay so: {printable(', '.join(done.keys_revoked))}")
+    click.echo(f"API keys that open it: {printable(', '.join(done.keys)) or 'none'}")
+    if done.keys and not done.revoked_known:
+        click.echo("which of them were revoked since is not known: revoke them again (rollmuxd key revoke ID)")
     click.echo("start the daemon: rollmuxd daemon start")
 
 

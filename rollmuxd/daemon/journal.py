@@ -178,8 +178,8 @@ class Journal:
             refuse_remote(state_dir, Path("/proc/self/mountinfo").read_text())
             lock = journal_file.lock(state_dir)
         except OSError as error:
-            said = journal_file.denied(error, state_dir) or error.strerror or str(error)
-            raise JournalRefused(f"state directory {state_dir}: {said}") from error
+            why = journal_file.denied(error, state_dir) or error.strerror or str(error)
+            raise JournalRefused(f"state directory {state_dir}: {why}") from error
         try:
             try:
                 return cls._opened(state_dir, lock)

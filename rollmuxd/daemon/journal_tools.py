@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ from rollmuxd.core.fold import apply
 from rollmuxd.core.model import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon import journal_file
+from rollmuxd.daemon.journal_care import DAY
 from rollmuxd.daemon.journal_file import (
     JournalDamaged,
     JournalRefused,
@@ -264,14 +266,27 @@ class Restored(Struct, frozen=True):
     last_at: Millis
     #: where the journal is now that was there before; "": there was none
     kept: str
+    #: facts of the backup that were left out, as of a time that had not come
+    left_out: int
+    #: API keys that open something, for people
+    keys: list[str]
+    #: those that were revoked since the backup, and stay so
+    keys_revoked: list[str]
+    #: the journal that was there before has said which were
+    revoked_known: bool
 
 
-def restore(file: Path, state_dir: Path) -> Restored:
+def restore(file: Path, state_dir: Path, before: Millis | None = None) -> Restored:
     """Put a backup in the place of the journal, under a new incarnation.
+
+    An API key that was revoked stays so, where the journal that was there before can still be read.
+
+    ``before``: leave out the facts from this time on (milliseconds since 1970): a clock that was wrong wrote them.
 
     Raises:
         JournalInUse: a daemon runs on the directory.
-        JournalRefused: the backup is not good, or the directory cannot be written.
+        JournalRefused: the backup is not good, the directory cannot be written, or the facts before that time were
+            compacted away.
     """
     checked = check(file)
     if not checked.good:
@@ -279,7 +294,7 @@ def restore(file: Path, state_dir: Path) -> Restored:
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _held(state_dir):
-            return _restore(file, state_dir, checked)
+            return _restore(file, state_dir, checked, before)
     except (OSError, sqlite3.Error) as error:
         said = journal_file.denied(error, state_dir) or error
         raise JournalRefused(f"state directory {state_dir}: the backup was not restored: {said}") from error
@@ -294,7 +309,7 @@ def _held(state_dir: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _restore(file: Path, state_dir: Path, checked: Checked) -> Restored:
+def _restore(file: Path, state_dir: Path, checked: Checked, until: Millis | None) -> Restored:
     path = state_dir / "journal.sqlite3"
     new = state_dir / "journal.restoring"
     for left in state_dir.glob("journal.restoring*"):
@@ -304,7 +319,12 @@ def _restore(file: Path, state_dir: Path, checked: Checked) -> Restored:
         connection.execute("VACUUM INTO ?", (str(new),))
     journal_file.prepare(new)
     before, word = _incarnation_of(path), secrets.token_hex(8)
+    left_out, last, last_at = 0, checked.last, checked.last_at
     with closing(connect(new)) as connection:
+        if until is not None:
+            left_out, last, last_at = _leave_out(connection, file, until)
+        revoked = _revoke_again(path, connection)
+        keys = _good_keys(connection)
         incarnation = journal_file.next_incarnation(journal_file.incarnation_of(connection), before)
         set_meta(connection, "incarnation", str(incarnation))
         set_meta(connection, "opened", word)
@@ -317,7 +337,69 @@ def _restore(file: Path, state_dir: Path, checked: Checked) -> Restored:
     new.replace(path)
     journal_file.sync_folder(state_dir)
     journal_file.write_synced(state_dir / "opened", f"{word}\n".encode())
-    return Restored(str(path), incarnation, checked.last, checked.last_at, kept)
+    return Restored(
+        str(path), incarnation, last, last_at, kept, left_out, keys, revoked or [], revoked_known=revoked is not None
+    )
+
+
+def _leave_out(connection: sqlite3.Connection, file: Path, before: Millis) -> tuple[int, int, Millis]:
+    """Forget the facts from a time on; how many these are, and the number and time of the last one then."""
+    cut, last = journal_file.cut_of(connection), journal_file.tip_of(connection).seq
+    base = connection.execute("SELECT max(day) FROM days WHERE seq = ? AND state IS NOT NULL", (cut.seq,)).fetchone()[0]
+    if cut.seq and (base or 0) * DAY >= before:
+        raise JournalRefused(
+            f"{file}: the facts before that time were compacted away (up to fact {cut.seq}); restore a backup that was "
+            "made before it"
+        )
+    first = connection.execute("SELECT min(seq) FROM facts WHERE seq > ? AND at >= ?", (cut.seq, before)).fetchone()[0]
+    if first is None:
+        first = last + 1
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("DELETE FROM facts WHERE seq >= ?", (first,))
+    connection.execute("DELETE FROM snapshots WHERE seq >= ?", (first,))
+    # The last day that is left is not over: it is booked again. Its books may have had facts that are gone now.
+    connection.execute("DELETE FROM days WHERE seq >= ? OR day * ? >= ?", (first, DAY, before))
+    connection.execute("UPDATE days SET books = NULL WHERE day = (SELECT max(day) FROM days)")
+    connection.execute("COMMIT")
+    row = connection.execute("SELECT at FROM facts WHERE seq = ?", (first - 1,)).fetchone()
+    return last + 1 - first, first - 1, row[0] if row else 0
+
+
+def _revoke_again(path: Path, connection: sqlite3.Connection) -> list[str] | None:
+    """Revoke the API keys that the journal which is there says are revoked; those that it is news of. None: unknown.
+
+    A key that the backup knows nothing of is written down as revoked, too: a later backup may be restored yet.
+    """
+    if not path.exists():
+        return None
+    try:
+        with closing(connect(path, readonly=True)) as old:
+            rows = old.execute(
+                "SELECT id, owner, user, role, hashed, created_at, revoked_at FROM keys WHERE revoked_at IS NOT NULL"
+                " ORDER BY id"
+            ).fetchall()
+    except sqlite3.Error:
+        return None
+    open_ = {id_ for (id_,) in connection.execute("SELECT id FROM keys WHERE revoked_at IS NULL").fetchall()}
+    connection.executemany(
+        "INSERT INTO keys (id, owner, user, role, hashed, created_at, revoked_at) VALUES (?, ?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (id) DO UPDATE SET revoked_at = coalesce(revoked_at, excluded.revoked_at)",
+        rows,
+    )
+    return [_said_of(*row[:4]) for row in rows if row[0] in open_]
+
+
+def _good_keys(connection: sqlite3.Connection) -> list[str]:
+    """The API keys that open something."""
+    query = (
+        "SELECT id, owner, user, role FROM keys"
+        " WHERE revoked_at IS NULL AND coalesce(expires_at > ?, 1) ORDER BY id"
+    )
+    return [_said_of(*row) for row in connection.execute(query, (int(time.time() * 1000),)).fetchall()]
+
+
+def _said_of(key_id: str, owner: str, user: str, role: str) -> str:
+    return f"{key_id} ({role}, {user} of {owner})"
 
 
 def _incarnation_of(path: Path) -> int:
