@@ -401,6 +401,9 @@ def listening(settings: Settings) -> Iterator[Sequence[socket.socket]]:
         path, found = settings.daemon.socket_path, settings.daemon.state_dir / "daemon.json"
         first = not os.path.exists(path)  # noqa: PTH110  (Path.exists raises where it may not look)
         sockets.append(stack.enter_context(_unix(path, int(settings.daemon.socket_mode, 8))))
+        former = settings.daemon.state_dir / "rollmux.sock"
+        if former.exists() and not former.samefile(path):  # of before daemon.socket was set: clients would wait there
+            former.unlink()
         try:
             yield sockets
         finally:

@@ -230,6 +230,17 @@ async def test_where_nothing_can_be_held_no_socket_is_left_to_wait_at(settings, 
     assert not path.exists()
 
 
+async def test_a_daemon_whose_socket_has_moved_leaves_none_where_it_was_to_be_waited_at(settings, tmp_path):
+    async with running(settings()):
+        pass
+    async with running(settings(socket=tmp_path / "elsewhere.sock")):
+        assert not (tmp_path / "state" / "rollmux.sock").exists()
+    assert (tmp_path / "elsewhere.sock").exists()
+    (tmp_path / "link").symlink_to(tmp_path / "state")
+    async with running(settings(socket=tmp_path / "link" / "rollmux.sock")):
+        assert (tmp_path / "state" / "rollmux.sock").exists()
+
+
 async def test_a_daemon_that_cannot_start_leaves_the_socket_of_the_one_before_it(settings, tmp_path):
     path = tmp_path / "state" / "rollmux.sock"
     path.parent.mkdir(parents=True)
