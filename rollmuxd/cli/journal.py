@@ -1,4 +1,4 @@
-"""``rollmuxd journal``: the daemon's memory on disk. Check it, back it up, put a backup in its place, make it smaller.
+"""``rollmuxd journal``: the daemon's memory on disk. Check, back up, restore, mend, make smaller.
 
 These run on the host where the journal lies, as the daemon's user or root; only ``compact`` asks the daemon.
 """
@@ -30,7 +30,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print what w
 
 @click.group()
 def journal() -> None:
-    """The journal: check, backup, restore, compact."""
+    """The journal: check, backup, restore, mend, compact."""
 
 
 def of_a_directory(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,6 +163,29 @@ def restore(file: Path, before: str | None, state_dir: Path, as_json: bool, sett
     click.echo(f"API keys that open it: {printable(', '.join(done.keys)) or 'none'}")
     if done.keys and not done.revoked_known:
         click.echo("which of them were revoked since is not known: revoke them again (rollmuxd key revoke ID)")
+    click.echo("start the daemon: rollmuxd daemon start")
+
+
+@journal.command()
+@of_a_directory
+def mend(state_dir: Path, as_json: bool, settings: Any) -> None:
+    """Write a damaged journal anew from what is good in it. The daemon must be stopped.
+
+    Where the state is whole, and `journal check` says so: what is damaged is let go of, with all facts before it. The
+    journal that was there is kept.
+    """
+    from rollmuxd.daemon import journal_mend
+
+    with _refusals():
+        done = journal_mend.mend(state_dir)
+    if as_json:
+        _as_json(done)
+        return
+    went_on = (
+        f"facts {done.first} to {done.last} went on" if done.first <= done.last else f"fact {done.last} is the last"
+    )
+    click.echo(f"mended: {done.path}: {went_on}, {done.left_out} facts before were let go of; the state is what it was")
+    click.echo(f"what was there before is in {done.kept}")
     click.echo("start the daemon: rollmuxd daemon start")
 
 

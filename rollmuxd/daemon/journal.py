@@ -193,8 +193,8 @@ class Journal:
             os.close(lock)
             if isinstance(error, sqlite3.OperationalError | OSError) and _is_full(error):
                 raise JournalRefused(f"state directory {state_dir}: its disk is full; make room there") from error
-            if said := journal_file.denied(error, state_dir):
-                raise JournalRefused(f"state directory {state_dir}: {said}") from error
+            if closed := journal_file.denied(error, state_dir):
+                raise JournalRefused(f"state directory {state_dir}: {closed}") from error
             if isinstance(error, OSError) or journal_file.passes(error):
                 raise JournalRefused(f"{path}: {error}") from error
             if isinstance(error, sqlite3.Error | ValueError):
@@ -382,7 +382,7 @@ class Journal:
         """
         try:
             with closing(self._connect(readonly=True)) as connection:
-                seq, body = _newest_snapshot(connection) if snapshot else (0, None)
+                seq, body = journal_file.newest_snapshot(connection) if snapshot else (0, None)
                 if body is None:
                     tip, body = journal_file.base_of(connection, self.path)
                 else:
@@ -701,19 +701,6 @@ def _insert(connection: sqlite3.Connection, tip: Tip, rows: Sequence[_Row]) -> T
     places = ",".join(["(?,?,?,?,?)"] * len(rows))
     connection.execute(f"INSERT INTO facts (seq, at, kind, body, sum) VALUES {places}", values)  # noqa: S608  # question marks only
     return Tip(last, total)
-
-
-def _newest_snapshot(connection: sqlite3.Connection) -> tuple[int, bytes | None]:
-    """The newest snapshot that is whole and of this version's shape, and the number of the last fact in it."""
-    query = "SELECT seq, CAST(body AS BLOB), sum, shape FROM snapshots ORDER BY seq DESC"
-    for seq, body, total, shape in connection.execute(query):
-        if crc32(body) != total:
-            log.warning("snapshot_damaged", seq=seq, reason="its checksum does not fit; an older one or the facts do")
-        elif shape != journal_file.shape():
-            log.info("snapshot_of_another_version", seq=seq, reason="the facts say it all, it only takes longer")
-        else:
-            return seq, journal_file.unpacked(body)
-    return 0, None
 
 
 def _is_full(error: Exception) -> bool:

@@ -10,6 +10,9 @@ fact ``seq``; ``books`` is what was booked in it (:class:`~rollmuxd.daemon.repor
   what), in ``kept``. The day's state is proven to be readable first, and every step is a commit: a daemon that is
   killed goes on where it was.
 - *Sweeping* deletes the rows and gives the pages back, a little at a time, between commits of others.
+- *Proving*, once a day, looks at what nobody reads as long as all goes well: at the chain of all facts, and at each
+  day's state and books. A day whose row is bad is booked anew. A bad fact before the newest snapshot harms nobody who
+  starts; that it is there must be known, since no backup is made of a journal that is not good.
 
 Today is never cut, so what was seen a moment ago is always there. How old a fact is is counted in days that have passed
 as far as the facts show it (:func:`ago`): a clock that jumps makes nothing old.
@@ -17,7 +20,7 @@ as far as the facts show it (:func:`ago`): a clock that jumps makes nothing old.
 
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -32,12 +35,22 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from rollmuxd.core import facts as core_facts
 from rollmuxd.core.facts import AnyFact
 from rollmuxd.core.model import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon import journal_file
 from rollmuxd.daemon.journal import Journal
-from rollmuxd.daemon.journal_file import JournalDamaged, JournalFailed, JournalRefused, Reader, connect
+from rollmuxd.daemon.journal_file import (
+    KNOWN,
+    JournalDamaged,
+    JournalFailed,
+    JournalRefused,
+    Reader,
+    Tip,
+    connect,
+    rows_after,
+)
 from rollmuxd.daemon.report import Ledger
 
 T = TypeVar("T")
@@ -54,6 +67,10 @@ SPARE_PAGES: Final = 256
 #: how often a daemon looks whether there is something to do, and how soon after its start
 EVERY_S: Final = 3_600.0
 FIRST_S: Final = 60.0
+#: how often all of it is proven; and after each time that something failed
+PROVEN_EVERY_S: Final = 86_400.0
+#: what to do about damage that is found here: whether a daemon would start on it says the check
+REMEDY: Final = "`rollmuxd journal check` says what is damaged, and what to do"
 #: days in a row without a fact that are still days that have passed; more of them say nothing (see :func:`ago`)
 STRETCH: Final = 7
 #: facts that say who did something: they outlive the others
@@ -109,20 +126,32 @@ class Care:
         self._on_cut = on_cut
         self._longest_s = 0.0
 
-    def tend(self, now: Millis, durable: int) -> Tended:
+    def tend(self, now: Millis, durable: int, *, prove: bool = False) -> Tended:
         """Do what there is to do. All facts up to ``durable`` are from before ``now``, and all others from after it.
 
+        ``prove``: look at all that is there. What is found does not keep the rest from being done.
+
         Raises:
-            JournalError: a fact cannot be read, or nothing can be written.
+            JournalError: a fact is damaged or cannot be read, or nothing can be written.
         """
+        try:
+            return self._tend(now, durable, prove)
+        except JournalDamaged as error:
+            raise JournalDamaged(error.path, error.what, REMEDY) from error
+
+    def _tend(self, now: Millis, durable: int, prove: bool) -> Tended:
         self._longest_s = 0.0
         with closing(connect(self._path, readonly=True)) as connection:
             before = _size(connection)
+            if prove:
+                self._prove_days(connection)
             booked = self._book(connection, now, durable)
             day = self._day_to_cut(connection, now)
             if day is not None:
                 self._cut(connection, day)
             cut = self._sweep(connection, now)
+            if prove:
+                self._prove(connection, durable)
             return Tended(
                 booked, cut, journal_file.cut_of(connection).seq + 1, before, _size(connection), self._longest_s * 1000
             )
@@ -147,12 +176,13 @@ class Care:
         if begun is None:
             return 0
         day, after, state = begun
+        tip = journal_file.tip_at(connection, self._path, after)
         reader, booked = Reader(connection, self._path), 0
         while (day + 1) * DAY <= now:
             ledger = Ledger(since=day * DAY, until=(day + 1) * DAY, state=state)
-            after = self._fold(connection, reader, ledger, after, durable)
+            tip = self._fold(connection, reader, ledger, tip, durable)
             books, _ = ledger.close(now)
-            self._write(partial(_close_day, day, after, msgspec.json.encode(books.without_zeros()), _encoded(state)))
+            self._write(partial(_close_day, day, tip.seq, msgspec.json.encode(books.without_zeros()), _encoded(state)))
             day += 1
             booked += 1
         return booked
@@ -172,20 +202,58 @@ class Care:
         self._write(partial(_open_day, day, 0, _encoded(State())))
         return day, 0, State()
 
-    def _fold(self, connection: sqlite3.Connection, reader: Reader, ledger: Ledger, after: int, durable: int) -> int:
+    def _fold(self, connection: sqlite3.Connection, reader: Reader, ledger: Ledger, tip: Tip, durable: int) -> Tip:
         """Book facts until the ledger has enough; the last one that it took."""
-        query = "SELECT seq, CAST(body AS BLOB) FROM facts WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
-        # Batches, and no cursor that stays open: it would keep the log from being folded into the file.
-        while rows := connection.execute(query, (after, durable, BATCH)).fetchall():
-            for seq, body in rows:
-                if seq != after + 1:
-                    raise JournalDamaged(self._path, f"facts {after + 1} to {seq - 1} are missing")
+        for rows in self._proven(connection, tip, durable):
+            for seq, body, sum_ in rows:
                 fact = reader.decode(seq, body)
                 if fact is not None and not ledger.see(fact):
-                    return after
-                after = seq
+                    return tip
+                tip = Tip(seq, sum_)
+        return tip
+
+    # ---- proving ---------------------------------------------------------------------------------------------------
+
+    def _proven(self, connection: sqlite3.Connection, tip: Tip, durable: int) -> Iterator[list[tuple[int, bytes, int]]]:
+        """The facts after one, some at a time, each proven to follow from the one before. Raises JournalDamaged."""
+        # Batches, and no cursor that stays open: it would keep the log from being folded into the file.
+        while tip.seq < durable:
+            rows = list(rows_after(connection, tip, self._path, until=min(tip.seq + BATCH, durable)))
+            if not rows:
+                raise JournalDamaged(self._path, f"facts from {tip.seq + 1} on are missing")
+            yield rows
+            tip = Tip(rows[-1][0], rows[-1][2])
             time.sleep(self._pause_s)
-        return after
+
+    def _prove(self, connection: sqlite3.Connection, durable: int) -> None:
+        """Raise JournalDamaged if something is damaged that cannot be made again."""
+        cut, _ = journal_file.base_of(connection, self._path)
+        for day in days_lost(connection):
+            raise JournalDamaged(self._path, f"the books of {date_of(day)} are damaged, and its facts are gone")
+        for _ in self._proven(connection, cut, durable):
+            pass
+
+    def _prove_days(self, connection: sqlite3.Connection) -> None:
+        """Have the first day whose state or books cannot be read booked anew, with all that follow it.
+
+        Those before the cut cannot be: their facts are gone. The state at the cut cannot be made again either.
+        """
+        last = journal_file.tip_of(connection).seq
+        days = [day for (day,) in connection.execute("SELECT day FROM days WHERE state IS NOT NULL ORDER BY day")]
+        good = None
+        for day in days:
+            seq, state, total, books = connection.execute(
+                "SELECT seq, state, sum, books FROM days WHERE day = ?", (day,)
+            ).fetchone()
+            whole = seq <= last and sum_of(state) == total
+            if not whole and good is None and journal_file.cut_of(connection).seq:
+                return
+            if not whole or (books is not None and sum_of(books) is None):
+                self._write(partial(_book_anew, day if whole else good))
+                log.warning("days_booked_anew", first=date_of(day), reason="what was booked cannot be read")
+                return
+            good = day
+            time.sleep(self._pause_s)
 
     # ---- cutting ---------------------------------------------------------------------------------------------------
 
@@ -288,6 +356,36 @@ def _close_day(day: int, seq: int, books: bytes, state: bytes, connection: sqlit
     _open_day(day + 1, seq, state, connection)
 
 
+def _book_anew(day: int | None, connection: sqlite3.Connection) -> None:
+    """Forget the books of this day, and all of those after it; None: of all days."""
+    connection.execute("DELETE FROM days WHERE day > ?", (-1 if day is None else day,))
+    connection.execute("UPDATE days SET books = NULL WHERE day = ?", (day,))
+
+
+def sum_of(packed: bytes) -> int | None:
+    """The checksum of what was packed; None: it cannot be unpacked, which has a checksum of its own."""
+    try:
+        return crc32(decompress(packed))
+    except (zlib_error, TypeError):
+        return None
+
+
+def as_written(seq: int, at: Millis, kind: str, body: bytes | str) -> bool:
+    """Whether a row of ``kept`` is a fact. It has no checksum: what is changed and still is a fact does not show."""
+    try:
+        fact = core_facts.decode(body)
+    except (msgspec.MsgspecError, TypeError):
+        return seq > 0 and kind not in KNOWN  # another version's
+    return seq > 0 and (core_facts.name(fact), fact.at) == (kind, at)
+
+
+def days_lost(connection: sqlite3.Connection) -> list[int]:
+    """The days whose books cannot be read, and not be made again: their facts are gone."""
+    days = connection.execute("SELECT day FROM days WHERE state IS NULL AND books IS NOT NULL ORDER BY day").fetchall()
+    books = "SELECT books FROM days WHERE day = ?"
+    return [day for (day,) in days if sum_of(connection.execute(books, (day,)).fetchone()[0]) is None]
+
+
 def _sweep_some(cut: int, connection: sqlite3.Connection) -> int:
     """Some of the rows up to the cut: the lasting ones to ``kept``, then all of them go."""
     rows = connection.execute("SELECT seq FROM facts WHERE seq <= ? ORDER BY seq LIMIT ?", (cut, SWEPT)).fetchall()
@@ -333,13 +431,16 @@ class Keeper:
         self._keep = keep
         self._settled = settled
         self._busy = anyio.Lock()
+        #: why the last time failed; "": it has not
+        self.trouble = ""
+        self._proven_at = -PROVEN_EVERY_S
 
     async def run(self) -> None:
         """For ever."""
         await anyio.sleep(FIRST_S)
         while True:
             try:
-                await self.tend()
+                await self.tend(prove=anyio.current_time() >= self._proven_at + PROVEN_EVERY_S)
             except (JournalRefused, JournalFailed, sqlite3.Error) as error:
                 # Reports and space suffer; what is promised does not.
                 log.warning("journal_not_tended", reason=str(error))
@@ -347,22 +448,33 @@ class Keeper:
                 log.exception("journal_not_tended")
             await anyio.sleep(EVERY_S)
 
-    async def tend(self) -> Tended:
+    async def tend(self, *, prove: bool = False) -> Tended:
         """Now. Raises JournalError, or Unavailable."""
-        async with self._busy:
-            journal = self._journal
-            if journal.tight:
-                raise JournalFailed(f"{journal.path}: the disk is full: first there must be room again")
-            now, durable = await self._settled()
+        try:
+            async with self._busy:
+                done = await self._tend(prove or bool(self.trouble))
+        except Exception as error:
+            self.trouble = str(error) or type(error).__name__
+            raise
+        self.trouble = ""
+        return done
 
-            def write(operation: Callable[[sqlite3.Connection], T]) -> T:
-                return anyio.from_thread.run(journal.operate, operation)
+    async def _tend(self, prove: bool) -> Tended:
+        journal = self._journal
+        if journal.tight:
+            raise JournalFailed(f"{journal.path}: the disk is full: first there must be room again")
+        now, durable = await self._settled()
 
-            care = Care(journal.path, self._keep, write, pause_s=0.005, on_cut=journal.begins_with)
-            done = await anyio.to_thread.run_sync(care.tend, now, durable)
-            if done.booked or done.cut:
-                log.info("journal_tended", **msgspec.structs.asdict(done))
-            return done
+        def write(operation: Callable[[sqlite3.Connection], T]) -> T:
+            return anyio.from_thread.run(journal.operate, operation)
+
+        care = Care(journal.path, self._keep, write, pause_s=0.005, on_cut=journal.begins_with)
+        done = await anyio.to_thread.run_sync(partial(care.tend, now, durable, prove=prove))
+        if prove:
+            self._proven_at = anyio.current_time()
+        if done.booked or done.cut:
+            log.info("journal_tended", **msgspec.structs.asdict(done))
+        return done
 
 
 def compact(state_dir: Path, keep: Keep) -> Tended:
@@ -397,7 +509,7 @@ def compact(state_dir: Path, keep: Keep) -> Tended:
 
             # A daemon that starts goes on no earlier than its last fact, whatever the clock says.
             now = max(int(time.time() * 1000), at[0] if at else 0)
-            return Care(path, keep, write, pause_s=0).tend(now, last.seq)
+            return Care(path, keep, write, pause_s=0).tend(now, last.seq, prove=True)
     except sqlite3.Error as error:
         raise journal_file.unreadable(path, "it", error) from error
     finally:

@@ -122,8 +122,8 @@ class JournalInUse(JournalRefused):
 class JournalDamaged(JournalRefused):
     """Facts are damaged or missing, and others rest on them."""
 
-    def __init__(self, path: Path, what: str) -> None:
-        super().__init__(f"{path}: {what}; {REMEDY}")
+    def __init__(self, path: Path, what: str, remedy: str = REMEDY) -> None:
+        super().__init__(f"{path}: {what}; {remedy}")
         self.path, self.what = path, what
 
 
@@ -537,6 +537,19 @@ def tip_at(connection: sqlite3.Connection, path: Path, seq: int) -> Tip:
         last = tip_of(connection).seq
         raise JournalDamaged(path, f"there is a snapshot of fact {seq}, and not the fact (the last one is {last})")
     return Tip(*row)
+
+
+def newest_snapshot(connection: sqlite3.Connection) -> tuple[int, bytes | None]:
+    """The newest snapshot that is whole and of this version's shape, and the number of the last fact in it."""
+    query = "SELECT seq, CAST(body AS BLOB), sum, shape FROM snapshots ORDER BY seq DESC"
+    for seq, body, total, of_shape in connection.execute(query):
+        if crc32(body) != total:
+            log.warning("snapshot_damaged", seq=seq, reason="its checksum does not fit; an older one or the facts do")
+        elif of_shape != shape():
+            log.info("snapshot_of_another_version", seq=seq, reason="the facts say it all, it only takes longer")
+        else:
+            return seq, unpacked(body)
+    return 0, None
 
 
 def rows_after(

@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeAlias
-from zlib import crc32
+from zlib import crc32, decompress
 
 import msgspec
 from msgspec import Struct
@@ -27,12 +27,14 @@ from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.fold import apply
 from rollmuxd.core.model import Millis
 from rollmuxd.core.state import State
-from rollmuxd.daemon import journal_file
-from rollmuxd.daemon.journal_care import DAY
+from rollmuxd.daemon import journal_file, journal_mend
+from rollmuxd.daemon.journal_care import DAY, as_written, date_of, days_lost, sum_of
 from rollmuxd.daemon.journal_file import (
     JournalDamaged,
+    JournalError,
     JournalRefused,
     Reader,
+    Tip,
     base_of,
     connect,
     get_meta,
@@ -57,6 +59,8 @@ class Checked(Struct, frozen=True):
     wrong: list[str]
     #: what is worth knowing and not wrong
     notes: list[str]
+    #: what to do about what is wrong
+    remedy: str = ""
     format: int = 0
     written_by: str = ""
     incarnation: int = 0
@@ -74,7 +78,7 @@ class Checked(Struct, frozen=True):
     def line(self) -> str:
         """All of it for people, on one line."""
         if not self.good:
-            return f"{self.path}: DAMAGED: {'; '.join(self.wrong + self.notes)}"
+            return f"{self.path}: DAMAGED: {'; '.join(filter(None, [*self.wrong, *self.notes, self.remedy]))}"
         facts = f"facts {self.first} to {self.last}, the last of {_when(self.last_at)}" if self.last else "no facts"
         said = (
             f"{self.path}: good: format {self.format}, incarnation {self.incarnation}, {facts}, "
@@ -96,7 +100,10 @@ def journal_in(path: Path) -> Path:
 
 
 def check(path: Path, tell: Tell = lambda done, total: None) -> Checked:
-    """Read everything: SQLite's pages, the chain, each fact; replay it, and compare with what the snapshots say.
+    """Read everything: SQLite's pages, the chain, each fact; replay it, and compare with what snapshots and days say.
+
+    Books are proven by the checksum that zlib gives them. Facts that were kept beyond their time (who did what) have
+    none: of those it is seen whether they are facts, and not whether one was changed into another, or is missing.
 
     ``tell`` is called now and then with how many facts are done, of how many.
 
@@ -113,9 +120,13 @@ def check(path: Path, tell: Tell = lambda done, total: None) -> Checked:
         with closing(connect(path, readonly=True)) as connection:
             connection.execute("BEGIN")  # one instant, whatever a daemon writes meanwhile
             wrong += _pages(connection)
-            _look(connection, path, found, wrong, notes, tell)
+            try:
+                _look(connection, path, found, wrong, notes, tell)
+            except JournalDamaged as error:
+                wrong.append(error.what)
+            found["remedy"] = _remedy(connection, path) if wrong else ""
     except JournalRefused as error:
-        wrong.append(str(error).removeprefix(f"{path}: ").removesuffix(f"; {journal_file.REMEDY}"))
+        wrong.append(str(error).removeprefix(f"{path}: "))
     except sqlite3.Error as error:
         if journal_file.passes(error):
             raise journal_file.unreadable(path, "it", error) from error
@@ -123,6 +134,21 @@ def check(path: Path, tell: Tell = lambda done, total: None) -> Checked:
     except ValueError as error:
         wrong.append(f"it is no journal, or damaged: {error}")
     return Checked(str(path), not wrong, wrong, notes, **found)
+
+
+def _remedy(connection: sqlite3.Connection, path: Path) -> str:
+    """What to do about a damaged journal. One whose state is whole is not to be exchanged for one that knows less."""
+    try:
+        good, tail = journal_file.bad_tail(connection)
+        if tail and good.seq >= (connection.execute("SELECT max(seq) FROM snapshots").fetchone()[0] or 0):
+            return ""  # a daemon deals with it, which is said already
+        begin = journal_mend.beginning(connection, path)
+    except (JournalError, sqlite3.Error, ValueError):
+        return "keep a copy of the state directory, and restore the last backup (rollmuxd journal restore FILE)"
+    return (
+        f"a daemon that starts on it has all that was written, up to fact {begin.last}: what is damaged is older; to "
+        "go on without that, stop the daemon and type `rollmuxd journal mend`"
+    )
 
 
 def _pages(connection: sqlite3.Connection) -> list[str]:
@@ -153,6 +179,11 @@ def _look(
     state = State() if base is None else msgspec.json.decode(base, type=State)
     reader = Reader(connection, path)
     last = tip.seq
+    days = _days(connection, good.seq, notes)
+    lost = [date_of(day) for day in days_lost(connection)]
+    if lost:
+        wrong.append(f"the books of {', '.join(lost[:5])} are damaged, and the facts are gone ({len(lost)} days)")
+    wrong += _kept(connection, tip)
     _compare(state, last, snapshots, wrong)
     for seq, body, _ in journal_file.rows_after(connection, tip, path, until=good.seq):
         fact = reader.decode(seq, body)
@@ -163,6 +194,8 @@ def _look(
                 raise JournalDamaged(path, f"fact {seq} cannot follow from those before it ({error!r})") from error
         last = seq
         _compare(state, seq, snapshots, wrong)
+        for day in days.get(seq, ()):
+            _compare_day(connection, day, state, wrong)
         if seq % TOLD_EVERY == 0 or seq == good.seq:
             tell(seq - tip.seq, good.seq - tip.seq)
     found["last"], found["last_at"] = last, state.at
@@ -205,6 +238,35 @@ def _compare(state: State, seq: int, snapshots: dict[int, bytes], wrong: list[st
         wrong.append(f"the snapshot of fact {seq} is not what the facts come to")
 
 
+def _days(connection: sqlite3.Connection, last: int, notes: list[str]) -> dict[int, list[int]]:
+    """The days whose state can be read, by the facts that it comes after; ``last``: the last fact."""
+    found: dict[int, list[int]] = {}
+    anew = "a daemon books them anew from the facts within a day, and `rollmuxd journal compact` at once"
+    for (day,) in connection.execute("SELECT day FROM days WHERE state IS NOT NULL ORDER BY day").fetchall():
+        query = "SELECT seq, state, books, sum FROM days WHERE day = ?"
+        seq, state, books, total = connection.execute(query, (day,)).fetchone()
+        if seq > last or sum_of(state) != total or (books is not None and sum_of(books) is None):
+            notes.append(f"what was booked from {date_of(day)} on is damaged, and not used: {anew}")
+            break
+        found.setdefault(seq, []).append(day)
+    return found
+
+
+def _compare_day(connection: sqlite3.Connection, day: int, state: State, wrong: list[str]) -> None:
+    packed = connection.execute("SELECT state FROM days WHERE day = ?", (day,)).fetchone()[0]
+    said, come_to = decompress(packed), msgspec.json.encode(state)
+    # One of another version lacks what that did not know, and is taken as it is.
+    if said != come_to and msgspec.json.encode(msgspec.json.decode(said, type=State)) == said:
+        wrong.append(f"the state at the beginning of {date_of(day)} is not what the facts come to")
+
+
+def _kept(connection: sqlite3.Connection, cut: Tip) -> list[str]:
+    """What is wrong with the facts that outlive the others."""
+    rows = connection.execute("SELECT seq, at, kind, CAST(coalesce(body, '') AS BLOB) FROM kept ORDER BY seq")
+    bad = [row[0] for row in rows if row[0] > cut.seq or not as_written(*row)]
+    return [f"{len(bad)} facts of those that were kept of who did what are damaged, from {bad[0]} on"] if bad else []
+
+
 # ---- backup ----------------------------------------------------------------------------------------------------------
 
 
@@ -232,7 +294,8 @@ def backup(path: Path, to: Path, tell: Tell = lambda done, total: None) -> Check
         checked = check(part, tell)
         if not checked.good:
             raise JournalRefused(
-                f"{path}: the copy is not good, so the journal is not: {'; '.join(checked.wrong)}; no backup was made"
+                f"{path}: the copy is not good, so the journal is not: {'; '.join(checked.wrong)}; no backup was "
+                f"made{checked.remedy and f'; {checked.remedy}'}"
             )
         _sync(part)
         part.replace(to)
@@ -392,8 +455,7 @@ def _revoke_again(path: Path, connection: sqlite3.Connection) -> list[str] | Non
 def _good_keys(connection: sqlite3.Connection) -> list[str]:
     """The API keys that open something."""
     query = (
-        "SELECT id, owner, user, role FROM keys"
-        " WHERE revoked_at IS NULL AND coalesce(expires_at > ?, 1) ORDER BY id"
+        "SELECT id, owner, user, role FROM keys WHERE revoked_at IS NULL AND coalesce(expires_at > ?, 1) ORDER BY id"
     )
     return [_said_of(*row) for row in connection.execute(query, (int(time.time() * 1000),)).fetchall()]
 

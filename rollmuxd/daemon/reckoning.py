@@ -8,9 +8,11 @@ costs what its rows cost, however many facts there are; only where a span begins
 import sqlite3
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 from zlib import decompress
+from zlib import error as zlib_error
 
 import anyio
 import msgspec
@@ -23,7 +25,7 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon.driver import Unavailable
 from rollmuxd.daemon.journal import AnyJournal, Day
 from rollmuxd.daemon.journal_care import BATCH, DAY, date_of, state_of
-from rollmuxd.daemon.journal_file import JournalError
+from rollmuxd.daemon.journal_file import JournalDamaged, JournalError
 from rollmuxd.daemon.report import Books, Ledger
 
 log = structlog.get_logger("rollmuxd.journal")
@@ -213,8 +215,9 @@ async def reckon(
         number = at // DAY
         day, ends = days.get(number), (number + 1) * DAY
         whole = at == number * DAY
-        if whole and ends <= end and day is not None and day.booked:
-            total.add(await _books(journal, number))
+        booked = await _books(journal, number) if whole and ends <= end and day is not None and day.booked else None
+        if booked is not None:
+            total.add(booked)
             at = ends
         elif whole and ends <= end and number in over:
             total.add(over[number])
@@ -233,9 +236,13 @@ async def reckon(
     return total, max(end, 0)
 
 
-async def _books(journal: AnyJournal, day: int) -> Books:
+async def _books(journal: AnyJournal, day: int) -> Books | None:
+    """What was booked of a day; None: it is damaged."""
     packed = (await journal.day(day)).books
-    return msgspec.json.decode(decompress(packed or b""), type=Books)
+    try:
+        return msgspec.json.decode(decompress(packed or b""), type=Books)
+    except (zlib_error, msgspec.MsgspecError):
+        return None
 
 
 class _Begun(msgspec.Struct):
@@ -247,10 +254,10 @@ class _Begun(msgspec.Struct):
 
 async def _begin(journal: AnyJournal, days: dict[int, Day], number: int) -> _Begun:
     """The nearest state that is there before this day. Raises FactsGone."""
-    near = max((day for day, row in days.items() if row.has_state and day <= number), default=None)
-    if near is not None:
+    for near in sorted((day for day, row in days.items() if row.has_state and day <= number), reverse=True):
         row = await journal.day(near)
-        return _Begun(state_of(row.state, row.sum, Path("journal"), near), row.seq)
+        with suppress(JournalDamaged):  # the one before will do: it only takes longer
+            return _Begun(state_of(row.state, row.sum, Path("journal"), near), row.seq)
     if journal.first > 1:
         known = min((day for day, row in days.items() if row.has_state), default=None)
         raise FactsGone(journal.first, known)

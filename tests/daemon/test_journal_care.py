@@ -324,6 +324,128 @@ async def test_what_was_booked_of_a_torn_tail_is_booked_anew_of_what_came_instea
     assert check(tmp_path / "journal.sqlite3").good
 
 
+async def proven(journal, cluster, keep, *, times=1):
+    of = keeper(journal, cluster, keep)
+    for _ in range(times):
+        await of.tend(prove=True)
+    return of
+
+
+def damage(statement):
+    return lambda writer: writer.execute(statement).rowcount
+
+
+FLIPPED = "substr({0}, 1, length({0}) / 2) || x'00' || substr({0}, length({0}) / 2 + 2)"
+
+
+@pytest.mark.parametrize(
+    ("what", "which"),
+    [
+        ("state", "books IS NULL"),
+        ("state", f"day = {20_000 + 2}"),
+        ("books", f"day = {20_000 + 2}"),
+        ("state", "1"),
+        ("seq", "books IS NULL"),
+    ],
+    ids=["the open day", "a day that is over", "its books", "all days", "a day of facts that are not there"],
+)
+async def test_a_day_whose_row_is_damaged_is_booked_anew_from_the_facts(tmp_path, lived, what, which):
+    journal = await written(tmp_path, lived)
+    await keeper(journal, lived, ALL).tend()
+    broken = "seq + 100000" if what == "seq" else f"CAST({FLIPPED.format(what)} AS BLOB)"
+    assert await journal.operate(damage(f"UPDATE days SET {what} = {broken} WHERE {which}")) > 0
+    await proven(journal, lived, ALL)
+    assert [day.booked for day in await journal.days()] == [True] * DAYS + [False]
+    for since, until in SPANS + WITHIN:
+        same(await reported(journal, lived, since, until), plainly(lived, since, until))
+    assert (await keeper(journal, lived, ONE).tend()).cut > 100
+    await journal.close()
+    assert check(tmp_path / "journal.sqlite3").good
+
+
+async def test_a_report_goes_round_what_is_damaged_where_there_are_facts_and_says_where_there_are_none(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    await keeper(journal, lived, ALL).tend()
+    await journal.operate(damage("UPDATE days SET books = x'00' WHERE day = 20002"))
+    await journal.operate(damage("UPDATE days SET state = x'00' WHERE day IN (20003, 20005)"))
+    for since, until in SPANS + WITHIN:
+        same(await reported(journal, lived, since, until), plainly(lived, since, until))
+    await proven(journal, lived, ONE)
+    await journal.operate(damage("UPDATE days SET books = x'00' WHERE day = 20002"))
+    with pytest.raises(FactsGone):
+        await reported(journal, lived, None, None)
+    await journal.close()
+
+
+async def test_what_failed_is_proven_the_next_time_and_shows_until_it_is_good(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    of = keeper(journal, lived, ALL)
+    await of.tend()
+    assert of.trouble == ""
+    await journal.operate(damage("UPDATE days SET books = NULL, state = x'00' WHERE day = 20003"))
+    with pytest.raises(JournalDamaged, match="the state at the beginning of 2024-10-07"):
+        await of.tend()
+    assert "2024-10-07" in of.trouble
+    await of.tend()
+    assert of.trouble == ""
+    same(await reported(journal, lived, None, None), plainly(lived, None, None))
+    await journal.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "named"),
+    [
+        ("UPDATE facts SET body = replace(body, 'turn', 'tern') WHERE seq = 40", "fact 40 of"),
+        ("DELETE FROM facts WHERE seq BETWEEN 40 AND 45", "facts 40 to 45 of"),
+        ("UPDATE facts SET sum = sum + 1 WHERE seq = 300", "fact 300 of"),
+    ],
+)
+async def test_damage_in_the_midst_of_old_facts_shows_though_nobody_reads_them(tmp_path, lived, statement, named):
+    journal = await written(tmp_path, lived)
+    of = keeper(journal, lived, ALL)
+    await of.tend()
+    await journal.operate(damage(statement.replace("body, 'turn', 'tern'", "body, '\"at\":', '\"at\": '")))
+    await of.tend()  # what is booked is not read again
+    for _ in range(2):
+        with pytest.raises(JournalDamaged, match=f"{named}.*journal check` says what is damaged, and what to do$"):
+            await of.tend(prove=True)
+        assert named in of.trouble
+    # Where its days go, it goes with them, and all is well.
+    gone = keeper(journal, lived, ONE)
+    await gone.tend(prove=True)
+    assert gone.trouble == ""
+    await journal.close()
+
+
+async def test_no_day_is_booked_of_damaged_facts(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    await journal.operate(damage("UPDATE facts SET body = replace(body, '\"at\":', '\"at\": ') WHERE seq = 40"))
+    with pytest.raises(JournalDamaged, match="fact 40 of"):
+        await keeper(journal, lived, ONE).tend()
+    assert not any(day.booked for day in await journal.days())
+    await journal.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "named"),
+    [
+        ("UPDATE days SET books = x'00' WHERE day = 20001", "the books of 2024-10-05 are damaged, and its facts are"),
+        (
+            "UPDATE days SET state = x'00' WHERE day = (SELECT min(day) FROM days WHERE state IS NOT NULL)",
+            "the state after them is damaged",
+        ),
+    ],
+)
+async def test_what_cannot_be_made_again_is_said(tmp_path, lived, statement, named):
+    journal = await written(tmp_path, lived)
+    of = keeper(journal, lived, ONE)
+    await of.tend()
+    await journal.operate(damage(statement))
+    with pytest.raises(JournalDamaged, match=named):
+        await of.tend(prove=True)
+    await journal.close()
+
+
 async def test_who_did_what_outlives_the_facts_and_goes_when_it_is_old_too(tmp_path, lived):
     journal = await written(tmp_path, lived)
     await keeper(journal, lived, ONE).tend()
