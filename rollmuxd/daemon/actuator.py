@@ -530,7 +530,8 @@ class Actuator:
             log.warning("kill_failed", **told, reason=said(error))
             return
         if not ended:
-            log.info("not_ours_to_kill", **told, reason=f"it is gone, or {host} does not know it for {job.owner}'s")
+            reason = f"it is gone, or nothing says that it is {job.owner}'s (see owns_sessions, users of {host})"
+            log.info("not_ours_to_kill", **told, reason=reason)
             return
         log.info("killed", **told)
         whose = f"session {session.id} of {job.owner}/{job.user}"
