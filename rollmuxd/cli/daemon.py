@@ -46,6 +46,8 @@ class Running:
     #: of the certificate at that URL, and the file that it is in
     fingerprint: str | None = None
     certificate: str | None = None
+    #: what speaks against its time
+    clock: str | None = None
 
 
 @daemon.command()
@@ -154,6 +156,8 @@ def _answer(running: Running, log: Path, said: str, *, as_json: bool) -> None:
     values = {"status": said, "pid": running.pid, "url": running.url, "socket": str(running.socket), "log": str(log)}
     if running.fingerprint is not None:
         values |= {"fingerprint": running.fingerprint, "certificate": running.certificate}
+    if running.clock is not None:
+        values["clock"] = running.clock
     if as_json:
         print_json(values)
     else:
@@ -192,7 +196,9 @@ def find(state_dir: Path) -> Running | None:
     if not _is_daemon(pid):
         return None
     path = Path(said.get("socket") or state_dir / "rollmux.sock")
-    return Running(pid, said.get("url"), path, said.get("fingerprint"), said.get("certificate"))
+    return Running(
+        pid, said.get("url"), path, said.get("fingerprint"), said.get("certificate"), said.get("clock")
+    )
 
 
 def _is_daemon(pid: int) -> bool:

@@ -70,6 +70,8 @@ log = structlog.get_logger("rollmuxd.daemon")
 #: exit statuses: of what stays as it is until somebody changes something, and of what may pass by itself (EX_TEMPFAIL).
 #: The service is started again after the second, and not after the first: see deploy/rollmuxd.service
 CANNOT, NOT_NOW = 2, 75
+#: how often the daemon's time is compared with the machine's
+CLOCK_EVERY_S: Final = 3_600.0
 #: what a disk, a quota or the machine may have to give again a moment later
 _PASSING: Final = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO),
@@ -91,6 +93,8 @@ class Ready(msgspec.Struct, frozen=True, omit_defaults=True):
     #: of the certificate, and the file that it is in; None: the port is without TLS
     fingerprint: str | None = None
     certificate: str | None = None
+    #: what speaks against its time; None: nothing
+    clock: str | None = None
 
 
 # ---- the whole -----------------------------------------------------------------------------------------------------
@@ -196,12 +200,13 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
                 await tasks.start(server.run)
                 tasks.start_soon(watchdog)
                 try:
-                    announce(settings, sockets, on_ready, tls)
+                    announce(settings, sockets, on_ready, tls, clock.doubt())
                 except OSError:
                     # A daemon that comes back to a full disk has slots to release: its reserve is for that.
                     if not journal.spend_reserve():
                         raise
-                    announce(settings, sockets, on_ready, tls)
+                    announce(settings, sockets, on_ready, tls, clock.doubt())
+                tasks.start_soon(watch_clock, clock.doubt, settings.daemon.state_dir / "daemon.json")
                 if tls is not None:
                     tasks.start_soon(renew, tls, partial(publish, settings, sockets))
 
@@ -499,9 +504,10 @@ def announce(
     sockets: Sequence[socket.socket],
     on_ready: Callable[[Ready], None] | None = None,
     tls: Tls | None = None,
+    doubt: str = "",
 ) -> None:
     """Say where the daemon is to be found: to people, to ``daemon.json``, to systemd, to whoever has started it."""
-    ready = publish(settings, sockets, tls)
+    ready = publish(settings, sockets, tls, doubt)
     if not settings.hosts:
         log.warning("no_hosts", reason=without_hosts(settings), remedy="every job will be refused; add [[hosts]]")
     for pool, meant in misspelt_pools(settings.hosts).items():
@@ -523,8 +529,8 @@ def announce(
         on_ready(ready)
 
 
-def publish(settings: Settings, sockets: Sequence[socket.socket], tls: Tls | None) -> Ready:
-    """Write ``daemon.json``: where the daemon is to be found, and by which certificate it is known."""
+def publish(settings: Settings, sockets: Sequence[socket.socket], tls: Tls | None, doubt: str = "") -> Ready:
+    """Write ``daemon.json``: where the daemon is to be found, by which certificate, what speaks against its time."""
     url = None
     for bound in sockets:
         if bound.family != socket.AF_UNIX:
@@ -537,13 +543,33 @@ def publish(settings: Settings, sockets: Sequence[socket.socket], tls: Tls | Non
         socket=str(settings.daemon.socket_path),
         fingerprint=None if tls is None else tls.fingerprint,
         certificate=None if tls is None else str(tls.certificate),
+        clock=doubt or None,
     )
+    _write_ready(settings.daemon.state_dir / "daemon.json", ready)
+    return ready
+
+
+def _write_ready(path: Path, ready: Ready) -> None:
     # Written beside and moved, so that nobody reads half of it.
-    path = settings.daemon.state_dir / "daemon.json"
     beside = path.with_suffix(".new")
     beside.write_bytes(msgspec.json.encode(ready) + b"\n")
     beside.replace(path)
-    return ready
+
+
+async def watch_clock(doubt: Callable[[], str], path: Path) -> None:
+    """Say what speaks against the daemon's time, now and once an hour: in the log and in ``daemon.json``."""
+    while True:
+        if said := doubt():
+            log.warning("clock_in_doubt", reason=said, remedy="see 'The clock was wrong' in docs/how-to/journal.md")
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            _note_doubt(path, said or None)
+        await anyio.sleep(CLOCK_EVERY_S)
+
+
+def _note_doubt(path: Path, doubt: str | None) -> None:
+    ready = msgspec.json.decode(path.read_bytes(), type=Ready)
+    if ready.clock != doubt:
+        _write_ready(path, msgspec.structs.replace(ready, clock=doubt))
 
 
 def without_hosts(settings: Settings) -> str:
