@@ -4,6 +4,7 @@ import anyio
 import pytest
 
 from rollmuxd.core.model import JobMove, JobStatus, NodeStatus, SlotStatus
+from rollmuxd.daemon.actuator import Seen
 
 pytestmark = pytest.mark.asyncio
 
@@ -125,6 +126,7 @@ async def test_in_a_shared_group_the_others_job_is_an_id_in_every_sentence(runni
         assert waits["status"] == "queued"
         assert world.state.jobs[job].group == world.state.jobs[hers].group, "they share a group"
         happens(world)
+        world.backends.seen = {"h1/gpu0": Seen(1_000, (f"pid {PID} python (ada)",), 0)}
         told = await everything_told(stranger, job, session)
         for where, text in told.items():
             assert SECRET not in text, f"{where}: {text}"
@@ -134,6 +136,7 @@ async def test_in_a_shared_group_the_others_job_is_an_id_in_every_sentence(runni
         async with world.client("root") as root:
             assert SECRET in (await root.get("/v1/jobs/j2/explain")).text
             assert SECRET in (await root.get("/v1/jobs")).text
+            assert PID in (await root.get("/v1/nodes/h1/gpu0-1")).text
 
 
 async def test_who_waits_for_a_place_reads_no_name_of_those_who_have_one_or_are_before_him(running):

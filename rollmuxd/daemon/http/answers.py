@@ -8,7 +8,7 @@ from rollmuxd.wire import answers as wire
 class GpuView(wire.GpuView, frozen=True):
     """One GPU: ``holder`` holds it, ``stain`` is whose bytes may still be on it; and what was seen there last."""
 
-    #: processes that have memory there, as the backend names them
+    #: processes that have memory there, as the backend names them; none where jobs sit of which the caller may not know
     processes: list[str] = field(default_factory=list)
     #: when memory and processes were seen; null: not since the daemon was started
     seen_at: str | None = None

@@ -215,8 +215,15 @@ def slot_view(told: Told, slot: Slot, job: Job, caller: Caller, now: Millis, *, 
 
 
 def node_view(told: Told, node: Node, seen: Mapping[GpuId, Seen]) -> answers.NodeView:
-    """One node, with what was last seen on its GPUs. Jobs of other owners are named by their ids only."""
+    """One node, with what was last seen on its GPUs. Jobs of other owners are named by their ids only.
+
+    Which processes were seen is for those who may know of every job that can have some there: a pid and a user tell
+    whose they are.
+    """
     core = told.core
+    holders = (core.state.slots[gpu.holder].job for gpu in node.gpus.values() if gpu.holder is not None)
+    stains = (gpu.stain for gpu in node.gpus.values() if gpu.stain is not None)
+    told_whose = all(told.may_read(core.state.jobs[job]) for job in {*node.pinned, *holders, *stains})
     return answers.NodeView(
         node=node.id,
         host=node.host,
@@ -226,7 +233,7 @@ def node_view(told: Told, node: Node, seen: Mapping[GpuId, Seen]) -> answers.Nod
         price_per_hour=round(node.price_per_gpu_hour * len(node.gpus), 6),
         gpu_gb=node.gpu_mb / 1000,
         leftover_gb=core.state.left_over_mb(node) / 1000,
-        gpus=[_gpu_view(name, gpu, seen.get(name)) for name, gpu in node.gpus.items()],
+        gpus=[_gpu_view(name, gpu, seen.get(name), processes=told_whose) for name, gpu in node.gpus.items()],
         reason=told.text(node.reason),
         group=node.group,
         states={
@@ -237,7 +244,7 @@ def node_view(told: Told, node: Node, seen: Mapping[GpuId, Seen]) -> answers.Nod
     )
 
 
-def _gpu_view(name: GpuId, gpu: Gpu, seen: Seen | None) -> answers.GpuView:
+def _gpu_view(name: GpuId, gpu: Gpu, seen: Seen | None, *, processes: bool) -> answers.GpuView:
     if seen is None:
         return answers.GpuView(gpu=name, holder=gpu.holder, stain=gpu.stain)
     return answers.GpuView(
@@ -245,7 +252,7 @@ def _gpu_view(name: GpuId, gpu: Gpu, seen: Seen | None) -> answers.GpuView:
         holder=gpu.holder,
         stain=gpu.stain,
         used_gb=seen.used_mb / 1000,
-        processes=list(seen.processes),
+        processes=list(seen.processes) if processes else [],
         seen_at=iso(seen.at),
     )
 
