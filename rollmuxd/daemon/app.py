@@ -38,7 +38,6 @@ from rollmuxd.core.effects import Effect, Kill, Launch
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import Millis, NodeId
 from rollmuxd.core.observe import Watch
-from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon import journal_file, logs, spans
 from rollmuxd.daemon.actuator import Actuator
@@ -50,6 +49,7 @@ from rollmuxd.daemon.http.peer import ConnectionLimits, hang_up_slow, limited
 from rollmuxd.daemon.journal import Journal, JournalError, JournalFailed, JournalInUse, JournalRefused
 from rollmuxd.daemon.journal_care import Keep, Keeper
 from rollmuxd.daemon.metrics import Metrics
+from rollmuxd.daemon.owners import scheduler_of
 from rollmuxd.daemon.reckoning import Today
 from rollmuxd.daemon.reconcile import Observer, fill_in
 from rollmuxd.daemon.services import Services
@@ -150,7 +150,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
         )
         observer = Observer([host.id for host in settings.hosts], settings.limits.observe_s, actuator.perform)
         driver = Driver(
-            lambda state: Scheduler(config, policy, state),
+            lambda state: scheduler_of(config, policy, state),
             journal,
             clock,
             actuator.perform if settings.daemon.mode == "share" else partial(touching_no_process, actuator.perform),

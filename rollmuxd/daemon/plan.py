@@ -19,6 +19,7 @@ from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis, PoolName
 from rollmuxd.core.policy import Policy
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
+from rollmuxd.daemon.owners import scheduler_of
 from rollmuxd.daemon.told import Told
 from rollmuxd.wire import answers as wire
 from rollmuxd.wire.plan import PlannedJob, PlannedPool, PlanPool, PlanView, Slowed
@@ -89,7 +90,7 @@ def _core(asked: Question) -> Scheduler:
     """The scheduler that is asked."""
     live: State = msgspec.msgpack.decode(asked.state, type=State)
     if not asked.pools and asked.on == "live":
-        return Scheduler(asked.config, asked.policy, live)
+        return scheduler_of(asked.config, asked.policy, live)
     if asked.pools:
         hosts, nodes = _made_up(asked.pools)
     else:
@@ -106,7 +107,7 @@ def _core(asked: Question) -> Scheduler:
             )
             for node in live.nodes.values()
         )
-    core = Scheduler(asked.config, asked.policy, State())
+    core = scheduler_of(asked.config, asked.policy, State())
     core.handle(i.Start(hosts, nodes), asked.now)
     for host in hosts:
         gpus = tuple(i.GpuSight(gpu, 0) for node in nodes if node.host == host.id for gpu in node.gpus)

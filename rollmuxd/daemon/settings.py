@@ -26,6 +26,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits
 from rollmuxd.core.inputs import HostSpec, NodeSpec, Start
 from rollmuxd.core.model import GpuId, NodeId
+from rollmuxd.daemon.owners import ByOwner
 from rollmuxd.spi import HostConfig
 
 PREFIX: Final = "ROLLMUX_"
@@ -348,22 +349,6 @@ class LimitsTable(_Table):
     """Size of a burst, in seconds of ``calls_per_s``, for a caller that has been idle."""
 
 
-class DefaultsTable(_Table):
-    slo: Annotated[float, Field(ge=1, le=1000)] | None = None
-    """Bound on a job's slowdown where its registration gives none. Default: none, best effort: the first hour must just
-    work. Clusters set it."""
-
-    on_loss: Literal["kill", "hold", "relaunch"] = "hold"
-    """What follows where a job's session is lost and its registration does not say: ``hold`` waits until its GPUs are
-    seen clear; ``kill`` ends its process, where the backend owns it; ``relaunch`` starts it again, where rollmuxd has
-    started it (others: ``hold``)."""
-
-    leftover_gb: Annotated[float, Field(ge=0, le=1000)] = 0.0
-    """Gigabytes that a parked state may leave on each GPU where its registration does not say (``leftover_gb``), and a
-    quarter of its ``gpu_gb`` at most, where that is known. Default: nothing. Real processes keep a CUDA context and
-    what libraries take, half a gigabyte to one and a half: ``rollmuxd init`` writes 1."""
-
-
 class OwnerTable(_Table):
     share: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """Its part, against other owners' parts: among waiting jobs of equal priority, the owner who has used least
@@ -381,6 +366,26 @@ class OwnerTable(_Table):
 
     max_priority: int | None = None
     """The highest priority that its jobs may ask for; more is refused. Default: any."""
+
+
+class DefaultsTable(_Table):
+    owner: OwnerTable = OwnerTable()
+    """Share and limits of every owner of whom ``[owners.NAME]`` does not say it: of those without a table, and of what
+    a table leaves out. Default: one share, and no limit, as one's own jobs need none. Set it where several share."""
+
+    slo: Annotated[float, Field(ge=1, le=1000)] | None = None
+    """Bound on a job's slowdown where its registration gives none. Default: none, best effort: the first hour must just
+    work. Clusters set it."""
+
+    on_loss: Literal["kill", "hold", "relaunch"] = "hold"
+    """What follows where a job's session is lost and its registration does not say: ``hold`` waits until its GPUs are
+    seen clear; ``kill`` ends its process, where the backend owns it; ``relaunch`` starts it again, where rollmuxd has
+    started it (others: ``hold``)."""
+
+    leftover_gb: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    """Gigabytes that a parked state may leave on each GPU where its registration does not say (``leftover_gb``), and a
+    quarter of its ``gpu_gb`` at most, where that is known. Default: nothing. Real processes keep a CUDA context and
+    what libraries take, half a gigabyte to one and a half: ``rollmuxd init`` writes 1."""
 
 
 class JournalTable(_Table):
@@ -528,7 +533,8 @@ class Settings(BaseSettings):
     access: AccessTable = AccessTable()
     tls: TlsTable = TlsTable()
     owners: dict[Name, OwnerTable] = {}
-    """Shares and limits of owners: ``[owners.NAME]``. An owner without a table has one share, and no limit."""
+    """Shares and limits of owners: ``[owners.NAME]``. What a table leaves out, and all of an owner without one, is as
+    ``defaults.owner`` says."""
     hosts: tuple[HostTable, ...] = ()
     """The machines: one ``[[hosts]]`` table each."""
     backends: dict[Name, dict[str, Any]] = {}
@@ -567,6 +573,13 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The environment goes over the file, whose content comes as keyword arguments."""
         return env_settings, init_settings
+
+    @field_validator("owners", mode="before")
+    @classmethod
+    def _names_owners(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "*" in given:
+            raise ValueError('"*" is no owner; [defaults.owner] has what holds for all others')
+        return given
 
     @model_validator(mode="before")
     @classmethod
@@ -635,9 +648,14 @@ class Settings(BaseSettings):
             move_begins_ms=_ms(self.moves.begins_s),
             move_ends_ms=_ms(self.moves.ends_s),
             use_half_life_ms=_ms(self.limits.use_half_life_h * 3600),
-            owners={name: OwnerLimits(**table.model_dump()) for name, table in self.owners.items()},
+            owners=ByOwner({name: self.owner_limits(name) for name in self.owners}, self.owner_limits("")),
             drivers=dict(drivers or {}),
         )
+
+    def owner_limits(self, name: str) -> OwnerLimits:
+        """What an owner may have."""
+        own = self.owners.get(name, OwnerTable()).model_dump(exclude_unset=True)
+        return OwnerLimits(**{**self.defaults.owner.model_dump(), **own})
 
     def to_start(self) -> Start:
         """The hosts and nodes, as the core takes them; sizes that are not configured are 0."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmuxd.core.config import DriverTraits
+from rollmuxd.core.config import DriverTraits, OwnerLimits
 from rollmuxd.core.inputs import HostSpec, NodeSpec
 from rollmuxd.daemon.settings import (
     BadSettings,
@@ -142,6 +142,14 @@ def test_a_typo_is_answered_with_the_key_that_was_meant():
         ("[lease]\nlease = 5", "rollmux.toml: lease.lease is not a setting; did you mean lease_s?"),
         ("[log]\nzzz = 5", "rollmux.toml: log.zzz is not a setting; known here: level, format"),
         ("[policy.rolmux]\nprune = true", "rollmux.toml: policy.rolmux is not a setting; did you mean policy.rollmux?"),
+        (
+            "[defaults.owner]\nmax_job = 2",
+            "rollmux.toml: defaults.owner.max_job is not a setting; did you mean max_jobs?",
+        ),
+        (
+            '[owners."*"]\nmax_jobs = 2',
+            'rollmux.toml: owners: "*" is no owner; [defaults.owner] has what holds for all others',
+        ),
         ("[owners.team-a]\nshar = 2", "rollmux.toml: owners.team-a.shar is not a setting; did you mean share?"),
         ("[policy.rollmux]\nprun = 1", "rollmux.toml: policy.rollmux.prun is not a setting; did you mean prune?"),
         ("[lease]\nlease_s = -1", "rollmux.toml: lease.lease_s: input should be greater than 0 (it is -1)"),
@@ -265,6 +273,17 @@ def test_the_core_gets_what_owners_may_have():
     limits = config.owners["team-a"]
     assert (limits.share, limits.max_nodes, limits.max_priority, limits.max_jobs) == (3, 8, 5, 0)
     assert config.use_half_life_ms == 30 * 60 * 1000
+
+
+def test_what_is_not_said_of_an_owner_is_as_the_defaults_say_it(monkeypatch):
+    text = "[defaults.owner]\nmax_jobs = 7\nmax_priority = 3\n[owners]\nnlp = {share = 2, max_jobs = 0}\n"
+    monkeypatch.setenv("ROLLMUX_DEFAULTS__OWNER__MAX_WAITING", "4")
+    owners = load_settings(write(text)).to_core_config().owners
+
+    assert owners.get("nlp") == OwnerLimits(share=2, max_jobs=0, max_waiting=4, max_priority=3)
+    assert owners.get("anybody") == OwnerLimits(share=1, max_jobs=7, max_waiting=4, max_priority=3)
+    monkeypatch.delenv("ROLLMUX_DEFAULTS__OWNER__MAX_WAITING")
+    assert Settings().to_core_config().owners.get("anybody") == OwnerLimits(share=1)
 
 
 def test_the_core_is_told_to_revoke_only_where_that_was_said():

@@ -11,7 +11,6 @@ import pytest
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.effects import Observe, Perform
 from rollmuxd.core.inputs import GpuSight, HostSeen, HostSpec, NodeSpec, OrderDone, OrderFailed, Start
-from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon.access import PEER_EXTENSION, Peer
 from rollmuxd.daemon.actuator import Seen
 from rollmuxd.daemon.app import make_policy
@@ -22,6 +21,7 @@ from rollmuxd.daemon.http.app import make_app
 from rollmuxd.daemon.journal import MemoryJournal
 from rollmuxd.daemon.keys import Role, new_key
 from rollmuxd.daemon.metrics import Metrics
+from rollmuxd.daemon.owners import scheduler_of
 from rollmuxd.daemon.reckoning import Today
 from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.settings import Settings
@@ -83,6 +83,7 @@ class World:
             observe_after_ms=20,
             launch_hosts=("h1",),
             owners=settings.to_core_config().owners,
+            max_jobs=settings.limits.max_jobs,
         )
         start = Start(
             hosts=(HostSpec("h1", "fake", 1_000_000),),
@@ -93,7 +94,7 @@ class World:
         )
         self.today = Today(self.journal, self.settled)
         self.driver = Driver(
-            lambda state: Scheduler(config, make_policy(settings), state),
+            lambda state: scheduler_of(config, make_policy(settings), state),
             self.journal,
             self.clock,
             self.backends.perform,

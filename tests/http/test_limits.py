@@ -136,6 +136,90 @@ async def test_an_owner_whose_requests_all_wait_is_429_and_its_first_is_still_in
         assert (await jobs[1].ask("rollout", wait_s=0, request_id=queued["request_id"])).status_code == 200
 
 
+async def test_an_owner_of_whom_nothing_is_said_has_what_the_defaults_say(running, body_of_job):
+    tables = {
+        "defaults": {"owner": {"max_jobs": 2, "max_priority": 5, "max_waiting": 1}},
+        "owners": {"team": {"max_jobs": 3}},
+    }
+    async with running(**tables) as world, world.client("stranger") as eve, world.client("alice") as alice:
+        jobs = [await world.job(eve, name) for name in ("one", "two")]
+        full = await eve.post("/v1/jobs", json=body_of_job("three"))
+        assert (full.status_code, "owners.others.max_jobs" in full.json()["detail"]) == (429, True)
+        urgent = await eve.post("/v1/jobs", json=body_of_job("one", replace=True, priority=6))
+        assert (urgent.status_code, "owners.others.max_priority" in urgent.json()["detail"]) == (422, True)
+        for name in ("one", "two", "three"):
+            jobs.append(await world.job(alice, name))
+        assert (await alice.post("/v1/jobs", json=body_of_job("four"))).status_code == 429
+        # What its table leaves out is as the defaults say it.
+        assert (await alice.post("/v1/jobs", json=body_of_job("one", replace=True, priority=6))).status_code == 422
+        assert (await jobs[2].ask("rollout", wait_s=0)).json()["status"] == "running"
+        assert (await jobs[0].ask("rollout", wait_s=0)).json()["status"] == "queued"
+        full = await jobs[1].ask("rollout", wait_s=0)
+        assert (full.status_code, "owners.others.max_waiting" in full.json()["detail"]) == (429, True)
+
+
+def of(pool):
+    return {"phases": [{"name": pool, "pools": [pool], "seconds": 10}], "wants": {pool: {}}}
+
+
+async def test_an_owner_of_whom_nothing_is_said_is_planned_for_as_one_with_a_table_is(running, body_of_job):
+    """Its limit of nodes is known to the policy too: which else offers it nodes that it may not have, and no others."""
+    told = []
+    for tables in ({"owners": {"others": {"max_nodes": 1}}}, {"defaults": {"owner": {"max_nodes": 1}}}):
+        async with running(**tables) as world, world.client("stranger") as eve:
+            two = await eve.post("/v1/jobs", json=body_of_job("two"))
+            assert (two.status_code, "owners.others.max_nodes" in two.json()["detail"]) == (422, True)
+            await world.job(eve, "one", **of("rollout"))
+            job = await world.job(eve, "more", **of("train"))
+            said = (await eve.get(f"/v1/jobs/{job.id}")).json()
+            assert said["status"] == "waiting"
+            plan = (await eve.post("/v1/plan", json={"jobs": [body_of_job("next", **of("train"))]})).json()
+            told.append((said["waiting"], plan, (await eve.get(f"/v1/jobs/{job.id}/explain")).json()["reasons"]))
+            assert "owner others holds 1 of its 1 nodes" in str(told[-1][-1])
+            # On the node that it has, there is room.
+            beside = await world.job(eve, "beside", **of("rollout"))
+            assert (await eve.get(f"/v1/jobs/{beside.id}")).json()["status"] != "waiting"
+            assert world.driver.scheduler.policy.max_nodes["others"] == 1, "policies go through all of whom they know"
+    assert told[0] == told[1]
+    no_limit = {"defaults": {"owner": {"max_nodes": 1}}, "owners": {"others": {"max_nodes": 0}}}
+    async with running(**no_limit) as world, world.client("stranger") as eve:
+        job = await world.job(eve, "one")
+        assert (await eve.get(f"/v1/jobs/{job.id}")).json()["status"] != "waiting"
+
+
+async def test_one_owner_does_not_take_all_jobs_that_there_may_be(running, body_of_job):
+    async with running(limits={"max_jobs": 20}) as world, world.client("stranger") as eve:
+
+        async def register(client, name, **more):
+            return await client.post("/v1/jobs", json=body_of_job(name, priority=1000, **more))
+
+        assert [(await register(eve, f"x{number}")).status_code for number in range(20)] == [201] * 18 + [429] * 2
+        full = await register(eve, "x19")
+        assert "owners.others.max_jobs" in full.json()["detail"]
+        assert int(full.headers["retry-after"]) >= 1
+        assert (await register(eve, "x0", replace=True)).status_code == 201, "it has that one already"
+        for name, other in (("alice", "mine"), ("root", "op")):
+            async with world.client(name) as client:
+                assert (await register(client, other)).status_code == 201
+        async with world.client("root") as root:
+            assert (await register(root, "one-too-many")).status_code == 429
+            jobs = (await root.get("/v1/jobs", params={"owner": "others"})).json()["items"]
+            assert (await root.delete(f"/v1/jobs/{jobs[0]['job']}")).status_code == 200
+            assert (await register(eve, jobs[0]["name"])).status_code == 201, "it has 17, and that name is known"
+            assert (await root.delete(f"/v1/jobs/{jobs[0]['job']}")).status_code == 200
+            assert (await register(root, "another")).status_code == 201
+
+
+async def test_admins_and_owners_with_a_limit_of_their_own_may_have_the_last_jobs_too(running, body_of_job):
+    tables = {"limits": {"max_jobs": 3}, "owners": {"others": {"max_jobs": 3}}}
+    for who in ("stranger", "root"):
+        async with running(**tables) as world, world.client(who) as client:
+            for name in ("one", "two", "three"):
+                assert (await client.post("/v1/jobs", json=body_of_job(name))).status_code == 201, who
+    async with running(limits={"max_jobs": 1}) as world, world.client("alice") as client:
+        assert (await client.post("/v1/jobs", json=body_of_job("one"))).status_code == 201
+
+
 # ---- connections -----------------------------------------------------------------------------------------------------
 
 

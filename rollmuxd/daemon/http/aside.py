@@ -15,6 +15,7 @@ from rollmuxd.core.policy import Policy
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.http.glue import Call
+from rollmuxd.daemon.owners import scheduler_of
 from rollmuxd.daemon.settings import Settings
 from rollmuxd.spi import discovery
 
@@ -50,6 +51,6 @@ async def ask_copy(call: Call, state: bytes, question: Callable[[Scheduler], T])
     config, settings = call.services.driver.scheduler.config, call.services.settings
 
     def ask() -> T:
-        return question(Scheduler(config, fresh_policy(settings), msgspec.msgpack.decode(state, type=State)))
+        return question(scheduler_of(config, fresh_policy(settings), msgspec.msgpack.decode(state, type=State)))
 
     return await aside(ask)

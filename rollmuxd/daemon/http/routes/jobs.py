@@ -6,7 +6,7 @@ from functools import partial
 from msgspec import UNSET, UnsetType
 
 from rollmuxd.core import model
-from rollmuxd.core.errors import Conflict, Impossible, RunAlive
+from rollmuxd.core.errors import Conflict, Impossible, RunAlive, TooMany
 from rollmuxd.core.inputs import EndJob, PauseJob, RegisterJob, ReinstateJob, ResumeJob
 from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis
 from rollmuxd.core.scheduler import Scheduler
@@ -59,6 +59,8 @@ async def register_job(call: Call, body: RegisterBody) -> JobView:
     )
     core = call.services.driver.scheduler
     known = core.state.job_named(caller.owner, body.name)
+    if known is None or known.status is JobStatus.ENDED:
+        _leave_some(call, core.state)
     anothers = known is not None and known.status is not JobStatus.ENDED and not caller.owns(known)
     try:
         if anothers or body.launch is not None or runs:  # a lead takes another's place, or an admin has something run
@@ -73,6 +75,24 @@ async def register_job(call: Call, body: RegisterBody) -> JobView:
         call.status = 200
     assert answer.job is not None
     return await _show(call, answer.job)
+
+
+def _leave_some(call: Call, state: State) -> None:
+    """Refuse an owner of whom the settings do not say how many jobs it may have, where it would take the last tenth.
+
+    That is for other owners, who would be refused else, and for admins, who are not counted.
+    """
+    settings, owner = call.services.settings, call.caller.owner
+    limit = settings.limits.max_jobs
+    most = max(1, limit - max(1, limit // 10))
+    if call.caller.admin or len(state.jobs) - len(state.ended) < most or settings.owner_limits(owner).max_jobs:
+        return
+    number = sum(job.owner == owner and job.status is not JobStatus.ENDED for job in state.jobs.values())
+    if number >= most:
+        raise TooMany(
+            f"owner {owner} has {number} of the {limit} jobs that there may be (limits.max_jobs), and the rest is left "
+            f"to others; end one, or have a limit of its own set (owners.{owner}.max_jobs)"
+        )
 
 
 @routes.get("/v1/jobs")

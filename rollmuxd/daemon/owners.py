@@ -1,0 +1,42 @@
+"""What owners may have: those of whom the settings say it, and all others.
+
+The core looks limits up by owner in a dict; here it is one that knows an answer for everybody.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from rollmuxd.core.config import Config
+from rollmuxd.core.policy import HeedsOwners, Policy
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.state import State
+
+T = TypeVar("T")
+
+
+class ByOwner(dict[str, T]):
+    """By owner's name; of who is not in it, ``get`` gives what holds for all others."""
+
+    def __init__(self, own: Mapping[str, T], others: T) -> None:
+        super().__init__(own)
+        self.others = others
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().get(name, self.others)
+
+
+class MostNodes(ByOwner[int]):
+    """How many nodes each owner may hold. Who was asked for is in it: policies go through all of whom they know."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.setdefault(name, self.others)
+
+
+def scheduler_of(config: Config, policy: Policy, state: State) -> Scheduler:
+    """A scheduler whose policy plans around how many nodes *any* owner may hold, not only those that are named."""
+    core = Scheduler(config, policy, state)
+    limits = config.owners
+    if isinstance(policy, HeedsOwners) and isinstance(limits, ByOwner) and limits.others.max_nodes:
+        own = {name: owner.max_nodes for name, owner in limits.items()}
+        policy.max_nodes = MostNodes(own, limits.others.max_nodes)
+    return core
