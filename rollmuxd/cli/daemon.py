@@ -146,14 +146,17 @@ def status(config: Path | None, as_json: bool) -> None:
     state_dir, running = _running(config)
     if running is None:
         raise Failed(f"no daemon runs on {state_dir}; start one: rollmuxd daemon start", NO_DAEMON)
-    good = ready(running.socket)
-    _answer(running, state_dir / "daemon.log", "ready" if good else "not ready", as_json=as_json)
+    said = _readyz(running.socket)
+    good = said is not None
+    _answer(running, state_dir / "daemon.log", "ready" if good else "not ready", as_json=as_json, journal=said or "")
     if not good:
         raise Failed(f"the daemon, pid {running.pid}, runs and is not ready; see {state_dir}/daemon.log")
 
 
-def _answer(running: Running, log: Path, said: str, *, as_json: bool) -> None:
+def _answer(running: Running, log: Path, said: str, *, as_json: bool, journal: str = "") -> None:
     values = {"status": said, "pid": running.pid, "url": running.url, "socket": str(running.socket), "log": str(log)}
+    if journal:
+        values["journal"] = journal
     if running.fingerprint is not None:
         values |= {"fingerprint": running.fingerprint, "certificate": running.certificate}
     if running.clock is not None:
@@ -196,9 +199,7 @@ def find(state_dir: Path) -> Running | None:
     if not _is_daemon(pid):
         return None
     path = Path(said.get("socket") or state_dir / "rollmux.sock")
-    return Running(
-        pid, said.get("url"), path, said.get("fingerprint"), said.get("certificate"), said.get("clock")
-    )
+    return Running(pid, said.get("url"), path, said.get("fingerprint"), said.get("certificate"), said.get("clock"))
 
 
 def _is_daemon(pid: int) -> bool:
@@ -221,7 +222,12 @@ def _started(pid: int) -> str | None:
 
 
 def ready(path: Path) -> bool:
-    """Whether a daemon answers on this Unix socket and says that it is ready.
+    """Whether a daemon answers on this Unix socket and says that it is ready."""
+    return _readyz(path) is not None
+
+
+def _readyz(path: Path) -> str | None:
+    """What the daemon on this Unix socket says of its journal ("": all is well), if it is ready; else None.
 
     By hand: an HTTP client takes longer to import than the daemon takes to answer.
     """
@@ -230,9 +236,18 @@ def ready(path: Path) -> bool:
             there.settimeout(5.0)
             there.connect(str(path))
             there.sendall(b"GET /readyz HTTP/1.1\r\nHost: rollmuxd\r\nConnection: close\r\n\r\n")
-            return there.recv(12) == b"HTTP/1.1 200"
+            answer = b""
+            while part := there.recv(4096):
+                answer += part
     except OSError:
-        return False
+        return None
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 200"):
+        return None
+    try:
+        return str(json.loads(body)["reason"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _settings(config: Path | None) -> Any:

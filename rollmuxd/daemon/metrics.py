@@ -152,13 +152,14 @@ class Metrics:
         may_read: Callable[[Job], bool],
         owner: str | None = None,
         journal: Path | None = None,
+        untended: bool = False,
     ) -> tuple[bytes, str]:
         """All figures, in the text format that the scraper wants; and its media type.
 
         ``may_read`` says of which jobs the names may be told, ``owner`` whose series alone are (None: everybody's);
-        ``journal`` is its file, if it has one.
+        ``journal`` is its file, if it has one, and ``untended`` whether it could not be looked after.
         """
-        self._state.scrape = Scrape(state, now, may_read, journal)
+        self._state.scrape = Scrape(state, now, may_read, journal, untended)
         try:
             encode, media_type = choose_encoder(accept)
             body: bytes = encode(self.registry if owner is None else _OfOwner(self.registry, owner))
@@ -188,6 +189,7 @@ class Scrape(NamedTuple):
     now: Millis
     may_read: Callable[[Job], bool]
     journal: Path | None
+    untended: bool = False
 
 
 class _OfOwner(CollectorRegistry):
@@ -218,7 +220,7 @@ class _StateCollector(Collector):
             yield from _work_gauges(state)
             yield from _wait_gauges(state, self.scrape.now)
             yield from _promise_gauges(state, self.scrape.may_read)
-            yield from _journal_gauges(self.scrape.journal)
+            yield from _journal_gauges(self.scrape.journal, self.scrape.untended)
 
 
 def _node_gauges(state: State) -> Iterator[Metric]:
@@ -332,9 +334,14 @@ def _promise_gauges(state: State, may_read: Callable[[Job], bool]) -> Iterator[M
     yield from (behind, slower, credit)
 
 
-def _journal_gauges(path: Path | None) -> Iterator[Metric]:
+def _journal_gauges(path: Path | None, untended: bool) -> Iterator[Metric]:
     if path is None:
         return
+    yield GaugeMetricFamily(
+        "rollmux_journal_untended",
+        "1 since the journal could not be looked after, as it is every hour, until it can: part of it may be damaged.",
+        value=untended,
+    )
     try:
         disk = os.statvfs(path.parent)
         size = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))

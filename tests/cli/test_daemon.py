@@ -1,6 +1,7 @@
 """``rollmuxd daemon`` finds the daemon it is to talk about, and no other process that happens to have its pid."""
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -100,6 +101,34 @@ def test_a_daemon_that_does_not_answer_is_not_ready(rollmuxd, config, state_dir,
     assert ran.code == 1
     assert "not ready" in ran.out
     assert "daemon.log" in ran.err
+
+
+@pytest.mark.parametrize("amiss", ["", "it could not be looked after"])
+def test_what_a_ready_daemon_says_of_its_journal_is_shown(rollmuxd, config, state_dir, process, amiss):
+    path = state_dir / "it.sock"
+    said(state_dir, process("rollmuxd").pid, socket=str(path))
+    body = json.dumps({"status": "ready", "reason": amiss}).encode()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as there:
+        there.bind(str(path))
+        there.listen()
+
+        def answer():
+            for _ in range(2):
+                asked, _ = there.accept()
+                with asked:
+                    asked.recv(1000)
+                    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body)
+                    for part in (head[:20], head[20:], body[:5], body[5:]):
+                        asked.sendall(part)
+
+        threading.Thread(target=answer, daemon=True).start()
+        ran = rollmuxd(f"daemon status --config {config}")
+        told = json.loads(rollmuxd(f"daemon status --config {config} --json").out)
+
+    assert ran.code == 0
+    assert amiss in ran.out
+    assert ("journal" in ran.out) == bool(amiss)
+    assert told.get("journal", "") == amiss
 
 
 def test_a_second_daemon_on_the_same_state_is_refused(rollmuxd, config, state_dir, process):

@@ -44,6 +44,25 @@ async def test_counters_follow_the_facts_and_gauges_the_state(running):
         assert figures["rollmux_http_requests_total", ("method", "POST"), *calls] == 1
 
 
+async def test_a_journal_that_could_not_be_tended_is_told_by_metrics_and_by_readyz(running, tmp_path):
+    async with running() as world, world.client() as client:
+        world.journal.path = tmp_path / "journal.sqlite3"
+        world.journal.path.touch()
+
+        class Care:
+            trouble = ""
+
+        object.__setattr__(world.services, "keeper", Care())
+        assert (await scrape(client))["rollmux_journal_untended",] == 0
+        assert (await client.get("/readyz")).json()["reason"] == ""
+        Care.trouble = "fact 5 is damaged: the path and the rest are for those who may read the log"
+        assert (await scrape(client))["rollmux_journal_untended",] == 1
+        ready = await client.get("/readyz")
+        assert ready.status_code == 200
+        assert "rollmuxd journal check" in ready.json()["reason"]
+        assert "fact 5" not in ready.text
+
+
 async def test_neither_jobs_nor_paths_that_people_make_up_become_labels(running):
     async with running() as world, world.client() as client:
         await world.job(client, "math-7b")

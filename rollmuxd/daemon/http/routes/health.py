@@ -14,6 +14,9 @@ from rollmuxd.wire.answers import Health
 
 routes = Routes("daemon")
 
+#: no more than that, since anybody may ask
+UNTENDED = "it could not be looked after: see `rollmuxd journal check`, and journal_not_tended in the log"
+
 
 @routes.get("/healthz", needs=None)
 async def healthz(call: Call) -> Health:
@@ -23,11 +26,18 @@ async def healthz(call: Call) -> Health:
 
 @routes.get("/readyz", needs=None, problems=(503,))
 async def readyz(call: Call) -> Health:
-    """The journal is open and replayed, and the daemon is not being stopped."""
+    """The journal is open and replayed, and the daemon is not being stopped.
+
+    ``reason`` is what there is to be said of the journal all the same.
+    """
     if call.services.driver.draining.is_set():
         raise Refusal(problems.DRAINING, "the daemon is being stopped")
     await call.read(lambda core, now: None)
-    return Health(status="ready", version=version("rollmuxd"))
+    return Health(status="ready", version=version("rollmuxd"), reason=UNTENDED if _untended(call) else "")
+
+
+def _untended(call: Call) -> bool:
+    return call.services.keeper is not None and bool(call.services.keeper.trouble)
 
 
 @routes.get("/metrics", produces=("text/plain",))
@@ -40,7 +50,7 @@ async def metrics(call: Call) -> Plain:
     accept = call.header(b"accept") or ""
     configured = call.services.settings.owners
     call.shared.services.driver.tell_sinks()
-    caller, path = call.caller, getattr(call.services.journal, "path", None)
+    caller, path, untended = call.caller, getattr(call.services.journal, "path", None), _untended(call)
     body, media_type = await call.read(
         lambda core, now: call.shared.metrics.expose(
             core.state,
@@ -49,6 +59,7 @@ async def metrics(call: Call) -> Plain:
             may_read=caller.may_read,
             owner=None if _sees_all_owners(core.state, caller, configured) else caller.owner,
             journal=path,
+            untended=untended,
         )
     )
     return Plain(body, media_type)
