@@ -167,8 +167,14 @@ class OwnRay:
 @contextmanager
 def _one_at_a_time(beat: Callable[[], None]) -> Iterator[None]:
     """Two nodes of one cluster that start on one machine at once take each other's sockets, and neither comes up."""
-    lock = os.open(f"{_SHORT}/.rollmuxd-ray-{os.geteuid()}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    path = f"{_SHORT}/.rollmuxd-ray-{os.geteuid()}.lock"
     try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise Failed(f"[ray]: {path}: {error.strerror}; have whoever owns it remove it") from error
+    try:
+        if os.fstat(lock).st_uid != os.geteuid():  # and may hold it for ever
+            raise Failed(f"[ray]: {path} belongs to another user of this machine; have it removed")
         while True:
             with suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

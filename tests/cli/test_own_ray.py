@@ -1,12 +1,14 @@
 """``[ray]`` of a job's file: what is started for it. In Ray's place is a program that writes down how it was called."""
 
+import fcntl
 import json
+import os
 import re
 import threading
 
 import pytest
 
-from rollmuxd.cli import job_file
+from rollmuxd.cli import job_file, own_ray
 from rollmuxd.cli.calls import Failed
 from rollmuxd.cli.own_ray import OwnRay, RayTable
 
@@ -106,6 +108,17 @@ def test_two_nodes_on_one_machine_start_one_after_the_other_and_sessions_live_me
         run.join()
     assert not (ray.folder / "both").exists()
     assert ray.beats > 4
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user's")
+def test_nobody_else_of_the_machine_can_hold_up_a_ray_by_its_lock(ray, tmp_path, monkeypatch):
+    monkeypatch.setattr(own_ray, "_SHORT", str(tmp_path))
+    theirs = tmp_path / ".rollmuxd-ray-0.lock"
+    theirs.touch()
+    os.chown(theirs, 65534, 65534)
+    with theirs.open() as held, pytest.raises(Failed, match="belongs to another user of this machine; have it removed"):
+        fcntl.flock(held, fcntl.LOCK_EX)
+        ray.start(ray.table(address="10.0.0.1:6379"))
 
 
 def test_a_ray_that_does_not_start_says_why(ray, tmp_path):
