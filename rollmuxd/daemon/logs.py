@@ -7,6 +7,7 @@ idempotency key opens sessions, so it is left out, and a job's specification is 
 import logging
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, TextIO, cast
 
@@ -80,6 +81,32 @@ def set_up(level: str = "info", format: Literal["console", "json"] = "console", 
     # It warns of every call that it cannot parse: whoever sends rubbish would fill the disk.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).setLevel(max(number, logging.ERROR))
+    # What they log comes with a page of where it was, and somebody at the other end may know how to have it logged.
+    for name in ("asyncio", "uvicorn.error"):
+        logging.getLogger(name).filters[:] = [Seldom()]
+
+
+class Seldom(logging.Filter):
+    """Lets twenty lines a minute through; the first one after that says how many were left out."""
+
+    AT_MOST: Final = 20
+    EVERY_S: Final = 60.0
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now = now
+        self._since = now()
+        self._number = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is written."""
+        now = self._now()
+        if now - self._since >= self.EVERY_S:
+            if self._number > self.AT_MOST:
+                record.msg = f"{record.msg} ({self._number - self.AT_MOST} lines before it were left out)"
+            self._since, self._number = now, 0
+        self._number += 1
+        return self._number <= self.AT_MOST
 
 
 class Unfailing:

@@ -87,6 +87,33 @@ def test_lines_of_the_standard_library_come_out_the_same_way(written):
     assert (line["event"], line["level"], line["logger"]) == ("it is late", "warning", "somebodys.plugin")
 
 
+@pytest.mark.parametrize("name", ["asyncio", "uvicorn.error"])
+def test_what_breaks_again_and_again_fills_no_disk(written, name):
+    for _ in range(1000):
+        logging.getLogger(name).error("it broke", exc_info=ValueError("x" * 1000))
+
+    assert len(written()) == 20
+
+
+def test_lines_that_were_left_out_are_counted():
+    at = 0.0
+    seldom = logs.Seldom(lambda: at)
+    said = []
+
+    def log():
+        record = logging.makeLogRecord({"msg": "%s broke", "args": ("it",)})
+        if seldom.filter(record):
+            said.append(record.getMessage())
+
+    for _ in range(50):
+        log()
+    at = 60.0
+    for _ in range(2):
+        log()
+
+    assert said == ["it broke"] * 20 + ["it broke (30 lines before it were left out)", "it broke"]
+
+
 def test_the_level_holds_for_both(written):
     structlog.get_logger().debug("no")
     logging.getLogger("x").debug("no")
