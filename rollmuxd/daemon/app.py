@@ -10,7 +10,6 @@ What would surprise:
 - Jobs do not notice a stop: what they hold is in the journal, and their clients ask again until the daemon is back.
 """
 
-import asyncio
 import contextlib
 import errno
 import gc
@@ -45,7 +44,8 @@ from rollmuxd.daemon.channel import ChannelHub
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.driver import Driver, Unavailable
 from rollmuxd.daemon.http.app import make_app
-from rollmuxd.daemon.http.peer import ConnectionLimits, hang_up_slow, limited
+from rollmuxd.daemon.http.door import HANDSHAKE_S, Door, Places
+from rollmuxd.daemon.http.peer import ConnectionLimits, PeerHttpToolsProtocol, hang_up_slow, limited
 from rollmuxd.daemon.journal import Journal, JournalError, JournalFailed, JournalInUse, JournalRefused
 from rollmuxd.daemon.journal_care import Keep, Keeper
 from rollmuxd.daemon.metrics import Metrics
@@ -601,32 +601,28 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
 
 
 class _Uvicorn(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, tls: Tls | None, handshake_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, tls: Tls | None) -> None:
         super().__init__(config)
         self.listens = anyio.Event()
-        self._tls = tls
-        self._handshake_s = handshake_s
+        self._places = Places(limits)
+        self._handshake_s = min(HANDSHAKE_S, limits.read_s)
+        self._tls = None if tls is None else tls.context
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        # uvicorn's own setting would be for all sockets, and the Unix socket needs no TLS.
-        secured = [bound for bound in sockets or () if self._tls is not None and bound.family != socket.AF_UNIX]
-        await super().startup([bound for bound in sockets or () if bound not in secured])
-        for bound in secured:
-            assert self._tls is not None
-            self.servers.append(
-                await asyncio.get_running_loop().create_server(
-                    self._connected,
-                    sock=bound,
-                    ssl=self._tls.context,
-                    ssl_handshake_timeout=self._handshake_s,
-                    backlog=self.config.backlog,
-                )
-            )
+        await super().startup([])
+        for bound in sockets or ():
+            # An operator is to come in whatever happens at the port, and needs no TLS to get to the same machine.
+            local = bound.family == socket.AF_UNIX
+            places, tls = (None, None) if local else (self._places, self._tls)
+            door = Door(bound, self._make_protocol, places, tls, self._handshake_s)
+            door.open(self.config.backlog)
+            doors: list[Any] = self.servers
+            doors.append(door)
         self.listens.set()
 
-    def _connected(self) -> asyncio.Protocol:
+    def _make_protocol(self) -> PeerHttpToolsProtocol:
         make: Any = self.config.http_protocol_class
-        protocol: asyncio.Protocol = make(
+        protocol: PeerHttpToolsProtocol = make(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         return protocol
@@ -667,8 +663,8 @@ class Server:
                 # Without it, one parked long poll would block the end for ever.
                 timeout_graceful_shutdown=max(1, round(shutdown_s)),
             ),
+            limits,
             tls,
-            limits.read_s,
         )
         self._stopped = anyio.Event()
 

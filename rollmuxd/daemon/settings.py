@@ -328,10 +328,12 @@ class LimitsTable(_Table):
     """Megabytes that the body of a call may have; larger ones are answered with 413."""
 
     max_head_kb: Annotated[float, Field(ge=1, le=1000)] = 32.0
-    """Kilobytes that the head of a call (its address and headers) may have; larger ones are answered with 431."""
+    """Kilobytes that the head of a call (its address and headers) may have, and trailers and the marks of chunks with
+    it; larger ones are answered with 431. Each header counts 32 bytes more."""
 
     max_connections: Annotated[int, Field(ge=1)] = 20_000
-    """Open TCP connections at most; more are answered with 503. The Unix socket is never full."""
+    """Open TCP connections at most, TLS handshakes among them; more are answered with 503, or with TLS hung up on.
+    Fewer where the process may have fewer files: some are left to the Unix socket, the journal and backends."""
 
     max_connections_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Part of ``max_connections`` that one address may have, so that it cannot keep all others out. Default: half, for
@@ -339,7 +341,7 @@ class LimitsTable(_Table):
 
     read_s: Seconds = 30.0
     """Seconds in which a call must have arrived, from its first byte to its last, and in which a new connection must
-    bring one. Who is slower is hung up on: open connections cost something."""
+    bring one; a TLS handshake has 10 of them at most. Who is slower is hung up on: open connections cost something."""
 
     calls_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2_000.0
     """Calls a second that each API key, each user at the Unix socket and each address without a key may make; more are

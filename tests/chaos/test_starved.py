@@ -1,6 +1,7 @@
 """A machine that runs out of something, or whose clock is set: the daemon says so, keeps what is held, and recovers."""
 
 import contextlib
+import json
 import os
 import resource
 import socket
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import httpx
 import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -51,6 +53,51 @@ def test_without_descriptors_it_says_so_holders_keep_what_they_hold_and_it_recov
     ] == []
     live.until("all nodes are up", lambda: all(node["status"] == "up" for node in daemon.get("/v1/nodes")["items"]))
     live.until("the callers are forgotten", lambda: len(os.listdir(f"/proc/{daemon.pid}/fd")) <= open_now + 6)
+
+
+FEW = """
+[daemon]
+listen = "127.0.0.1:0"
+state_dir = "{folder}/state"
+[tls]
+mode = "{tls}"
+"""
+
+
+@pytest.mark.parametrize("tls", ["on", "off"])
+def test_who_floods_the_port_keeps_nobody_from_the_unix_socket_and_fills_no_log(tmp_path, tls):
+    (tmp_path / "rollmux.toml").write_text(FEW.format(tls=tls, folder=tmp_path))
+    log, told = tmp_path / "log", tmp_path / "state" / "daemon.json"
+    with log.open("wb") as to:
+        daemon = subprocess.Popen(
+            ["sh", "-c", 'ulimit -n 256 && exec "$0" -m rollmuxd daemon run --config rollmux.toml', sys.executable],
+            cwd=tmp_path,
+            stdout=to,
+            stderr=to,
+        )
+    try:
+        give_up = time.monotonic() + 30
+        while not told.exists():
+            assert daemon.poll() is None, log.read_text()
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
+        ready = json.loads(told.read_text())
+        host, _, port = ready["url"].rpartition("/")[2].rpartition(":")
+        said = log.stat().st_size
+        with contextlib.ExitStack() as stack:
+            for _ in range(1000):
+                one = stack.enter_context(socket.socket())
+                one.setblocking(False)
+                one.connect_ex((host, int(port)))
+            for _ in range(5):
+                with httpx.Client(transport=httpx.HTTPTransport(uds=ready["socket"]), timeout=10) as operator:
+                    assert operator.get("http://localhost/v1/jobs").status_code == 200
+                assert len(os.listdir(f"/proc/{daemon.pid}/fd")) < 200
+                time.sleep(0.2)
+        assert log.stat().st_size - said < 1_000
+    finally:
+        daemon.kill()
+        daemon.wait()
 
 
 # ---- the clock -------------------------------------------------------------------------------------------------------

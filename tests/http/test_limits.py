@@ -1,27 +1,40 @@
 """One client cannot bring the service down for the others: everything that it can have much of has a limit."""
 
 import asyncio
+import errno
+import gc
+import http.client
+import os
+import re
+import shutil
 import socket
+import ssl
 import time
 from contextlib import asynccontextmanager
 
 import anyio
+import anyio.to_thread
 import httpx
+import msgspec
 import pytest
+import structlog
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from rollmuxd.daemon.access import Rates
 from rollmuxd.daemon.app import Server
+from rollmuxd.daemon.http.door import Door
 from rollmuxd.daemon.http.peer import ConnectionLimits
+from rollmuxd.daemon.tls import make_own, read_tls
 
 pytestmark = pytest.mark.asyncio
 
 
 @asynccontextmanager
-async def served(world, path=None, **limits):
+async def served(world, path=None, tls=None, **limits):
     """The world's app on a real port (or Unix socket); gives where to connect to."""
     with socket.socket(socket.AF_INET if path is None else socket.AF_UNIX) as listening:
         listening.bind(("127.0.0.1", 0) if path is None else str(path))
-        server = Server(world.app, [listening], 1, ConnectionLimits(**limits))
+        server = Server(world.app, [listening], 1, ConnectionLimits(**limits), tls)
         async with anyio.create_task_group() as tasks:
             await tasks.start(server.run)
             yield listening.getsockname()
@@ -251,6 +264,144 @@ async def test_a_head_that_is_too_large_calls_no_handler_and_neither_does_what_f
         writer.close()
 
 
+CHUNKED = b"POST /v1/jobs HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n%s\r\n"
+ENDLESS = {
+    "trailers": (CHUNKED + b"0\r\n", b"a:b\r\n"),
+    "one trailer": (CHUNKED + b"0\r\na:", b"y"),
+    "the name of a trailer": (CHUNKED + b"0\r\n", b"y"),
+    "the extension of a chunk": (CHUNKED + b"5;a=", b"y"),
+    "extensions of a chunk": (CHUNKED + b"5", b";a=b"),
+    "the size of a chunk": (CHUNKED, b"0"),
+    "chunks of one byte": (CHUNKED, b"1\r\nx\r\n"),
+    "empty lines": (b"", b"\r\n"),
+    "headers": (b"GET /healthz HTTP/1.1\r\n", b"a:b\r\n"),
+    "an address": (b"GET /", b"y"),
+    "a method": (b"", b"Y"),
+}
+
+
+@pytest.mark.parametrize("key", ["a key", "no key"])
+@pytest.mark.parametrize("what", ENDLESS)
+async def test_what_is_not_the_body_of_a_call_ends_before_it_costs_much(running, what, key):
+    async with running() as world, served(world) as (host, port):
+        begin, more = ENDLESS[what]
+        secret = f"authorization: Bearer {world.secrets['root']}\r\n".encode() if key == "a key" else b""
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(begin.replace(b"%s", secret))
+        await anyio.sleep(0.1)  # it has its answer, where it gets one for its head
+        writer.write(more * (200_000 // len(more)))
+        said = await told(reader)
+        assert re.findall(r"HTTP/1.1 (\d+)", said) in (["401"], ["431"], ["400"]), said
+        assert len(world.state.jobs) == 0
+        writer.close()
+
+
+async def test_a_body_in_chunks_with_trailers_is_taken(running, body_of_job):
+    async with running() as world, served(world) as (host, port):
+        reader, writer = await asyncio.open_connection(host, port)
+        key = f"authorization: Bearer {world.secrets['alice']}\r\nconnection: close\r\n".encode()
+        body = msgspec.json.encode(body_of_job("math")) + b" " * 200_000
+        chunks = [body[at : at + 100] for at in range(0, len(body), 100)]
+        writer.write(CHUNKED.replace(b"%s", key))
+        writer.write(b"".join(b"%x;a=b\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks))
+        writer.write(b"0\r\nchecksum: 5\r\n\r\n")
+        assert (await told(reader)).startswith("HTTP/1.1 201 ")
+        writer.close()
+
+
+async def test_a_thousand_small_headers_are_more_than_their_bytes(running):
+    async with running() as world, served(world) as (host, port), httpx.AsyncClient() as client:
+        for number, status in ((500, 200), (1_500, 431)):
+            answer = await client.get(f"http://{host}:{port}/healthz", headers=[("a", "b")] * number)
+            assert answer.status_code == status
+
+
+async def test_who_sends_much_before_reading_still_reads_why_it_was_refused(running):
+    async with running() as world, served(world) as (host, port):
+
+        def send() -> int:
+            connection = http.client.HTTPConnection(host, port, timeout=10)
+            headers = {"Authorization": f"Bearer {world.secrets['alice']}", "Connection": "close"}
+            connection.request("POST", "/v1/jobs", body=b"x" * 20_000_000, headers=headers)
+            return connection.getresponse().status
+
+        assert await anyio.to_thread.run_sync(send) == 413
+
+
+# ---- calls ahead of answers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", [b"GET / HTTP/1.1\r\n\r\n", b"POST /v1/jobs HTTP/1.1\r\n\r\n"])
+async def test_calls_that_are_sent_ahead_wait_as_bytes_and_all_are_answered_in_order(running, call):
+    async with running(limits={"calls_per_s": 0}) as world, served(world) as (host, port):
+        reader, writer = await asyncio.open_connection(host, port, limit=2**24)
+        last = b"GET /last HTTP/1.1\r\nconnection: close\r\n\r\n"
+        writer.write(call * 5_000 + last)
+        most = 0
+        said = []
+
+        async def count():
+            nonlocal most
+            while True:
+                calls = [each for each in gc.get_objects() if isinstance(each, RequestResponseCycle)]
+                most = max(most, sum(not call.response_complete for call in calls))
+                await anyio.sleep(0.2)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(count)
+            with anyio.fail_after(60):
+                while part := await reader.read(1_000_000):
+                    said.append(part)
+            tasks.cancel_scope.cancel()
+        answers = re.findall(rb"HTTP/1.1 (\d+)", b"".join(said))
+        assert len(answers) == 5_001
+        assert answers[-1] == b"404"
+        assert 0 < most < 1_000
+        writer.close()
+
+
+async def test_who_sends_calls_faster_than_they_are_answered_has_to_wait_with_them(running):
+    async with running(limits={"calls_per_s": 0}) as world, served(world) as (host, port):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET /healthz HTTP/1.1\r\n\r\n" * 1_200_000)
+        with anyio.fail_after(30):
+            taken = 0
+            while taken < 500_000:  # thousands of answers
+                taken += len(await reader.read(100_000))
+        assert writer.transport.get_write_buffer_size() > 15_000_000
+        writer.transport.abort()
+
+
+async def test_rubbish_behind_a_call_is_not_answered_in_its_place(running):
+    async with running() as world, served(world) as (host, port), world.client("root") as root:
+        last = (await root.get("/v1/facts")).json()["last"]
+        head = f"host: x\r\nauthorization: Bearer {world.secrets['root']}\r\n\r\n"
+        poll = f"GET /v1/facts?after={last}&wait_ms=300 HTTP/1.1\r\n{head}".encode()
+        for rubbish in (b"rubbish\r\n\r\n", b"GET /" + b"y" * 40_000 + b" HTTP/1.1\r\n\r\n"):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(poll)
+            await anyio.sleep(0.1)
+            writer.write(rubbish)
+            said = await told(reader)
+            assert re.findall(r"HTTP/1.1 (\d+)", said) == ["200"], said
+            assert "connection: close" in said
+            writer.close()
+
+
+async def test_rubbish_is_400_in_the_shape_of_all_problems(running):
+    async with running() as world, served(world) as (host, port):
+        for rubbish in (b"rubbish\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(rubbish)
+            said = await told(reader)
+            assert said.startswith("HTTP/1.1 400 ")
+            assert "urn:rollmux:problem:bad_request" in said
+            writer.close()
+
+
+# ---- who is slow -----------------------------------------------------------------------------------------------------
+
+
 SLOW = {
     "says nothing": b"",
     "sends half a head": b"GET /healthz HTTP/1.1\r\nhost:",
@@ -356,3 +507,115 @@ async def test_when_all_connections_are_taken_new_ones_are_503_and_the_unix_sock
                 assert (await client.get("/healthz")).status_code == 200
             for _, other in held:
                 other.close()
+
+
+@pytest.fixture
+def tls(tmp_path):
+    if shutil.which("openssl") is None:
+        pytest.skip("the certificate is made by openssl")
+    make_own(tmp_path / "certificate.pem", tmp_path / "key.pem", ["127.0.0.1"])
+    return read_tls(tmp_path / "certificate.pem", tmp_path / "key.pem")
+
+
+async def well(where, tls, whence=None):
+    transport = httpx.AsyncHTTPTransport(
+        verify=ssl.create_default_context(cafile=tls.certificate), local_address=whence
+    )
+    async with httpx.AsyncClient(transport=transport) as client:
+        return (await client.get(f"https://{where[0]}:{where[1]}/healthz")).status_code == 200
+
+
+@pytest.mark.parametrize("limit", ["max_connections", "max_from_one"])
+async def test_who_has_shaken_no_hands_yet_is_counted_and_more_are_hung_up_on_at_once(running, tls, limit):
+    async with running() as world, served(world, tls=tls, **{limit: 3}) as where:
+        silent = [await asyncio.open_connection(*where) for _ in range(3)]
+        reader, writer = await asyncio.open_connection(*where)
+        assert await told(reader) == ""
+        with pytest.raises(httpx.HTTPError):
+            await well(where, tls)
+        if limit == "max_from_one":
+            assert await well(where, tls, "127.0.0.2")
+        for _, other in [*silent, (reader, writer)]:
+            other.close()
+        await anyio.sleep(0.1)
+        assert await well(where, tls)
+
+
+async def test_a_handshake_has_to_come_in_time_and_leaves_its_place_to_others(running, tls):
+    async with running() as world, served(world, tls=tls, max_connections=1, read_s=0.3) as (host, port):
+        for begun in (b"", b"\x16\x03\x01"):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(begun)
+            await told(reader)
+            writer.close()
+            await anyio.sleep(0.1)
+            assert await well((host, port), tls)
+
+
+async def test_rubbish_in_place_of_a_handshake_leaves_its_place_to_others(running, tls):
+    async with running() as world, served(world, tls=tls, max_connections=1) as (host, port):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        await told(reader)
+        writer.close()
+        await anyio.sleep(0.1)
+        assert await well((host, port), tls)
+
+
+@pytest.mark.parametrize("secured", [True, False])
+async def test_however_many_come_at_once_no_more_files_are_open_than_there_are_places(running, tls, secured):
+    async with running() as world, served(world, tls=tls if secured else None, max_connections=5) as where:
+        callers = [socket.socket() for _ in range(300)]
+        before = most = open_files()
+        for caller in callers:
+            caller.setblocking(False)
+            caller.connect_ex(where)
+        for _ in range(100):
+            await anyio.sleep(0)
+            most = max(most, open_files())
+        assert most - before < 10
+        for caller in callers:
+            caller.close()
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_without_descriptors_connections_wait_and_the_log_says_so_once(monkeypatch):
+    monkeypatch.setattr("rollmuxd.daemon.http.door.REST_S", 0.05)
+    loop = asyncio.get_running_loop()
+    tried = 0
+
+    class Full(socket.socket):
+        def accept(self):
+            nonlocal tried
+            tried += 1
+            if tried < 4:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    with Full() as bound, socket.socket() as caller, structlog.testing.capture_logs() as lines:
+        bound.bind(("127.0.0.1", 0))
+        taken = asyncio.Event()
+
+        class Greeted(asyncio.Protocol):
+            transport = None
+
+            def connection_made(self, transport):
+                self.transport = transport
+                taken.set()
+
+        door = Door(bound, Greeted, None)
+        door.open(10)
+        begun = loop.time()
+        caller.connect(bound.getsockname())
+        with anyio.fail_after(5):
+            await taken.wait()
+        assert loop.time() - begun > 0.14
+        door.close()
+        await door.wait_closed()
+    assert tried == 5  # the fifth found nobody
+    assert [(line["event"], "Too many open files" in line["reason"]) for line in lines] == [
+        ("connections_not_taken", True)
+    ]

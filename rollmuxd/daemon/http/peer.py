@@ -8,20 +8,30 @@ once per connection, and puts the answer into the scope of each request. Use it 
 import asyncio
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, Final, NamedTuple, cast
 
 import msgspec
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rollmuxd.daemon.access import PEER_EXTENSION, Peer
-from rollmuxd.daemon.http.problems import FULL, HEAD_TOO_LARGE, MEDIA_TYPE, SLOW, Kind
+from rollmuxd.daemon.http.problems import BAD_REQUEST, HEAD_TOO_LARGE, MEDIA_TYPE, SLOW, Kind
 from rollmuxd.wire.answers import Problem
 
 #: ``struct ucred``: pid, uid, gid
 _UCRED = struct.Struct("iII")
 _UNKNOWN = 0xFFFFFFFF
+
+#: Bytes that are parsed at once. What a call costs is looked at in between, and a byte of a call can cost a hundred.
+PIECE: Final = 2048
+#: A header costs more than its bytes: so many are counted for each beside them, as in HTTP/2 (RFC 9113, 6.5.2).
+A_HEADER: Final = 32
+#: how long who is still sending may do so, unheard, before a connection is closed: closed on bytes that were not read,
+#: the kernel resets it, and with it goes the answer that was not read yet
+LINGER_S: Final = 2.0
 
 
 def peer_of(sock: Any) -> Peer | None:
@@ -36,15 +46,19 @@ class OneWrite:
     """A transport that sends at once what is written in one turn of the loop.
 
     uvicorn writes an answer's head and then its body: two system calls, two segments, and the client is woken for a
-    head with nothing behind it.
+    head with nothing behind it. When it is closed while the other side sends (``is_sent_to``), it lingers.
     """
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, is_sent_to: Callable[[], bool] = lambda: False) -> None:
         self._transport = transport
+        self._is_sent_to = is_sent_to
+        self._lingers = False
         self._parts: list[bytes] = []
 
     def write(self, data: bytes) -> None:
         """Send it at the end of this turn, or when :meth:`flush` is called."""
+        if self._lingers:
+            return
         if not self._parts:
             asyncio.get_running_loop().call_soon(self.flush)
         self._parts.append(data)
@@ -56,20 +70,46 @@ class OneWrite:
             self._transport.write(b"".join(parts))
 
     def close(self) -> None:
-        """Close, when everything is sent."""
+        """Close, when everything is sent; where the other side sends, after it had time to see that."""
+        if self._lingers:
+            return
         self.flush()
-        self._transport.close()
+        if self._transport.is_closing() or not self._is_sent_to():
+            self._transport.close()
+            return
+        self._lingers = True
+        self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            with suppress(OSError):  # it has hung up by now
+                self._transport.write_eof()
+        asyncio.get_running_loop().call_later(LINGER_S, self._transport.close)
+
+    def is_closing(self) -> bool:
+        """Whether nothing is read or written any more."""
+        return self._lingers or self._transport.is_closing()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
 
+class _InOrder(FlowControl):
+    """Reads no further while calls wait for the one before them: uvicorn reads on with each answer."""
+
+    def __init__(self, transport: OneWrite, behind: Callable[[], object]) -> None:
+        super().__init__(cast("asyncio.Transport", transport))
+        self._behind = behind
+
+    def resume_reading(self) -> None:
+        if not self._behind():
+            super().resume_reading()
+
+
 class ConnectionLimits(NamedTuple):
     """What a connection may cost before it is known who is at its other end."""
 
-    #: bytes of a call's address and headers
+    #: bytes of a call that are not its body: its address and headers; then trailers, and what is around chunks
     max_head: int = 32_000
-    #: open TCP connections; the Unix socket is never full, so that an operator can always come in
+    #: open TCP connections, from when they were accepted; those of the Unix socket are not counted
     max_connections: int = 20_000
     #: of them, those from one address
     max_from_one: int = 10_000
@@ -80,55 +120,60 @@ class ConnectionLimits(NamedTuple):
 class PeerHttpToolsProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, which also says who is at the other end of a Unix socket, and bounds what a call costs.
 
-    The parser takes heads of any size, and uvicorn waits for the rest of a call for ever. Times are not watched by a
-    timer for each call, which would cost more than the rest of this: :func:`hang_up_slow` looks at all of them.
+    The parser takes heads, trailers and chunks' marks of any size, and uvicorn makes all calls that have come, ahead of
+    any answer, and waits for the rest of one for ever. Times are not watched by a timer for each call, which would cost
+    more than the rest of this: :func:`hang_up_slow` looks at all of them.
     """
 
     limits: ClassVar[ConnectionLimits] = ConnectionLimits()
-    #: open TCP connections by address
-    from_each: ClassVar[dict[str, int]] = {}
+    #: called when the connection is gone
+    on_gone: Callable[[], object] | None = None
     _extensions: dict[str, Any]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._whole = OneWrite(transport)
         #: since when a call is on its way; None: none is
         self._since: float | None = self.loop.time()
         #: since when an answer is not taken
         self._stuck: float | None = None
-        #: bytes of a head that is not complete
-        self._head: int | None = 0
-        #: bytes that came last
-        self._chunk = 0
+        #: whether the head of a call has come, and not yet all of the call
+        self._midway = False
+        #: bytes that have come of the head; midway: those that are not body (the marks of chunks, trailers)
+        self._beside = 0
+        #: what came while a call waits for the one before it, and is not parsed
+        self._ahead = b""
+        #: whether nothing more is heard: the calls that have come are answered, and that is all
+        self._is_deaf = False
         self._closing = False
+        self._whole = OneWrite(transport, lambda: self._midway or self._beside > 0)
         super().connection_made(cast("asyncio.Transport", self._whole))
-        sock = transport.get_extra_info("socket")
-        peer = peer_of(sock)
+        self.flow = _InOrder(self._whole, lambda: self.pipeline or self._ahead)
+        peer = peer_of(transport.get_extra_info("socket"))
         self._extensions = {} if peer is None else {PEER_EXTENSION: peer}
-        self._from: str | None = None
-        if self.client is not None and (sock is None or sock.family != socket.AF_UNIX):
-            self._from = self.client[0]
-            number = self.from_each[self._from] = self.from_each.get(self._from, 0) + 1
-            if len(self.connections) > self.limits.max_connections:
-                self._refuse(FULL, f"{self.limits.max_connections} connections are open, which is the limit")
-            elif number > self.limits.max_from_one:
-                self._refuse(FULL, f"{number - 1} connections from {self._from} are open, which is the limit for one")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._from is not None:
-            left = self.from_each.pop(self._from) - 1
-            if left:
-                self.from_each[self._from] = left
         super().connection_lost(exc)
+        if self.on_gone is not None:
+            self.on_gone()
 
     def data_received(self, data: bytes) -> None:
+        data, self._ahead = self._ahead + data, b""
+        for at in range(0, len(data), PIECE):
+            if self._is_deaf or self.transport.is_closing():
+                return
+            if self.pipeline and not self._midway:
+                self._ahead = data[at:]
+                return
+            self._parse(data[at : at + PIECE])
+
+    def _parse(self, piece: bytes) -> None:
         if self._since is None:
             self._since = self.loop.time()
-        self._chunk = len(data)
-        if self._head is not None:
-            self._head += self._chunk
-        super().data_received(data)
+        self._beside += len(piece)
+        super().data_received(piece)
+        # Below zero: of the piece, only its body counts for the call that it has begun.
+        self._beside = max(self._beside, 0)
         # A head that is complete was measured by itself.
-        if self._head is not None and self._head > self.limits.max_head:
+        if self._beside + A_HEADER * len(self.headers or ()) > self.limits.max_head:
             self._refuse_head()
 
     def on_message_begin(self) -> None:
@@ -140,20 +185,28 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         most = self.limits.max_head
         # Measured only where so much has come at all: what came, and the piece that it came in, are more than the head.
-        if max(self._head or 0, self._chunk) > most and self._head_size() > most:
+        if self._beside + PIECE + A_HEADER * len(self.headers) > most and self._head_size() > most:
             self._refuse_head()
             raise _Refused  # the parser stops
-        self._head = None
+        self._beside = 0
+        self._midway = True
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._beside -= len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._since = None
-        self._head = 0
+        self._beside = 0
+        self._midway = False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self._whole.flush()
         super().on_response_complete()
+        if self._ahead and not self.pipeline:
+            self.data_received(b"")
 
     def pause_writing(self) -> None:
         self._stuck = self.loop.time()
@@ -164,8 +217,7 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        if not self.transport.is_closing():
-            super().send_400_response(msg)
+        self._refuse(BAD_REQUEST, f"{msg} This speaks HTTP/1.1.")
 
     def hang_up_if_slow(self, now: float) -> None:
         """Hang up if what is to arrive, or to be taken, has not for too long. Looked at again and again."""
@@ -178,31 +230,29 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         elif self._stuck is not None and now - self._stuck > longest:
             self.transport.abort()
         elif self._since is not None and now - self._since > longest:
-            cycle: Any = self.cycle  # None before the first call, whatever its type says
-            if cycle is None or cycle.response_complete:
-                self._refuse(SLOW, f"a call has to arrive within {longest:g} s")
-            else:
-                self.transport.close()
+            self._refuse(SLOW, f"a call has to arrive within {longest:g} s")
 
     def _head_size(self) -> int:
-        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        return len(self.url) + sum(len(name) + len(value) + A_HEADER for name, value in self.headers)
 
     def _refuse_head(self) -> None:
-        self._refuse(HEAD_TOO_LARGE, f"the address and headers of a call may have {self.limits.max_head} bytes")
+        self._refuse(
+            HEAD_TOO_LARGE,
+            f"the address and headers of a call, and whatever else is not its body, may have {self.limits.max_head} "
+            f"bytes, each header counted with {A_HEADER} more",
+        )
 
     def _refuse(self, kind: Kind, detail: str) -> None:
-        """Answer before there is a call that could be answered, and hang up."""
+        """Hear no more of what is being sent, say why if that can be said, and hang up."""
         if self.transport.is_closing():
             return
-        body = msgspec.json.encode(
-            Problem(title=kind.title, status=kind.status, detail=detail, type=f"urn:rollmux:problem:{kind.code}")
-        )
-        again = "" if kind.retry_after is None else f"retry-after: {kind.retry_after}\r\n"
-        head = (
-            f"HTTP/1.1 {kind.status} {HTTPStatus(kind.status).phrase}\r\ncontent-type: {MEDIA_TYPE}\r\n"
-            f"content-length: {len(body)}\r\n{again}connection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
+        cycle: Any = self.cycle  # None before the first call, whatever its type says
+        if not self._midway and cycle is not None and not cycle.response_complete:
+            # It would be taken for the answer to a call before it. Those are answered; the last one ends this.
+            self._is_deaf, cycle.keep_alive = True, False
+            return
+        if not self._midway or not (self.pipeline or cycle.response_started):
+            self.transport.write(refusal(kind, detail))
         self.transport.close()
 
 
@@ -210,9 +260,22 @@ class _Refused(Exception):
     """Nothing more is to be parsed of this connection."""
 
 
+def refusal(kind: Kind, detail: str) -> bytes:
+    """An answer where there is no call yet that could be answered; the last one on its connection."""
+    body = msgspec.json.encode(
+        Problem(title=kind.title, status=kind.status, detail=detail, type=f"urn:rollmux:problem:{kind.code}")
+    )
+    again = "" if kind.retry_after is None else f"retry-after: {kind.retry_after}\r\n"
+    head = (
+        f"HTTP/1.1 {kind.status} {HTTPStatus(kind.status).phrase}\r\ncontent-type: {MEDIA_TYPE}\r\n"
+        f"content-length: {len(body)}\r\n{again}connection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
 def limited(limits: ConnectionLimits) -> type[PeerHttpToolsProtocol]:
     """The protocol with these limits."""
-    return type("LimitedProtocol", (PeerHttpToolsProtocol,), {"limits": limits, "from_each": {}})
+    return type("LimitedProtocol", (PeerHttpToolsProtocol,), {"limits": limits})
 
 
 def hang_up_slow(connections: Iterable[Any], now: float) -> None:

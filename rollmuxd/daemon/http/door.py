@@ -1,0 +1,152 @@
+"""The door: connections are taken here, and counted before anything is done for them that costs something.
+
+A server of asyncio's takes all that come in one turn of the loop, and its protocols hear of them only after the TLS
+handshake: who connects and says nothing would have all of the process's files, and asyncio writes a page of log for
+each that it then cannot take. Here a TCP connection has its place from when it is accepted, and one that finds none is
+hung up on at once, so that the Unix socket, the journal and the backends always have the files that were left to them.
+"""
+
+import asyncio
+import socket
+import ssl
+from asyncio import sslproto
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+import structlog
+
+from rollmuxd.daemon.http.peer import ConnectionLimits, PeerHttpToolsProtocol, refusal
+from rollmuxd.daemon.http.problems import FULL
+
+log = structlog.get_logger(__name__)
+
+#: connections that one socket takes in one turn of the loop: the other one has its turn as well
+AT_ONCE: Final = 100
+#: how long it is waited after a connection could not be taken: the system has no more files, or no more memory
+REST_S: Final = 1.0
+#: a flood is said once in so many seconds
+SAID_EVERY_S: Final = 60.0
+#: seconds that a TLS handshake may take
+HANDSHAKE_S: Final = 10.0
+
+# asyncio keeps a buffer of this size for each TLS connection. With its own 256 kB, those would be all that one costs.
+sslproto.SSLProtocol.max_size = 32 * 1024
+
+
+class Places:
+    """How many TCP connections are open, in all and from each address."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self._taken = 0
+        self._by_address: dict[str, int] = {}
+
+    def take(self, address: str) -> str:
+        """Take a place. Empty: it is taken; else why there is none."""
+        number = self._by_address.get(address, 0)
+        if self._taken >= self._limits.max_connections:
+            return f"{self._taken} connections are open, which is the limit"
+        if number >= self._limits.max_from_one:
+            return f"{number} connections from {address} are open, which is the limit for one"
+        self._taken += 1
+        self._by_address[address] = number + 1
+        return ""
+
+    def give_back(self, address: str) -> None:
+        """Give a place back."""
+        self._taken -= 1
+        left = self._by_address.pop(address) - 1
+        if left:
+            self._by_address[address] = left
+
+
+class Door:
+    """One listening socket. It is closed like a server of asyncio's, for which uvicorn takes it."""
+
+    def __init__(
+        self,
+        bound: socket.socket,
+        make: Callable[[], PeerHttpToolsProtocol],
+        places: Places | None,
+        tls: ssl.SSLContext | None = None,
+        handshake_s: float = HANDSHAKE_S,
+    ) -> None:
+        """``places``: None, for a socket whose connections are not counted."""
+        self._bound = bound
+        self._make = make
+        self._places = places
+        self._tls: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": handshake_s}
+        self._loop = asyncio.get_running_loop()
+        self._rests: asyncio.TimerHandle | None = None
+        self._greetings: set[asyncio.Task[None]] = set()
+        #: when something was said last
+        self._said: dict[str, float] = {}
+
+    def open(self, backlog: int) -> None:
+        """Take connections from now on."""
+        self._bound.setblocking(False)
+        self._bound.listen(backlog)
+        self._watch()
+
+    def close(self) -> None:
+        """Take no more connections; give up on those that are not there yet."""
+        if self._rests is not None:
+            self._rests.cancel()
+        self._loop.remove_reader(self._bound)
+        for task in self._greetings:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until they are given up."""
+        await asyncio.gather(*self._greetings, return_exceptions=True)
+
+    def _watch(self) -> None:
+        self._loop.add_reader(self._bound, self._take)
+
+    def _take(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                connection, address = self._bound.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                # It would be told again and again, and at once.
+                self._loop.remove_reader(self._bound)
+                self._rests = self._loop.call_later(REST_S, self._watch)
+                self._say("connections_not_taken", error)
+                return
+            # A Unix socket's has no address.
+            self._let_in(connection, address[0] if address else "")
+
+    def _let_in(self, connection: socket.socket, address: str) -> None:
+        if self._places is not None and (why := self._places.take(address)):
+            self._say("connections_refused", why)
+            with connection, suppress(OSError):
+                connection.setblocking(False)
+                if not self._tls:  # saying it there would take the handshake that is too much
+                    connection.send(refusal(FULL, why))
+            return
+        leave = None if self._places is None else partial(self._places.give_back, address)
+        task = self._loop.create_task(self._greet(connection, leave))
+        self._greetings.add(task)
+        task.add_done_callback(self._greetings.discard)
+
+    async def _greet(self, connection: socket.socket, leave: Callable[[], None] | None) -> None:
+        protocol = self._make()
+        protocol.on_gone = leave
+        try:
+            with suppress(OSError):  # no handshake, or none in time
+                await self._loop.connect_accepted_socket(lambda: protocol, connection, **self._tls)
+        finally:
+            # A protocol that has heard of the connection hears of its end.
+            heard_of: Any = protocol.transport  # None until then, whatever its type says
+            if leave is not None and heard_of is None:
+                leave()
+
+    def _say(self, what: str, reason: object) -> None:
+        now = self._loop.time()
+        if now - self._said.get(what, -SAID_EVERY_S) >= SAID_EVERY_S:
+            self._said[what] = now
+            log.warning(what, reason=str(reason))
