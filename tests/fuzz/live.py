@@ -108,6 +108,15 @@ class Live:
             self._process.kill()
             return self._process.wait()
 
+    def peak_mb(self) -> float:
+        """The most memory that it had since this was asked last."""
+        assert self._process is not None
+        of = Path(f"/proc/{self._process.pid}")
+        peak = re.search(r"VmHWM:\s+(\d+) kB", (of / "status").read_text())
+        assert peak is not None
+        (of / "clear_refs").write_text("5")
+        return int(peak[1]) / 1000
+
     def operator(self) -> httpx.Client:
         """An operator, at the Unix socket."""
         return httpx.Client(transport=httpx.HTTPTransport(uds=self.socket), base_url="http://rollmuxd", timeout=20)
@@ -410,6 +419,22 @@ PIECES = (
 )  # fmt: skip
 
 
+CHUNKED = b"POST /v1/jobs HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
+AUTHORIZED = b"authorization: Bearer KEY\r\n"
+#: how a call begins that does not end, and what it goes on with
+BEGUN = (
+    b"", b"GET /", b"GET / HTTP/1.1\r\n", CHUNKED + b"\r\n", CHUNKED + b"\r\n0\r\n", CHUNKED + b"\r\n5",
+    CHUNKED + AUTHORIZED + b"\r\n", CHUNKED + AUTHORIZED + b"\r\n0\r\n", CHUNKED + AUTHORIZED + b"\r\n5;x=",
+)  # fmt: skip
+MORE = (
+    b"a:b\r\n", b"y", b"\r\n", b"1\r\nx\r\n", b";a=b", b"0", b"GET / HTTP/1.1\r\n\r\n",
+    b"POST /v1/jobs HTTP/1.1\r\n\r\n", b"GET /v1/jobs HTTP/1.1\r\n" + AUTHORIZED + b"\r\n",
+)  # fmt: skip
+FLOOD = 4_000_000
+#: megabytes that a daemon may need for what one connection sends
+GROWS_MB = 32
+
+
 def fuzz_bytes(daemon: Live, found: Found, until: float, start: int) -> None:
     """Send what is nearly HTTP. Any answer is below 500, but for methods and versions that are not spoken."""
     dice = random.Random(start)
@@ -429,15 +454,23 @@ def fuzz_bytes(daemon: Live, found: Found, until: float, start: int) -> None:
         for _ in range(dice.randrange(3)):
             at = dice.randrange(len(sent))
             sent = sent[:at] + bytes([dice.randrange(256)]) + sent[at + 1 :]
+        floods = dice.random() < 0.1
+        if floods:
+            more = dice.choice(MORE)
+            sent = (dice.choice(BEGUN) + more * (FLOOD // len(more))).replace(b"KEY", secret)
+            daemon.peak_mb()
+            before_mb = daemon.peak_mb()
         answer = b""
         try:
-            with socket.create_connection((host, int(port)), timeout=0.3) as connection:
+            with socket.create_connection((host, int(port)), timeout=2 if floods else 0.3) as connection:
                 connection.sendall(sent)
                 connection.shutdown(socket.SHUT_WR)
-                while part := connection.recv(65536):
+                while len(answer) < 1_000_000 and (part := connection.recv(65536)):
                     answer += part
         except (TimeoutError, ConnectionError):
             pass
+        if floods and daemon.alive and (grown_mb := daemon.peak_mb() - before_mb) > GROWS_MB:
+            found.finding(f"it grew by {grown_mb:.0f} MB for the bytes {sent[:400]!r}")
         for status in re.findall(rb"HTTP/1\.1 (\d{3})", answer):
             found.answers[int(status)] += 1
             if status[:1] == b"5":
