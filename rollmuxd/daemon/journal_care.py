@@ -266,7 +266,7 @@ class Care:
         ).fetchall()
         old = ago(connection, now, self._keep.days) // DAY
         wanted = [day for day, _ in days if day <= old]
-        size, tip = _size(connection), journal_file.tip_of(connection)
+        size, tip = _size(connection) - _size_of_empty_days(connection), journal_file.tip_of(connection)
         if size > self._keep.bytes and tip.seq > cut.seq:
             # As if all facts were of one size; what the next look finds is done then.
             over = (tip.seq - cut.seq) * (size - self._keep.bytes) // size
@@ -336,6 +336,15 @@ def _size(connection: sqlite3.Connection) -> int:
     """Bytes of pages that are in use."""
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     return int((pages - _free(connection)) * connection.execute("PRAGMA page_size").fetchone()[0])
+
+
+def _size_of_empty_days(connection: sqlite3.Connection) -> int:
+    """Bytes of the states of days without facts: a clock that jumps makes thousands, and no fact is to go for them."""
+    query = (
+        "SELECT coalesce(sum(bytes), 0) FROM ("
+        "SELECT seq, length(state) AS bytes, lead(seq) OVER (ORDER BY day) AS after FROM days) WHERE after = seq"
+    )
+    return int(connection.execute(query).fetchone()[0])
 
 
 def _free(connection: sqlite3.Connection) -> int:
