@@ -8,18 +8,22 @@ not against people: who can write the file can compute sums too.
 
 **What can be lost at all.** With ``synchronous=FULL`` every commit is on the disk before it is answered: ``kill -9``
 and loss of power cost nothing that was answered for. What remains are disks that say "written" and have not, and files
-that were copied while they were written to. Two kinds of damage come of it, and the chain tells them apart:
+that were copied while they were written to. Three kinds of damage come of it, and the chain tells them apart:
 
 - *A torn tail*: from some row on no row follows from the one before, to the end, and no snapshot holds any of them. It
   is what an unsynced end looks like. :func:`mend` puts the rows aside, in a file beside the journal, and goes on.
 - *Damage inside*: a good row comes after a bad one, or a snapshot rests on facts that are not there. What the good rows
   say hangs on the bad ones, so nobody guesses: :class:`JournalDamaged`, with what to do.
+- *Damage before the newest snapshot* keeps no daemon from starting: those facts are not read then. The upkeep
+  (:mod:`.journal_care`) and the check find it, and :mod:`.journal_mend` goes on without them.
 
 A whole tail that is just not there leaves no trace in the file. But each opening writes a random word both into the
-journal and into ``opened`` beside it; where they differ, the journal is not the one that was last used here.
+journal and into ``opened`` beside it; where they differ, the journal is not the one that was last used here. Where the
+journal has none, or is gone or empty, :func:`refuse_lost` refuses it.
 
-In both cases something may have been granted that the journal does not know. So a new **incarnation** begins: no fence
-that was given before is ever given again. That every node is unknown until it was seen does the rest.
+Where a tail was torn, or the words differ, something may have been granted that the journal does not know. So a new
+**incarnation** begins: no fence that was given before is ever given again. That every node is unknown until it was seen
+does the rest.
 
 **The format** is the number in ``PRAGMA user_version``; ``least_reader`` in ``meta`` is the oldest format whose
 rollmuxd may use this file. The rule for whoever changes the layout is in ``docs/decisions/0013``: a minor version only
