@@ -31,7 +31,7 @@ SAID_EVERY_S: Final = 60.0
 #: seconds that a TLS handshake may take
 HANDSHAKE_S: Final = 10.0
 
-# asyncio keeps a buffer of this size for each TLS connection. With its own 256 kB, those would be all that one costs.
+# asyncio keeps a buffer of this size for each TLS connection. With its own 256 kB, it is most of what one costs.
 sslproto.SSLProtocol.max_size = 32 * 1024
 
 
