@@ -16,15 +16,18 @@ from typing import Final
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.admission import admit, over_its_nodes
 from rollmuxd.core.config import Moves
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.facts import PlannedVisit
+from rollmuxd.core.letting_go import settle
 from rollmuxd.core.model import Group, Job, JobId, JobStatus, Millis, Movable, Node, NodeId, NodeStatus, PoolName
-from rollmuxd.core.moving import CHANGES, plan, refused
+from rollmuxd.core.moving import CHANGES, asks_for, plan, refused
 from rollmuxd.core.placement import short_of_memory
 from rollmuxd.core.policy import Move, Placed
-from rollmuxd.core.reach import place, within_reach
-from rollmuxd.core.wishes import trial_versions
+from rollmuxd.core.reach import out_of_reach, place, within_reach
+from rollmuxd.core.turns import dispatch
+from rollmuxd.core.wishes import trial_versions, without
 
 #: so long others are heard before anybody is moved: a host's nodes are drained one after the other
 SETTLE_MS: Final = 1_000
@@ -55,6 +58,8 @@ def look_again(c: Cycle, key: str) -> None:
         found = way_out(c, job)
         if isinstance(found, Move):
             plan(c, found)
+        elif may_come_anew(c, job):
+            come_anew(c, job)
         elif job.spec.movable is not Movable.NO and c.config.moves is not Moves.OFF:
             c.soft.at(_again_at(c, job) if c.now < _again_at(c, job) else c.now + AGAIN_MS, "leave", "")
 
@@ -64,7 +69,7 @@ def stays(c: Cycle, job: Job) -> str:
     if job.move is not None or not drained(c, job):
         return ""
     found = way_out(c, job)
-    if isinstance(found, str):
+    if isinstance(found, str) and not may_come_anew(c, job):
         return found
     if len(c.state.moving) < c.config.moves_at_a_time:
         return f"it will be moved within {AGAIN_MS // 1000} s"
@@ -98,6 +103,31 @@ def way_out(c: Cycle, job: Job) -> Move | str:
             return move
         said = no
     return said
+
+
+def may_come_anew(c: Cycle, job: Job) -> bool:
+    """Whether a job that gets no further where it is would be placed at once, had it no place.
+
+    A move leads to nodes that are one group's, or nobody's: not to some of another group beside some that the job has
+    itself. Two jobs of which each sits on what the other lacks would wait for ever.
+    """
+    if job.spec.movable is not Movable.WARM or c.config.moves is Moves.OFF or c.now < _again_at(c, job):
+        return False
+    if not asks_for(c, job, drained(c, job)):
+        return False
+    placed = place(c, job, without(c.state, job))
+    if placed is None or placed.status is not JobStatus.ADMITTED or placed.promised < job.promised:
+        return False
+    return not over_its_nodes(c, job, placed) and not out_of_reach(c, job, placed.pins)
+
+
+def come_anew(c: Cycle, job: Job) -> None:
+    """Give its place up, and have it placed before anybody else is; it keeps what it has parked, as who falls back."""
+    group = job.group
+    c.fact(f.JobUnplaced(c.now, job.id, f"{', '.join(drained(c, job))} drained: it is placed anew", keeps=True))
+    settle(c, job)
+    admit(c, only=job.id)
+    dispatch(c, group)
 
 
 def _to_leave(c: Cycle) -> list[JobId]:

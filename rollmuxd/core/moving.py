@@ -10,7 +10,7 @@ waits for another place. ``NodeLeft`` comes when nothing of it is left on an old
 Anything may come in between. Until it has ended, a move is then abandoned, and the job stays where it was.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from rollmuxd.core import facts as f
@@ -140,13 +140,16 @@ def gets_no_further(c: Cycle, job: Job, move: JobMove) -> bool:
 
     In the midst of an iteration too, then: who is started again elsewhere loses it, but would never have ended it.
     """
+    here = (name for name in leaving(job, move.pins) if c.state.nodes[name].drain)
+    return is_up(c, move) and asks_for(c, job, here)
+
+
+def asks_for(c: Cycle, job: Job, nodes: Iterable[NodeId]) -> bool:
+    """Whether a placed job waits for a phase that claims one of these nodes, and for nothing else of its own."""
     phase = None if job.queued is None else find_phase(c.state, job.id, c.state.slots[job.queued].phase)
-    if phase is None or job.status is not JobStatus.ADMITTED:
+    if phase is None or job.status is not JobStatus.ADMITTED or job.slot is not None or job.closing:
         return False
-    if job.slot is not None or job.closing or not is_up(c, move):
-        return False
-    here = leaving(job, move.pins)
-    return any(name in here and c.state.nodes[name].drain for name in c.state.phase_nodes(job, phase))
+    return not set(c.state.phase_nodes(job, phase)).isdisjoint(nodes)
 
 
 def is_up(c: Cycle, move: JobMove) -> bool:

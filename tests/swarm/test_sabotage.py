@@ -183,12 +183,17 @@ def takes_what_a_job_has_left_for_a_strangers(patch: pytest.MonkeyPatch) -> None
     patch.setattr(State, "left_over_mb", without_what_is_gone)
 
 
+def has_nobody_give_up_his_place(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(draining, "may_come_anew", lambda *_: False)
+
+
 def leaves_everybody_on_drained_nodes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(draining, "_to_leave", lambda _: [])
 
 
 def goes_back_to_no_node_that_it_has_not_left(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(moving, "_comes_back", lambda *_: False)
+    has_nobody_give_up_his_place(patch)  # else it is placed anew, and gets there all the same
 
 
 def goes_back_to_what_it_had_parked_before(patch: pytest.MonkeyPatch) -> None:
@@ -239,6 +244,7 @@ KEPT: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     goes_back_to_what_it_had_parked_before: (
         "back_to_what_it_had_parked_before", "who_is_granted_finds_its_state_loaded",
     ),
+    has_nobody_give_up_his_place: ("each_sat_on_a_node_that_the_other_lacked", "every_job_ends"),
     leaves_everybody_on_drained_nodes: ("left_on_a_node_that_is_retired", "every_job_ends"),
     looks_nowhere_after_an_order_without_a_word: (
         "no_word_from_where_it_had_been_and_it_sat_nowhere", "every_order_comes_to_an_end",
