@@ -22,7 +22,7 @@ from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.facts import PlannedVisit
 from rollmuxd.core.letting_go import settle
 from rollmuxd.core.model import Group, Job, JobId, JobStatus, Millis, Movable, Node, NodeId, NodeStatus, PoolName
-from rollmuxd.core.moving import CHANGES, asks_for, plan, refused
+from rollmuxd.core.moving import CHANGES, asks_for, plan, process_goes, refused
 from rollmuxd.core.placement import short_of_memory
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.reach import out_of_reach, place, within_reach
@@ -111,7 +111,7 @@ def may_come_anew(c: Cycle, job: Job) -> bool:
     A move leads to nodes that are one group's, or nobody's: not to some of another group beside some that the job has
     itself. Two jobs of which each sits on what the other lacks would wait for ever.
     """
-    if job.spec.movable is not Movable.WARM or c.config.moves is Moves.OFF or c.now < _again_at(c, job):
+    if job.spec.movable is Movable.NO or c.config.moves is Moves.OFF or c.now < _again_at(c, job):
         return False
     if not asks_for(c, job, drained(c, job)):
         return False
@@ -122,9 +122,14 @@ def may_come_anew(c: Cycle, job: Job) -> bool:
 
 
 def come_anew(c: Cycle, job: Job) -> None:
-    """Give its place up, and have it placed before anybody else is; it keeps what it has parked, as who falls back."""
-    group = job.group
-    c.fact(f.JobUnplaced(c.now, job.id, f"{', '.join(drained(c, job))} drained: it is placed anew", keeps=True))
+    """Give its place up, and have it placed before anybody else is; it keeps what it has parked, as who falls back.
+
+    Of one that is started again elsewhere nothing is kept: it is placed once its process was seen gone.
+    """
+    group, why = job.group, f"{', '.join(drained(c, job))} drained: it is placed anew"
+    if job.spec.movable is Movable.RELAUNCH:
+        process_goes(c, job)
+    c.fact(f.JobUnplaced(c.now, job.id, why, keeps=job.spec.movable is Movable.WARM))
     settle(c, job)
     admit(c, only=job.id)
     dispatch(c, group)

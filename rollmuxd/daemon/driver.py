@@ -36,7 +36,7 @@ from anyio.abc import TaskStatus
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect
 from rollmuxd.core.errors import BrokenInvariant, Rejected
-from rollmuxd.core.facts import AnyFact, Fact
+from rollmuxd.core.facts import AnyFact, Fact, decode, encode
 from rollmuxd.core.fold import apply
 from rollmuxd.core.inputs import (
     Input,
@@ -310,7 +310,8 @@ class Driver:
         most = min(limit, self.durable_seq - seq)
         if self._recent and self._recent[0][0] <= seq + 1:
             begins = seq + 1 - self._recent[0][0]
-            found = list(islice(self._recent, begins, begins + most))
+            # As they will be read from the journal: what is told of a fact does not depend on when one asks.
+            found = [(at, decode(encode(fact))) for at, fact in islice(self._recent, begins, begins + most)]
         else:
             found = await self._journal.read(seq, most)
         return found, found[-1][0] if found else seq

@@ -379,5 +379,5 @@ def test_nothing_wrong_is_found_where_nothing_was_compared():
 def test_a_missing_numpy_is_told_with_the_remedy(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
-    with pytest.raises(Failed, match=r"rollmuxd\[demo\]"):
+    with pytest.raises(Failed, match=r"need numpy: pip install '\.\[demo\]'"):
         run.find_examples()

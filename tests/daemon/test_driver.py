@@ -15,8 +15,10 @@ import pytest
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
+from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Observe
 from rollmuxd.core.errors import BrokenInvariant, UnknownThing
+from rollmuxd.core.facts import encode
 from rollmuxd.core.inputs import Heartbeat, HostUnreachable, RegisterJob, WithdrawSlot
 from rollmuxd.core.model import JobSpec, Slot
 from rollmuxd.daemon.driver import Unavailable
@@ -612,3 +614,13 @@ async def test_new_facts_are_read_in_memory_and_old_ones_in_the_journal(running,
                 assert facts == whole[after : after + limit]
                 assert last == (facts[-1][0] if facts else after)
         assert reads == [after for after in range(6) for _ in range(3)]
+
+
+async def test_a_fact_that_is_told_from_memory_reads_as_the_journal_will_tell_it(running):
+    journal = MemoryJournal()
+    async with running(journal) as rig:
+        # a whole number in place of a float
+        rig.core.handle = lambda _, at: Decision((f.SlotReleased(at, "s1", {"work": 1}),), (), Answer())
+        await rig.driver.submit(i.Tick())
+        (_, now), (_, later) = (await rig.driver.facts_after(1, 0, 10))[0][-1], list(journal.load().facts)[-1]
+        assert encode(now) == encode(later) != encode(rig.sunk[-1][1])

@@ -32,7 +32,7 @@ def test_an_example_runs_to_its_end_without_a_daemon(program, says, tmp_path):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX", "XDG_"))}
     nowhere = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
     command = [sys.executable, EXAMPLES / program[0], *program[1:]]
-    done = subprocess.run(command, env=kept | nowhere, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, env=kept | nowhere, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert says in done.stdout
 
