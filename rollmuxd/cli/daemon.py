@@ -136,6 +136,8 @@ def stop(config: Path | None, as_json: bool) -> None:
         print_json({"stopped": running.pid})
     else:
         click.echo(f"stopped, pid {running.pid}")
+        if running.socket.exists():
+            click.echo(f"jobs that are started now wait for the next one; alone: rm {running.socket}", err=True)
 
 
 @daemon.command()

@@ -217,6 +217,7 @@ def test_a_daemon_starts_answers_and_stops(rollmuxd, config, state_dir):
     assert (jobs.code, jobs.out) == (0, "no jobs\n")
     assert again.code == 1
     assert stopped.code == 0
+    assert stopped.err == f"jobs that are started now wait for the next one; alone: rm {started.json['socket']}\n"
     assert after.code == 3
 
 
