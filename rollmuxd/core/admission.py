@@ -9,7 +9,7 @@ from rollmuxd.core.config import Config, OwnerLimits
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.errors import Impossible, TooMany
 from rollmuxd.core.launching import launch
-from rollmuxd.core.model import Job, JobId, JobSpec, Millis, Movable, NodeStatus, OnLoss, StateStatus
+from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis, Movable, NodeStatus, OnLoss, StateStatus
 from rollmuxd.core.policy import Placed
 from rollmuxd.core.reach import out_of_reach, place
 from rollmuxd.core.shares import use_of
@@ -84,6 +84,13 @@ def _admit_round(c: Cycle, only: JobId | None) -> bool:
         if late and _others_are_in_the_way(c, job):
             reserved |= pools
     return grew and bool(c.state.waiting)
+
+
+def seat_at_once(c: Cycle, job: Job) -> None:
+    """Place a job that waits, if it fits, whoever else waits: for one that has given a place up to have another."""
+    placed = place(c, job, c.state) if job.status is JobStatus.WAITING and not job.pins else None
+    if placed is not None and not over_its_nodes(c, job, placed) and not out_of_reach(c, job, placed.pins):
+        _seat(c, job, placed)
 
 
 def over_its_nodes(c: Cycle, job: Job, placed: Placed) -> str:

@@ -16,17 +16,30 @@ from typing import Final
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.admission import admit, over_its_nodes
+from rollmuxd.core.admission import admit, over_its_nodes, seat_at_once
 from rollmuxd.core.config import Moves
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.facts import PlannedVisit
-from rollmuxd.core.letting_go import settle
-from rollmuxd.core.model import Group, Job, JobId, JobStatus, Millis, Movable, Node, NodeId, NodeStatus, PoolName
-from rollmuxd.core.moving import CHANGES, asks_for, plan, process_goes, refused
+from rollmuxd.core.letting_go import look, nodes_of, settle, stained_by
+from rollmuxd.core.model import (
+    Group,
+    Job,
+    JobId,
+    JobStatus,
+    Millis,
+    Movable,
+    Node,
+    NodeId,
+    NodeStatus,
+    OrderKind,
+    PoolName,
+    StateStatus,
+)
+from rollmuxd.core.moving import CHANGES, asks_for, plan, refused
 from rollmuxd.core.placement import short_of_memory
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.reach import out_of_reach, place, within_reach
-from rollmuxd.core.turns import dispatch
+from rollmuxd.core.turns import dispatch, issue, unheld_by
 from rollmuxd.core.wishes import trial_versions, without
 
 #: so long others are heard before anybody is moved: a host's nodes are drained one after the other
@@ -111,28 +124,39 @@ def may_come_anew(c: Cycle, job: Job) -> bool:
     A move leads to nodes that are one group's, or nobody's: not to some of another group beside some that the job has
     itself. Two jobs of which each sits on what the other lacks would wait for ever.
     """
-    if job.spec.movable is Movable.NO or c.config.moves is Moves.OFF or c.now < _again_at(c, job):
+    if job.spec.movable is not Movable.WARM or c.config.moves is Moves.OFF or c.now < _again_at(c, job):
         return False
-    if not asks_for(c, job, drained(c, job)):
-        return False
-    placed = place(c, job, without(c.state, job))
+    if job.left or job.guarded or c.state.moving or not asks_for(c, job, drained(c, job)):
+        return False  # others' moves may make room
+    # what it has parked stays where it is, and so does its RAM
+    placed = place(c, job, replace(without(c.state, job), hosts=c.state.hosts))
     if placed is None or placed.status is not JobStatus.ADMITTED or placed.promised < job.promised:
         return False
     return not over_its_nodes(c, job, placed) and not out_of_reach(c, job, placed.pins)
 
 
 def come_anew(c: Cycle, job: Job) -> None:
-    """Give its place up, and have it placed before anybody else is; it keeps what it has parked, as who falls back.
+    """Give its place up, and have it placed in the same moment, with what it has parked, as who falls back.
 
-    Of one that is started again elsewhere nothing is kept: it is placed once its process was seen gone.
+    Not before all of it is parked and seen gone from its GPUs: nobody else comes in between.
     """
-    group, why = job.group, f"{', '.join(drained(c, job))} drained: it is placed anew"
-    if job.spec.movable is Movable.RELAUNCH:
-        process_goes(c, job)
-    c.fact(f.JobUnplaced(c.now, job.id, why, keeps=job.spec.movable is Movable.WARM))
+    nodes = nodes_of(c, job)
+    there = [c.state.states[key] for key in job.states]
+    if any(kept.status not in (StateStatus.PARKED, StateStatus.GONE) for kept in there) or any(
+        stained_by(node, job.id) for node in nodes
+    ):
+        for kept in there:
+            if kept.status is StateStatus.LOADED and unheld_by(c, c.state.nodes[kept.node], job.id):
+                issue(c, OrderKind.PARK, kept, None)
+        look(c, job)
+        c.soft.at(c.now + SETTLE_MS, "leave", "")
+        return
+    group = job.group
+    c.fact(f.JobUnplaced(c.now, job.id, f"{', '.join(drained(c, job))} drained: it is placed anew", keeps=True))
     settle(c, job)
-    admit(c, only=job.id)
+    seat_at_once(c, job)
     dispatch(c, group)
+    admit(c)
 
 
 def _to_leave(c: Cycle) -> list[JobId]:

@@ -78,11 +78,17 @@ def new_run(c: Cycle, job: Job) -> bool:
     end_process(c, job, "another is to be started")
     run = job.run + 1
     attempt = len(losses_of_late(c, job))
-    c.fact(f.JobRegistered(c.now, job.id, job.owner, job.user, run, job.spec, run_key(job, run), max(1, attempt)))
+    c.fact(f.JobRegistered(c.now, job.id, job.owner, job.user, run, job.spec, next_key(c, job), max(1, attempt)))
     return True
 
 
-def run_key(job: Job, run: int) -> str:
-    """The key by which the process of a run, and of no other, is known."""
-    own = job.idempotency_key.removeprefix(f"{job.run}~")
-    return f"{run}~{own}"
+def run_key(c: Cycle, own: str, run: int) -> str:
+    """The key by which the process of a run, and of no other, is known: numbers are given again after a restore."""
+    return f"{run}~{own}" if c.state.incarnation == 1 else f"{run}.{c.state.incarnation}~{own}"
+
+
+def next_key(c: Cycle, job: Job) -> str:
+    """That of a job's next run."""
+    head, _, own = job.idempotency_key.partition("~")
+    first = head.partition(".")[0] != str(job.run)  # that of who registered it, if it gave one
+    return run_key(c, job.idempotency_key if first else own, job.run + 1)

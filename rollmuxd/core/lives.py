@@ -6,7 +6,7 @@ from rollmuxd.core.admission import admit, check_owner, check_spec
 from rollmuxd.core.cycle import HOLDS, NOTHING, PLACED, SERVED, Cycle
 from rollmuxd.core.decision import Answer, Directive
 from rollmuxd.core.errors import Conflict, RunAlive, TooMany, UnknownThing
-from rollmuxd.core.launching import end_process, is_relaunched, kill, lost_too_often, new_run, plan_relaunch
+from rollmuxd.core.launching import end_process, is_relaunched, kill, lost_too_often, new_run, plan_relaunch, run_key
 from rollmuxd.core.letting_go import abandon, after_departure, drop_requests, end_now, look, settle, take_away
 from rollmuxd.core.model import (
     Group,
@@ -44,7 +44,7 @@ def register(c: Cycle, ask: i.RegisterJob) -> Answer:
         end_process(c, known, "replaced by a new run")
     job = c.state.next_id("j") if known is None else known.id
     run = 1 if known is None else known.run + 1
-    key = ask.idempotency_key or (f"{run}~{job}" if ask.spec.launch is not None else "")
+    key = ask.idempotency_key or (run_key(c, job, run) if ask.spec.launch is not None else "")
     c.fact(f.JobRegistered(c.now, job, ask.owner, ask.user, run, ask.spec, key))
     if ask.spec.launch is None:  # else its process is started only when it has its place
         c.soft.at(opens_by(c, c.state.jobs[job]), "opened", job)

@@ -18,7 +18,7 @@ from rollmuxd.core.admission import admit, look_for_left_overs, over_its_nodes
 from rollmuxd.core.config import Moves
 from rollmuxd.core.cycle import PLACED, Cycle
 from rollmuxd.core.fold.pins import follow as who_follows
-from rollmuxd.core.launching import end_process, launch, run_key
+from rollmuxd.core.launching import end_process, launch, next_key
 from rollmuxd.core.letting_go import (
     abandon,
     drained_if_empty,
@@ -263,7 +263,7 @@ def end(c: Cycle, job: Job) -> None:
     left, group = leaving(job, told(job).pins), job.group
     use = use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms)
     if job.spec.movable is Movable.RELAUNCH:  # who comes back late finds a run that is not its
-        c.fact(f.MoveEnded(c.now, job.id, job.run + 1, run_key(job, job.run + 1), use))
+        c.fact(f.MoveEnded(c.now, job.id, job.run + 1, next_key(c, job), use))
         launch(c, job)
     else:
         c.fact(f.MoveEnded(c.now, job.id, use=use))

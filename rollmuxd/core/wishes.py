@@ -174,6 +174,7 @@ def without(state: State, job: Job) -> State:
     group = state.groups[job.group or ""]
     gone = {name for names in job.pins.values() for name in names}
     alone = {name for name in gone if state.nodes[name].pinned == [job.id]}
+    gone.update(job.left)
     nodes = {
         name: replace(
             node,

@@ -8,9 +8,10 @@ from msgspec.structs import replace
 from rollmuxd.core import draining, drift
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config, DriverTraits, Moves
-from rollmuxd.core.model import JobSpec, Movable, PhaseSpec, Want
+from rollmuxd.core.model import JobSpec, JobState, Movable, PhaseSpec, StateSpec, Want
 from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.wishes import without
 
 
 def names(count):
@@ -178,3 +179,17 @@ class Cluster:
 
     def said(self, now):
         return " ".join(self.core.explain(self.job, now)[1])
+
+
+def test_a_state_without_a_job_has_nothing_of_it_on_the_nodes_that_it_has_left_either():
+    cluster = Cluster(Movable.WARM)
+    state, job = cluster.core.state, cluster.core.state.jobs[cluster.job]
+    state.states["left"] = JobState(job.id, "rollout", "r1", StateSpec("rollout", 1, 0, 1, "d"))
+    state.nodes["r1"].states.append("left")
+    job.states.append("left")
+    job.left.append("r1")
+
+    there = without(state, job)
+    assert "left" not in there.states
+    assert [key for node in there.nodes.values() for key in node.states] == []
+    assert state.nodes["r1"].states == ["left"]
