@@ -44,6 +44,7 @@ import fcntl
 import os
 import pwd
 import secrets
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -480,6 +481,20 @@ def _user(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def put_aside(path: Path, before: str) -> Path:
+    """Have a journal under another name as well, with its log, which must not stay beside a new one; in that folder."""
+    folder = path.with_name(f"before-{before}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%f')}")
+    folder.mkdir(mode=0o700)
+    belong(folder)
+    os.link(path, folder / path.name)
+    for suffix in ("-wal", "-shm"):
+        beside = path.with_name(path.name + suffix)
+        if beside.exists():
+            shutil.move(beside, folder / beside.name)
+    sync_folder(folder)
+    return folder
 
 
 def sync_folder(folder: Path) -> None:

@@ -11,11 +11,9 @@ What was there before is kept beside it, whole.
 
 import os
 import secrets
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from zlib import compress, crc32
@@ -231,15 +229,7 @@ def _days(old: sqlite3.Connection, begin: Beginning) -> Iterator[tuple[object, .
 
 def _put(path: Path, word: str) -> str:
     """Have the new file be the journal, at no instant without one; where the one is kept that was there before."""
-    folder = path.with_name(f"before-mend-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%f')}")
-    folder.mkdir(mode=0o700)
-    journal_file.belong(folder)
-    os.link(path, folder / path.name)
-    for suffix in ("-wal", "-shm"):
-        beside = path.with_name(path.name + suffix)
-        if beside.exists():
-            shutil.move(beside, folder / beside.name)
-    journal_file.sync_folder(folder)
+    folder = journal_file.put_aside(path, "mend")
     _new(path).replace(path)
     journal_file.sync_folder(path.parent)
     # Last: broken off before, this costs an incarnation, and the other way round an older file would not show.

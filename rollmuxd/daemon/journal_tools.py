@@ -9,7 +9,6 @@ No loop in here, and no daemon: ``rollmuxd journal`` calls these, on the host wh
 
 import os
 import secrets
-import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -396,7 +395,7 @@ def _restore(file: Path, state_dir: Path, checked: Checked, until: Millis | None
     journal_file.belong(new)
     # From here on whatever is opened in this directory begins a new incarnation, however far we come.
     journal_file.write_synced(state_dir / "opened", b"restoring\n")
-    kept = _keep(path)
+    kept = str(journal_file.put_aside(path, "restore")) if path.exists() else ""
     new.replace(path)
     journal_file.sync_folder(state_dir)
     journal_file.write_synced(state_dir / "opened", f"{word}\n".encode())
@@ -471,19 +470,3 @@ def _incarnation_of(path: Path) -> int:
             return journal_file.incarnation_of(connection)
     except (sqlite3.Error, ValueError):
         return 1
-
-
-def _keep(path: Path) -> str:
-    """Have what is there under another name as well, with its log, which must not stay beside the new one."""
-    if not path.exists():
-        return ""
-    folder = path.with_name(f"before-restore-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%f')}")
-    folder.mkdir(mode=0o700)
-    journal_file.belong(folder)
-    os.link(path, folder / path.name)
-    for suffix in ("-wal", "-shm"):
-        beside = path.with_name(path.name + suffix)
-        if beside.exists():
-            shutil.move(beside, folder / beside.name)
-    journal_file.sync_folder(folder)
-    return str(folder)
