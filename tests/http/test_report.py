@@ -220,6 +220,25 @@ async def test_the_report_is_served_as_json_and_csv_with_the_rows_that_the_calle
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("field", ["since", "until"])
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "9999-12-31T23:59:59.9999"])
+async def test_a_time_that_no_calendar_has_in_utc_is_refused_by_the_name_of_its_field(running, field, time):
+    async with running() as world, world.client() as client:
+        answer = await client.get("/v1/report", params={field: time})
+        assert answer.status_code == 422, answer.text
+        assert answer.json()["data"] == {"in": "query", "field": field}
+        assert f"{time!r} is no time" in answer.json()["detail"]
+
+
+@pytest.mark.asyncio
+async def test_the_first_and_the_last_time_of_the_calendar_are_times(running):
+    async with running() as world, world.client() as client:
+        first, last = "0001-01-01", "9999-12-31T23:59:59.999"
+        for query in (f"since={first}", f"until={first}", f"since={last}", f"until={last}"):
+            assert (await client.get(f"/v1/report?{query}")).status_code == 200, query
+
+
+@pytest.mark.asyncio
 async def test_a_report_of_a_day_that_is_known_reads_no_facts(running, monkeypatch):
     """So that it costs the daemon the same after a million facts as after ten."""
     async with running() as world, world.client() as client:

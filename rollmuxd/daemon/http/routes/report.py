@@ -10,6 +10,7 @@ from rollmuxd.core.model import Millis
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.glue import Call, Plain, Query, Routes
 from rollmuxd.daemon.http.problems import Refusal
+from rollmuxd.daemon.http.views import iso
 from rollmuxd.daemon.reckoning import FactsGone, reckon
 from rollmuxd.daemon.report import as_csv
 from rollmuxd.wire.answers import ReportView
@@ -57,11 +58,13 @@ def _time(name: str, text: str | UnsetType) -> Millis | None:
     if text is UNSET:
         return None
     try:
-        at = datetime.fromisoformat(text)
-        return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+        given = datetime.fromisoformat(text)
+        at = round((given if given.tzinfo else given.replace(tzinfo=UTC)).timestamp() * 1000)
+        iso(at)  # the report says it in UTC, where the year may be 0 or 10000
     except (ValueError, OverflowError):
         raise Refusal(
             problems.INVALID,
             f"query: {name}: {text!r} is no time; write it like 2026-11-21 or 2026-11-21T12:00",
             data={"in": "query", "field": name},
         ) from None
+    return at
