@@ -72,10 +72,11 @@ log = structlog.get_logger("rollmuxd.daemon")
 CANNOT, NOT_NOW = 2, 75
 #: how often the daemon's time is compared with the machine's
 CLOCK_EVERY_S: Final = 3_600.0
-#: what a disk, a quota or the machine may have to give again a moment later
+#: what a disk, a quota, the machine or its network, which may come up after us, may have to give a moment later
 _PASSING: Final = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    *(errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.ENETDOWN),
 )
 
 
@@ -243,6 +244,8 @@ def may_pass(error: BaseException | None) -> bool:
         if isinstance(error, JournalInUse | JournalFailed | Unavailable) or journal_file.passes(error):
             return True
         if isinstance(error, OSError) and error.errno in _PASSING:
+            return True
+        if isinstance(error, socket.gaierror):  # whether the name is wrong, or nobody is up to ask, cannot be told
             return True
         error = error.__cause__
     return False
@@ -431,7 +434,11 @@ def _tcp(listen: str) -> socket.socket:
             raise
     except OSError as error:
         why = error.strerror
-        if error.errno == errno.EADDRINUSE:
+        if isinstance(error, socket.gaierror):
+            why = f"{why}; if the network is up, set daemon.listen to an address instead of this name"
+        elif error.errno in (errno.EADDRNOTAVAIL, errno.ENETDOWN):
+            why = f"{why}; if the network is up, set daemon.listen to an address that this machine has (ip address)"
+        elif error.errno == errno.EADDRINUSE:
             why = "another program listens there; stop it, or set daemon.listen to another port"
         raise CannotStart(f"daemon.listen: cannot listen on {listen}: {why}") from error
     bound.setblocking(False)

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -19,9 +20,9 @@ from rollmuxd.daemon.journal_file import JournalDamaged, JournalInUse
 UNIT = (Path(__file__).parents[2] / "deploy" / "rollmuxd.service").read_text()
 
 
-def run(folder, *, before="", text=""):
+def run(folder, *, before="", text="", listen=""):
     """``rollmuxd daemon run`` on this state directory, until it has ended by itself."""
-    (folder / "rollmux.toml").write_text(f'[daemon]\nstate_dir = "{folder}/state"\nlisten = ""\n{text}')
+    (folder / "rollmux.toml").write_text(f'[daemon]\nstate_dir = "{folder}/state"\nlisten = "{listen}"\n{text}')
     program = (
         f"import errno, os, sqlite3\n{before}\n"
         f"import sys; sys.argv = ['rollmuxd', 'daemon', 'run', '--config', '{folder}/rollmux.toml']\n"
@@ -104,9 +105,51 @@ def test_a_directory_that_another_daemon_holds_is_tried_again_by_the_service(tmp
     assert f"pid {os.getpid()}" in said
 
 
+#: stands in for a machine that boots: no resolver is up yet
+UNRESOLVED = """
+import socket
+def unknown(*_, **__):
+    raise socket.gaierror({error}, "no such name")
+socket.getaddrinfo = unknown
+"""
+#: a port below 1024, to whoever is not root
+NOT_ALLOWED = """
+import socket
+def denied(*_):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+socket.socket.bind = denied
+"""
+OPEN = "[access]\ninsecure = true\n"
+
+
+@pytest.mark.parametrize("error", [socket.EAI_AGAIN, socket.EAI_NONAME])
+def test_a_name_to_listen_at_that_nobody_knows_yet_is_tried_again_by_the_service(tmp_path, error):
+    status, said = run(tmp_path, before=UNRESOLVED.format(error=error), text=OPEN, listen="here.example:7878")
+    assert status == 75
+    assert "cannot listen on here.example:7878: no such name" in said
+    assert "daemon.listen" in said.rpartition(";")[2]
+
+
+def test_an_address_that_the_machine_does_not_have_yet_is_tried_again_by_the_service(tmp_path):
+    status, said = run(tmp_path, text=OPEN, listen="192.0.2.1:7878")  # one for documentation: nobody has it
+    assert status == 75
+    assert "cannot listen on 192.0.2.1:7878" in said
+    assert "daemon.listen" in said.rpartition(";")[2]
+
+
+def test_a_port_that_another_program_has_is_tried_again_by_the_service(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        listen = f"127.0.0.1:{other.getsockname()[1]}"
+        status, said = run(tmp_path, listen=listen)
+    assert status == 75
+    assert f"cannot listen on {listen}: another program listens there; stop it, or set daemon.listen" in said
+
+
 def test_what_needs_somebody_is_not_tried_again(tmp_path):
     status, said = run(tmp_path, text="[limits]\nmax_job = 1\n")
     assert (status, "did you mean" in said) == (2, True)
+    status, said = run(tmp_path, listen="127.0.0.1:1", before=NOT_ALLOWED)
+    assert (status, "cannot listen on 127.0.0.1:1: Permission denied" in said) == (2, True)
     status, said = run(tmp_path, text='[[hosts]]\nid = "a"\nbackend = "nope"\nnodes = [{gpus = 0, pools = ["x"]}]\n')
     assert (status, '"nope" is not installed' in said) == (2, True)
     (tmp_path / "state").mkdir(exist_ok=True)
@@ -132,11 +175,12 @@ def caused(error, by):
         (caused(JournalRefused("quota"), OSError(errno.EDQUOT, "quota")), True),
         (caused(JournalRefused("read-only"), OSError(errno.EROFS, "read-only")), True),
         (caused(JournalRefused("denied"), PermissionError(errno.EACCES, "denied")), False),
+        (OSError(errno.ENETDOWN, "the network is down"), True),
         (JournalRefused("of a newer format"), False),
         (JournalDamaged(Path("/x"), "fact 3 is damaged"), False),
     ],
 )
-def test_which_refusals_of_the_journal_may_pass(error, passes):
+def test_which_refusals_may_pass(error, passes):
     assert may_pass(caused(CannotStart(str(error)), error)) is passes
 
 
