@@ -124,7 +124,7 @@ def start(c: Cycle, given: i.Start) -> Answer:
     begun; else nobody knows. After a restore nobody knows of any job (:func:`disown`).
     """
     # A journal was restored: somebody may still ask by the ids that were given after its backup was made.
-    restored = given.incarnation > c.state.incarnation and c.state.at > 0
+    restored = given.incarnation > c.state.incarnation
     skipped = IDS_SKIPPED * given.incarnation if restored else 0
     c.fact(f.DaemonStarted(c.now, given.incarnation, skipped, skipped))
     configure(c, given)
