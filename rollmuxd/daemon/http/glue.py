@@ -6,8 +6,9 @@ A handler is a plain async function. Its signature is the whole description of i
     async def request_slot(call: Call, job: str, body: SlotBody) -> SlotView: ...
 
 ``body`` is decoded from JSON, ``query`` (a :class:`Query`) from the query string, the other parameters come from the
-path. The answer is encoded; an exception becomes problem+json. ``/v1/openapi.json`` is made of the same signatures, so
-that it cannot say anything else than what is done.
+path, as text or converted to their types (here and not by starlette, which does it before it is known who calls). The
+answer is encoded; an exception becomes problem+json. ``/v1/openapi.json`` is made of the same signatures, so that it
+cannot say anything else than what is done.
 
 The hot path (request, release, heartbeat) is: one match, one hash, one decode, the handler, one encode, one send. No
 starlette Request or Response is made, and there is no middleware: ``BaseHTTPMiddleware`` would also hide the client's
@@ -292,7 +293,7 @@ class Endpoint:
     #: an empty body is the same as ``{}``
     body_optional: bool
     query: type[Query] | None
-    path_types: Mapping[str, type]
+    path_types: Mapping[str, Any]
     #: media types of answers that are not JSON
     produces: tuple[str, ...]
     problems: tuple[int, ...]
@@ -315,6 +316,9 @@ class Endpoint:
                 data={"needs": str(self.needs), "role": str(caller.role)},
             )
         arguments: dict[str, Any] = scope["path_params"]
+        for name, shape in self.path_types.items():
+            if shape is not str:
+                arguments[name] = _decode_part(name, arguments[name], shape)
         if self.query is not None:
             arguments["query"] = _decode_query(self.query, scope["query_string"])
         elif scope["query_string"]:
@@ -438,7 +442,23 @@ def router(shared: Shared, endpoints: list[Endpoint]) -> ASGIApp:
     for endpoint in endpoints:
         by_path.setdefault(endpoint.path, []).append(endpoint)
     routes = [Route(path, PathApp(shared, methods)) for path, methods in by_path.items()]
-    return Router(routes, redirect_slashes=False, default=NotFound(shared))
+    return _Router(shared, routes)
+
+
+class _Router(Router):
+    """Starlette's, which answers with a problem when it breaks itself."""
+
+    def __init__(self, shared: Shared, routes: list[Route]) -> None:
+        super().__init__(routes, redirect_slashes=False, default=NotFound(shared))
+        self._shared = shared
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.app(scope, receive, send)
+        except Exception as error:
+            if scope["type"] != "http" or "endpoint" in scope:  # a route was found, and has answered
+                raise
+            await _answer(self._shared, "", scope, send, error)
 
 
 async def _answer(
@@ -446,14 +466,14 @@ async def _answer(
     path: str,
     scope: Scope,
     send: Send,
-    what: Endpoint | Refusal,
+    what: Endpoint | Exception,
     receive: Receive | None = None,
 ) -> None:
     """Do it, and send exactly one answer: the handler's, or a problem."""
     request_id = _request_id(scope)
     headers = [(b"x-request-id", request_id.encode()), _NO_STORE]
     try:
-        if isinstance(what, Refusal):
+        if isinstance(what, Exception):
             raise what
         assert receive is not None
         status, value = await what.perform(shared, scope, receive, request_id)
@@ -472,7 +492,7 @@ async def _answer(
             log.exception("http_failed", request_id=request_id, method=scope["method"], path=path)
     headers += [kind, (b"content-length", str(len(body)).encode())]
     # People make up methods: only those that a route has become labels.
-    shared.metrics.answered(path, "any" if isinstance(what, Refusal) else scope["method"], status)
+    shared.metrics.answered(path, "any" if isinstance(what, Exception) else scope["method"], status)
     start: Message = {"type": "http.response.start", "status": status, "headers": headers}
     await send(start)
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
@@ -594,6 +614,14 @@ def _decode_body(decoder: msgspec.json.Decoder[Any], raw: bytes, *, optional: bo
 
 def _too_large(limit: int) -> Refusal:
     return Refusal(problems.TOO_LARGE, f"a body may have {limit} bytes here", data={"limit": limit})
+
+
+def _decode_part(name: str, text: str, shape: Any) -> Any:
+    """A part of the path that is not text."""
+    try:
+        return msgspec.convert(text, shape, strict=False)
+    except msgspec.ValidationError as error:
+        raise _invalid(f"{error} - at `$.{name}`", "path") from None
 
 
 def _decode_query(shape: type[Query], raw: bytes) -> Query:

@@ -94,8 +94,8 @@ def _operation(endpoint: Endpoint, refs: dict[Any, Any]) -> dict[str, Any]:
     return operation
 
 
-def _path_parameter(name: str, shape: type) -> dict[str, Any]:
-    schema = {"type": "integer", "minimum": 0} if shape is int else {"type": "string", "minLength": 1}
+def _path_parameter(name: str, shape: Any) -> dict[str, Any]:
+    schema = {"type": "string", "minLength": 1} if shape is str else msgspec.json.schema(shape)
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 

@@ -52,8 +52,8 @@ async def next_order(call: Call, job: str, query: OrdersQuery) -> ChannelView:
     return ChannelView(order=order)
 
 
-@routes.post("/v1/channel/{job}/ranks/{rank:int}", problems=(*BODY, 404, 409))
-async def dial(call: Call, job: str, rank: int, body: RankBody) -> ChannelView:
+@routes.post("/v1/channel/{job}/ranks/{rank}", problems=(*BODY, 404, 409))
+async def dial(call: Call, job: str, rank: Rank, body: RankBody) -> ChannelView:
     """A rank is there, and can be told to load and park."""
     mine = await _line(call, job, body.session)
     call.services.hub.dial(mine.id, body.session, rank, body.ranks)
