@@ -18,7 +18,9 @@ Today is never cut, so what was seen a moment ago is always there. How old a fac
 as far as the facts show it (:func:`ago`): a clock that jumps makes nothing old.
 """
 
+import asyncio
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -64,6 +66,8 @@ SWEPT: Final = 500
 PAGES: Final = 32
 #: free pages that stay in the file: new facts take them
 SPARE_PAGES: Final = 256
+#: how long a daemon's other work has the disk between two of these
+PAUSE_S: Final = 0.005
 #: how often a daemon looks whether there is something to do, and how soon after its start
 EVERY_S: Final = 3_600.0
 FIRST_S: Final = 60.0
@@ -113,16 +117,23 @@ Write = Callable[[Callable[[sqlite3.Connection], Any]], Any]
 class Care:
     """Books, cuts and sweeps one journal. Blocks: it belongs into a thread, or into a command.
 
-    ``write`` runs something in a transaction of the journal's writer. ``pause_s`` is what is slept between two batches.
+    ``write`` runs something in a transaction of the journal's writer. ``pause`` is called between two batches; what it
+    raises ends the work there, and the next time goes on.
     """
 
     def __init__(
-        self, path: Path, keep: Keep, write: Write, *, pause_s: float, on_cut: Callable[[int], None] | None = None
+        self,
+        path: Path,
+        keep: Keep,
+        write: Write,
+        *,
+        pause: Callable[[], None] = lambda: None,
+        on_cut: Callable[[int], None] | None = None,
     ) -> None:
         self._path = path
         self._keep = keep
         self._write_now = write
-        self._pause_s = pause_s
+        self._pause = pause
         self._on_cut = on_cut
         self._longest_s = 0.0
 
@@ -165,7 +176,7 @@ class Care:
                 self._longest_s = max(self._longest_s, time.perf_counter() - began)
 
         result: T = self._write_now(timed)
-        time.sleep(self._pause_s)
+        self._pause()
         return result
 
     # ---- booking ---------------------------------------------------------------------------------------------------
@@ -223,7 +234,7 @@ class Care:
                 raise JournalDamaged(self._path, f"facts from {tip.seq + 1} on are missing")
             yield rows
             tip = Tip(rows[-1][0], rows[-1][2])
-            time.sleep(self._pause_s)
+            self._pause()
 
     def _prove(self, connection: sqlite3.Connection, durable: int) -> None:
         """Raise JournalDamaged if something is damaged that cannot be made again."""
@@ -253,7 +264,7 @@ class Care:
                 log.warning("days_booked_anew", first=date_of(day), reason="what was booked cannot be read")
                 return
             good = day
-            time.sleep(self._pause_s)
+            self._pause()
 
     # ---- cutting ---------------------------------------------------------------------------------------------------
 
@@ -474,11 +485,29 @@ class Keeper:
             raise JournalFailed(f"{journal.path}: the disk is full: first there must be room again")
         now, durable = await self._settled()
 
-        def write(operation: Callable[[sqlite3.Connection], T]) -> T:
-            return anyio.from_thread.run(journal.operate, operation)
+        # A thread cannot be cancelled: it has to look. All of a large journal takes the better part of an hour to prove,
+        # and a daemon that is told to stop must not wait for it.
+        given_up = threading.Event()
 
-        care = Care(journal.path, self._keep, write, pause_s=0.005, on_cut=journal.begins_with)
-        done = await anyio.to_thread.run_sync(partial(care.tend, now, durable, prove=prove))
+        def pause() -> None:
+            anyio.from_thread.check_cancelled()
+            if given_up.wait(PAUSE_S):
+                raise asyncio.CancelledError
+
+        async def operate(operation: Callable[[sqlite3.Connection], T]) -> T:
+            # What is on its way to the disk gets there: who comes next must not find it come in the midst of its work.
+            with anyio.CancelScope(shield=True):
+                result = await journal.operate(operation)
+            return result
+
+        def write(operation: Callable[[sqlite3.Connection], T]) -> T:
+            return anyio.from_thread.run(operate, operation)
+
+        care = Care(journal.path, self._keep, write, pause=pause, on_cut=journal.begins_with)
+        try:
+            done = await anyio.to_thread.run_sync(partial(care.tend, now, durable, prove=prove))
+        finally:
+            given_up.set()  # of who is cancelled as a task, and not by a scope, the thread would not hear
         if prove:
             self._proven_at = anyio.current_time()
         if done.booked or done.cut:
@@ -518,7 +547,7 @@ def compact(state_dir: Path, keep: Keep) -> Tended:
 
             # A daemon that starts goes on no earlier than its last fact, whatever the clock says.
             now = max(int(time.time() * 1000), at[0] if at else 0)
-            return Care(path, keep, write, pause_s=0).tend(now, last.seq, prove=True)
+            return Care(path, keep, write).tend(now, last.seq, prove=True)
     except sqlite3.Error as error:
         raise journal_file.unreadable(path, "it", error) from error
     finally:

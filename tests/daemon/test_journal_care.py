@@ -9,9 +9,12 @@
 import asyncio
 import random
 import sqlite3
+import threading
 import time
 from contextlib import closing
 
+import anyio
+import anyio.from_thread
 import msgspec
 import pytest
 
@@ -508,7 +511,7 @@ async def test_wherever_it_breaks_off_the_next_one_goes_on(tmp_path, lived):
 
         with closing(sqlite3.connect(folder / "journal.sqlite3", isolation_level=None)) as writer:
             try:
-                Care(folder / "journal.sqlite3", ONE, write, pause_s=0).tend(lived.now, len(lived.facts))
+                Care(folder / "journal.sqlite3", ONE, write).tend(lived.now, len(lived.facts))
             except KeyboardInterrupt:
                 stopped += 1
         assert check(folder / "journal.sqlite3").good
@@ -518,6 +521,76 @@ async def test_wherever_it_breaks_off_the_next_one_goes_on(tmp_path, lived):
         assert len(await journal.lasting(0, "node_draining", 100)) > 0
         await journal.close()
     assert stopped > 5
+
+
+@pytest.mark.parametrize("by", ["its scope", "its task"])
+async def test_a_proof_that_is_cancelled_ends_within_a_batch_and_the_next_one_proves_all(
+    tmp_path, lived, monkeypatch, by
+):
+    """A stop would wait for it: the facts of a large journal take the better part of an hour."""
+    journal = await written(tmp_path, lived)
+    of = keeper(journal, lived, ALL)
+    await of.tend()
+    monkeypatch.setattr(journal_care, "BATCH", 10)
+    scope, ended, read = anyio.CancelScope(), threading.Event(), []
+    rows_after, tend = journal_care.rows_after, Care.tend
+
+    async def proving():
+        with scope:
+            await of.tend(prove=True)
+
+    task = asyncio.create_task(proving())
+    cancel = {"its scope": scope.cancel, "its task": task.cancel}[by]
+
+    def reading(connection, tip, path, *, until):
+        read.append(tip.seq)
+        if tip.seq == 50:
+            anyio.from_thread.run_sync(cancel)
+            anyio.from_thread.run_sync(lambda: None)  # whoever is cancelled has heard of it
+        return rows_after(connection, tip, path, until=until)
+
+    def tending(*args, **options):
+        try:
+            return tend(*args, **options)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(journal_care, "rows_after", reading)
+    monkeypatch.setattr(Care, "tend", tending)
+    await asyncio.wait([task])
+    assert await asyncio.to_thread(ended.wait, 60)
+    assert read == [0, 10, 20, 30, 40, 50]
+    assert of.trouble == ""
+    monkeypatch.setattr(journal_care, "rows_after", rows_after)
+    assert (await of.tend(prove=True)).booked == 0
+    await journal.close()
+
+
+@pytest.mark.parametrize("number", [0, 3, 6, 7], ids=["opens a day", "closes one", "cuts", "sweeps"])
+async def test_upkeep_that_is_cancelled_while_it_writes_is_no_trouble_and_the_next_one_goes_on(
+    tmp_path, lived, monkeypatch, number
+):
+    journal = await written(tmp_path, lived)
+    of, operate, scope, left = keeper(journal, lived, ONE), journal.operate, anyio.CancelScope(), number
+
+    async def operating(operation):
+        nonlocal left
+        if left == 0:
+            scope.cancel()
+        left -= 1
+        return await operate(operation)
+
+    monkeypatch.setattr(journal, "operate", operating)
+    with scope:
+        await of.tend()
+    assert scope.cancelled_caught
+    assert left == -1
+    assert of.trouble == ""
+    await of.tend(prove=True)
+    assert journal.first > 1
+    same(await reported(journal, lived, None, None), plainly(lived, None, None))
+    await journal.close()
+    assert check(tmp_path / "journal.sqlite3").good
 
 
 async def test_space_is_given_back_and_commits_wait_no_more_than_a_moment(tmp_path):
