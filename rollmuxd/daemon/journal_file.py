@@ -390,6 +390,9 @@ def unlock(held: int) -> None:
 
 # ---- incarnations ----------------------------------------------------------------------------------------------------
 
+#: why one begins where :func:`is_copy` says so
+A_COPY: Final = "another journal was last used in this directory: this one is a copy, or older"
+
 
 def next_incarnation(*known: int) -> int:
     """A number that was never an incarnation of this journal, nor of a copy of it that somebody else restored.
@@ -415,18 +418,23 @@ def begin_incarnation(connection: sqlite3.Connection, why: str) -> int:
     return incarnation
 
 
+def is_copy(connection: sqlite3.Connection, state_dir: Path) -> bool:
+    """Whether this is not the journal that was last used in this directory, but a copy of it, or an older one."""
+    known = get_meta(connection, "opened")
+    beside = state_dir / "opened"
+    return known is not None and (not beside.exists() or beside.read_text().strip() != known)
+
+
 def know_again(connection: sqlite3.Connection, state_dir: Path) -> None:
     """Begin a new incarnation if this is not the journal that was last used in this directory."""
-    beside = state_dir / "opened"
-    known = get_meta(connection, "opened")
     word = secrets.token_hex(8)
     connection.execute("BEGIN IMMEDIATE")
-    if known is not None and (not beside.exists() or beside.read_text().strip() != known):
-        begin_incarnation(connection, "another journal was last used in this directory: this one is a copy, or older")
+    if is_copy(connection, state_dir):
+        begin_incarnation(connection, A_COPY)
     set_meta(connection, "opened", word)
     connection.execute("COMMIT")
     # After the commit: a crash in between costs an incarnation, and the other way round it would cost the proof.
-    write_synced(beside, f"{word}\n".encode())
+    write_synced(state_dir / "opened", f"{word}\n".encode())
 
 
 def write_synced(path: Path, content: bytes) -> None:

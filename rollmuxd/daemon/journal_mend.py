@@ -110,7 +110,7 @@ class Mended(Struct, frozen=True):
 
 
 def mend(state_dir: Path) -> Mended:
-    """Write the journal anew from what is good in it.
+    """Write the journal anew from what is good in it; under a new incarnation where opening it would begin one.
 
     Raises:
         JournalInUse: a daemon runs on the directory.
@@ -162,6 +162,8 @@ def _write_anew(old: sqlite3.Connection, path: Path, word: str) -> Mended:
         for name, value in old.execute("SELECT name, value FROM meta"):
             if name not in _OF_THE_FILE:
                 set_meta(connection, name, value)
+        if journal_file.is_copy(old, path.parent):  # which nothing tells any more, once it has the new word
+            journal_file.begin_incarnation(connection, journal_file.A_COPY)
         set_meta(connection, "opened", word)
         columns = "id, owner, user, role, hashed, created_at, revoked_at, expires_at, used_at"
         _copy(connection, "keys", columns, old.execute(f"SELECT {columns} FROM keys"))  # noqa: S608  # names only

@@ -240,6 +240,30 @@ async def test_a_good_journal_is_written_anew_as_it_is_and_one_in_use_is_not(tmp
     assert (tmp_path / "journal.sqlite3").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize(
+    "put_in_place",
+    [
+        lambda folder: shutil.copyfile(folder / "backup", folder / "journal.sqlite3"),
+        lambda folder: shutil.copyfile(folder / "copy", folder / "journal.sqlite3"),
+        lambda folder: (folder / "opened").write_text("restoring\n"),
+        lambda folder: (folder / "opened").unlink(),
+    ],
+    ids=["a backup", "a copy", "what a restore that broke off has left", "a journal from another directory"],
+)
+async def test_mending_makes_no_copy_the_journal_that_was_last_used_here(tmp_path, put_in_place):
+    # Else it begins with fences that the journal before has given since to others.
+    first = await write(tmp_path)
+    backup(tmp_path / "journal.sqlite3", tmp_path / "backup")
+    shutil.copyfile(tmp_path / "journal.sqlite3", tmp_path / "copy")
+    await reads(tmp_path)
+    put_in_place(tmp_path)
+    mend(tmp_path)
+    state, incarnation, keys, _ = await reads(tmp_path)
+    assert incarnation > first
+    assert (state, keys) == (msgspec.json.encode(state_after(LAST)), [KEY])
+    assert (await reads(tmp_path))[1] == incarnation
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file somebody else's")
 async def test_what_root_mends_belongs_to_whom_the_directory_belongs(tmp_path):
     await write(tmp_path / "live")
