@@ -485,8 +485,8 @@ class Keeper:
             raise JournalFailed(f"{journal.path}: the disk is full: first there must be room again")
         now, durable = await self._settled()
 
-        # A thread cannot be cancelled: it has to look. All of a large journal takes the better part of an hour to prove,
-        # and a daemon that is told to stop must not wait for it.
+        # A thread cannot be cancelled: it has to look. To prove all of a large journal takes the better part of an
+        # hour, and a daemon that is told to stop must not wait for it.
         given_up = threading.Event()
 
         def pause() -> None:
@@ -498,7 +498,7 @@ class Keeper:
             # What is on its way to the disk gets there: who comes next must not find it come in the midst of its work.
             with anyio.CancelScope(shield=True):
                 result = await journal.operate(operation)
-            return result
+            return result  # noqa: RET504  # within, mypy takes the scope for one that may swallow an error
 
         def write(operation: Callable[[sqlite3.Connection], T]) -> T:
             return anyio.from_thread.run(operate, operation)
