@@ -12,7 +12,7 @@
           JobAlive           another process runs this job: name, pid and host are in ``data``
         Unprocessable        422: can never be met, or is no valid request; names what is short
         TooManyRequests      429: a limit is reached (retried while a job runs)
-        Unavailable          502, 503, 504: not now (retried while a job runs)
+        Unavailable          408, 502, 503, 504: not now (retried while a job runs)
       JobEnded               the job was ended or lost; this process should save and stop
       SlotFaulted            the job's state could not be loaded; the phase has not begun
       SlotLost               the slot was lost or revoked while the phase ran; raised when it is left
@@ -102,7 +102,7 @@ class TooManyRequests(Refused):
 
 
 class Unavailable(Refused):
-    """The daemon, or a proxy before it, cannot answer just now."""
+    """The daemon, or a proxy before it, cannot answer just now, or our call has not reached it in time."""
 
 
 class JobEnded(RollmuxError):
@@ -129,6 +129,7 @@ _BY_STATUS: dict[int, type[Refused]] = {
     401: Unauthorised,
     403: Unauthorised,
     404: NotFound,
+    408: Unavailable,  # it has not arrived, for the network or for us: we may have been stopped in its midst
     409: Conflict,
     422: Unprocessable,
     429: TooManyRequests,

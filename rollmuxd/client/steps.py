@@ -69,7 +69,7 @@ def persist(
     clock: Callable[[], float] = time.monotonic,
     tell: Callable[[str], None] = say,
 ) -> Flow[T]:
-    """Send until it was answered: again after connection errors, 502, 503, 504 and 429, with back-off and jitter.
+    """Send until it was answered: again after connection errors, 408, 429, 502, 503 and 504, with back-off and jitter.
 
     Says so at the second failure in a row, then each minute, and when it is over. Raises :class:`GaveUp` when that has
     gone on for ``patience_s`` (None: never), and every other refusal at once. ``until`` is a moment of ``clock`` at

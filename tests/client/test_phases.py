@@ -432,6 +432,47 @@ def test_a_daemon_that_goes_away_in_mid_phase_is_only_a_pause(daemon, capfd):
     assert "trying again" in capfd.readouterr().err
 
 
+@pytest.fixture
+def each_comes_late(daemon, monkeypatch):
+    """Answers each call with 408 when it is first told; what was told so."""
+    from rollmuxd.client.transport import Reply
+
+    late, handle = [], daemon.handle
+
+    def first(*call):
+        assert len(late) < 20  # each time in other words would go on for ever
+        if call in late:
+            return handle(*call)
+        late.append(call)
+        return Reply(408, {}, b'{"title": "too slow", "status": 408, "detail": "a call has to arrive within 30 s"}')
+
+    monkeypatch.setattr(daemon, "handle", first)
+    return late
+
+
+def told(daemon):
+    return [call.path.rpartition("/")[2] for call in daemon.calls if call.method == "POST"]
+
+
+def test_a_call_that_came_too_late_is_told_again_in_the_same_words(daemon, each_comes_late):
+    with rollmuxd.job("a") as job, job.phase("rollout"):
+        pass
+
+    assert told(daemon) == ["jobs", "sessions", "slots", "release"]
+    assert len(each_comes_late) == len(daemon.calls)
+    assert daemon.ended == {"a": "finished"}
+
+
+@pytest.mark.asyncio
+async def test_and_so_it_is_on_asyncio(daemon, each_comes_late):
+    async with rollmuxd.ajob("a") as job, job.phase("rollout"):
+        pass
+
+    assert told(daemon) == ["jobs", "sessions", "slots", "release"]
+    assert len(each_comes_late) == len(daemon.calls)
+    assert daemon.ended == {"a": "finished"}
+
+
 def test_a_phase_inside_itself_is_one_stay(daemon):
     with rollmuxd.job("a") as job, job.phase("rollout") as outer:
         with job.phase("rollout") as inner:

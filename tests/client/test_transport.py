@@ -214,6 +214,7 @@ def test_every_error_of_httpx_is_one_of_ours(error, monkeypatch):
         (401, errors.Unauthorised),
         (403, errors.Unauthorised),
         (404, errors.NotFound),
+        (408, errors.Unavailable),
         (409, errors.Conflict),
         (413, errors.Refused),
         (422, errors.Unprocessable),
