@@ -14,9 +14,9 @@ def journal(daemon, *words):
     subprocess.run(command, check=True, capture_output=True)
 
 
-def restored(daemon, backup):
+def restored(daemon, backup, *words):
     daemon.stop()
-    journal(daemon, "restore", backup)
+    journal(daemon, "restore", backup, *words)
     daemon.restart()
 
 
@@ -65,3 +65,22 @@ def test_jobs_that_held_and_waited_when_the_backup_was_made_start_again_and_go_o
         again = live.trainer(name)
         again.do("loop", rounds=2, seconds=0.02)
         assert daemon.job(name)["run"] == 2
+
+
+def test_who_lives_on_after_a_restore_that_left_nothing_is_taken_for_nobody_else(live):
+    daemon = live.daemon()
+    a = live.holder("a")
+    (session,) = daemon.facts("session_opened")
+    journal(daemon, "backup", f"{live.folder}/backup")
+
+    restored(daemon, f"{live.folder}/backup", "--before", "2020-01-01")
+    c = live.trainer("c")
+    c.do("start")
+    asked = c.ask("enter", phase="rollout")
+    live.until("c waits", lambda: daemon.waits("c"))
+    assert [opened["session"] != session["session"] for opened in daemon.facts("session_opened")] == [True]
+    assert a.fails("leave")["error"] == "SlotLost"
+    assert c.done(asked) is None
+    a.kill()
+    c.answer(asked)
+    c.do("leave")
