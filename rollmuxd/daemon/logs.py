@@ -1,7 +1,8 @@
 """Logs: structlog to stderr, for people or as one JSON object a line. Facts are the most of it.
 
 Every line about a job or a slot has its ``job`` and ``slot``. No secret is logged: of what a client sends, an
-idempotency key opens sessions, so it is left out, and a job's specification is named, not printed.
+idempotency key opens sessions, so it is left out, a job's specification is named, not printed, and tracebacks show no
+variables.
 """
 
 import logging
@@ -56,7 +57,9 @@ def set_up(level: str = "info", format: Literal["console", "json"] = "console", 
     if format == "json":
         last: list[Processor] = [structlog.processors.format_exc_info, _as_json]
     else:
-        pretty = structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=20)
+        # Not as rich would have it: that shows variables, and where a call breaks the caller's API key is in one.
+        plain = structlog.dev.plain_traceback
+        pretty = structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=20, exception_formatter=plain)
         last = [pretty if out.isatty() else _as_text(pretty)]
     # Our own lines go straight to the stream: the way round by the standard library costs four times as much.
     structlog.configure(
@@ -100,13 +103,19 @@ class Seldom(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the line is written."""
-        now = self._now()
+        left_out = self.take()
+        if left_out:
+            record.msg = f"{record.msg} ({left_out} lines before it were left out)"
+        return left_out is not None
+
+    def take(self) -> int | None:
+        """How many lines before this one were left out, if that is to be said; None: this one is, too."""
+        now, left_out = self._now(), 0
         if now - self._since >= self.EVERY_S:
-            if self._number > self.AT_MOST:
-                record.msg = f"{record.msg} ({self._number - self.AT_MOST} lines before it were left out)"
+            left_out = max(0, self._number - self.AT_MOST)
             self._since, self._number = now, 0
         self._number += 1
-        return self._number <= self.AT_MOST
+        return left_out if self._number <= self.AT_MOST else None
 
 
 class Unfailing:

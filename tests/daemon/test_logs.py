@@ -87,6 +87,31 @@ def test_lines_of_the_standard_library_come_out_the_same_way(written):
     assert (line["event"], line["level"], line["logger"]) == ("it is late", "warning", "somebodys.plugin")
 
 
+@pytest.mark.parametrize("format", ["console", "json"])
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_traceback_says_where_it_broke_and_not_what_was_in_variables(written, format, is_terminal, monkeypatch):
+    """A call that breaks has its API key in one."""
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    logs.set_up("info", format, stream)
+
+    secret = "rmx_12345678_hush"
+
+    def breaks(authorization):
+        raise RuntimeError(f"{len(authorization)} it broke")
+
+    for log in (structlog.get_logger("x"), logging.getLogger("somebodys.plugin")):
+        try:
+            breaks(secret)
+        except RuntimeError:
+            log.exception("http_failed")
+
+    said = stream.getvalue()
+    assert said.count("17 it broke") == 2
+    assert said.count("in breaks") == 2
+    assert "hush" not in said
+
+
 @pytest.mark.parametrize("name", ["asyncio", "uvicorn.error"])
 def test_what_breaks_again_and_again_fills_no_disk(written, name):
     for _ in range(1000):

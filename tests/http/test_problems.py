@@ -3,6 +3,7 @@
 import inspect
 
 import pytest
+import structlog
 
 from rollmuxd.core import errors
 from rollmuxd.core.model import JobStatus
@@ -264,6 +265,22 @@ async def test_a_handler_that_crashes_is_500_without_a_word_of_what_is_inside(ru
         assert answer.status_code == 500
         assert "the inside" not in answer.text
         assert (await nobody.get("/healthz")).status_code == 200
+
+
+@pytest.mark.asyncio
+async def test_calls_that_crash_again_and_again_fill_no_log(running, monkeypatch):
+    from rollmuxd.daemon.http import views
+
+    def crash(*_: object, **__: object) -> None:
+        raise RuntimeError("the inside")
+
+    async with running() as world, world.client() as client:
+        await world.job(client, "math")
+        monkeypatch.setattr(views, "job_view", crash)
+        with structlog.testing.capture_logs() as lines:
+            for _ in range(50):
+                assert (await client.get("/v1/jobs/math")).status_code == 500
+    assert [line["event"] for line in lines] == ["http_failed"] * 20
 
 
 @pytest.mark.asyncio

@@ -48,6 +48,7 @@ from rollmuxd.daemon.http.problems import Refusal, problem_of
 from rollmuxd.daemon.http.sites import Sites
 from rollmuxd.daemon.http.why import WhyJobsWait
 from rollmuxd.daemon.keys import Role
+from rollmuxd.daemon.logs import Seldom
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.told import Told
@@ -130,6 +131,8 @@ class Shared:
     calls_per_s: float
     #: under which names it is heard without a key
     sites: Sites
+    #: whether a failure is logged: each is a page, and somebody may know how to have it again
+    failures: Seldom = field(default_factory=Seldom)
     #: why waiting jobs wait
     why: WhyJobsWait = field(default_factory=WhyJobsWait)
     #: calls that wait for facts now, by owner
@@ -488,8 +491,10 @@ async def _answer(
         problem, more = problem_of(error, request_id)
         status, body, kind = problem.status, _encode(problem), _PROBLEM
         headers += [(name.encode(), text.encode()) for name, text in more]
-        if status == 500:
-            log.exception("http_failed", request_id=request_id, method=scope["method"], path=path)
+        if status == 500 and (left_out := shared.failures.take()) is not None:
+            log.exception(
+                "http_failed", request_id=request_id, method=scope["method"], path=path, left_out_before=left_out
+            )
     headers += [kind, (b"content-length", str(len(body)).encode())]
     # People make up methods: only those that a route has become labels.
     shared.metrics.answered(path, "any" if isinstance(what, Exception) else scope["method"], status)
