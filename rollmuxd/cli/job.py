@@ -198,6 +198,9 @@ def wait(call: Call, job: str, until: str, timeout: float | None) -> None:
 
     Exits with 0 when its loop has come to its end, or it has its placement; with 1 and the reason if it is over in any
     other way (lost, failed, interrupted, ended by somebody), is quarantined, or is over without having been placed.
+
+    A program that ends by itself, or by sys.exit(1) outside of `with rollmuxd.job(...)`, counts as come to its end: of
+    its exit status nobody is told. An error that nobody catches is.
     """
     path = f"/v1/jobs/{part(job)}"
     give_up = None if timeout is None else time.monotonic() + timeout

@@ -178,8 +178,17 @@ def is_interruption(error: BaseException | None) -> bool:
     return cancelled or isinstance(error, KeyboardInterrupt)
 
 
-def why_it_failed(error: BaseException) -> str:
-    """The reason with which a job ends whose loop an error has left."""
+def ends_well(error: BaseException | None) -> bool:
+    """Whether a loop that this has left is through: nothing has, or ``sys.exit`` with the status 0."""
+    if isinstance(error, SystemExit):
+        return error.code is None or (isinstance(error.code, int) and error.code == 0)
+    return error is None
+
+
+def why_it_ends(error: BaseException | None) -> str:
+    """The reason with which a job ends whose loop this has left."""
+    if error is None or ends_well(error):
+        return "finished"
     return "interrupted" if is_interruption(error) else f"failed: {in_words(error)}"
 
 

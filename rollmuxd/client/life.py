@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from rollmuxd.client import calls, fakes, steps, where
 from rollmuxd.client.channel import Channel, Hook, Hooks
-from rollmuxd.client.errors import JobEnded, NoDaemon, RollmuxError, beside, is_interruption, why_it_failed
+from rollmuxd.client.errors import JobEnded, NoDaemon, RollmuxError, beside, ends_well, is_interruption, why_it_ends
 from rollmuxd.client.pulse import HeartbeatProcess, Pulse
 from rollmuxd.client.ranks import FAILING_S, IF_IT_GOES_ON, Crew
 from rollmuxd.client.steps import Flow, say
@@ -69,7 +69,7 @@ class Options(Struct, frozen=True):
 
     def left(self, error: BaseException | None) -> bool:
         """Whether an error that ends this process leaves the job to the daemon, which may start it again."""
-        return self.launched and error is not None
+        return self.launched and not ends_well(error)
 
 
 class Life(Generic[S]):
@@ -471,7 +471,7 @@ class Life(Generic[S]):
     def _at_exit(self) -> None:
         self.slot = None  # a phase that nobody has left ends with the process
         error = getattr(sys, "last_value", None)  # what nobody has caught
-        how = "its process ended" if error is None else why_it_failed(error)
+        how = "its process ended" if error is None else why_it_ends(error)
         self.run(self.ending(how, keep=self._options.keep or self._options.left(error)))
         self.close()
 

@@ -18,7 +18,7 @@ import msgspec
 
 from rollmuxd.client.channel import Hook
 from rollmuxd.client.describe import call_with_known, registration
-from rollmuxd.client.errors import beside, why_it_failed
+from rollmuxd.client.errors import beside, why_it_ends
 from rollmuxd.client.life import Life, Options
 from rollmuxd.client.ranks import Store
 from rollmuxd.client.steps import Flow
@@ -315,7 +315,7 @@ class Job(_Base[Slot]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._finish(self._life.ending(_reason(error), keep=self._options.keep or self._options.left(error)))
+        self._finish(self._life.ending(why_it_ends(error), keep=self._options.keep or self._options.left(error)))
 
 
 class AsyncJob(_Base[AsyncSlot]):
@@ -356,11 +356,9 @@ class AsyncJob(_Base[AsyncSlot]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not _closed(error, trace):  # else it ends with its process
-            await self._finish(self._life.ending(_reason(error), keep=self._options.keep or self._options.left(error)))
-
-
-def _reason(error: BaseException | None) -> str:
-    return "finished" if error is None else why_it_failed(error)
+            await self._finish(
+                self._life.ending(why_it_ends(error), keep=self._options.keep or self._options.left(error))
+            )
 
 
 # ---- making them -----------------------------------------------------------------------------------------------------

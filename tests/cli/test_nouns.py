@@ -192,6 +192,11 @@ def test_waiting_for_a_job_ends_well_when_it_has_ended(rollmuxd, daemon, a_job, 
     assert (ran.code, ran.out) == (0, "math-7b (j1): ended\n")
 
 
+def test_waiting_says_what_it_cannot_see(rollmuxd):
+    """A process knows at its exit of an error that nobody has caught, and not of its own exit status."""
+    assert "sys.exit(1) outside" in rollmuxd("job wait --help").out
+
+
 def test_waiting_for_a_job_fails_when_it_was_lost_and_says_why(rollmuxd, daemon, a_job):
     daemon["GET /v1/jobs/j1"] = a_job(status="lost", reason="no heartbeat for 60 s")
 

@@ -472,6 +472,7 @@ def test_a_program_that_simply_ends_ends_its_job(listening):
     [
         ("raise ValueError('no such file')", "failed: ValueError: no such file"),
         ("raise KeyboardInterrupt", "interrupted"),
+        ("raise SystemExit(1)", "its process ended"),  # that cannot be seen any more: the help of `job wait` says so
     ],
 )
 def test_a_program_that_dies_of_an_error_says_so_also_where_no_with_was_left(listening, dies, why):

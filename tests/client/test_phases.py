@@ -473,6 +473,44 @@ async def test_and_so_it_is_on_asyncio(daemon, each_comes_late):
     assert daemon.ended == {"a": "finished"}
 
 
+EXITS = [
+    (SystemExit(), "finished"),
+    (SystemExit(0), "finished"),
+    (SystemExit(1), "failed: SystemExit: 1"),
+    (SystemExit("no data"), "failed: SystemExit: no data"),
+    (SystemExit(""), "failed: SystemExit: "),
+]
+
+
+@pytest.mark.parametrize(("leaves", "why"), EXITS, ids=repr)
+def test_a_program_that_exits_inside_its_job_ends_it_as_its_exit_status_says(daemon, leaves, why):
+    with pytest.raises(SystemExit), rollmuxd.job("a") as job, job.phase("rollout"):
+        raise leaves
+
+    assert daemon.ended == {"a": why}
+    assert len(daemon.asked("POST", "/release")) == 1
+
+
+@pytest.mark.asyncio
+async def test_and_so_it_does_on_asyncio(daemon):
+    with pytest.raises(SystemExit):
+        async with rollmuxd.ajob("a"):
+            raise SystemExit(0)
+
+    assert daemon.ended == {"a": "finished"}
+
+
+@pytest.mark.parametrize(("leaves", "why"), EXITS, ids=repr)
+def test_a_process_that_the_daemon_has_started_leaves_its_job_to_it_only_if_it_fails(daemon, monkeypatch, leaves, why):
+    monkeypatch.setenv("ROLLMUX_JOB", "a")
+    monkeypatch.setenv("ROLLMUX_RUN_KEY", "of-the-daemon")
+
+    with pytest.raises(SystemExit), rollmuxd.job("a"):
+        raise leaves
+
+    assert daemon.ended == ({"a": why} if why == "finished" else {})  # else it may start it again
+
+
 def test_a_phase_inside_itself_is_one_stay(daemon):
     with rollmuxd.job("a") as job, job.phase("rollout") as outer:
         with job.phase("rollout") as inner:
