@@ -18,8 +18,9 @@ that were copied while they were written to. Three kinds of damage come of it, a
   (:mod:`.journal_care`) and the check find it, and :mod:`.journal_mend` goes on without them.
 
 A whole tail that is just not there leaves no trace in the file. But each opening writes a random word both into the
-journal and into ``opened`` beside it; where they differ, the journal is not the one that was last used here. Where the
-journal has none, or is gone or empty, :func:`refuse_lost` refuses it.
+journal and into ``opened`` beside it; where they differ, the journal is not the one that was last used here. While it
+changes, ``opened`` has the old one and the new one: a start that breaks off costs nothing. Where the journal has none,
+or is gone or empty, :func:`refuse_lost` refuses it.
 
 Where a tail was torn, or the words differ, something may have been granted that the journal does not know. So a new
 **incarnation** begins: no fence that was given before is ever given again. That every node is unknown until it was seen
@@ -421,20 +422,41 @@ def begin_incarnation(connection: sqlite3.Connection, why: str) -> int:
 def is_copy(connection: sqlite3.Connection, state_dir: Path) -> bool:
     """Whether this is not the journal that was last used in this directory, but a copy of it, or an older one."""
     known = get_meta(connection, "opened")
-    beside = state_dir / "opened"
-    return known is not None and (not beside.exists() or beside.read_text().strip() != known)
+    return known is not None and known not in words_beside(state_dir)
+
+
+def words_beside(state_dir: Path) -> list[str]:
+    """What ``opened`` has: the word of the journal that was last used here; or that, and one that it may have by now.
+
+    A version that knows of one word alone takes the journal for a copy where there are two. It costs an incarnation.
+    """
+    try:
+        return (state_dir / "opened").read_text(errors="replace").split()
+    except FileNotFoundError:
+        return []
 
 
 def know_again(connection: sqlite3.Connection, state_dir: Path) -> None:
-    """Begin a new incarnation if this is not the journal that was last used in this directory."""
-    word = secrets.token_hex(8)
+    """Give the journal a new word; and begin a new incarnation if it is not the one that was last used here.
+
+    Broken off anywhere it is begun again, as if it had not been begun: nothing was granted meanwhile, so that either
+    word will do. Of a copy that is not so before it has its own incarnation, so its word never comes into ``opened``.
+    """
+    word, known = secrets.token_hex(8), get_meta(connection, "opened")
+    copy = is_copy(connection, state_dir)
+    if known is not None and not copy:
+        write_words(state_dir, word, known)
     connection.execute("BEGIN IMMEDIATE")
-    if is_copy(connection, state_dir):
+    if copy:
         begin_incarnation(connection, A_COPY)
     set_meta(connection, "opened", word)
     connection.execute("COMMIT")
-    # After the commit: a crash in between costs an incarnation, and the other way round it would cost the proof.
-    write_synced(state_dir / "opened", f"{word}\n".encode())
+    write_words(state_dir, word)  # from here on, and before anything is granted, one with the old word is a copy
+
+
+def write_words(state_dir: Path, *words: str) -> None:
+    """Have ``opened`` say these."""
+    write_synced(state_dir / "opened", f"{' '.join(words)}\n".encode())
 
 
 def write_synced(path: Path, content: bytes) -> None:

@@ -173,6 +173,38 @@ def test_a_daemon_that_comes_back_to_a_full_disk_has_its_reserve(tmp_path):
     assert said["refused"].endswith("its disk is full; make room there")
 
 
+@pytest.mark.parametrize("reserve", [True, False], ids=["with the reserve", "without it"])
+def test_a_start_on_a_disk_that_is_nearly_full_begins_no_incarnation_wherever_it_gets_stuck(tmp_path, reserve):
+    said = scenario(
+        tmp_path,
+        f"""
+        async def start():
+            journal = Journal.open(disk / "state")
+            await journal.close()
+            return journal.incarnation
+
+        async def main():
+            journal = Journal.open(disk / "state")
+            await journal.append([fact(number) for number in range(1, 400)])
+            await journal.close()
+            said["refused"], said["incarnations"] = 0, []
+            for pages in range(28):
+                if not {reserve}:
+                    (disk / "state" / "reserve").unlink()
+                fill()
+                os.truncate(disk / "filler", (disk / "filler").stat().st_size - pages * 4096)
+                try:
+                    said["incarnations"].append(await start())
+                except JournalRefused:
+                    said["refused"] += 1
+                os.unlink(disk / "filler")
+                said["incarnations"].append(await start())
+        """,
+    )
+    assert set(said["incarnations"]) == {1}
+    assert (said["refused"] > 0) != reserve
+
+
 def test_a_read_only_disk_is_refused_and_used_again_when_it_can_be_written(tmp_path):
     said = scenario(
         tmp_path,
