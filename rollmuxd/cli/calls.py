@@ -8,7 +8,9 @@ interface and stay.
 from __future__ import annotations
 
 import json
+import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 NO_DAEMON = 3
+#: seconds between two tries to reach a daemon that is away, for commands that go on then
+AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -79,6 +83,33 @@ class Call:
     def get(self, path: str, **params: Any) -> Any:
         """GET, without the parameters that were not given."""
         return self.daemon.get(path, **{name: value for name, value in params.items() if value is not None})
+
+    def get_again(self, path: str, *, until: float = math.inf, **params: Any) -> Any:
+        """GET for a command that goes on: what may be over a moment later is said once, and waited for.
+
+        ``until``: a moment of ``time.monotonic`` from which it is raised like anything else.
+        """
+        from rollmuxd.client.errors import NoDaemon, TooManyRequests, Unavailable
+        from rollmuxd.client.steps import LONGEST_RETRY_AFTER_S
+
+        tries, awaited = 0, ""
+        while True:
+            try:
+                answer = self.get(path, **params)
+            except (NoDaemon, TooManyRequests, Unavailable) as error:
+                left_s = until - time.monotonic()
+                if left_s <= 0:
+                    raise
+                if not tries:
+                    awaited = "there is room" if isinstance(error, TooManyRequests) else "it is back"
+                    click.echo(f"rollmuxd: {' '.join(str(error).split())}; trying again until {awaited}", err=True)
+                wished_s = min(getattr(error, "retry_after_s", None) or 0.0, LONGEST_RETRY_AFTER_S)
+                time.sleep(min(max(AGAIN_S[min(tries, len(AGAIN_S) - 1)], wished_s), left_s))
+                tries += 1
+            else:
+                if tries:
+                    click.echo(f"rollmuxd: {awaited}", err=True)
+                return answer
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """POST."""

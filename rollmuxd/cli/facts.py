@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,8 +11,6 @@ from rollmuxd.cli.calls import Call, print_json, printable, talks
 
 #: The daemon answers as soon as there is a fact, so a long wait costs nothing.
 FOLLOW_WAIT_MS = 20_000
-#: between two tries to reach a daemon that is away while it is followed
-AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 @click.command()
@@ -31,9 +28,9 @@ def facts(call: Call, follow: bool, after: int, job: str | None, audit: bool) ->
     wait_ms = FOLLOW_WAIT_MS
     try:
         while True:
-            page = _page(
-                call,
-                again=follow and reached,
+            get = call.get_again if follow and reached else call.get
+            page = get(
+                "/v1/facts",
                 after=after,
                 wait_ms=wait_ms if caught_up else 0,
                 job=job,
@@ -54,27 +51,6 @@ def facts(call: Call, follow: bool, after: int, job: str | None, audit: bool) ->
     except KeyboardInterrupt:
         if not follow:
             raise
-
-
-def _page(call: Call, *, again: bool, **params: Any) -> Any:
-    """The next facts; ``again``: however long it takes until there is a daemon that answers."""
-    from rollmuxd.client.errors import NoDaemon, Unavailable
-
-    tries = 0
-    while True:
-        try:
-            page = call.get("/v1/facts", **params)
-        except (NoDaemon, Unavailable) as error:
-            if not again:
-                raise
-            if not tries:
-                click.echo(f"rollmuxd: {' '.join(str(error).split())}; trying again until it is back", err=True)
-            time.sleep(AGAIN_S[min(tries, len(AGAIN_S) - 1)])
-            tries += 1
-        else:
-            if tries:
-                click.echo("rollmuxd: it is back", err=True)
-            return page
 
 
 def line(fact: dict[str, Any]) -> str:

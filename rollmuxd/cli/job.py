@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from typing import Any
@@ -194,7 +195,7 @@ def end(call: Call, job: str, reason: str) -> None:
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds; then exit with 1.")
 @talks
 def wait(call: Call, job: str, until: str, timeout: float | None) -> None:
-    """Wait until a job is over, or has a placement.
+    """Wait until a job is over, or has a placement; also over a restart of the daemon.
 
     Exits with 0 when its loop has come to its end, or it has its placement; with 1 and the reason if it is over in any
     other way (lost, failed, interrupted, ended by somebody), is quarantined, or is over without having been placed.
@@ -203,15 +204,16 @@ def wait(call: Call, job: str, until: str, timeout: float | None) -> None:
     its exit status nobody is told. An error that nobody catches is.
     """
     path = f"/v1/jobs/{part(job)}"
-    give_up = None if timeout is None else time.monotonic() + timeout
+    give_up = math.inf if timeout is None else time.monotonic() + timeout
+    view = call.get(path)
     while True:
-        view = call.get(path)
         status = view["status"]
         if status in OVER or status == "quarantined" or (until == "placed" and status in PLACED):
             break
-        if give_up is not None and time.monotonic() >= give_up:
+        if time.monotonic() >= give_up:
             raise Failed(f"{view['name']} is still {status} after {timeout:g} s")
         time.sleep(1.0)
+        view = call.get_again(path, until=give_up)
     call.answer(view, lambda view: click.echo(f"{view['name']} ({view['job']}): {status}"))
     reason = view.get("reason") or ""
     if status == "ended" and (until == "placed" or not WELL.fullmatch(reason)):

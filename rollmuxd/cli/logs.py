@@ -114,10 +114,10 @@ class _Files:
 
 
 def _from_daemon(call: Call, job: str, *, follow: bool) -> None:
-    at = 0
+    at, get = 0, call.get
     while True:
-        page: dict[str, Any] = call.get(f"/v1/jobs/{part(job)}/logs", after=at)
-        at = page["next"]
+        page: dict[str, Any] = get(f"/v1/jobs/{part(job)}/logs", after=at)
+        at, get = page["next"], call.get_again if follow else call.get
         if call.as_json and page["text"]:
             print_json(page)
         elif page["text"]:

@@ -527,10 +527,103 @@ def test_following_survives_a_restart_of_the_daemon(rollmuxd, daemon, monkeypatc
     assert [sent["after"] for _, _, sent in daemon.asked] == [0, 1, 1, 1, 1, 3]
 
 
-def test_where_there_is_no_daemon_to_begin_with_following_fails_at_once(rollmuxd, daemon):
+@pytest.mark.parametrize(("wished_s", "slept_s"), [(None, 0.5), (0.2, 0.5), (7.0, 7.0), (604_800.0, 60.0)])
+def test_following_waits_for_as_long_as_the_daemon_asks_while_a_limit_is_reached(
+    rollmuxd, daemon, slept, wished_s, slept_s
+):
+    full = refused(429, "100 calls of owner alice wait for facts", retry_after_s=wished_s)
+    goes_wrong(daemon, "/v1/facts", [{"facts": FACTS[:1], "last": 1}, full, {"facts": FACTS[1:], "last": 3}])
+
+    ran = rollmuxd("facts --follow --json")
+
+    assert (ran.code, len(ran.lines)) == (0, 3)
+    assert slept == [slept_s]
+    assert ran.err.splitlines() == [
+        "rollmuxd: 100 calls of owner alice wait for facts; trying again until there is room",
+        "rollmuxd: there is room",
+    ]
+
+
+#: what may be over a moment later
+PASSING = [
+    Unreachable("the daemon does not answer"),
+    refused(408, "a call has to arrive within 30 s"),
+    refused(429, "too many calls a second"),
+    refused(503, "it is being stopped"),
+]
+
+
+def goes_wrong(daemon, path, answers):
+    """Answer with these, then as a user who has seen enough."""
+
+    def answer(_):
+        if not answers:
+            raise KeyboardInterrupt
+        return answers.pop(0)
+
+    daemon[f"GET {path}"] = answer
+
+
+@pytest.fixture
+def slept(monkeypatch):
+    """What was slept; nobody waits for it, but time goes on."""
+    slept = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    monkeypatch.setattr("time.monotonic", lambda: 1000.0 + sum(slept))
+    return slept
+
+
+@pytest.mark.parametrize("trouble", PASSING, ids=str)
+def test_what_passes_ends_no_wait_for_a_job(rollmuxd, daemon, a_job, slept, trouble):
+    goes_wrong(daemon, "/v1/jobs/j1", [a_job(), trouble, trouble, a_job(status="ended", reason="finished")])
+
+    ran = rollmuxd("job wait j1")
+
+    assert (ran.code, ran.out) == (0, "math-7b (j1): ended\n")
+    assert [line.partition("; ")[0] for line in ran.err.splitlines()][:1] == [f"rollmuxd: {trouble}"]
+
+
+@pytest.mark.parametrize("trouble", PASSING, ids=str)
+def test_a_wait_is_no_longer_than_was_said_whoever_is_away(rollmuxd, daemon, a_job, slept, trouble):
+    goes_wrong(daemon, "/v1/jobs/j1", [a_job()] + [trouble] * 20)
+
+    ran = rollmuxd("job wait j1 --timeout 12")
+
+    assert ran.code == (3 if isinstance(trouble, NoDaemon) else 1)
+    assert str(trouble) in ran.err.splitlines()[-1]
+    assert sum(slept) == 12
+
+
+@pytest.mark.parametrize("trouble", PASSING, ids=str)
+def test_what_passes_ends_no_logs_that_are_followed(rollmuxd, daemon, slept, trouble, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    daemon["GET /v1/jobs/j1"] = {"name": "math-7b"}
+    pages = [("one\n", 4, False), trouble, ("two\n", 8, False), trouble, ("", 8, True)]
+    pages = [page if page is trouble else dict(zip(("text", "next", "over"), page, strict=True)) for page in pages]
+    goes_wrong(daemon, "/v1/jobs/j1/logs", pages)
+
+    ran = rollmuxd("job logs -f j1")
+
+    assert (ran.code, ran.out) == (0, "one\ntwo\n")
+    assert [sent["after"] for _, path, sent in daemon.asked if path.endswith("logs")] == [0, 4, 4, 8, 8]
+
+
+@pytest.mark.parametrize("command", ["facts --follow", "job wait j1", "job logs -f j1"])
+def test_where_there_is_no_daemon_to_begin_with_following_fails_at_once(rollmuxd, daemon, command):
     daemon.down = NoDaemon("no daemon")
 
-    assert rollmuxd("facts --follow").code == 3
+    assert rollmuxd(command).code == 3
+
+
+@pytest.mark.parametrize("command", ["facts", "job logs j1"])
+def test_what_follows_nothing_fails_at_once(rollmuxd, daemon, slept, command, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    daemon["GET /v1/jobs/j1"] = {"name": "math-7b"}
+    goes_wrong(daemon, "/v1/jobs/j1/logs", [{"text": "one\n", "next": 4, "over": False}, PASSING[0]])
+    goes_wrong(daemon, "/v1/facts", [{"facts": FACTS[:1], "last": 1}, PASSING[0]])
+
+    assert rollmuxd(command).code == 3
+    assert slept == []
 
 
 def test_the_facts_about_one_job_are_asked_of_the_daemon(rollmuxd, daemon):
