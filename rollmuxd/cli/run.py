@@ -197,17 +197,17 @@ class _Run:
 
     def _beat(self) -> None:
         """Keep the session of this process, until the training loop opens its own."""
-        from rollmuxd.client.errors import RollmuxError, Unavailable, Unreachable
+        from rollmuxd.client.errors import Conflict, NotFound, RollmuxError
 
         if not self._session or time.monotonic() < self._beat_at:
             return
         self._beat_at = time.monotonic() + self._beat_every_s
         try:
             self._daemon.post(f"/v1/sessions/{part(self._session)}/heartbeat", {}, timeout_s=BESIDE_S)
-        except (Unreachable, Unavailable):
-            pass
-        except RollmuxError:
+        except (Conflict, NotFound):
             self._session = ""  # a newer one took over
+        except RollmuxError:
+            pass  # a heartbeat goes on
 
     # ---- running -----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import pytest
 from rollmuxd.cli import job_file
 from rollmuxd.cli import run as run_command
 from rollmuxd.client import sync
-from rollmuxd.client.errors import Conflict, NotFound, Unavailable, Unreachable
+from rollmuxd.client.errors import Conflict, NotFound, Unavailable, Unreachable, refused
 from rollmuxd.wire.answers import JobView
 
 VIEW = {"name": "math", "pins": {"rollout": ["box/gpu0-1"], "train": ["box/gpu2"]}}
@@ -193,6 +193,34 @@ def test_a_daemon_that_hangs_keeps_nobody_waiting_for_the_prompt_before_the_end_
     assert run._until_one_ends(Commands(clock), 10.0) == ("main", 130)
     assert {method for method, _ in run._daemon.tries} == {"POST", "GET"}
     assert clock.now - 1000 <= 1 + 2 + 2
+
+
+@pytest.mark.parametrize(
+    ("refusal", "goes_on"),
+    [(refused(status, "no"), status not in (404, 409)) for status in (404, 408, 409, 429, 502, 503)],
+    ids=str,
+)
+def test_only_a_session_that_is_another_processs_is_kept_no_more(starting, clock, refusal, goes_on):
+    """A limit that is reached is none: without heartbeats the run would be lost while its commands start."""
+    run, _ = starting()
+    run._session, run._beat_every_s = "s1", 1.0
+    run._daemon = Refusing(refusal)
+    for _ in range(3):
+        run._beat()
+        clock.sleep(1.0)
+
+    assert len(run._daemon.beats) == (3 if goes_on else 1)
+
+
+class Refusing(sync.Daemon):
+    """A daemon that answers with this."""
+
+    def __init__(self, refusal):
+        self.refusal, self.beats = refusal, []
+
+    def call(self, call):
+        self.beats.append(call.path)
+        raise self.refusal
 
 
 class Interrupted(sync.Daemon):
