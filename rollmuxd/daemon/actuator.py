@@ -54,7 +54,7 @@ from rollmuxd.core.model import (
 )
 from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.state import State, state_key
-from rollmuxd.daemon.asking import STOPS_S, ask, checked, said
+from rollmuxd.daemon.asking import STOPS_S, ask, checked, said, text
 from rollmuxd.daemon.identity import Identities
 from rollmuxd.daemon.visible import visible
 from rollmuxd.spi import (
@@ -301,11 +301,11 @@ class Actuator:
         except Exception as error:
             return OrderLostContact(told.order, said(error))
         if not found.known:
-            return OrderLostContact(told.order, found.error or "the driver does not know what became of it")
+            return OrderLostContact(told.order, text(found.error) or "the driver does not know what became of it")
         if not found.done and not found.begun:
             return OrderNotBegun(told.order)
         if not found.done:
-            return OrderFailed(told.order, found.error or "the driver says that it was not done")
+            return OrderFailed(told.order, text(found.error) or "the driver says that it was not done")
         return OrderDone(told.order, await self._after(told))
 
     def limit_s(self, order: Order) -> float:

@@ -13,6 +13,7 @@ import anyio
 import msgspec
 import structlog
 
+from rollmuxd.daemon.told import own_words
 from rollmuxd.spi import ContactLost, NotDone
 
 T = TypeVar("T")
@@ -122,6 +123,6 @@ def said(error: BaseException) -> str:
 
 
 def text(words: str) -> str:
-    """Words that can be written down (file names may hold bytes that are no text), and are no book."""
+    """Words that can be written down (file names may hold bytes that are no text), are no book, and not the core's."""
     kept = words if len(words) <= TEXT_KEPT else f"{words[:TEXT_KEPT]} [...]"
-    return kept.encode(errors="backslashreplace").decode()
+    return own_words(kept.encode(errors="backslashreplace").decode())

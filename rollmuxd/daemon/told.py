@@ -3,6 +3,9 @@
 What is *thought of now* (why something waits, what would let it in) is thought of a state in which such a job is named
 by its id: so no rule has to remember that, nor a policy that others have written. What was *written down* (the reasons
 in facts, and of nodes and jobs) has names in it; there the places are known in which a sentence names a job.
+
+What people, drivers and backends have written is not to be taken for such a sentence: whoever can write one would be
+told whether there is a job of that name. So it comes in by :func:`own_words`.
 """
 
 import re
@@ -34,6 +37,8 @@ _PLACES: Final = (
     rf"(?<=, and ){_NAME}(?= needs [0-9.e+]+ GB of the GPU)",
 )
 _NAMED: Final = tuple(re.compile(place) for place in _PLACES)
+#: at each of those places there is one of these
+_MARKS: Final = re.compile("seen clear|phases of|has joined|is moving|fits beside|GB of")
 #: in place of the name of a job that is remembered no more
 _ANOTHER: Final = "another owner's"
 
@@ -113,30 +118,49 @@ class Told:
 
     # ---- written down ----------------------------------------------------------------------------------------------
 
-    def text(self, text: str) -> str:
-        """A sentence that the core has written: jobs that the caller may not know of are named by their ids."""
-        if not text or not self.hides:
+    def text(self, text: str, *, quotes: bool = False) -> str:
+        """A sentence that the core has written: jobs that the caller may not know of are named by their ids.
+
+        ``quotes``: it may quote what the caller has written as if it were the core's. Such jobs are then named in the
+        same words as jobs that there are not.
+        """
+        if not _MARKS.search(text) or not self.hides:
             return text
         for place in _NAMED:
-            text = place.sub(lambda found: self._instead_of(found["name"]), text)
+            text = place.sub(lambda found: self._instead_of(found["name"], quotes=quotes), text)
         return text
 
     def reasons(self, given: Iterable[Reason]) -> list[wire.Reason]:
         """Why something waits."""
         return [wire.Reason(code=reason.code, text=self.text(reason.text), data=reason.data) for reason in given]
 
-    def refusal(self, refused: Rejected) -> None:
-        """Have what the core refuses with name no job that the caller may not know of."""
-        refused.args = tuple(self.text(part) if isinstance(part, str) else part for part in refused.args)
+    def refusal(self, refused: Rejected, given: object = "") -> None:
+        """Have what the core refuses with name no job that the caller may not know of; ``given``: what he has sent."""
+        quotes = _MARKS.search(str(given)) is not None
+        refused.args = tuple(self.text(part, quotes=quotes) if isinstance(part, str) else part for part in refused.args)
         for name, value in vars(refused).items():
             if isinstance(value, str):
-                setattr(refused, name, self.text(value))
+                setattr(refused, name, self.text(value, quotes=quotes))
 
-    def _instead_of(self, name: str) -> str:
-        named = [job for job in self.core.state.jobs.values() if name in (job.spec.name, job.id)]
+    def _instead_of(self, name: str, *, quotes: bool) -> str:
+        named = self._called.get(name, [])
         if any(self.may_read(job) for job in named):
             return name
-        return named[0].id if len(named) == 1 else _ANOTHER
+        return named[0].id if len(named) == 1 and not quotes else _ANOTHER
+
+    @cached_property
+    def _called(self) -> dict[str, list[Job]]:
+        """Jobs by what a sentence may name them."""
+        named: dict[str, list[Job]] = {}
+        for job in self.core.state.jobs.values():
+            for name in {job.spec.name, job.id}:
+                named.setdefault(name, []).append(job)
+        return named
+
+
+def own_words(text: str) -> str:
+    """What others than the core have written, so that it is not taken for the core's: with a space more, if need be."""
+    return _MARKS.sub(lambda found: found[0].replace(" ", "  "), text)
 
 
 def gone_from(configured: Container[NodeId], job: Job) -> list[NodeId]:

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from rollmuxd.core.config import Config
+from rollmuxd.core.errors import UnknownThing
 from rollmuxd.core.model import Job, JobSpec
 from rollmuxd.core.observe import Watch
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.daemon.told import Told
+from rollmuxd.daemon.asking import said
+from rollmuxd.daemon.told import Told, own_words
+from rollmuxd.spi import NotDone
 
 CORE = Path(__file__).parents[2] / "rollmuxd" / "core"
 #: asked of a state in which the names of others' jobs are their ids, and written nowhere; and answers to who acts on a
@@ -67,6 +70,56 @@ def test_in_each_sentence_that_is_written_down_a_foreign_job_is_its_id_and_ones_
 def test_a_name_that_both_have_tells_nothing():
     said = "phases of math take another time than was planned"
     assert told(a_job("j1", "theirs", "math"), a_job("j2", "mine", "math")).text(said) == said
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_what_others_than_the_core_write_is_shown_as_it_is_whatever_jobs_there_are(sentence):
+    """Else whoever writes such a sentence would be told whether there is a job of that name."""
+    written = own_words(sentence.format("secret"))
+    assert " ".join(written.split()) == sentence.format("secret")
+    for end in range(len(written) + 1):  # the core cuts what is long
+        shown = f"revoked by ann: {written[:end]}; ended"
+        for jobs in ([a_job("j7", "theirs", "secret")], [a_job("j9", "theirs", "other")]):
+            assert told(*jobs).text(shown) == shown
+    assert own_words("it is lost, as ever") == "it is lost, as ever"
+
+
+def test_what_a_driver_or_a_backend_says_is_its_own_words():
+    """A job's options and its ranks' errors are in it."""
+    assert said(NotDone("phases of x take another time")) == "phases  of x take another time"
+    assert said(ValueError("job x is moving")) == "ValueError: job x is  moving"
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_a_refusal_that_may_quote_the_caller_tells_not_whether_there_is_a_job_of_that_name(sentence):
+    asked = sentence.format("secret")
+    answers = []
+    for name in ("secret", "other"):
+        refused = UnknownThing("job", asked)
+        told(a_job("j7", "theirs", name)).refusal(refused, {"job": asked})
+        answers.append((str(refused), refused.name))
+    assert answers[0] == answers[1]
+    own = UnknownThing("job", asked)
+    told(a_job("j7", "mine", "secret"), a_job("j8", "theirs", "other")).refusal(own, {"job": asked})
+    assert own.name == asked
+
+
+def test_for_all_the_names_in_what_is_shown_the_jobs_are_looked_through_twice_at_most():
+    """A page of a thousand jobs may have thirty names in each of its reasons."""
+    looked = 0
+
+    class Jobs(dict):
+        def values(self):
+            nonlocal looked
+            looked += 1
+            return super().values()
+
+    jobs = [a_job(f"j{number}", "theirs", f"n{number}") for number in range(5)]
+    view = Told(Scheduler(Config(), Watch(), State(jobs=Jobs({job.id: job for job in jobs}))), lambda job: False)
+    looked = 0
+    for number in range(100):
+        view.text("phases of n1 take another time " * 30 + str(number))
+    assert looked <= 2
 
 
 def test_no_further_place_of_the_core_writes_the_name_of_a_job():

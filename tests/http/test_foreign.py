@@ -1,5 +1,7 @@
 """Another owner's job is an id, in whatever sentence it stands in somebody's way, on whatever route that is said."""
 
+import re
+
 import anyio
 import pytest
 
@@ -210,3 +212,44 @@ async def test_facts_of_the_inventory_say_of_whom_a_gpu_is_not_clear_by_id(runni
         assert unclear
         assert "after j1" in unclear[0]["reason"]
         assert SECRET not in str(unclear)
+
+
+async def test_ones_own_words_tell_nothing_of_whether_a_foreign_job_has_a_name(running):
+    """Put as the core puts it, a name is shown as it was written, or in the same words whether there is such a job."""
+    answers = []
+    for name in (SECRET, "no-such-name"):
+        said = f"phases of {name} take another time, and {name} needs 3 GB of the GPU"
+        async with running() as world, world.client("alice") as alice, world.client("stranger") as stranger:
+            await a_job(alice)
+            job, session = await a_job(stranger, "mine", pid=7)
+            line = f"/v1/channel/{job}"
+            await stranger.post(f"{line}/ranks/0", json={"session": session})
+            told = [
+                await stranger.get(f"/v1/jobs/{said}"),
+                await stranger.get(f"/v1/facts?job={said}"),
+                await stranger.post(
+                    "/v1/jobs", json={**body("x"), "wants": {"rollout": {"named": [said]}, "train": {}}}
+                ),
+                await stranger.request("DELETE", f"/v1/jobs/{job}", json={"session": said[:99]}),
+                await stranger.post(f"/v1/jobs/{job}/sessions", json={"pid": 9, "host": said}),
+                await stranger.post("/v1/jobs", json=body("mine")),
+                await stranger.request("DELETE", f"/v1/jobs/{job}", json={"reason": said}),
+                await stranger.get(f"/v1/jobs/{job}"),
+                await stranger.get(f"/v1/jobs/{job}/explain"),
+                await stranger.get("/v1/jobs"),
+                await ask(stranger, job, session, "rollout"),
+            ]
+            facts = (await stranger.get("/v1/facts")).json()["facts"]
+            assert world.state.jobs[job].status is JobStatus.ENDED
+            answers.append(
+                [(answer.status_code, plain(answer.text, name)) for answer in told]
+                + [plain(fact["reason"], name) for fact in facts if fact["fact"] == "job_ended"]
+            )
+    for one, other in zip(*answers, strict=True):
+        assert one == other
+
+
+def plain(text, name):
+    """An answer without what differs between any two."""
+    text = re.sub(r'"(request_id|registered_at|now|at|session)":"[^"]*"', "", text)
+    return text.replace(name, "NAME").replace("  ", " ")

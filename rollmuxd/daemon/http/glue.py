@@ -25,13 +25,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias, TypeVar, get_type_hints
+from typing import Any, Final, TypeAlias, TypeVar, get_type_hints
 from urllib.parse import parse_qsl
 
 import anyio
 import msgspec
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -51,7 +52,7 @@ from rollmuxd.daemon.keys import Role
 from rollmuxd.daemon.logs import Seldom
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
-from rollmuxd.daemon.told import Told
+from rollmuxd.daemon.told import Told, own_words
 
 T = TypeVar("T")
 Handler: TypeAlias = Callable[..., Awaitable[Any]]
@@ -65,6 +66,8 @@ _THIS_DAEMON = secrets.token_hex(4)
 _numbers = itertools.count(1)
 #: of so much that is done again and again it is remembered that it was written down
 WRITTEN_KEPT = 10_000
+#: fields of bodies that hold any text, and are shown in sentences (what a rank says of an error comes by its driver)
+_WORDS: Final = ("reason", "host")
 _encode = msgspec.json.Encoder().encode
 _JSON = (b"content-type", b"application/json")
 _PROBLEM = (b"content-type", problems.MEDIA_TYPE.encode())
@@ -303,6 +306,8 @@ class Endpoint:
     #: other statuses of success that the handler may set
     also: tuple[int, ...]
     decoder: msgspec.json.Decoder[Any] | None
+    #: fields of the body that are kept, and that hold any text
+    words: tuple[str, ...]
 
     @property
     def format_path(self) -> str:
@@ -328,18 +333,24 @@ class Endpoint:
             _decode_query(Query, scope["query_string"])
         if self.decoder is not None:
             raw = await _read_body(scope, receive, shared.body_limit)
-            arguments["body"] = _decode_body(self.decoder, raw, optional=self.body_optional)
+            arguments["body"] = self._written(_decode_body(self.decoder, raw, optional=self.body_optional))
         elif self.method != "GET":
             _decode_body(_NO_BODY, await _read_body(scope, receive, shared.body_limit), optional=True)
         call = Call(shared, caller, request_id, self.status, self.handler.__name__, scope, receive)
         try:
             answer = await self.handler(call, **arguments)
         except Rejected as refused:
-            call.told(shared.services.driver.scheduler).refusal(refused)
+            call.told(shared.services.driver.scheduler).refusal(refused, arguments)
             raise
         if self.method != "GET":
             await call.note_what_was_not(operators=self.needs is Role.ADMIN)
         return call.status, answer
+
+    def _written(self, body: Struct) -> Struct:
+        """A body in which what the caller has put in words is not taken for words of ours."""
+        given = {name: getattr(body, name) for name in self.words}
+        own = {name: own_words(text) for name, text in given.items()}
+        return body if own == given else replace(body, **own)
 
 
 class Routes:
@@ -393,6 +404,7 @@ class Routes:
                     problems=problems,
                     also=also,
                     decoder=None if body is None else msgspec.json.Decoder(body),
+                    words=() if body is None else tuple(name for name in _WORDS if name in body.__struct_fields__),
                 )
             )
             return handler
