@@ -34,12 +34,16 @@ class Sites:
         """
         if host not in self._names:  # as our clients say it
             self._check_name(host or "")
-        if (site or origin) and site not in ("same-origin", "none"):
+        if site:
+            is_ours = site in ("same-origin", "none")
+        else:  # in the clear, other than of localhost, a browser says at most which page it is: one from here is ours
+            is_ours = not origin or origin.lower().partition("://")[2] == (host or "").lower()
+        if not is_ours:
             raise Refusal(problems.FORBIDDEN, "a page of another site asks for this; send an API key, or use localhost")
 
     def _check_name(self, host: str) -> None:
         found = _HOST.fullmatch(host)
-        name = "" if found is None else (found[1] or found[2] or "").lower()
+        name = "" if found is None else (found[1] or found[2] or "").lower().removesuffix(".")
         if name in self._names or is_address(name) or (name and f"*.{name.partition('.')[2]}" in self._names):
             return
         raise Refusal(
