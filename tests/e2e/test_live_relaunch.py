@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -114,6 +115,16 @@ def test_one_that_fails_is_started_again_and_one_that_cannot_be_started_is_quara
     assert "started again 3 times" in reason
     assert "/no/such/trainer" in reason
     assert "reinstate" in reason
+
+
+def test_one_that_exits_with_0_inside_its_job_has_ended_it_and_is_not_started_again(live, daemon):
+    register(daemon, "exit")
+    wait = [sys.executable, "-m", "rollmuxd", "job", "wait", "again", "--url", daemon.url, "--timeout", "60"]
+    waited = subprocess.run(wait, capture_output=True, text=True)
+    assert (waited.returncode, waited.stderr) == (0, "")
+    assert daemon.job("again")["reason"] == "finished"
+    assert daemon.facts("job_lost") == []
+    assert len(daemon.facts("process_started")) == 1
 
 
 def test_who_cannot_be_started_by_the_daemon_is_refused_by_name(live, daemon):

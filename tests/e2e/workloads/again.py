@@ -1,4 +1,7 @@
-"""A trainer that the daemon starts, and starts again: it goes round until it is ended. ``crash``: it fails once."""
+"""A trainer that the daemon starts, and starts again: it goes round until it is ended. ``crash``: it fails once.
+
+``exit``: it has enough after a few rounds, and says so as programs do.
+"""
 
 import sys
 import time
@@ -14,3 +17,5 @@ with rollmuxd.job("again") as job:
         if "crash" in sys.argv and step == 3 and not Path("crashed").exists():
             Path("crashed").touch()
             raise RuntimeError("out of luck")
+        if "exit" in sys.argv and step == 3:
+            sys.exit()
