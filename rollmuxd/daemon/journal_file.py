@@ -513,18 +513,37 @@ def _user(uid: int) -> str:
         return str(uid)
 
 
-def put_aside(path: Path, before: str) -> Path:
-    """Have a journal under another name as well, with its log, which must not stay beside a new one; in that folder."""
+def put_aside(path: Path, before: str) -> Path | None:
+    """Have a journal under another name as well, with its log, which must not stay beside a new one; in that folder.
+
+    Broken off anywhere it leaves no journal without what is in its log: the log is written into it before; and where
+    that cannot be done, the journal goes first. None: there is neither.
+    """
+    log_, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
+    if not (path.exists() or log_.exists()):
+        return None
+    if _size(log_):
+        with suppress(sqlite3.Error):
+            with closing(connect(path, readonly=True)) as connection:
+                tip_of(connection)  # else it is none, and who opens it to write has SQLite delete the log beside it
+            with closing(connect(path)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     folder = path.with_name(f"before-{before}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%f')}")
     folder.mkdir(mode=0o700)
     belong(folder)
-    os.link(path, folder / path.name)
-    for suffix in ("-wal", "-shm"):
-        beside = path.with_name(path.name + suffix)
+    if path.exists() and _size(log_):
+        path.rename(folder / path.name)
+    elif path.exists():
+        os.link(path, folder / path.name)
+    for beside in (log_, index):
         if beside.exists():
             shutil.move(beside, folder / beside.name)
     sync_folder(folder)
     return folder
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def sync_folder(folder: Path) -> None:

@@ -231,9 +231,9 @@ def _days(old: sqlite3.Connection, begin: Beginning) -> Iterator[tuple[object, .
 
 def _put(path: Path, word: str) -> str:
     """Have the new file be the journal, at no instant without one; where the one is kept that was there before."""
+    journal_file.write_words(path.parent, word, *journal_file.words_beside(path.parent))
     folder = journal_file.put_aside(path, "mend")
     _new(path).replace(path)
     journal_file.sync_folder(path.parent)
-    # Last: broken off before, this costs an incarnation, and the other way round an older file would not show.
-    journal_file.write_synced(path.with_name("opened"), f"{word}\n".encode())
+    journal_file.write_words(path.parent, word)
     return str(folder)

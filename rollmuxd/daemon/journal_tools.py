@@ -4,7 +4,8 @@ No loop in here, and no daemon: ``rollmuxd journal`` calls these, on the host wh
 
 - :func:`check` changes nothing, and may look at a journal that is in use.
 - :func:`backup` may copy a journal that is in use: what comes out is the journal as it was at one instant.
-- :func:`restore` needs the daemon stopped. At no instant is there no journal; what was there before is kept.
+- :func:`restore` needs the daemon stopped. What was there before is kept. At no instant is there no journal, unless
+  the log of the one that was there cannot be written into it.
 """
 
 import os
@@ -393,12 +394,13 @@ def _restore(file: Path, state_dir: Path, checked: Checked, until: Millis | None
         connection.execute("PRAGMA journal_mode = DELETE").fetchall()  # one file, that can be moved
     _sync(new)
     journal_file.belong(new)
-    # From here on whatever is opened in this directory begins a new incarnation, however far we come.
-    journal_file.write_synced(state_dir / "opened", b"restoring\n")
-    kept = str(journal_file.put_aside(path, "restore")) if path.exists() else ""
+    # However far we come, what is opened then is the journal that it was, or the backup under its new incarnation; and
+    # where there is neither yet, none is begun.
+    journal_file.write_words(state_dir, word, *journal_file.words_beside(state_dir))
+    kept = str(journal_file.put_aside(path, "restore") or "")
     new.replace(path)
     journal_file.sync_folder(state_dir)
-    journal_file.write_synced(state_dir / "opened", f"{word}\n".encode())
+    journal_file.write_words(state_dir, word)
     return Restored(
         str(path), incarnation, last, last_at, kept, left_out, keys, revoked or [], revoked_known=revoked is not None
     )

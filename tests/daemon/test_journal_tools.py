@@ -262,6 +262,21 @@ async def test_a_damaged_journal_is_replaced_and_kept_with_its_log(tmp_path):
     assert (await numbers(tmp_path / "live"))[0] == [1, 2, 3, 4]
 
 
+def breaks_before(patched, number):
+    """From here on whatever changes the disk breaks off before such a step."""
+    left = iter(range(number))
+
+    def step():
+        if next(left, None) is None:
+            raise OSError("the machine went off")
+
+    prepare = (journal_tools.journal_file, "prepare")
+    changes = ((os, "link"), (Path, "rename"), (shutil, "move"), (Path, "replace"), (Path, "mkdir"), (os, "fsync"))
+    for module, name in (*changes, prepare):
+        real = getattr(module, name)
+        patched.setattr(module, name, lambda *args, real=real, **more: (step(), real(*args, **more))[1])
+
+
 async def test_a_restore_that_breaks_off_anywhere_leaves_a_journal_and_no_fence_valid(tmp_path, monkeypatch):
     first = await write(tmp_path / "whole", 4)
     backup(tmp_path / "whole" / "journal.sqlite3", tmp_path / "kept")
@@ -270,27 +285,90 @@ async def test_a_restore_that_breaks_off_anywhere_leaves_a_journal_and_no_fence_
     for number in range(12):
         folder = tmp_path / f"r{number}"
         shutil.copytree(tmp_path / "whole", folder)
-        left = iter(range(number))
-
-        def step(left=left):
-            if next(left, None) is None:
-                raise OSError("the machine went off")
-
         with monkeypatch.context() as patched:
-            prepare = (journal_tools.journal_file, "prepare")
-            for module, name in ((os, "link"), (Path, "replace"), (Path, "mkdir"), (os, "fsync"), prepare):
-                real = getattr(module, name)
-                patched.setattr(
-                    module, name, lambda *args, real=real, step=step, **more: (step(), real(*args, **more))[1]
-                )
+            breaks_before(patched, number)
             try:
                 restore(tmp_path / "kept", folder)
             except JournalRefused:
                 broken.append(number)
+        said = check(folder / "journal.sqlite3").incarnation
         facts, incarnation = await numbers(folder)
+        assert incarnation == said
         assert facts in ([1, 2, 3, 4], list(range(1, 10)))
-        assert facts[-1] == 9 or incarnation > first
+        assert (incarnation > first) == (facts[-1] == 4)
     assert len(broken) > 5
+
+
+async def test_a_restore_into_a_new_directory_that_breaks_off_begins_no_journal_there(tmp_path, monkeypatch):
+    await write(tmp_path / "live", 4)
+    backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
+    with monkeypatch.context() as patched, pytest.raises(JournalRefused):
+        patched.setattr(journal_tools.journal_file, "put_aside", lambda *_: os.stat("/no/such"))
+        restore(tmp_path / "kept", tmp_path / "new")
+    with pytest.raises(JournalRefused, match="is gone"):
+        Journal.open(tmp_path / "new")
+
+
+@pytest.mark.parametrize("unwritable", [False, True], ids=["whose log can be taken up", "whose log cannot"])
+async def test_a_restore_that_breaks_off_starts_no_journal_without_its_log(tmp_path, monkeypatch, unwritable):
+    first = await write(tmp_path / "live", 4)
+    backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
+    journal = Journal.open(tmp_path / "live")
+    for number in range(5, 10):
+        await journal.append([(number, host(number))])
+    shutil.copytree(tmp_path / "live", tmp_path / "killed")
+    await journal.close()
+    connect, outcomes = journal_tools.journal_file.connect, []
+
+    def cannot_write_it(path, *, readonly=False):
+        if path.name == "journal.sqlite3" and not readonly:
+            raise sqlite3.OperationalError("disk I/O error")
+        return connect(path, readonly=readonly)
+
+    for number in range(22):
+        folder = tmp_path / f"r{number}"
+        shutil.copytree(tmp_path / "killed", folder)
+        with monkeypatch.context() as patched:
+            if unwritable:
+                patched.setattr(journal_tools.journal_file, "connect", cannot_write_it)
+            breaks_before(patched, number)
+            try:
+                done = restore(tmp_path / "kept", folder)
+            except JournalRefused:
+                done = None
+        if (folder / "journal.sqlite3").exists():
+            outcomes.append("done" if done else "broken")
+        else:
+            outcomes.append("again")
+            with pytest.raises(JournalRefused, match="is gone"):
+                Journal.open(folder)
+            assert restore(tmp_path / "kept", folder).last == 4
+        facts, incarnation = await numbers(folder)
+        # Where nothing was restored, it is the journal that it was, and no run is lost.
+        assert (facts, incarnation > first) in [([1, 2, 3, 4], True), (list(range(1, 10)), False)]
+        if facts[-1] == 4:
+            gathered = tmp_path / f"before{number}"
+            gathered.mkdir()
+            for path in folder.glob("before-*/journal.sqlite3*"):
+                if path.stat().st_size and not path.name.endswith("-shm"):
+                    shutil.copyfile(path, gathered / path.name)
+            assert len(list(gathered.iterdir())) == 1 + unwritable
+            assert check(gathered / "journal.sqlite3").last == 9
+    assert set(outcomes) == ({"done", "broken", "again"} if unwritable else {"done", "broken"})
+
+
+async def test_a_log_that_is_left_without_its_journal_is_put_aside_and_not_taken_for_the_backups(tmp_path):
+    await write(tmp_path / "live", 4)
+    backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
+    journal = Journal.open(tmp_path / "live")
+    await journal.append([(5, host(5))])
+    shutil.copytree(tmp_path / "live", tmp_path / "dead")
+    await journal.close()
+    (tmp_path / "dead" / "journal.sqlite3").unlink()
+    log = (tmp_path / "dead" / "journal.sqlite3-wal").read_bytes()
+    done = restore(tmp_path / "kept", tmp_path / "dead")
+    assert (Path(done.kept) / "journal.sqlite3-wal").read_bytes() == log
+    assert await numbers(tmp_path / "dead") == ([1, 2, 3, 4], done.incarnation)
 
 
 async def test_a_journal_that_is_gone_is_not_begun_anew_in_silence(tmp_path):
