@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import sys
 import time
 from contextlib import suppress
@@ -23,6 +24,8 @@ from rollmuxd.cli.calls import NO_DAEMON, Failed, fields, print_json
 
 START_S = 30.0
 STOP_S = 30.0
+#: pid, user and group of who sends on a Unix socket (man 7 unix)
+_SENDER = struct.Struct("3i")
 
 config_option = click.option(
     "--config", type=click.Path(path_type=Path, dir_okay=False), help="The rollmux.toml (default: where it usually is)."
@@ -72,7 +75,10 @@ def run(config: Path | None) -> None:
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print pid, url and socket as JSON.")
 def start(config: Path | None, as_json: bool) -> None:
-    """Start it in the background, and wait until it is ready."""
+    """Start it in the background, and wait until it is ready.
+
+    After an upgrade it may have to replay its whole journal, which can take minutes: it is waited for while it goes on.
+    """
     state_dir = _state_dir(config)
     running = find(state_dir)
     if running is not None:
@@ -80,30 +86,68 @@ def start(config: Path | None, as_json: bool) -> None:
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = state_dir / "daemon.log"
     said = log.stat().st_size if log.exists() else 0
-    pid = _spawn(["run", *(["--config", str(config.resolve())] if config is not None else [])], log)
-    give_up = time.monotonic() + START_S
-    while True:
-        running = find(state_dir)
-        if running is not None and running.pid == pid and ready(running.socket):
-            break
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            last = log.read_bytes()[said:].decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-            code = os.waitstatus_to_exitcode(status)
-            raise Failed(f"the daemon ended with status {code}: {last[0].removeprefix('rollmuxd: ')} (log: {log})")
-        if time.monotonic() > give_up:
-            os.kill(pid, signal.SIGTERM)
-            raise Failed(f"the daemon was not ready after {START_S:g} s and was ended; its log is {log}")
-        time.sleep(0.05)
+    with _ear() as ear:
+        words = ["run", *(["--config", str(config.resolve())] if config is not None else [])]
+        pid = _spawn(words, log, "@" + ear.getsockname()[1:].decode())
+        began = time.monotonic()
+        give_up = began + START_S
+        while True:
+            running = find(state_dir)
+            if running is not None and running.pid == pid and ready(running.socket):
+                break
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                last = log.read_bytes()[said:].decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+                code = os.waitstatus_to_exitcode(status)
+                raise Failed(f"the daemon ended with status {code}: {last[0].removeprefix('rollmuxd: ')} (log: {log})")
+            told = _told(ear, pid)
+            if "STATUS" in told:
+                click.echo(f"the daemon, pid {pid}, starts: {told['STATUS']}", err=True)
+            give_up = max(give_up, time.monotonic() + int(told.get("EXTEND_TIMEOUT_USEC", 0)) / 1e6)
+            if time.monotonic() > give_up:
+                raise Failed(_given_up(pid, time.monotonic() - began, log))
     _answer(running, log, "ready", as_json=as_json)
 
 
-def _spawn(words: list[str], log: Path) -> int:
+def _ear() -> socket.socket:
+    """Where a daemon tells that it goes on with its start, as it tells systemd (``man sd_notify``)."""
+    ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    ear.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    ear.bind("")  # a name of the kernel's choice, without a file
+    ear.settimeout(0.05)
+    return ear
+
+
+def _told(ear: socket.socket, pid: int) -> dict[str, str]:
+    """What a process tells next, soon or not at all. Others may write there, and are not listened to."""
+    try:
+        said, beside, _, _ = ear.recvmsg(4096, socket.CMSG_SPACE(_SENDER.size))
+    except TimeoutError:
+        return {}
+    if not beside or _SENDER.unpack(beside[0][2])[0] != pid:
+        return {}
+    return dict(line.split("=", 1) for line in said.decode().splitlines())
+
+
+def _given_up(pid: int, waited_s: float, log: Path) -> str:
+    """Tell a daemon that does not become ready to end; what has come of it."""
+    os.kill(pid, signal.SIGTERM)
+    said = f"the daemon was not ready after {waited_s:.0f} s"
+    give_up = time.monotonic() + STOP_S
+    while not os.waitpid(pid, os.WNOHANG)[0]:
+        if time.monotonic() > give_up:
+            said += f", and has not ended {STOP_S:g} s after it was told to: it runs on, pid {pid}"
+            return f"{said}; its log is {log}"
+        time.sleep(0.05)
+    return f"{said} and was ended; its log is {log}"
+
+
+def _spawn(words: list[str], log: Path, tells: str) -> int:
     """Start ``rollmuxd daemon`` in a session of its own, which nothing here waits for; its pid."""
     return os.posix_spawn(
         sys.executable,
         [sys.executable, "-m", "rollmuxd", "daemon", *words],
-        os.environ,
+        os.environ | {"NOTIFY_SOCKET": tells},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),

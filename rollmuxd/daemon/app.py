@@ -70,6 +70,8 @@ log = structlog.get_logger("rollmuxd.daemon")
 #: exit statuses: of what stays as it is until somebody changes something, and of what may pass by itself (EX_TEMPFAIL).
 #: The service is started again after the second, and not after the first: see deploy/rollmuxd.service
 CANNOT, NOT_NOW = 2, 75
+#: for how long who waits for a start may take it that a replay goes on, each time that it tells how far it is
+REPLAY_GOES_ON_S: Final = 60
 #: how often the daemon's time is compared with the machine's
 CLOCK_EVERY_S: Final = 3_600.0
 #: what a disk, a quota, the machine or its network, which may come up after us, may have to give a moment later
@@ -165,6 +167,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
             ),
             prompt=(hub.on_facts, actuator.on_facts),
             begun=begun,
+            replaying=replaying,
             lease_ms=config.lease_ms,
         )
         kept = settings.journal
@@ -191,7 +194,10 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
                 stopping = anyio.Event()
                 await tasks.start(_until_signal, stopping)
                 await tasks.start(actuator.run)
-                await tasks.start(driver.run)
+                async with anyio.create_task_group() as starting:
+                    starting.start_soon(_leave_at, stopping, tasks.cancel_scope)
+                    await tasks.start(driver.run)
+                    starting.cancel_scope.cancel()
                 warn_of_gone_nodes(driver.scheduler.state, driver.configured)
                 tasks.start_soon(observer.run)
                 tasks.start_soon(keeper.run)
@@ -727,6 +733,20 @@ async def _until_signal(stopping: anyio.Event, *, task_status: TaskStatus[None])
     except (ValueError, RuntimeError):
         # Not in the main thread (a test): whoever runs it there stops it by cancelling it.
         task_status.started()
+
+
+async def _leave_at(stopping: anyio.Event, everything: anyio.CancelScope) -> None:
+    """Have a daemon that replays its journal leave when it is told to: nothing is begun that would need an end."""
+    await stopping.wait()
+    log.info("stopping", reason="told to, before it was ready")
+    notify("STOPPING=1")
+    everything.cancel()
+
+
+def replaying(done: int, of: int) -> None:
+    """Say how far a long replay is: to people, and to who waits for the start, and would else take it for stuck."""
+    log.info("replaying", facts=done, of=of)
+    notify(f"EXTEND_TIMEOUT_USEC={REPLAY_GOES_ON_S * 1_000_000}\nSTATUS={done:,} of {of:,} facts are replayed")
 
 
 def notify(what: str) -> None:

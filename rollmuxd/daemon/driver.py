@@ -24,11 +24,13 @@ What would surprise:
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import closing
 from itertools import islice
 from types import TracebackType
 from typing import Final, Self, TypeAlias, TypeVar, cast
 
 import anyio
+import anyio.lowlevel
 import msgspec
 import structlog
 from anyio.abc import TaskStatus
@@ -63,6 +65,10 @@ T = TypeVar("T")
 LOOK_AFTER_S: Final = 10.0
 #: durable facts that are kept in memory, so that who follows them reads the journal for older ones only
 RECENT: Final = 1_000
+#: facts that are replayed in one turn of the loop: some ten milliseconds, after which a signal is heard
+REPLAYED_AT_ONCE: Final = 2_000
+#: how often a replay tells how far it is
+TOLD_EVERY_S: Final = 5.0
 #: sinks (logs, metrics) are shown facts so much later, many at once
 SINKS_AFTER_S: Final = 0.02
 log = structlog.get_logger("rollmuxd.driver")
@@ -166,7 +172,8 @@ class Driver:
 
     ``make`` makes a scheduler around a state. ``perform`` takes effects and returns at once. ``start`` is the input
     that begins every life of the writer, and ``lease_ms`` the lease by which lateness is judged. ``begun`` is shown
-    the state that a replay has given, before anything else happens: replayed facts are not told to sinks.
+    the state that a replay has given, before anything else happens: replayed facts are not told to sinks. ``replaying``
+    is told now and then how many facts of how many are replayed, if it takes long: after an upgrade it may be all.
     """
 
     def __init__(
@@ -180,6 +187,7 @@ class Driver:
         sinks: Sequence[Sink] = (),
         prompt: Sequence[Sink] = (),
         begun: Callable[[State], None] | None = None,
+        replaying: Callable[[int, int], None] = lambda done, of: None,
         lease_ms: Millis = 60_000,
         snapshot_every: int = 10_000,
     ) -> None:
@@ -194,6 +202,7 @@ class Driver:
         self._prompt = tuple(prompt)
         self._untold: list[Numbered] = []
         self._begun = begun
+        self._replaying = replaying
         self._late_ms = lease_ms // 4
         #: the loop shows that it lives at least this often, so that lateness is noticed whatever the next deadline
         self._pulse_ms = max(1, lease_ms // 8)
@@ -376,7 +385,7 @@ class Driver:
 
     async def _begin(self) -> None:
         """Replay the journal, and let the core know that it starts."""
-        state = self._replay()
+        state = await self._replay()
         self._clock.not_before(state.at)
         self.scheduler = self._make(state)
         if self._begun is not None:
@@ -390,7 +399,13 @@ class Driver:
             self.post(given)
         await self._durable(self._seq)
 
-    def _replay(self) -> State:
+    async def _replay(self) -> State:
+        """The state that the journal comes to. The loop turns meanwhile, and a stop ends it.
+
+        Raises:
+            JournalError: the journal cannot be read.
+            Unavailable: the daemon is stopping.
+        """
         past = self._journal.load()
         try:
             state = _state_of(past)
@@ -400,9 +415,20 @@ class Driver:
             past = self._journal.load(snapshot=False)
             state = _state_of(past)
         self._seq = past.seq
-        for seq, fact in past.facts:
-            apply(state, fact)
-            self._seq = seq
+        all_of_it, told, told_at = self._journal.last_seq - past.seq, False, anyio.current_time()
+        with closing(past.facts):
+            while facts := list(islice(past.facts, REPLAYED_AT_ONCE)):
+                for seq, fact in facts:
+                    apply(state, fact)
+                    self._seq = seq
+                await anyio.lowlevel.checkpoint()
+                if self._stop_asked.is_set():
+                    raise Unavailable("the daemon is stopping", retry_after_s=5)
+                if anyio.current_time() >= told_at + TOLD_EVERY_S:
+                    told, told_at = True, anyio.current_time()
+                    self._replaying(self._seq - past.seq, all_of_it)
+        if told:
+            self._replaying(all_of_it, all_of_it)
         # What the life before did not know to be durable is not among the recent ones, and nobody was woken for it.
         self._recent.clear()
         self._wake_followers(self._followers, self.durable_seq)

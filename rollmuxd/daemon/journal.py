@@ -24,7 +24,7 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from contextvars import Context
@@ -86,7 +86,7 @@ class Past(NamedTuple):
     seq: int
     snapshot: bytes | None
     #: lazily read and decoded; to be run through once
-    facts: Iterator[tuple[int, AnyFact]]
+    facts: Generator[tuple[int, AnyFact]]
 
 
 class Day(NamedTuple):
@@ -212,6 +212,11 @@ class Journal:
             journal_file.mend(connection, path)
             journal_file.know_again(connection, state_dir)
         return cls(state_dir, lock)
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the last fact that is durable."""
+        return self._tip.seq
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -391,7 +396,7 @@ class Journal:
             raise journal_file.unreadable(self.path, "it", error) from error
         return Past(tip.seq, body, self._facts_after(tip))
 
-    def _facts_after(self, tip: Tip) -> Iterator[tuple[int, AnyFact]]:
+    def _facts_after(self, tip: Tip) -> Generator[tuple[int, AnyFact]]:
         decode = core_facts.decode
         try:
             with closing(self._connect(readonly=True)) as connection:
@@ -577,6 +582,10 @@ class MemoryJournal:
         self._snapshots: dict[int, bytes] = {}
         self._keys: dict[str, ApiKey] = {}
 
+    @property
+    def last_seq(self) -> int:
+        return self._bodies[-1][0] if self._bodies else 0
+
     def append(
         self, facts: Sequence[tuple[int, Fact]], then: "Callable[[asyncio.Future[None]], None] | None" = None
     ) -> "asyncio.Future[None]":
@@ -652,7 +661,7 @@ class MemoryJournal:
         return max(0, after - self._bodies[0][0] + 1) if self._bodies else 0
 
     @staticmethod
-    def _decoded(rows: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, AnyFact]]:
+    def _decoded(rows: Iterable[tuple[int, bytes]]) -> Generator[tuple[int, AnyFact]]:
         return ((seq, core_facts.decode(body)) for seq, body in rows)
 
     def _commit(self, write: Callable[[], object]) -> "asyncio.Future[None]":

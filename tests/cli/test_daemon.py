@@ -1,6 +1,9 @@
 """``rollmuxd daemon`` finds the daemon it is to talk about, and no other process that happens to have its pid."""
 
 import json
+import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -198,6 +201,84 @@ def test_a_configuration_that_is_not_there_is_named(rollmuxd, tmp_path):
 
     assert ran.code == 1
     assert "no.toml" in ran.err
+
+
+@pytest.fixture
+def instead(tmp_path, state_dir, monkeypatch):
+    """Runs a program where ``start`` would run a daemon; its clock leaps once the program has made the file ``up``."""
+
+    def run(program, *, leap_s):
+        script = tmp_path / "rollmuxd"
+        begins = "import json, os, pathlib, signal, socket, time"
+        script.write_text(f"#!{sys.executable}\n{begins}\nstate = pathlib.Path({str(state_dir)!r})\n{program}\n")
+        script.chmod(0o700)
+        monkeypatch.setattr(daemon.sys, "executable", str(script))
+        monotonic = time.monotonic
+        monkeypatch.setattr(
+            daemon.time, "monotonic", lambda: monotonic() + (leap_s if (state_dir / "up").exists() else 0)
+        )
+
+    return run
+
+
+TELLS = """
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
+    there.connect("\\0" + os.environ["NOTIFY_SOCKET"][1:])
+    there.sendall(b"EXTEND_TIMEOUT_USEC=60000000\\nSTATUS=400 of 1,000 facts are replayed")
+"""
+BECOMES_READY = """
+(state / "up").touch()
+time.sleep(0.5)
+os.chdir(state)
+with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as there:
+    there.bind("it.sock")
+    there.listen()
+    said = {"pid": os.getpid(), "url": None, "socket": str(state / "it.sock")}
+    (state / "daemon.json").write_text(json.dumps(said))
+    asked, _ = there.accept()
+    asked.recv(1000)
+    asked.sendall(b"HTTP/1.1 200 OK\\r\\n\\r\\n{}")
+"""
+
+
+def test_a_start_that_takes_long_is_waited_for_while_it_tells_that_it_goes_on(rollmuxd, config, instead):
+    instead(TELLS + BECOMES_READY, leap_s=50)
+
+    ran = rollmuxd(f"daemon start --config {config} --json")
+
+    assert ran.code == 0, ran.err
+    assert ran.json["status"] == "ready"
+    assert ran.err == f"the daemon, pid {ran.json['pid']}, starts: 400 of 1,000 facts are replayed\n"
+
+
+def test_a_start_that_tells_nothing_is_ended_and_then_said_to_be(rollmuxd, config, instead):
+    instead('(state / "up").touch()\ntime.sleep(60)', leap_s=40)
+
+    ran = rollmuxd(f"daemon start --config {config}")
+
+    assert ran.code == 1
+    assert re.search(r"was not ready after \d\d s and was ended; its log is", ran.err)
+
+
+def test_a_start_that_does_not_end_is_not_said_to_have_ended(rollmuxd, config, instead, monkeypatch):
+    monkeypatch.setattr(daemon, "STOP_S", 0.2)
+    instead('signal.signal(signal.SIGTERM, signal.SIG_IGN)\n(state / "up").touch()\ntime.sleep(60)', leap_s=40)
+
+    ran = rollmuxd(f"daemon start --config {config}")
+    pid = int(ran.err.split("it runs on, pid ")[1].split(";")[0])
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+    assert ran.code == 1
+    assert re.search(r"was not ready after \d\d s, and has not ended 0.2 s after it was told to: it ", ran.err)
+
+
+def test_nobody_else_is_listened_to_while_a_daemon_starts():
+    with daemon._ear() as ear, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        for pid, told in ((os.getpid() + 1, {}), (os.getpid(), {"STATUS": "ready"})):
+            other.sendto(b"STATUS=ready", ear.getsockname())
+            assert daemon._told(ear, pid) == told
+        assert daemon._told(ear, os.getpid()) == {}
 
 
 @pytest.mark.e2e

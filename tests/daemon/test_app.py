@@ -24,7 +24,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.inputs import HostSpec, RegisterJob
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.daemon import app, doctor, journal_tools
+from rollmuxd.daemon import app, doctor, driver, journal_tools
 from rollmuxd.daemon.app import CannotStart, make_policy, serve
 from rollmuxd.daemon.journal import Journal
 from rollmuxd.daemon.settings import BadSettings, JournalTable, Settings, load_settings
@@ -440,6 +440,52 @@ async def test_systemd_is_told_when_it_is_ready_and_when_it_stops(settings, monk
         async with running(settings()):
             assert systemd.recv(100) == b"READY=1"
         assert systemd.recv(100) == b"STOPPING=1"
+
+
+async def many_facts(state_dir):
+    state_dir.mkdir()
+    journal = Journal.open(state_dir)
+    await journal.append([(seq, f.LoopStalled(seq, 7)) for seq in range(1, 1_001)])
+    await journal.close()
+
+
+async def test_systemd_is_told_of_a_long_replay_and_gives_it_time(settings, monkeypatch, tmp_path):
+    await many_facts(tmp_path / "state")
+    monkeypatch.setattr(driver, "REPLAYED_AT_ONCE", 400)
+    monkeypatch.setattr(driver, "TOLD_EVERY_S", 0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        async with running(settings()):
+            for done in ("400", "800", "1,000", "1,000"):
+                said = f"EXTEND_TIMEOUT_USEC=60000000\nSTATUS={done} of 1,000 facts are replayed"
+                assert systemd.recv(100).decode() == said
+            assert systemd.recv(100) == b"READY=1"
+
+
+async def test_a_signal_in_a_long_replay_ends_it_and_nothing_is_written(settings, monkeypatch, tmp_path):
+    await many_facts(tmp_path / "state")
+    monkeypatch.setattr(driver, "REPLAYED_AT_ONCE", 10)
+    facts_after, read = Journal._facts_after, []
+
+    def replayed(self, tip):
+        for told in facts_after(self, tip):
+            if told[0] == 100:
+                os.kill(os.getpid(), signal.SIGTERM)
+            read.append(told[0])
+            yield told
+
+    monkeypatch.setattr(Journal, "_facts_after", replayed)
+    with anyio.fail_after(20):
+        await serve(settings(), on_ready=read.append)
+    assert 100 <= read[-1] < 500
+    left = sorted(path.name for path in (tmp_path / "state").iterdir())
+    assert left == ["journal.sqlite3", "lock", "opened", "reserve"]
+    monkeypatch.undo()
+    journal = Journal.open(tmp_path / "state")
+    assert journal.last_seq == 1_000
+    await journal.close()
 
 
 async def test_the_daemon_takes_as_many_open_files_as_it_may_have():

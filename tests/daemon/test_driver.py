@@ -21,6 +21,7 @@ from rollmuxd.core.errors import BrokenInvariant, UnknownThing
 from rollmuxd.core.facts import encode
 from rollmuxd.core.inputs import Heartbeat, HostUnreachable, RegisterJob, WithdrawSlot
 from rollmuxd.core.model import JobSpec, Slot
+from rollmuxd.daemon import driver
 from rollmuxd.daemon.driver import Unavailable
 from rollmuxd.daemon.journal import JournalFailed, MemoryJournal
 
@@ -341,6 +342,69 @@ async def test_a_snapshot_that_cannot_be_read_costs_time_only(running):
     await journal.snapshot(2, b'{"jobs": 3}')
     async with running(journal) as rig:
         assert rig.hosts() == ["a"]
+
+
+async def hosts_in(journal, running, number):
+    async with running(journal) as rig:
+        for host in range(number):
+            await rig.driver.submit(add(f"h{host}"))
+
+
+async def test_a_replay_tells_how_far_it_is_and_the_loop_turns_meanwhile(running, monkeypatch):
+    """Else a signal is not heard, and systemd ends a start that takes long, and the next one, for ever."""
+    journal, turns, told = MemoryJournal(), [0], []
+    await hosts_in(journal, running, 9)
+    monkeypatch.setattr(driver, "REPLAYED_AT_ONCE", 3)
+    monkeypatch.setattr(driver, "TOLD_EVERY_S", 0)
+
+    def turn():
+        turns[0] += 1
+        loop.call_soon(turn)
+
+    loop = asyncio.get_running_loop()
+    loop.call_soon(turn)
+    async with running(journal, replaying=lambda done, of: told.append((done, of, turns[0]))) as rig:
+        assert rig.hosts() == [f"h{host}" for host in range(9)]
+    assert [(done, of) for done, of, _ in told] == [(3, 10), (6, 10), (9, 10), (10, 10), (10, 10)]
+    assert told[0][2] < told[1][2] < told[2][2] < told[3][2]
+
+
+async def test_a_short_replay_tells_nothing(running):
+    journal, told = MemoryJournal(), []
+    await hosts_in(journal, running, 9)
+    async with running(journal, replaying=lambda *said: told.append(said)):
+        assert told == []
+
+
+async def test_a_stop_ends_a_replay_that_follows_a_failed_commit(running, monkeypatch):
+    read = 0
+
+    class Long(MemoryJournal):
+        def load(self, *, snapshot=True):
+            past = super().load(snapshot=snapshot)
+            return past._replace(facts=self.told(past.facts))
+
+        def told(self, facts):
+            nonlocal read
+            for read, told in enumerate(facts, 1):
+                if self.failed and read == 20:
+                    rig.driver.stop()
+                yield told
+
+    journal = Long()
+    journal.failed = False
+    await hosts_in(journal, running, 100)
+    monkeypatch.setattr(driver, "REPLAYED_AT_ONCE", 10)
+    async with running(journal) as rig:
+        journal.failing, journal.failed = JournalFailed("no disk"), True
+        with pytest.raises(Unavailable):
+            await rig.driver.submit(add("lost"))
+        journal.failing = None
+        with anyio.fail_after(100):
+            await rig.driver.stopped.wait()
+        assert read == 20
+        assert journal.load().seq == 0
+        assert len(list(journal.load(snapshot=False).facts)) == 102  # the second start, and nothing of a third
 
 
 async def test_a_stop_in_good_order_leaves_a_snapshot_of_everything(running):
