@@ -619,3 +619,28 @@ async def test_without_descriptors_connections_wait_and_the_log_says_so_once(mon
     assert [(line["event"], "Too many open files" in line["reason"]) for line in lines] == [
         ("connections_not_taken", True)
     ]
+
+
+async def test_a_stop_that_is_cut_short_comes_to_its_end():
+    """A part of the daemon fails while its server waits for the last calls: the server ends what it was kept from."""
+
+    async def never(scope, receive, send):
+        await anyio.sleep_forever()
+
+    with socket.socket() as bound, socket.socket() as caller:
+        bound.bind(("127.0.0.1", 0))
+        server = Server(never, [bound], 30, ConnectionLimits())
+        with anyio.fail_after(20), pytest.raises(ExceptionGroup) as failed:
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(server.run)
+                caller.connect(bound.getsockname())
+                caller.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+                while not server._server.server_state.tasks:
+                    await anyio.sleep(0.01)
+                tasks.start_soon(server.stop)
+                while bound.fileno() != -1:
+                    await anyio.sleep(0.01)
+                raise OSError(28, "No space left on device")
+        assert [str(error) for error in failed.value.exceptions] == ["[Errno 28] No space left on device"]
+        with anyio.fail_after(1):
+            await server.stop()

@@ -91,10 +91,11 @@ class Door:
         self._watch()
 
     def close(self) -> None:
-        """Take no more connections; give up on those that are not there yet."""
+        """Take no more connections; give up on those that are not there yet. Closed again, it stays closed."""
         if self._rests is not None:
             self._rests.cancel()
-        self._loop.remove_reader(self._bound)
+        if self._bound.fileno() != -1:  # uvicorn closes it after the door, and begins anew when that is cut short
+            self._loop.remove_reader(self._bound)
         for task in self._greetings:
             task.cancel()
 
