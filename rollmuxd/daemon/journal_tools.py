@@ -408,12 +408,15 @@ def _restore(file: Path, state_dir: Path, checked: Checked, until: Millis | None
 
 def _leave_out(connection: sqlite3.Connection, file: Path, before: Millis) -> tuple[int, int, Millis]:
     """Forget the facts from a time on; how many these are, and the number and time of the last one then."""
-    cut, last = journal_file.cut_of(connection), journal_file.tip_of(connection).seq
-    base = connection.execute("SELECT max(day) FROM days WHERE seq = ? AND state IS NOT NULL", (cut.seq,)).fetchone()[0]
-    if cut.seq and (base or 0) * DAY >= before:
+    last = journal_file.tip_of(connection).seq
+    # The state at the cut is of a day's beginning; of a journal that was mended, of any time.
+    cut, packed = base_of(connection, file)
+    base = State() if packed is None else msgspec.json.decode(packed, type=State)
+    day = connection.execute("SELECT max(day) FROM days WHERE seq = ? AND state IS NOT NULL", (cut.seq,)).fetchone()[0]
+    if cut.seq and max((day or 0) * DAY, base.at) >= before:
         raise JournalRefused(
-            f"{file}: the facts before that time were compacted away (up to fact {cut.seq}); restore a backup that was "
-            "made before it"
+            f"{file}: the facts before that time were compacted away, or left out by a mending: it begins with the "
+            f"state after fact {cut.seq}, of {_when(base.at)}; restore a backup that was made before that"
         )
     first = connection.execute("SELECT min(seq) FROM facts WHERE seq > ? AND at >= ?", (cut.seq, before)).fetchone()[0]
     if first is None:
@@ -426,7 +429,7 @@ def _leave_out(connection: sqlite3.Connection, file: Path, before: Millis) -> tu
     connection.execute("UPDATE days SET books = NULL WHERE day = (SELECT max(day) FROM days)")
     connection.execute("COMMIT")
     row = connection.execute("SELECT at FROM facts WHERE seq = ?", (first - 1,)).fetchone()
-    return last + 1 - first, first - 1, row[0] if row else 0
+    return last + 1 - first, first - 1, row[0] if row else base.at
 
 
 def _revoke_again(path: Path, connection: sqlite3.Connection) -> list[str] | None:

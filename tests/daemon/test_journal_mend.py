@@ -240,6 +240,23 @@ async def test_a_good_journal_is_written_anew_as_it_is_and_one_in_use_is_not(tmp
     assert (tmp_path / "journal.sqlite3").stat().st_mode & 0o777 == 0o600
 
 
+async def test_of_a_mended_journal_a_restore_leaves_out_all_from_a_time_on_or_is_refused(tmp_path):
+    # It begins in the middle of a day: with a state that has what was written up to there, and no fact of it.
+    await write(tmp_path)
+    change(tmp_path, CHANGED.format(OLD))
+    mend(tmp_path)
+    backup(tmp_path / "journal.sqlite3", tmp_path / "mended")
+    begins = f"begins with the state after fact {SNAPSHOT}, of 2024-10-08T00:00:00Z"
+    for seq in (SNAPSHOT, SNAPSHOT - 1):
+        with pytest.raises(JournalRefused, match=begins):
+            restore(tmp_path / "mended", tmp_path / "other", before=fact(seq).at)
+        assert not (tmp_path / "other" / "journal.sqlite3").exists()
+    done = restore(tmp_path / "mended", tmp_path, before=fact(SNAPSHOT + 1).at)
+    assert (done.left_out, done.last, done.last_at) == (LAST - SNAPSHOT, SNAPSHOT, fact(SNAPSHOT).at)
+    assert look(tmp_path).good
+    assert (await reads(tmp_path))[0] == msgspec.json.encode(state_after(SNAPSHOT))
+
+
 @pytest.mark.parametrize(
     "put_in_place",
     [
