@@ -438,6 +438,8 @@ def _tcp(listen: str) -> socket.socket:
         except BaseException:
             bound.close()
             raise
+    except UnicodeError as error:
+        raise CannotStart(f"daemon.listen: cannot listen on {listen}: {host} can be no name: {error}") from error
     except OSError as error:
         why = error.strerror
         if isinstance(error, socket.gaierror):
@@ -455,8 +457,11 @@ def _unix(path: Path, mode: int) -> socket.socket:
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)  # the socket's own mode says who may connect
         # The state directory is held: a socket there is what a daemon that was killed has left.
-        if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _answers(path):
-            path.unlink()
+        if path.exists():
+            if not stat.S_ISSOCK(path.stat().st_mode):
+                raise CannotStart(f"daemon.socket: {path} is no socket; remove it, or set daemon.socket to another")
+            if not _answers(path):
+                path.unlink()
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # Nobody may connect before the mode is what it is to be.
         umask = os.umask(0o177)
@@ -469,10 +474,12 @@ def _unix(path: Path, mode: int) -> socket.socket:
             os.umask(umask)
         path.chmod(mode)
     except OSError as error:
-        remedy = ""
-        if error.errno in (errno.EACCES, errno.EPERM):
+        why, remedy = error.strerror, ""
+        if error.errno == errno.EADDRINUSE:
+            why, remedy = "another program answers there", "; stop it, or set daemon.socket to another"
+        elif error.errno in (errno.EACCES, errno.EPERM):
             remedy = f"; give the daemon's user its directory: install -d -o {os.geteuid()} -m 0755 {path.parent}"
-        raise CannotStart(f"daemon.socket: cannot listen on {path}: {error.strerror}{remedy}") from error
+        raise CannotStart(f"daemon.socket: cannot listen on {path}: {why}{remedy}") from error
     bound.setblocking(False)
     return bound
 

@@ -145,11 +145,25 @@ def test_a_port_that_another_program_has_is_tried_again_by_the_service(tmp_path)
     assert f"cannot listen on {listen}: another program listens there; stop it, or set daemon.listen" in said
 
 
+def test_a_socket_at_which_another_daemon_answers_is_tried_again_by_the_service(tmp_path):
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "taken.sock"))
+        other.listen()
+        status, said = run(tmp_path, text=f'socket = "{tmp_path}/taken.sock"\n')
+    assert status == 75
+    assert "taken.sock: another program answers there; stop it, or set daemon.socket to another" in said
+
+
 def test_what_needs_somebody_is_not_tried_again(tmp_path):
     status, said = run(tmp_path, text="[limits]\nmax_job = 1\n")
     assert (status, "did you mean" in said) == (2, True)
     status, said = run(tmp_path, listen="127.0.0.1:1", before=NOT_ALLOWED)
     assert (status, "cannot listen on 127.0.0.1:1: Permission denied" in said) == (2, True)
+    status, said = run(tmp_path, listen="local..host:7878", text=OPEN)
+    assert (status, "cannot listen on local..host:7878: " in said) == (2, True)
+    (tmp_path / "notes").touch()
+    status, said = run(tmp_path, text=f'socket = "{tmp_path}/notes"\n')
+    assert (status, f"{tmp_path}/notes is no socket; remove it, or set daemon.socket to another" in said) == (2, True)
     status, said = run(tmp_path, text='[[hosts]]\nid = "a"\nbackend = "nope"\nnodes = [{gpus = 0, pools = ["x"]}]\n')
     assert (status, '"nope" is not installed' in said) == (2, True)
     (tmp_path / "state").mkdir(exist_ok=True)
