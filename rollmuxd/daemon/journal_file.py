@@ -462,14 +462,17 @@ def write_words(state_dir: Path, *words: str) -> None:
 def write_synced(path: Path, content: bytes) -> None:
     """Have a file hold this, wholly or not at all, and on the disk."""
     new = path.with_name(f"{path.name}.new")
-    opened = os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
     try:
-        os.write(opened, content)
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-    belong(new)
-    new.replace(path)
+        with os.fdopen(os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        belong(new)
+        new.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 

@@ -205,6 +205,48 @@ def test_a_start_on_a_disk_that_is_nearly_full_begins_no_incarnation_wherever_it
     assert (said["refused"] > 0) != reserve
 
 
+def test_a_torn_tail_that_does_not_fit_beside_the_journal_stays_in_it(tmp_path):
+    # A write to a disk that is nearly full is short, and no error.
+    said = scenario(
+        tmp_path,
+        """
+        import sqlite3
+
+        def rows():
+            connection = sqlite3.connect(disk / "state" / "journal.sqlite3")
+            found = connection.execute("SELECT seq FROM facts ORDER BY seq").fetchall()
+            connection.close()
+            return [seq for (seq,) in found]
+
+        async def main():
+            journal = Journal.open(disk / "state")
+            facts = [(seq, HostAdded(at=seq, host=HostSpec("h" * 300_000, "fake", 0))) for seq in (1, 2, 3)]
+            await journal.append(facts)
+            await journal.close()
+            connection = sqlite3.connect(disk / "state" / "journal.sqlite3", isolation_level=None)
+            connection.execute("UPDATE facts SET sum = 0 WHERE seq > 1")
+            connection.close()
+            (disk / "state" / "reserve").unlink()
+            fill()
+            os.truncate(disk / "filler", (disk / "filler").stat().st_size - 200_000)
+            try:
+                Journal.open(disk / "state")
+            except JournalRefused as error:
+                said["refused"] = str(error)
+            said["rows"] = rows()
+            said["left"] = sorted(path.name for path in (disk / "state").iterdir())
+            os.unlink(disk / "filler")
+            await Journal.open(disk / "state").close()
+            said["rows_then"] = rows()
+            (aside,) = (disk / "state").glob("torn-*")
+            said["aside"] = [json.loads(line)["seq"] for line in aside.read_text().splitlines()]
+        """,
+    )
+    assert said["refused"].endswith("its disk is full; make room there")
+    assert (said["rows"], said["left"]) == ([1, 2, 3], ["journal.sqlite3", "lock", "opened"])
+    assert (said["rows_then"], said["aside"]) == ([1], [2, 3])
+
+
 def test_a_read_only_disk_is_refused_and_used_again_when_it_can_be_written(tmp_path):
     said = scenario(
         tmp_path,
