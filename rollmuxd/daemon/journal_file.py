@@ -215,7 +215,9 @@ def passes(error: BaseException) -> bool:
 
 
 def unreadable(path: Path, what: str, error: sqlite3.Error) -> JournalError:
-    """What is to be said of a journal that SQLite cannot read: that it is damaged, or that it must be tried again."""
+    """What is to be said of a journal that SQLite cannot use: that it is damaged, or that it must be tried again."""
+    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+        return JournalFailed(f"{path} cannot be written now: its disk is full; make room there, and try again")
     if passes(error):
         return JournalFailed(
             f"{path} cannot be read now ({error}), which says nothing of what is in it: "
@@ -474,6 +476,12 @@ def write_synced(path: Path, content: bytes) -> None:
             new.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def clear(part: Path) -> None:
+    """Remove what was begun under this name, and what SQLite has left beside it."""
+    for left in part.parent.glob(f"{part.name}*"):
+        left.unlink()
 
 
 def belong(path: Path) -> None:

@@ -13,7 +13,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from zlib import compress, crc32
@@ -137,6 +137,8 @@ def mend(state_dir: Path) -> Mended:
                     raise JournalRefused(f"{path}: somebody reads it (a check, a backup); try again after that")
             return msgspec.structs.replace(done, kept=_put(path, word))
         finally:
+            with suppress(OSError):
+                journal_file.clear(_new(path))  # as large as the journal; on a full disk nobody else would get far
             journal_file.unlock(held)
     except sqlite3.Error as error:
         raise journal_file.unreadable(path, "it", error) from error
@@ -152,8 +154,7 @@ def _new(path: Path) -> Path:
 def _write_anew(old: sqlite3.Connection, path: Path, word: str) -> Mended:
     begin = beginning(old, path)
     new = _new(path)
-    for left in path.parent.glob(f"{new.name}*"):
-        left.unlink()
+    journal_file.clear(new)
     os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     journal_file.belong(new)
     journal_file.prepare(new)

@@ -357,7 +357,11 @@ def restore(file: Path, state_dir: Path, before: Millis | None = None) -> Restor
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _held(state_dir):
-            return _restore(file, state_dir, checked, before)
+            try:
+                return _restore(file, state_dir, checked, before)
+            finally:
+                with suppress(OSError):
+                    journal_file.clear(_new(state_dir))
     except (OSError, sqlite3.Error) as error:
         said = journal_file.denied(error, state_dir) or error
         raise JournalRefused(f"state directory {state_dir}: the backup was not restored: {said}") from error
@@ -372,11 +376,14 @@ def _held(state_dir: Path) -> Iterator[None]:
         os.close(lock)
 
 
+def _new(state_dir: Path) -> Path:
+    return state_dir / "journal.restoring"
+
+
 def _restore(file: Path, state_dir: Path, checked: Checked, until: Millis | None) -> Restored:
     path = state_dir / "journal.sqlite3"
-    new = state_dir / "journal.restoring"
-    for left in state_dir.glob("journal.restoring*"):
-        left.unlink()
+    new = _new(state_dir)
+    journal_file.clear(new)
     os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     with closing(connect(file, readonly=True)) as connection:
         connection.execute("VACUUM INTO ?", (str(new),))

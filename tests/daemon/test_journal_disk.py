@@ -247,6 +247,57 @@ def test_a_torn_tail_that_does_not_fit_beside_the_journal_stays_in_it(tmp_path):
     assert (said["rows_then"], said["aside"]) == ([1], [2, 3])
 
 
+def test_what_is_written_anew_on_a_disk_that_gets_full_says_so_and_leaves_nothing_in_the_way(tmp_path):
+    said = scenario(
+        tmp_path,
+        """
+        from rollmuxd.daemon.journal_care import Keep, compact
+        from rollmuxd.daemon.journal_mend import mend
+        from rollmuxd.daemon.journal_tools import backup, restore
+
+        async def main():
+            state = disk / "state"
+            journal = Journal.open(state)
+            for first in range(1, 10_000, 1000):
+                await journal.append([fact(number) for number in range(first, first + 1000)])
+            await journal.close()
+            (state / "reserve").unlink()
+
+            def files():  # whoever only reads leaves an empty log
+                return sorted(path.name for path in state.iterdir() if not path.name.startswith("journal.sqlite3-"))
+
+            before = files()
+            fill()
+            spare = (disk / "filler").stat().st_size - 1_000_000
+            ways = {
+                "mend": lambda: mend(state),
+                "restore": lambda: restore(state / "journal.sqlite3", state),
+                "backup": lambda: backup(state / "journal.sqlite3", state / "copy"),
+                "compact": lambda: compact(state, Keep(1, 10**9, 1)),
+            }
+            for way, do in ways.items():
+                os.truncate(disk / "filler", spare)
+                if way == "compact":
+                    fill()
+                try:
+                    do()
+                except Exception as error:
+                    said[way] = [type(error).__name__, str(error)]
+                said[way].append(files() == before)
+            os.unlink(disk / "filler")
+            said["last"] = mend(state).last
+        """,
+    )
+    full = f"{tmp_path}/state/journal.sqlite3 cannot be written now: its disk is full; make room there, and try again"
+    assert said["mend"] == ["JournalFailed", full, True]
+    assert said["compact"] == ["JournalFailed", full, True]
+    for way in ("restore", "backup"):
+        name, words, cleared = said[way]
+        assert (name, cleared) == ("JournalRefused", True)
+        assert "full" in words
+    assert said["last"] == 10_000
+
+
 def test_a_read_only_disk_is_refused_and_used_again_when_it_can_be_written(tmp_path):
     said = scenario(
         tmp_path,
