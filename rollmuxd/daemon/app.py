@@ -25,6 +25,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
 import anyio
 import anyio.to_thread
@@ -456,23 +457,13 @@ def _tcp(listen: str) -> socket.socket:
 def _unix(path: Path, mode: int) -> socket.socket:
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)  # the socket's own mode says who may connect
-        # The state directory is held: a socket there is what a daemon that was killed has left.
+        # The state directory is held: a socket there that does not answer is what the daemon before has left.
         if path.exists():
             if not stat.S_ISSOCK(path.stat().st_mode):
                 raise CannotStart(f"daemon.socket: {path} is no socket; remove it, or set daemon.socket to another")
-            if not _answers(path):
-                path.unlink()
-        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # Nobody may connect before the mode is what it is to be.
-        umask = os.umask(0o177)
-        try:
-            bound.bind(str(path))
-        except BaseException:
-            bound.close()
-            raise
-        finally:
-            os.umask(umask)
-        path.chmod(mode)
+            if _answers(path):
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        bound = _bound(path, mode)
     except OSError as error:
         why, remedy = error.strerror, ""
         if error.errno == errno.EADDRINUSE:
@@ -481,6 +472,33 @@ def _unix(path: Path, mode: int) -> socket.socket:
             remedy = f"; give the daemon's user its directory: install -d -o {os.geteuid()} -m 0755 {path.parent}"
         raise CannotStart(f"daemon.socket: cannot listen on {path}: {why}{remedy}") from error
     bound.setblocking(False)
+    return bound
+
+
+def _bound(path: Path, mode: int) -> socket.socket:
+    """A socket that is bound there, in the place of one that nobody uses.
+
+    It is bound beside it and moved: a job that began while no file is there would run alone, on GPUs that others hold.
+    """
+    # An address has room for 107 bytes, all of which the path may take: a short name, in a folder named by its number.
+    beside = path.with_name(f"{path.name[:12]}.{crc32(os.fsencode(path.name)):08x}.new")
+    beside.unlink(missing_ok=True)  # of a start that was killed
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    # Nobody may connect before the mode is what it is to be.
+    umask = os.umask(0o177)
+    try:
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            bound.bind(f"/proc/self/fd/{folder}/{beside.name}")
+            beside.chmod(mode)
+            beside.replace(path)
+        except BaseException:
+            bound.close()
+            beside.unlink(missing_ok=True)
+            raise
+    finally:
+        os.umask(umask)
+        os.close(folder)
     return bound
 
 
@@ -607,15 +625,23 @@ OTHER_FILES: Final = 256
 
 
 def connection_limits(settings: Settings) -> ConnectionLimits:
-    """What a connection may cost. No more of them than there are files: at the last one nothing works any more."""
+    """What a connection may cost. No more of them than there are files: at the last one nothing works any more.
+
+    Of what the port leaves, half is for users of this machine, half for operators, the journal and backends.
+    """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    most = settings.limits.max_connections
-    if files != resource.RLIM_INFINITY and files - OTHER_FILES < most:
-        most = max(files // 2, files - OTHER_FILES)
+    most, local = settings.limits.max_connections, ConnectionLimits().max_local
+    share = settings.limits.max_connections_share
+    if files != resource.RLIM_INFINITY:
+        if files - OTHER_FILES < most:
+            most = max(files // 2, files - OTHER_FILES)
+        local = min(local, (files - most) // 2)
     return ConnectionLimits(
         max_head=round(settings.limits.max_head_kb * 1000),
         max_connections=most,
-        max_from_one=max(1, round(most * settings.limits.max_connections_share)),
+        max_from_one=max(1, round(most * share)),
+        max_local=local,
+        max_from_user=max(1, round(local * share)),
         read_s=settings.limits.read_s,
     )
 
@@ -624,7 +650,8 @@ class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, tls: Tls | None) -> None:
         super().__init__(config)
         self.listens = anyio.Event()
-        self._places = Places(limits)
+        self._places = Places(limits.max_connections, limits.max_from_one)
+        self._local_places = Places(limits.max_local, limits.max_from_user)
         self._handshake_s = min(HANDSHAKE_S, limits.read_s)
         self._tls = None if tls is None else tls.context
 
@@ -633,7 +660,7 @@ class _Uvicorn(uvicorn.Server):
         for bound in sockets or ():
             # An operator is to come in whatever happens at the port, and needs no TLS to get to the same machine.
             local = bound.family == socket.AF_UNIX
-            places, tls = (None, None) if local else (self._places, self._tls)
+            places, tls = (self._local_places, None) if local else (self._places, self._tls)
             door = Door(bound, self._make_protocol, places, tls, self._handshake_s)
             door.open(self.config.backlog)
             doors: list[Any] = self.servers

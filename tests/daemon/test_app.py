@@ -261,6 +261,74 @@ async def test_a_socket_that_a_killed_daemon_left_is_no_hindrance(settings, tmp_
         assert (await unix.get("/readyz")).status_code == 200
 
 
+@pytest.mark.parametrize("broken", ["bind", "chmod", "replace", None])
+async def test_a_socket_that_is_waited_at_is_there_at_any_moment_of_a_start(settings, tmp_path, monkeypatch, broken):
+    """A job that finds no file runs alone, on GPUs that others hold."""
+    path = tmp_path / "state" / "rollmux.sock"
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    before, seen = path.stat().st_ino, []
+
+    def looking(name, real):
+        def look(*args):
+            seen.append(name)
+            assert path.stat().st_ino == before
+            if name == broken:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(*args)
+
+        return look
+
+    for of, name in ((socket.socket, "bind"), (Path, "chmod"), (Path, "replace")):
+        monkeypatch.setattr(of, name, looking(name, getattr(of, name)))
+    if broken is not None:
+        with pytest.raises(CannotStart, match=r"cannot listen on .*No space"), app.listening(settings(listen="")):
+            pass
+    else:
+        with app.listening(settings(listen="", socket_mode="0660")):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    assert seen == ["bind", "chmod", "replace"][: 1 + ["bind", "chmod", "replace", None].index(broken)]
+    assert (path.stat().st_ino == before) == (broken is not None)
+    assert sorted(file.name for file in path.parent.iterdir()) == ["rollmux.sock"]
+
+
+async def test_a_start_that_is_killed_while_it_makes_its_socket_is_no_hindrance_and_leaves_nothing(settings, tmp_path):
+    path = tmp_path / "state" / "rollmux.sock"
+    path.parent.mkdir()
+    program = (
+        "import os, pathlib, sys; from rollmuxd.daemon import app;"
+        "pathlib.Path.replace = lambda *_: os._exit(9); app._bound(pathlib.Path(sys.argv[1]), 0o600)"
+    )
+    killed = subprocess.run([sys.executable, "-c", program, path], check=False)
+    assert (killed.returncode, path.exists(), len(list(path.parent.iterdir()))) == (9, False, 1)
+    with app.listening(settings(listen="")):
+        assert [file.name for file in path.parent.iterdir()] == ["rollmux.sock"]
+
+
+@pytest.mark.parametrize("name", [1, 70], ids=["a long folder", "a long name"])
+async def test_the_longest_path_that_a_socket_may_have_is_long_enough(settings, name):
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        path = Path(short) / ("f" * (105 - len(short) - name)) / ("s" * name)
+        assert len(str(path)) == 107
+        async with running(settings(socket=path)) as where, client(where) as unix:
+            assert (await unix.get("/readyz")).status_code == 200
+
+
+async def test_where_something_else_is_no_socket_is_put_in_its_place(settings, tmp_path):
+    file, used = tmp_path / "notes", tmp_path / "used.sock"
+    file.write_text("mine")
+    with socket.socket(socket.AF_UNIX) as there:
+        there.bind(str(used))
+        there.listen()
+        for path, why in ((file, "is no socket"), (used, "another program answers there")):
+            before = path.stat().st_ino
+            with pytest.raises(CannotStart, match=why), app.listening(settings(socket=path)):
+                pass
+            assert path.stat().st_ino == before
+    assert file.read_text() == "mine"
+
+
 async def test_a_port_in_use_is_a_sentence_and_the_state_directory_is_let_go(settings, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
