@@ -336,8 +336,8 @@ class LimitsTable(_Table):
     Fewer where the process may have fewer files: some are left to the Unix socket, the journal and backends."""
 
     max_connections_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Part of ``max_connections`` that one address may have, so that it cannot keep all others out. Default: half, for
-    clusters whose clients come through one address."""
+    """Part of ``max_connections`` that one address may have, so that it cannot keep all others out; and of the Unix
+    socket's connections, that one user may have. Default: half, for clusters whose clients come through one address."""
 
     read_s: Seconds = 30.0
     """Seconds in which a call must have arrived, from its first byte to its last, and in which a new connection must

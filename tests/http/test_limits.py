@@ -6,6 +6,7 @@ import gc
 import http.client
 import os
 import re
+import resource
 import shutil
 import socket
 import ssl
@@ -20,10 +21,11 @@ import pytest
 import structlog
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from rollmuxd.daemon.access import Rates
-from rollmuxd.daemon.app import Server
-from rollmuxd.daemon.http.door import Door
+from rollmuxd.daemon.access import Peer, Rates
+from rollmuxd.daemon.app import Server, connection_limits
+from rollmuxd.daemon.http.door import Door, Places
 from rollmuxd.daemon.http.peer import ConnectionLimits
+from rollmuxd.daemon.settings import Settings
 from rollmuxd.daemon.tls import make_own, read_tls
 
 pytestmark = pytest.mark.asyncio
@@ -509,6 +511,54 @@ async def test_when_all_connections_are_taken_new_ones_are_503_and_the_unix_sock
                 other.close()
 
 
+@pytest.mark.parametrize("limit", ["max_from_user", "max_local"])
+async def test_one_local_user_cannot_have_all_files_and_operators_come_in_whatever_users_hold(
+    running, tmp_path, monkeypatch, limit
+):
+    uid = 1000
+    monkeypatch.setattr("rollmuxd.daemon.http.door.peer_of", lambda _: Peer(1, uid, uid))
+
+    async def answer(call=b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"):
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(call)
+        said = await told(reader)
+        writer.close()
+        return said
+
+    async with running() as world, served(world, path=tmp_path / "s", **{limit: 2}) as path:
+        held = [await asyncio.open_unix_connection(path) for _ in range(2)]
+        await world.settle()
+        refused = await answer(b"")
+        assert refused.startswith("HTTP/1.1 503 ")
+        assert "2 connections" in refused
+        uid = 1001
+        if limit == "max_local":
+            assert (await answer(b"")).startswith("HTTP/1.1 503 ")
+        else:
+            assert (await answer()).startswith("HTTP/1.1 200 ")
+        for uid in (0, os.getuid()):  # noqa: B007  (read by peer_of, above)
+            for _ in range(3):
+                held.append(await asyncio.open_unix_connection(path))
+            assert (await answer()).startswith("HTTP/1.1 200 ")
+        for _, writer in held:
+            writer.close()
+        await anyio.sleep(0.1)
+        uid = 1000
+        for _ in range(3):
+            assert (await answer()).startswith("HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("files", [64, 160, 1024, 65_536, resource.RLIM_INFINITY])
+async def test_whatever_is_connected_some_files_are_left_to_the_journal_and_backends(monkeypatch, files):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    limits = connection_limits(Settings())
+    if files == resource.RLIM_INFINITY:
+        assert (limits.max_connections, limits.max_local) == (20_000, 20_000)
+    else:
+        assert files - limits.max_connections - limits.max_local >= min(128, files // 4)
+    assert 1 <= limits.max_from_user <= limits.max_local / 2
+
+
 @pytest.fixture
 def tls(tmp_path):
     if shutil.which("openssl") is None:
@@ -606,7 +656,7 @@ async def test_without_descriptors_connections_wait_and_the_log_says_so_once(mon
                 self.transport = transport
                 taken.set()
 
-        door = Door(bound, Greeted, None)
+        door = Door(bound, Greeted, Places(10, 10))
         door.open(10)
         begun = loop.time()
         caller.connect(bound.getsockname())

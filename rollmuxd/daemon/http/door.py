@@ -2,11 +2,12 @@
 
 A server of asyncio's takes all that come in one turn of the loop, and its protocols hear of them only after the TLS
 handshake: who connects and says nothing would have all of the process's files, and asyncio writes a page of log for
-each that it then cannot take. Here a TCP connection has its place from when it is accepted, and one that finds none is
-hung up on at once, so that the Unix socket, the journal and the backends always have the files that were left to them.
+each that it then cannot take. Here a connection has its place from when it is accepted, and one that finds none is hung
+up on at once, so that operators, the journal and the backends always have the files that were left to them.
 """
 
 import asyncio
+import os
 import socket
 import ssl
 from asyncio import sslproto
@@ -17,7 +18,7 @@ from typing import Any, Final
 
 import structlog
 
-from rollmuxd.daemon.http.peer import ConnectionLimits, PeerHttpToolsProtocol, refusal
+from rollmuxd.daemon.http.peer import PeerHttpToolsProtocol, peer_of, refusal
 from rollmuxd.daemon.http.problems import FULL
 
 log = structlog.get_logger(__name__)
@@ -36,30 +37,30 @@ sslproto.SSLProtocol.max_size = 32 * 1024
 
 
 class Places:
-    """How many TCP connections are open, in all and from each address."""
+    """How many connections are open, in all and from each address, or user of this machine."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self._limits = limits
+    def __init__(self, most: int, from_one: int) -> None:
+        self._most, self._from_one = most, from_one
         self._taken = 0
-        self._by_address: dict[str, int] = {}
+        self._by_whom: dict[str, int] = {}
 
-    def take(self, address: str) -> str:
+    def take(self, whom: str) -> str:
         """Take a place. Empty: it is taken; else why there is none."""
-        number = self._by_address.get(address, 0)
-        if self._taken >= self._limits.max_connections:
+        number = self._by_whom.get(whom, 0)
+        if self._taken >= self._most:
             return f"{self._taken} connections are open, which is the limit"
-        if number >= self._limits.max_from_one:
-            return f"{number} connections from {address} are open, which is the limit for one"
+        if number >= self._from_one:
+            return f"{number} connections from {whom} are open, which is the limit for one"
         self._taken += 1
-        self._by_address[address] = number + 1
+        self._by_whom[whom] = number + 1
         return ""
 
-    def give_back(self, address: str) -> None:
+    def give_back(self, whom: str) -> None:
         """Give a place back."""
         self._taken -= 1
-        left = self._by_address.pop(address) - 1
+        left = self._by_whom.pop(whom) - 1
         if left:
-            self._by_address[address] = left
+            self._by_whom[whom] = left
 
 
 class Door:
@@ -69,11 +70,10 @@ class Door:
         self,
         bound: socket.socket,
         make: Callable[[], PeerHttpToolsProtocol],
-        places: Places | None,
+        places: Places,
         tls: ssl.SSLContext | None = None,
         handshake_s: float = HANDSHAKE_S,
     ) -> None:
-        """``places``: None, for a socket whose connections are not counted."""
         self._bound = bound
         self._make = make
         self._places = places
@@ -118,18 +118,17 @@ class Door:
                 self._rests = self._loop.call_later(REST_S, self._watch)
                 self._say("connections_not_taken", error)
                 return
-            # A Unix socket's has no address.
-            self._let_in(connection, address[0] if address else "")
+            self._let_in(connection, _user(connection) if self._bound.family == socket.AF_UNIX else address[0])
 
-    def _let_in(self, connection: socket.socket, address: str) -> None:
-        if self._places is not None and (why := self._places.take(address)):
+    def _let_in(self, connection: socket.socket, whom: str) -> None:
+        if whom and (why := self._places.take(whom)):
             self._say("connections_refused", why)
             with connection, suppress(OSError):
                 connection.setblocking(False)
                 if not self._tls:  # saying it there would take the handshake that is too much
                     connection.send(refusal(FULL, why))
             return
-        leave = None if self._places is None else partial(self._places.give_back, address)
+        leave = partial(self._places.give_back, whom) if whom else None
         task = self._loop.create_task(self._greet(connection, leave))
         self._greetings.add(task)
         task.add_done_callback(self._greetings.discard)
@@ -151,3 +150,11 @@ class Door:
         if now - self._said.get(what, -SAID_EVERY_S) >= SAID_EVERY_S:
             self._said[what] = now
             log.warning(what, reason=str(reason))
+
+
+def _user(connection: socket.socket) -> str:
+    """Whose a Unix socket's connection is; empty: an operator's, who is to come in whatever others have taken."""
+    peer = peer_of(connection)
+    if peer is None:
+        return "somebody"
+    return "" if peer.uid in {0, os.getuid()} else f"uid {peer.uid}"

@@ -109,10 +109,14 @@ class ConnectionLimits(NamedTuple):
 
     #: bytes of a call that are not its body: its address and headers; then trailers, and what is around chunks
     max_head: int = 32_000
-    #: open TCP connections, from when they were accepted; those of the Unix socket are not counted
+    #: open TCP connections, from when they were accepted
     max_connections: int = 20_000
     #: of them, those from one address
     max_from_one: int = 10_000
+    #: open connections of the Unix socket, but for root's and the daemon's own user's
+    max_local: int = 20_000
+    #: of them, those of one user
+    max_from_user: int = 10_000
     #: seconds in which a call must have arrived, and in which an answer must have been taken
     read_s: float = 30.0
 
