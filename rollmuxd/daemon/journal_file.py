@@ -441,8 +441,8 @@ def words_beside(state_dir: Path) -> list[str]:
 def know_again(connection: sqlite3.Connection, state_dir: Path) -> None:
     """Give the journal a new word; and begin a new incarnation if it is not the one that was last used here.
 
-    Broken off anywhere it is begun again, as if it had not been begun: nothing was granted meanwhile, so that either
-    word will do. Of a copy that is not so before it has its own incarnation, so its word never comes into ``opened``.
+    A start that breaks off anywhere is begun again, as if it had not been begun: nothing was granted meanwhile, so that
+    both words will do. A copy gets neither of its words into ``opened`` before it has its incarnation.
     """
     word, known = secrets.token_hex(8), get_meta(connection, "opened")
     copy = is_copy(connection, state_dir)
@@ -530,23 +530,23 @@ def put_aside(path: Path, before: str) -> Path | None:
     Broken off anywhere it leaves no journal without what is in its log: the log is written into it before; and where
     that cannot be done, the journal goes first. None: there is neither.
     """
-    log_, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
-    if not (path.exists() or log_.exists()):
+    wal, shm = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
+    if not (path.exists() or wal.exists()):
         return None
-    if _size(log_):
+    if _size(wal):
         with suppress(sqlite3.Error):
             with closing(connect(path, readonly=True)) as connection:
-                tip_of(connection)  # else it is none, and who opens it to write has SQLite delete the log beside it
+                tip_of(connection)  # of what is no journal, SQLite deletes the log when it is opened to write
             with closing(connect(path)) as connection:
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     folder = path.with_name(f"before-{before}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%f')}")
     folder.mkdir(mode=0o700)
     belong(folder)
-    if path.exists() and _size(log_):
+    if path.exists() and _size(wal):
         path.rename(folder / path.name)
     elif path.exists():
         os.link(path, folder / path.name)
-    for beside in (log_, index):
+    for beside in (wal, shm):
         if beside.exists():
             shutil.move(beside, folder / beside.name)
     sync_folder(folder)
