@@ -1,7 +1,9 @@
 """Keeps the journal small: closes the books of each day, and lets go of facts that are old.
 
 A day here is a day of UTC. The table ``days`` has a row for each: ``state`` is the state at the day's beginning, after
-fact ``seq``; ``books`` is what was booked in it (:class:`~rollmuxd.daemon.report.Books`), once it is over.
+fact ``seq``; ``books`` is what was booked in it (:class:`~rollmuxd.daemon.report.Books`), once it is over. Of days
+in a row that begin after the same fact the first has the state, and the one that is open: a clock that jumps makes
+thousands of them.
 
 - *Booking* folds the facts of a day that is over into its books. So a report adds up days, and folds facts only where
   its span begins or ends within one.
@@ -64,6 +66,8 @@ BATCH: Final = 200
 #: rows that are deleted, and pages that are given back, in one commit
 SWEPT: Final = 500
 PAGES: Final = 32
+#: days without a fact whose books are written in one commit
+EMPTY_DAYS: Final = 100
 #: free pages that stay in the file: new facts take them
 SPARE_PAGES: Final = 256
 #: how long a daemon's other work has the disk between two of these
@@ -189,19 +193,24 @@ class Care:
         day, after, state = begun
         tip = journal_file.tip_at(connection, self._path, after)
         reader, booked = Reader(connection, self._path), 0
+        closed: list[bytes] = []
         while (day + 1) * DAY <= now:
             ledger = Ledger(since=day * DAY, until=(day + 1) * DAY, state=state)
             tip = self._fold(connection, reader, ledger, tip, durable)
             books, _ = ledger.close(now)
-            self._write(partial(_close_day, day, tip.seq, msgspec.json.encode(books.without_zeros()), _encoded(state)))
+            closed.append(msgspec.json.encode(books.without_zeros()))
             day += 1
-            booked += 1
+            if tip.seq > after or len(closed) == EMPTY_DAYS or (day + 1) * DAY > now:
+                self._write(partial(_close_days, closed, day - len(closed), after, tip.seq, _encoded(state)))
+                after, booked, closed = tip.seq, booked + len(closed), []
         return booked
 
     def _begin(self, connection: sqlite3.Connection) -> tuple[int, int, State] | None:
         """The first day whose books are open, the last fact before it, and the state then."""
+        # It has no state itself where what came after it was left out: then some without facts are booked again.
         row = connection.execute(
-            "SELECT day, seq, state, sum FROM days WHERE books IS NULL AND state IS NOT NULL ORDER BY day LIMIT 1"
+            "SELECT day, seq, state, sum FROM days WHERE state IS NOT NULL"
+            " AND day <= (SELECT min(day) FROM days WHERE books IS NULL) ORDER BY day DESC LIMIT 1"
         ).fetchone()
         if row is not None:
             day, seq, packed, total = row
@@ -250,20 +259,21 @@ class Care:
         Those before the cut cannot be: their facts are gone. The state at the cut cannot be made again either.
         """
         last = journal_file.tip_of(connection).seq
-        days = [day for (day,) in connection.execute("SELECT day FROM days WHERE state IS NOT NULL ORDER BY day")]
-        good = None
-        for day in days:
+        query = "SELECT day FROM days WHERE day >= (SELECT min(day) FROM days WHERE state IS NOT NULL) ORDER BY day"
+        good, good_seq = None, None
+        for (day,) in connection.execute(query).fetchall():
             seq, state, total, books = connection.execute(
                 "SELECT seq, state, sum, books FROM days WHERE day = ?", (day,)
             ).fetchone()
-            whole = seq <= last and sum_of(state) == total
+            whole = seq == good_seq if state is None else seq <= last and sum_of(state) == total
             if not whole and good is None and journal_file.cut_of(connection).seq:
                 return
             if not whole or (books is not None and sum_of(books) is None):
                 self._write(partial(_book_anew, day if whole else good))
                 log.warning("days_booked_anew", first=date_of(day), reason="what was booked cannot be read")
                 return
-            good = day
+            if state is not None:
+                good, good_seq = day, seq
             self._pause()
 
     # ---- cutting ---------------------------------------------------------------------------------------------------
@@ -350,10 +360,10 @@ def _size(connection: sqlite3.Connection) -> int:
 
 
 def _size_of_empty_days(connection: sqlite3.Connection) -> int:
-    """Bytes of the states of days without facts: a clock that jumps makes thousands, and no fact is to go for them."""
+    """Bytes that days without facts take: a clock that jumps makes thousands, and no fact is to go for them."""
     query = (
-        "SELECT coalesce(sum(bytes), 0) FROM ("
-        "SELECT seq, length(state) AS bytes, lead(seq) OVER (ORDER BY day) AS after FROM days) WHERE after = seq"
+        "SELECT coalesce(sum(coalesce(length(state), 0) + coalesce(length(books), 0)), 0) FROM ("
+        "SELECT seq, state, books, lead(seq) OVER (ORDER BY day) AS after FROM days) WHERE after = seq"
     )
     return int(connection.execute(query).fetchone()[0])
 
@@ -371,9 +381,19 @@ def _open_day(day: int, seq: int, state: bytes, connection: sqlite3.Connection) 
     connection.execute(insert, (day, seq, compress(state), crc32(state)))
 
 
-def _close_day(day: int, seq: int, books: bytes, state: bytes, connection: sqlite3.Connection) -> None:
-    connection.execute("UPDATE days SET books = ? WHERE day = ?", (compress(books), day))
-    _open_day(day + 1, seq, state, connection)
+def _close_days(closed: list[bytes], day: int, begun: int, seq: int, state: bytes, writer: sqlite3.Connection) -> None:
+    """Write down the books of days that all begin after one fact, the first of which is open; and open the next."""
+    writer.execute(
+        "UPDATE days SET state = NULL WHERE day = ?"
+        " AND EXISTS (SELECT 1 FROM days WHERE seq = ? AND day < ? AND state IS NOT NULL)",
+        (day, begun, day),
+    )
+    writer.execute("UPDATE days SET books = ? WHERE day = ?", (compress(closed[0]), day))
+    writer.executemany(
+        "INSERT OR REPLACE INTO days (day, seq, state, books, sum) VALUES (?, ?, NULL, ?, 0)",
+        [(day + number, begun, compress(books)) for number, books in enumerate(closed[1:], 1)],
+    )
+    _open_day(day + len(closed), seq, state, writer)
 
 
 def _book_anew(day: int | None, connection: sqlite3.Connection) -> None:
@@ -401,7 +421,10 @@ def as_written(seq: int, at: Millis, kind: str, body: bytes | str) -> bool:
 
 def days_lost(connection: sqlite3.Connection) -> list[int]:
     """The days whose books cannot be read, and not be made again: their facts are gone."""
-    days = connection.execute("SELECT day FROM days WHERE state IS NULL AND books IS NOT NULL ORDER BY day").fetchall()
+    days = connection.execute(
+        "SELECT day FROM days WHERE books IS NOT NULL"
+        " AND day < coalesce((SELECT min(day) FROM days WHERE state IS NOT NULL), 9e9) ORDER BY day"
+    ).fetchall()
     books = "SELECT books FROM days WHERE day = ?"
     return [day for (day,) in days if sum_of(connection.execute(books, (day,)).fetchone()[0]) is None]
 

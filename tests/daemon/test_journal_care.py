@@ -12,6 +12,7 @@ import sqlite3
 import threading
 import time
 from contextlib import closing
+from types import SimpleNamespace
 
 import anyio
 import anyio.from_thread
@@ -447,6 +448,127 @@ async def test_what_cannot_be_made_again_is_said(tmp_path, lived, statement, nam
     with pytest.raises(JournalDamaged, match=named):
         await of.tend(prove=True)
     await journal.close()
+
+
+@pytest.fixture
+def later(lived, monkeypatch):
+    """A clock that is ahead by a year: nothing happens on all these days."""
+    monkeypatch.setattr(journal_care, "PAUSE_S", 0)
+    return SimpleNamespace(facts=lived.facts, core=lived.core, now=lived.now + 340 * DAY)
+
+
+LATER = [
+    *((None, None), (None, BEGIN + 100 * DAY + HOUR), (BEGIN + 2 * DAY, BEGIN + 300 * DAY)),
+    *((BEGIN + 50 * DAY, None), (BEGIN + 4 * DAY + HOUR, BEGIN + 250 * DAY + HOUR)),
+]
+
+
+async def states(journal):
+    return [day.day - 20_000 for day in await journal.days() if day.has_state]
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "day by day"])
+async def test_a_state_is_kept_for_the_first_of_the_days_without_facts_and_not_for_each(
+    tmp_path, lived, later, at_once
+):
+    journal = await written(tmp_path, lived)
+    for ahead in [340] if at_once else range(0, 341, 17):
+        now = SimpleNamespace(facts=lived.facts, now=lived.now + ahead * DAY)
+        await keeper(journal, now, ALL).tend(prove=True)
+    assert len(await journal.days()) == DAYS + 341
+    assert await states(journal) == [0, 1, 2, 3, 4, 5, 6, 345]
+    for since, until in LATER:
+        same(await reported(journal, later, since, until), plainly(later, since, until))
+    assert (await keeper(journal, later, ONE).tend(prove=True)).booked == 0
+    assert await states(journal) == [4, 5, 6, 345]  # time has not passed, as far as the facts show it
+    await journal.close()
+    assert check(tmp_path / "journal.sqlite3").good
+
+
+async def test_days_with_facts_after_days_without_are_booked_as_any(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_care, "PAUSE_S", 0)
+    cluster, rng = Cluster(), random.Random(4)
+    cluster.live(BEGIN + DAY + 9 * HOUR, rng)
+    cluster.now += 30 * DAY
+    cluster.live(cluster.now + 2 * DAY, rng)
+    journal = await written(tmp_path, cluster)
+    await keeper(journal, cluster, ALL).tend(prove=True)
+    assert await states(journal) == [0, 1, 2, 32, 33]
+    for since in (None, BEGIN + 2 * DAY, BEGIN + 20 * DAY + HOUR, BEGIN + 31 * DAY, BEGIN + 32 * DAY + HOUR):
+        for until in (None, BEGIN + 31 * DAY + HOUR, BEGIN + 32 * DAY):
+            if until is None or (since or 0) < until:
+                same(await reported(journal, cluster, since, until), plainly(cluster, since, until))
+    await journal.close()
+    assert check(tmp_path / "journal.sqlite3").good
+
+
+async def test_after_a_cut_within_days_without_facts_all_is_as_after_any(tmp_path, lived, later):
+    journal = await written(tmp_path, lived)
+    soon = SimpleNamespace(facts=lived.facts, now=lived.now + 4 * DAY)
+    await keeper(journal, soon, ONE).tend()
+    assert journal.first == len(lived.facts) + 1
+    assert (await states(journal))[0] == 6
+    for ahead in (5, 6, 340):
+        now = SimpleNamespace(facts=lived.facts, now=lived.now + ahead * DAY)
+        await keeper(journal, now, ONE).tend(prove=True)
+    assert await states(journal) == [6, 345]
+    for since, until in (LATER[0], LATER[2], LATER[3]):
+        same(await reported(journal, later, since, until), plainly(later, since, until))
+    state = msgspec.json.decode(journal.load(snapshot=False).snapshot, type=State)
+    assert msgspec.json.encode(state) == msgspec.json.encode(lived.core.state)
+    await journal.close()
+    assert check(tmp_path / "journal.sqlite3").good
+
+
+async def test_the_state_at_a_cut_stays_whatever_comes_after_it(tmp_path, lived):
+    """The days before the cut have none, though they begin after the same fact."""
+    journal = await written(tmp_path, lived)
+    soon = SimpleNamespace(facts=list(lived.facts), now=lived.now + 4 * DAY)
+    await keeper(journal, soon, ALL).tend()
+    await keeper(journal, soon, ONE._replace(days=0)).tend()
+    assert await states(journal) == [9]
+    soon.facts.append(f.HostAdded(soon.now, HostSpec("new", "fake", 0)))
+    await journal.append([(len(soon.facts), soon.facts[-1])])
+    soon.now += 3 * DAY
+    await keeper(journal, soon, ALL).tend(prove=True)
+    assert await states(journal) == [9, 10, 12]
+    assert len(list(journal.load(snapshot=False).facts)) == 1
+    await journal.close()
+    assert check(tmp_path / "journal.sqlite3").good
+
+
+async def test_a_damaged_day_without_facts_is_booked_anew_too(tmp_path, lived, later):
+    journal = await written(tmp_path, lived)
+    await keeper(journal, later, ALL).tend()
+
+    def rows(writer):
+        return writer.execute("SELECT day, seq, state, books, sum FROM days ORDER BY day").fetchall()
+
+    before = await journal.operate(rows)
+    for what in ("books = x'00'", "seq = seq - 1"):
+        assert await journal.operate(damage(f"UPDATE days SET {what} WHERE day = 20100")) == 1
+        assert check(tmp_path / "journal.sqlite3").good  # it can be made again
+        await proven(journal, later, ALL)
+        assert await journal.operate(rows) == before
+    await journal.close()
+    assert check(tmp_path / "journal.sqlite3").good
+
+
+async def test_a_restore_to_before_a_jump_of_the_clock_books_on_from_there(tmp_path, lived, later):
+    journal = await written(tmp_path / "live", lived)
+    await keeper(journal, lived, ONE).tend()
+    await keeper(journal, later, ALL).tend()
+    backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
+    await journal.close()
+    restore(tmp_path / "kept", tmp_path / "new", before=BEGIN + 100 * DAY)
+    journal = Journal.open(tmp_path / "new")
+    assert await states(journal) == [4, 5, 6]
+    await keeper(journal, later, ALL).tend(prove=True)
+    assert await states(journal) == [4, 5, 6, 345]
+    for since, until in LATER:
+        same(await reported(journal, later, since, until), plainly(later, since, until))
+    await journal.close()
+    assert check(tmp_path / "new" / "journal.sqlite3").good
 
 
 async def test_who_did_what_outlives_the_facts_and_goes_when_it_is_old_too(tmp_path, lived):
