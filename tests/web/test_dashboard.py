@@ -411,6 +411,22 @@ def test_a_job_has_a_page_with_its_times_its_history_and_why(screen: Screen, clu
     screen.until("the overview", "!document.getElementById('overview').hidden")
 
 
+def test_a_button_stays_under_the_pointer_while_news_come(screen: Screen, cluster: Any) -> None:
+    job = cluster.get("/v1/jobs", limit=100)["items"][0]
+    screen.goto(f"{cluster.url}/#/job/{job['job']}")
+    begun = screen.until("its page", "rollmux.page?.job?.iterations")
+    screen.evaluate("window.kept = document.querySelector('[data-action=pause]')")
+    screen.until("it has gone round", f"rollmux.page.job.iterations > {begun + 1}")
+    assert screen.evaluate("window.kept.isConnected")
+
+    screen.goto(f"{cluster.url}/#/")
+    screen.evaluate("rollmux.chooseNode(rollmux.gantt.rows.find((one) => one.kind === 'node').id)")
+    screen.evaluate("window.kept = document.querySelector('[data-action=drain]')")
+    screen.evaluate("window.facts = document.querySelector('#chosen .body')")
+    screen.until("the node has other news", "!window.facts.isConnected")
+    assert screen.evaluate("window.kept.isConnected")
+
+
 def test_a_job_is_paused_and_resumed_and_a_slot_revoked_after_a_question(screen: Screen, cluster: Any) -> None:
     job = cluster.get("/v1/jobs", limit=100)["items"][0]
     screen.goto(f"{cluster.url}/#/job/{job['job']}")

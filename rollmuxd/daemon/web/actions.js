@@ -81,7 +81,11 @@ export const ACTIONS = {
   },
 };
 
-/** Buttons for some of what may be done to a thing; ``done`` is called when something was. */
+/**
+ * Buttons for some of what may be done to a thing; ``done`` is called when something was. They say of which thing they
+ * are, so that ``show`` leaves them where they are as long as it is that one: a click that began on a button which was
+ * replaced meanwhile is lost.
+ */
 export function buttons(app, names, thing, done) {
   return h(
     "div",
@@ -97,7 +101,7 @@ export function buttons(app, names, thing, done) {
           disabled: not !== "",
           title: not || undefined,
           "aria-label": not ? `${action.label}: not now, ${not}` : action.label,
-          data: { action: name },
+          data: { action: name, of: thing.job ?? thing.node ?? thing.id },
           onclick: () => perform(app, name, thing, done),
         },
         action.label,

@@ -1,7 +1,7 @@
 // The page of one job: what it is, why it waits or where it sits, its times, its history.
 
 import { clock, dateAndTime, duration, number, seconds } from "./format.js";
-import { fill, h } from "./dom.js";
+import { fill, h, show } from "./dom.js";
 import { Gantt } from "./gantt.js";
 import { statusOf } from "./history.js";
 import { buttons } from "./actions.js";
@@ -112,7 +112,7 @@ export class JobPage {
       job.admission ? `, ${job.admission}` : "",
     );
     const focused = document.activeElement?.dataset?.action;
-    fill(
+    show(
       this.head,
       h("a", { href: "#/" }, "← Overview"),
       h("h1", {}, job.name),

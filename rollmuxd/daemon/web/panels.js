@@ -488,7 +488,7 @@ export function chosen(app, hit, close) {
   if (slot !== undefined) {
     const job = app.jobOf(slot.job);
     const thing = { id: slot.id, name: app.nameOf(slot.job), status: statusOf(slot) };
-    fill(
+    show(
       panel,
       h("div", { class: "head" }, h("h2", {}, `${app.nameOf(slot.job)} · ${slot.phase ?? ""}`), shut),
       h(
@@ -501,33 +501,29 @@ export function chosen(app, hit, close) {
           ["group", job?.group],
           ["slowdown", job && slowdownBar(job)],
         ]),
-        h(
-          "div",
-          { class: "buttons" },
-          h("a", { href: `#/job/${slot.job}` }, "Job page"),
-          buttons(app, ["revoke"], thing, () => app.refresh()),
-        ),
+      ),
+      h(
+        "div",
+        { class: "buttons" },
+        h("a", { href: `#/job/${slot.job}` }, "Job page"),
+        buttons(app, ["revoke"], thing, () => app.refresh()),
       ),
     );
     return;
   }
   const node = app.nodes.get(hit.row.id);
   if (node !== undefined) {
-    fill(
+    show(
       panel,
       h("div", { class: "head" }, glyph(node.status), h("h2", {}, node.node), shut),
-      h(
-        "div",
-        { class: "body" },
-        nodeFacts(app, node),
-        buttons(app, ["drain", "undrain", "clear"], node, () => app.refresh()),
-      ),
+      h("div", { class: "body" }, nodeFacts(app, node)),
+      buttons(app, ["drain", "undrain", "clear"], node, () => app.refresh()),
     );
     return;
   }
   const job = app.jobOf(hit.row.id);
   if (job !== undefined) {
-    fill(
+    show(
       panel,
       h("div", { class: "head" }, glyph(job.status), h("h2", {}, job.name), shut),
       h(
