@@ -72,6 +72,8 @@ def _refusals() -> Iterator[None]:
         yield
     except JournalError as error:
         raise Failed(str(error)) from error
+    except OSError as error:
+        raise Failed(f"{error}: look at the disk, at open files (ulimit -n), and whose file it is") from error
 
 
 def _ms(said: str | None) -> int | None:

@@ -1,6 +1,7 @@
 """``rollmuxd journal``: what people and scripts are told. (What it does: tests/daemon/test_journal_tools.py.)"""
 
 import asyncio
+import errno
 import json
 import os
 import pty
@@ -92,6 +93,20 @@ def test_what_cannot_be_done_is_one_line_with_what_to_do(rollmuxd, state_dir, tm
         ran = rollmuxd(command)
         assert (ran.code, ran.out, len(ran.err.splitlines())) == (1, "", 1), command
         assert said in ran.err
+
+
+def test_a_full_disk_under_a_torn_tail_is_one_line_too(rollmuxd, state_dir, monkeypatch):
+    with closing(sqlite3.connect(state_dir / "journal.sqlite3", isolation_level=None)) as connection:
+        connection.execute("UPDATE facts SET sum = 0 WHERE seq > 2")
+
+    def full(path, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr("rollmuxd.daemon.journal_file.write_synced", full)
+    ran = rollmuxd(f"journal compact --state-dir {state_dir}")
+    assert (ran.code, len(ran.err.splitlines())) == (1, 1)
+    assert "No space left on device" in ran.err
+    assert "look at the disk" in ran.err
 
 
 def test_a_damaged_journal_whose_state_is_whole_is_mended_by_the_command_that_the_check_names(rollmuxd, tmp_path):
