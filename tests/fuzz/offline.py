@@ -55,13 +55,12 @@ class Found:
             self.findings.append(short)
 
 
-def rounds(budget_s: float, start: int):
-    """Numbers for rounds, until the time is over; one at least."""
+def rounds(budget_s: float, start: int, least: int = 1):
+    """Numbers for rounds, until the time is over; and for so many however long they take."""
     until = time.monotonic() + budget_s
-    yield start
-    number = start
-    while time.monotonic() < until:
-        number += 1
+    for number in itertools.count(start):
+        if number >= start + least and time.monotonic() >= until:
+            return
         yield number
 
 
@@ -245,7 +244,7 @@ def _mangled(lines: list[str], dice: random.Random) -> str:
     return "\n".join(lines)
 
 
-def fuzz_settings(budget_s: float, start: int) -> Found:
+def fuzz_settings(budget_s: float, start: int, least: int = 1) -> Found:
     """Load mutations of the sample, with and without variables in the environment."""
     found = Found()
     sample = (REPOSITORY / "rollmux.toml").read_text().splitlines()
@@ -258,7 +257,7 @@ def fuzz_settings(budget_s: float, start: int) -> Found:
     kept = {name: value for name, value in os.environ.items() if name.startswith("ROLLMUX_")}
     with tempfile.TemporaryDirectory(prefix="rollmuxd-fuzz-") as folder:
         file = Path(folder) / "rollmux.toml"
-        for number in rounds(budget_s, start):
+        for number in rounds(budget_s, start, least):
             dice = random.Random(number)
             found.cases += 1
             text = _mangled(dice.choice([sample, bare]), dice)
@@ -374,11 +373,11 @@ async def _read_back(folder: Path) -> list[tuple[int, f.Fact]]:
         await journal.close()
 
 
-def fuzz_journal(budget_s: float, start: int) -> Found:
+def fuzz_journal(budget_s: float, start: int, least: int = 1) -> Found:
     """Damage journals, and open them."""
     found = Found()
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # an fsync for each row would take all the time
-    for number in rounds(budget_s, start):
+    for number in rounds(budget_s, start, least):
         dice = random.Random(number)
         found.cases += 1
         with tempfile.TemporaryDirectory(prefix="rollmuxd-fuzz-", dir=memory) as name:
