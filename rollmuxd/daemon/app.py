@@ -73,6 +73,8 @@ log = structlog.get_logger("rollmuxd.daemon")
 CANNOT, NOT_NOW = 2, 75
 #: for how long who waits for a start may take it that a replay goes on, each time that it tells how far it is
 REPLAY_GOES_ON_S: Final = 60
+#: who is told how the daemon is may be suspended, with more in its queue than fits: the daemon goes on
+NOTIFY_S: Final = 1.0
 #: how often the daemon's time is compared with the machine's
 CLOCK_EVERY_S: Final = 3_600.0
 #: what a disk, a quota, the machine or its network, which may come up after us, may have to give a moment later
@@ -787,6 +789,7 @@ def notify(what: str) -> None:
     """Tell systemd, if it has started us (see ``man sd_notify``)."""
     if where := os.environ.get("NOTIFY_SOCKET"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as to, contextlib.suppress(OSError):
+            to.settimeout(NOTIFY_S)
             to.connect("\0" + where[1:] if where.startswith("@") else where)
             to.sendall(what.encode())
 

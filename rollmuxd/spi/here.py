@@ -16,6 +16,9 @@ import anyio.abc
 from rollmuxd.spi.backend import OUTPUT_KEPT, Ran
 from rollmuxd.spi.errors import ContactLost, NotDone
 
+#: where the daemon tells systemd how it is (``man sd_notify``): nothing for those whom it starts
+_THE_DAEMONS = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
+
 
 async def run(
     argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float = 60.0
@@ -23,6 +26,7 @@ async def run(
     """Run a command here, in a session of its own. As :meth:`rollmuxd.spi.RunsCommands.run`."""
     if not argv:
         raise NotDone("a command needs at least the name of its program")
+    plain = {name: value for name, value in os.environ.items() if name not in _THE_DAEMONS}
     try:
         # Cut short in its start it would leave behind what it has started in turn: its group is not known yet.
         with anyio.CancelScope(shield=True):
@@ -31,7 +35,7 @@ async def run(
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=PIPE,
-                env={**os.environ, **(env or {})},
+                env={**plain, **(env or {})},
                 start_new_session=True,
             )
     except (OSError, ValueError) as error:

@@ -510,6 +510,19 @@ async def test_systemd_is_told_when_it_is_ready_and_when_it_stops(settings, monk
         assert systemd.recv(100) == b"STOPPING=1"
 
 
+async def test_who_hears_nothing_of_what_systemd_is_told_holds_the_daemon_up_for_no_longer_than_a_moment(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(app, "NOTIFY_S", 0.01)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as suspended:
+        suspended.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        queued = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
+        for number in range(queued + 5):
+            app.notify(f"STATUS={number}")
+        assert suspended.recv(100) == b"STATUS=0"
+
+
 async def many_facts(state_dir):
     state_dir.mkdir()
     journal = Journal.open(state_dir)

@@ -80,6 +80,8 @@ def login_of(pid: int) -> str:
 
 #: the variable by which a started process, and all that it starts in turn, is known again: no file could get lost
 MARK: Final = "ROLLMUX_LAUNCH"
+#: what the daemon has for itself: its settings, and where it tells systemd how it is (``man sd_notify``)
+_THE_DAEMONS: Final = ("ROLLMUX_", "NOTIFY_SOCKET", "WATCHDOG_")
 #: how long those that are asked to end may take before they are made to
 _LEAVES_S: Final = 2.0
 _LOOK_S: Final = 0.02
@@ -90,7 +92,7 @@ _children: list[subprocess.Popen[bytes]] = []
 
 def begin(mark: str, argv: Sequence[str], cwd: str, env: Mapping[str, str], log: Path | None) -> tuple[int, str]:
     """Start a process with a mark, in a session of its own; its pid and start time. Raises OSError."""
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(_THE_DAEMONS)}
     with contextlib.ExitStack() as files:
         out: Any = subprocess.DEVNULL
         if log is not None:

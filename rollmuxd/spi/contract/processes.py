@@ -67,6 +67,24 @@ class Processes(GivenBackend):
         await backend.close()
 
     @pytest.mark.asyncio
+    async def test_a_process_does_not_hear_where_the_daemon_tells_systemd_how_it_is(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+        backend, starter = await self._starter()
+        if not isinstance(backend, KeepsOutput):
+            pytest.skip(f"{type(backend).__name__} keeps no output")
+        order = _process(("sh", "-c", 'printf %s "[$NOTIFY_SOCKET]"'))
+        await starter.start(self.host, order)
+        printed = b""
+        with anyio.fail_after(self.patience_s):
+            while len(printed) < 2:
+                printed = (await backend.output(self.host, order.launch, 0, 100)).data
+                await anyio.sleep(0.01)
+        assert printed == b"[]", "a process may take itself for the daemon's service"
+        await backend.close()
+
+    @pytest.mark.asyncio
     async def test_a_program_that_is_not_there_is_not_started_and_says_so(self) -> None:
         backend, starter = await self._starter()
         order = _process(("/no/such/program",))
