@@ -534,7 +534,7 @@ def put_aside(path: Path, before: str) -> Path | None:
     if not (path.exists() or wal.exists()):
         return None
     if _size(wal):
-        with suppress(sqlite3.Error):
+        with suppress(sqlite3.Error, ValueError):
             with closing(connect(path, readonly=True)) as connection:
                 tip_of(connection)  # of what is no journal, SQLite deletes the log when it is opened to write
             with closing(connect(path)) as connection:
