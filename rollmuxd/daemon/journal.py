@@ -454,6 +454,8 @@ class Journal:
             writes = [write for write in batch if write is not None]
             if writes:
                 self._wake(writes, self._commit(writes))
+        with suppress(sqlite3.Error, OSError):
+            journal_file.know_again(self._writer, self.state_dir)  # what was copied meanwhile is a copy from here on
         with suppress(sqlite3.Error):
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._writer.close()

@@ -1,7 +1,7 @@
 """The word in the journal and beside it: a copy is told from the journal that was last used, and only a copy.
 
 A new incarnation costs every run. So none begins because a start broke off, or a disk was full; and no copy passes for
-the journal, whenever it was made and put in place.
+the journal, whenever it was put in place, but one that was made since the last start of a daemon that was killed.
 """
 
 import errno
@@ -93,6 +93,17 @@ async def test_starts_that_break_off_anywhere_cost_no_incarnation_and_let_no_cop
             assert await start(folder) > first
         shutil.rmtree(folder)
     assert ways == {(True, True), (True, False), (False, False)}
+
+
+async def test_a_copy_that_was_made_while_the_last_daemon_ran_is_one_when_that_has_stopped(tmp_path):
+    first = await start(tmp_path)
+    journal = Journal.open(tmp_path)
+    keep(tmp_path, "copy")
+    await journal.close()
+    shutil.copytree(tmp_path, tmp_path / "stopped")
+    put(tmp_path, "copy")
+    assert await start(tmp_path) > first
+    assert await start(tmp_path / "stopped") == first
 
 
 async def test_a_copy_stays_one_wherever_its_starts_break_off_and_the_journal_before_stays_what_it_was(
