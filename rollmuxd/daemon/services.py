@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rollmuxd.daemon.told import OneOfEachOwner
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -43,5 +45,7 @@ class Services:
     keeper: Keeper | None = None
     #: residency drivers by name: asked what they say to a job's states before it is registered
     drivers: Mapping[str, Residency] = field(default_factory=dict)
+    #: whose jobs there are
+    owners: OneOfEachOwner = field(default_factory=OneOfEachOwner)
     #: the books of today; None: reports read the facts
     today: Today | None = None

@@ -43,14 +43,38 @@ _MARKS: Final = re.compile("seen clear|phases of|has joined|is moving|fits besid
 _ANOTHER: Final = "another owner's"
 
 
+class OneOfEachOwner:
+    """A job of each owner, looked for only when a job has come or gone: each call asks, and there are many jobs."""
+
+    def __init__(self) -> None:
+        self._jobs: Mapping[JobId, Job] = {}
+        self._of: tuple[int, JobId | None] = (0, None)
+        self._found: tuple[Job, ...] = ()
+
+    def of(self, jobs: dict[JobId, Job]) -> tuple[Job, ...]:
+        """One of these for each owner that has any."""
+        of = (len(jobs), next(reversed(jobs), None))  # no id is given twice: as many, and the same last one, are these
+        if jobs is not self._jobs or of != self._of:
+            self._jobs, self._of = jobs, of
+            self._found = tuple({job.owner: job for job in jobs.values()}.values())
+        return self._found
+
+
 class Told:
     """What one caller may be told of the scheduler's state, at this moment."""
 
     def __init__(
-        self, core: Scheduler, may_read: Callable[[Job], bool], configured: Container[NodeId] | None = None
+        self,
+        core: Scheduler,
+        may_read: Callable[[Job], bool],
+        configured: Container[NodeId] | None = None,
+        owners: OneOfEachOwner | None = None,
     ) -> None:
-        """``may_read``: of which jobs the caller may know; ``configured``: which nodes the configuration has."""
+        """``may_read``: of which jobs the caller may know, all of an owner's or none; ``configured``: which nodes the
+        configuration has; ``owners``: remembers between calls whose jobs there are.
+        """
         self.core, self.may_read, self._configured = core, may_read, configured
+        self._owners = owners or OneOfEachOwner()
 
     # ---- thought of now --------------------------------------------------------------------------------------------
 
@@ -98,7 +122,7 @@ class Told:
     @cached_property
     def hides(self) -> bool:
         """Whether there is a job that the caller may not know of."""
-        return not all(map(self.may_read, self.core.state.jobs.values()))
+        return not all(map(self.may_read, self._owners.of(self.core.state.jobs)))
 
     @cached_property
     def _thinks(self) -> Explainer:
