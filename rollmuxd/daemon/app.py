@@ -516,8 +516,11 @@ def closed_directory(path: Path, mode: int) -> Path | None:
 
 def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
         try:
             probe.connect(str(path))
+        except BlockingIOError:  # its queue is full: a program that is suspended has its socket still
+            return True
         except OSError:
             return False
     return True

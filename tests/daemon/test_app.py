@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -250,6 +250,25 @@ async def test_a_daemon_that_cannot_start_leaves_the_socket_of_the_one_before_it
         pass
 
     assert path.exists()
+
+
+async def test_a_program_that_is_suspended_with_a_full_queue_still_has_its_socket(settings, tmp_path):
+    path = tmp_path / "suspended.sock"
+    with socket.socket(socket.AF_UNIX) as suspended, ExitStack() as callers:
+        suspended.bind(str(path))
+        suspended.listen(0)
+        with pytest.raises(BlockingIOError):
+            while True:  # until its queue is full
+                caller = callers.enter_context(socket.socket(socket.AF_UNIX))
+                caller.setblocking(False)
+                caller.connect(str(path))
+        was = path.stat().st_ino
+        with (
+            pytest.raises(CannotStart, match="another program answers there"),
+            app.listening(settings(socket=path)),
+        ):
+            pass
+        assert path.stat().st_ino == was
 
 
 async def test_a_socket_that_a_killed_daemon_left_is_no_hindrance(settings, tmp_path):
