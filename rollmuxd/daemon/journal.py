@@ -454,11 +454,20 @@ class Journal:
             writes = [write for write in batch if write is not None]
             if writes:
                 self._wake(writes, self._commit(writes))
-        with suppress(sqlite3.Error, OSError):
-            journal_file.know_again(self._writer, self.state_dir)  # what was copied meanwhile is a copy from here on
+        self._be_another_than_its_copies()
         with suppress(sqlite3.Error):
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._writer.close()
+
+    def _be_another_than_its_copies(self) -> None:
+        """Change the word, so that what was copied since the start is a copy from here on."""
+        try:
+            # The directory may have been moved meanwhile, and another journal be there that is in use.
+            if not journal_file.is_copy(self._writer, self.state_dir):
+                journal_file.know_again(self._writer, self.state_dir)
+        except (sqlite3.Error, OSError) as error:
+            remedy = "a copy of the file that was made since the last start would pass for it: put none in its place"
+            log.warning("word_not_changed", path=str(self.path), reason=str(error), remedy=remedy)
 
     def _commit(self, writes: Sequence[_Write]) -> list[Any] | JournalFailed:
         """Write a batch in one transaction. All of it is durable, or all of it has failed."""

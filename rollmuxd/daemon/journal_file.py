@@ -17,10 +17,10 @@ that were copied while they were written to. Three kinds of damage come of it, a
 - *Damage before the newest snapshot* keeps no daemon from starting: those facts are not read then. The upkeep
   (:mod:`.journal_care`) and the check find it, and :mod:`.journal_mend` goes on without them.
 
-A whole tail that is just not there leaves no trace in the file. But each opening writes a random word both into the
-journal and into ``opened`` beside it; where they differ, the journal is not the one that was last used here. While it
-changes, ``opened`` has the old one and the new one: a start that breaks off costs nothing. Where the journal has none,
-or is gone or empty, :func:`refuse_lost` refuses it.
+A whole tail that is just not there leaves no trace in the file. But each opening, and each clean stop, writes a random
+word both into the journal and into ``opened`` beside it; where they differ, the journal is not the one that was last
+used here. While it changes, ``opened`` has the old one and the new one: what breaks off costs nothing. Where the
+journal has none, or is gone or empty, :func:`refuse_lost` refuses it.
 
 Where a tail was torn, or the words differ, something may have been granted that the journal does not know. So a new
 **incarnation** begins: no fence that was given before is ever given again. That every node is unknown until it was seen
@@ -575,6 +575,8 @@ def cut_of(connection: sqlite3.Connection) -> Tip:
     if said is None:
         return Tip(0, 0)
     seq, sum_ = said.split()
+    if int(seq) >= 1 << 63:  # SQLite counts no further, and would raise what nobody expects of it
+        raise ValueError(f"no journal has {seq} facts")
     return Tip(int(seq), int(sum_))
 
 

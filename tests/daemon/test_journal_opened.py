@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
@@ -104,6 +105,67 @@ async def test_a_copy_that_was_made_while_the_last_daemon_ran_is_one_when_that_h
     put(tmp_path, "copy")
     assert await start(tmp_path) > first
     assert await start(tmp_path / "stopped") == first
+
+
+async def test_a_stop_that_breaks_off_anywhere_costs_no_incarnation_and_lets_no_older_copy_pass(tmp_path, monkeypatch):
+    await start(tmp_path / "whole")
+    keep(tmp_path / "whole", "copy")
+    first = await start(tmp_path / "whole")
+    journal = Journal.open(tmp_path / "whole")
+    broken = []
+    with monkeypatch.context() as patched:
+        for module, name in ((os, "fsync"), (Path, "replace"), (journal_file, "set_meta")):
+            real = getattr(module, name)
+
+            def step(*args, real=real):
+                broken.append(tmp_path / str(len(broken)))
+                shutil.copytree(tmp_path / "whole", broken[-1])
+                return real(*args)
+
+            patched.setattr(module, name, step)
+        await journal.close()
+    assert len(broken) == 7
+    for folder in broken:
+        shutil.copytree(folder, tmp_path / "other")
+        assert await start(tmp_path / "other") == first
+        put(folder, "copy")
+        assert await start(folder) > first
+        shutil.rmtree(tmp_path / "other")
+
+
+async def test_a_daemon_whose_directory_was_moved_leaves_the_one_in_its_place_alone_as_it_stops(tmp_path):
+    here = tmp_path / "state"
+    await start(here)
+    moved = Journal.open(here)
+    here.rename(tmp_path / "moved")
+    first = await start(here)
+    await moved.close()
+    assert await start(here) == first
+
+
+async def test_a_daemon_whose_directory_was_emptied_leaves_nothing_there_as_it_stops(tmp_path):
+    journal = Journal.open(tmp_path / "state")
+    for left in (tmp_path / "state").iterdir():
+        left.unlink()
+    await journal.close()
+    assert not list((tmp_path / "state").iterdir())
+    await start(tmp_path / "state")
+
+
+async def test_a_stop_that_finds_the_disk_full_says_that_a_copy_would_pass(tmp_path, monkeypatch):
+    first = await start(tmp_path)
+    journal = Journal.open(tmp_path)
+
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched, capture_logs() as said:
+        patched.setattr(journal_file, "write_synced", full)
+        await journal.close()
+    (line,) = (line for line in said if line["event"] == "word_not_changed")
+    assert "No space left" in line["reason"]
+    assert "would pass for it" in line["remedy"]
+    assert await start(tmp_path) == first
 
 
 async def test_a_copy_stays_one_wherever_its_starts_break_off_and_the_journal_before_stays_what_it_was(

@@ -357,16 +357,20 @@ async def test_a_restore_that_breaks_off_starts_no_journal_without_its_log(tmp_p
     assert set(outcomes) == ({"done", "broken", "again"} if unwritable else {"done", "broken"})
 
 
-async def test_a_killed_journal_that_does_not_say_where_it_begins_is_put_aside_with_its_log(tmp_path):
+@pytest.mark.parametrize("cut", ["x y", f"{10**20} 1"], ids=["in words", "beyond what SQLite counts to"])
+async def test_a_killed_journal_that_does_not_say_where_it_begins_is_put_aside_with_its_log(tmp_path, cut):
     await write(tmp_path / "live", 4)
     backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
     journal = Journal.open(tmp_path / "live")
     await journal.append([(5, host(5))])
     with closing(sqlite3.connect(tmp_path / "live" / "journal.sqlite3", isolation_level=None)) as connection:
-        connection.execute("INSERT OR REPLACE INTO meta (name, value) VALUES ('cut', 'x y')")
+        connection.execute("INSERT OR REPLACE INTO meta (name, value) VALUES ('cut', ?)", (cut,))
         shutil.copytree(tmp_path / "live", tmp_path / "dead")
     await journal.close()
     log = (tmp_path / "dead" / "journal.sqlite3-wal").read_bytes()
+    shutil.copytree(tmp_path / "dead", tmp_path / "started")
+    with pytest.raises(JournalRefused, match="rollmuxd journal restore"):
+        Journal.open(tmp_path / "started")
     done = restore(tmp_path / "kept", tmp_path / "dead")
     assert (Path(done.kept) / "journal.sqlite3-wal").read_bytes() == log
     assert await numbers(tmp_path / "dead") == ([1, 2, 3, 4], done.incarnation)
