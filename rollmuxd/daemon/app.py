@@ -73,8 +73,8 @@ log = structlog.get_logger("rollmuxd.daemon")
 CANNOT, NOT_NOW = 2, 75
 #: for how long who waits for a start may take it that a replay goes on, each time that it tells how far it is
 REPLAY_GOES_ON_S: Final = 60
-#: who is told how the daemon is may be suspended, with more in its queue than fits: the daemon goes on
-NOTIFY_S: Final = 1.0
+#: who is told how the daemon is may have no room for it just now: what it must know is told again
+TOLD_AGAIN_S: Final = 1.0
 #: how often the daemon's time is compared with the machine's
 CLOCK_EVERY_S: Final = 3_600.0
 #: what a disk, a quota, the machine or its network, which may come up after us, may have to give a moment later
@@ -208,14 +208,16 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
                 limits = connection_limits(settings)
                 server = Server(make_app(services, metrics), sockets, settings.daemon.shutdown_s, limits, tls)
                 await tasks.start(server.run)
-                tasks.start_soon(watchdog)
                 try:
-                    announce(settings, sockets, on_ready, tls, clock.doubt())
+                    ready = announce(settings, sockets, tls, clock.doubt())
                 except OSError:
                     # A daemon that comes back to a full disk has slots to release: its reserve is for that.
                     if not journal.spend_reserve():
                         raise
-                    announce(settings, sockets, on_ready, tls, clock.doubt())
+                    ready = announce(settings, sockets, tls, clock.doubt())
+                await tasks.start(tell_systemd)
+                if on_ready is not None:
+                    on_ready(ready)
                 tasks.start_soon(watch_clock, clock.doubt, settings.daemon.state_dir / "daemon.json")
                 if tls is not None:
                     tasks.start_soon(renew, tls, partial(publish, settings, sockets))
@@ -545,11 +547,10 @@ def warn_of_gone_nodes(state: State, configured: Container[NodeId]) -> None:
 def announce(
     settings: Settings,
     sockets: Sequence[socket.socket],
-    on_ready: Callable[[Ready], None] | None = None,
     tls: Tls | None = None,
     doubt: str = "",
-) -> None:
-    """Say where the daemon is to be found: to people, to ``daemon.json``, to systemd, to whoever has started it."""
+) -> Ready:
+    """Say where the daemon is to be found: to people, to ``daemon.json``, to whoever has started it."""
     ready = publish(settings, sockets, tls, doubt)
     if not settings.hosts:
         log.warning("no_hosts", reason=without_hosts(settings), remedy="every job will be refused; add [[hosts]]")
@@ -567,9 +568,7 @@ def announce(
         )
     secured = {} if tls is None else {"fingerprint": tls.fingerprint, "certificate": str(tls.certificate)}
     log.info("ready", url=ready.url, socket=ready.socket, pid=ready.pid, hosts=len(settings.hosts), **secured)
-    notify("READY=1")
-    if on_ready is not None:
-        on_ready(ready)
+    return ready
 
 
 def publish(settings: Settings, sockets: Sequence[socket.socket], tls: Tls | None, doubt: str = "") -> Ready:
@@ -788,20 +787,35 @@ def replaying(done: int, of: int) -> None:
     notify(f"EXTEND_TIMEOUT_USEC={REPLAY_GOES_ON_S * 1_000_000}\nSTATUS={done:,} of {of:,} facts are replayed")
 
 
-def notify(what: str) -> None:
-    """Tell systemd, if it has started us (see ``man sd_notify``)."""
+def notify(what: str) -> bool:
+    """Tell systemd, if it has started us (see ``man sd_notify``). False: it could not be told just now."""
     if where := os.environ.get("NOTIFY_SOCKET"):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as to, contextlib.suppress(OSError):
-            to.settimeout(NOTIFY_S)
-            to.connect("\0" + where[1:] if where.startswith("@") else where)
-            to.sendall(what.encode())
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as to:
+                to.setblocking(False)
+                to.connect("\0" + where[1:] if where.startswith("@") else where)
+                to.sendall(what.encode())
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True  # nobody is there, and misses nothing
+        except OSError:
+            return False
+    return True
 
 
-async def watchdog() -> None:
-    """Let systemd know that the loop lives, twice in the time that it has set."""
+async def tell_systemd(*, task_status: TaskStatus[None]) -> None:
+    """Let systemd know that the daemon is ready; and then, twice in the time that it has set, that its loop lives.
+
+    It ends a service of which it has not heard, so what it had no room for is told again. Started: it was told once.
+    """
+    heard = notify("READY=1")
+    task_status.started()
+    while not heard:
+        await anyio.sleep(TOLD_AGAIN_S)
+        heard = notify("READY=1")
     wanted_us = int(os.environ.get("WATCHDOG_USEC") or 0)
     if not wanted_us or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return
+    every_s = wanted_us / 2_000_000
     while True:
-        notify("WATCHDOG=1")
-        await anyio.sleep(wanted_us / 2_000_000)
+        heard = notify("WATCHDOG=1")
+        await anyio.sleep(every_s if heard else min(every_s, TOLD_AGAIN_S))

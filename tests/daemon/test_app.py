@@ -529,17 +529,52 @@ async def test_systemd_is_told_when_it_is_ready_and_when_it_stops(settings, monk
         assert systemd.recv(100) == b"STOPPING=1"
 
 
-async def test_who_hears_nothing_of_what_systemd_is_told_holds_the_daemon_up_for_no_longer_than_a_moment(
-    monkeypatch, tmp_path
+async def test_a_daemon_waits_nowhere_for_a_systemd_that_has_no_room_and_tells_it_later(
+    settings, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(app, "NOTIFY_S", 0.01)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as suspended:
-        suspended.bind(str(tmp_path / "notify"))
-        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        queued = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
-        for number in range(queued + 5):
-            app.notify(f"STATUS={number}")
-        assert suspended.recv(100) == b"STATUS=0"
+    monkeypatch.setattr(app, "TOLD_AGAIN_S", 0.001)
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.setblocking(False)
+        while app.notify("STATUS=of another service"):
+            pass
+        with anyio.fail_after(20):
+            async with running(settings()):
+                heard = b"STATUS"
+                while heard.startswith(b"STATUS"):
+                    with suppress(BlockingIOError):
+                        heard = systemd.recv(100)
+                    await anyio.sleep(0.001)
+                assert heard == b"READY=1"
+        assert systemd.recv(100) == b"STOPPING=1"
+    assert app.notify("STATUS=nobody is there any more")
+
+
+async def test_a_daemon_without_a_file_to_tell_systemd_by_goes_on_and_tells_it_later(monkeypatch, tmp_path):
+    def none_left(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setattr(socket, "socket", none_left)
+    assert not app.notify("WATCHDOG=1")
+
+
+async def test_systemd_is_told_again_in_a_moment_what_it_had_no_room_for(monkeypatch):
+    has_room, told, slept = iter([False, True, False, True]), [], []
+
+    async def sleep(for_s):
+        slept.append(for_s)
+        if len(slept) == 3:
+            raise TimeoutError
+
+    monkeypatch.setattr(app, "notify", lambda what: (told.append(what), next(has_room))[1])
+    monkeypatch.setattr(anyio, "sleep", sleep)
+    monkeypatch.setenv("WATCHDOG_USEC", "60000000")
+    with pytest.raises(TimeoutError):
+        await app.tell_systemd(task_status=anyio.TASK_STATUS_IGNORED)
+    assert told == ["READY=1", "READY=1", "WATCHDOG=1", "WATCHDOG=1"]
+    assert slept == [1.0, 1.0, 30.0]
 
 
 async def many_facts(state_dir):
