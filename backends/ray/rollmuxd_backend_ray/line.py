@@ -31,6 +31,8 @@ _UNANSWERED: Final = 3
 #: an envoy looks for the cluster's head for so long, and then ends: the next one finds it, or another in its place
 _HEAD_S: Final = "10"
 _SAID_KEPT: Final = 4_000
+#: what the daemon has for itself: settings, a cluster of its own, where it tells systemd how it is (``man sd_notify``)
+_THE_DAEMONS: Final = ("ROLLMUX_", "RAY_ADDRESS", "NOTIFY_SOCKET", "WATCHDOG_")
 
 
 class Line:
@@ -137,7 +139,7 @@ class Line:
         """Start the envoy; where it serves. Raises EOFError: it has ended, and why."""
         self._folder = tempfile.mkdtemp(prefix=frames.FOLDER)
         socket = f"{self._folder}/s"
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX_", "RAY_ADDRESS"))}
+        env = {name: value for name, value in os.environ.items() if not name.startswith(_THE_DAEMONS)}
         env.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", _HEAD_S)
         log = Path(self._folder) / "said"
         with log.open("wb") as said:

@@ -176,6 +176,20 @@ async def test_tries_to_join_are_further_and_further_apart_and_say_when_the_next
     await to.close()
 
 
+@pytest.mark.asyncio
+async def test_an_envoy_does_not_hear_what_the_daemon_has_for_itself(tmp_path, monkeypatch):
+    for name in ("ROLLMUX_LOG", "RAY_ADDRESS", "NOTIFY_SOCKET", "WATCHDOG_USEC", "KEPT"):
+        monkeypatch.setenv(name, name.lower())
+    says = tmp_path / "says"
+    says.write_text('#!/bin/sh\necho "[$ROLLMUX_LOG$RAY_ADDRESS$NOTIFY_SOCKET$WATCHDOG_USEC] $KEPT" >&2; exit 1\n')
+    says.chmod(0o755)
+    monkeypatch.setattr(line.sys, "executable", str(says))
+    to = line.Line("somewhere", 5.0)
+    with pytest.raises(ContactLost, match=r"\[\] kept"):
+        await to.ask(BOX, 5.0, WISH, 5.0)
+    await to.close()
+
+
 @pytest.mark.parametrize("how", ["hang_up", "fails"])
 @pytest.mark.asyncio
 async def test_a_stream_whose_node_or_envoy_is_gone_is_broken_and_not_at_its_end(envoy, how):

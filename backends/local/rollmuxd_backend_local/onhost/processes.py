@@ -24,8 +24,6 @@ from . import machine
 
 #: the variable with the mark: owner, job, number and launch
 MARK = "ROLLMUX_LAUNCH"
-#: what the daemon has for itself: its settings, and where it tells systemd how it is (man sd_notify)
-_THE_DAEMONS = ("ROLLMUX_", "NOTIFY_SOCKET", "WATCHDOG_")
 #: how long those that are asked to end may take before they are made to; and those that are made to, all together
 LEAVES_S = 2.0
 GONE_S = 20.0
@@ -202,7 +200,7 @@ def _lock(lock: int, path: str, give_up: float) -> None:
 
 def _begin(owner: str, order: dict[str, Any]) -> dict[str, Any]:
     mark = (owner, str(order["job"]), str(order["number"]), str(order["launch"]))
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(_THE_DAEMONS)}
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
     become, about_them = _identity(order["user"])
     env = {**plain, **about_them, **order["env"], MARK: "|".join(mark)}
     argv, cwd = list(order["argv"]), os.path.expanduser(order["cwd"] or env.get("HOME", "~"))
