@@ -18,9 +18,9 @@ from structlog.typing import EventDict, Processor
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.facts import Fact
-from rollmuxd.core.model import OrderId
 from rollmuxd.core.state import State
 from rollmuxd.daemon.driver import Numbered
+from rollmuxd.daemon.open_orders import OpenOrders
 
 log = structlog.get_logger("rollmuxd.facts")
 
@@ -185,16 +185,18 @@ def event_of(fact: Fact, state: State) -> tuple[str, dict[str, Any]]:
 def fact_logger(state: Callable[[], State]) -> Callable[[Sequence[Numbered]], None]:
     """A sink that writes a line for each fact. Lines of a replay are not written: they were."""
     #: the state forgets an order with the very fact that ends it
-    orders: dict[OrderId, dict[str, Any]] = {}
+    orders: OpenOrders[dict[str, Any]] = OpenOrders()
 
     def write(facts: Sequence[Numbered]) -> None:
         known, to = state(), log.bind()
         for seq, fact in facts:
             name, said = event_of(fact, known)
             if isinstance(fact, f.OrderIssued):
-                orders[fact.order] = {key: said[key] for key in ("job", "slot") if key in said}
+                orders.add(fact, {key: said[key] for key in ("job", "slot") if key in said})
             elif isinstance(fact, f.OrderEnded | f.OrderFaulted):
-                said = {**orders.pop(fact.order, {}), **said}
+                said = {**(orders.over(fact.order) or {}), **said}
+            elif isinstance(fact, f.StateSeen):
+                orders.seen(fact)
             beyond = isinstance(fact, f.LeftOverSeen) and fact.mb > fact.agreed_mb
             tell = to.warning if beyond or isinstance(fact, WARNINGS) else to.info
             tell(name, seq=seq, **said)

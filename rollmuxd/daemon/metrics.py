@@ -22,6 +22,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.estimates import credit_ms, slowdown
 from rollmuxd.core.model import Job, JobStatus, Millis, NodeStatus, OrderKind, Slot, SlotStatus
 from rollmuxd.core.state import State
+from rollmuxd.daemon.open_orders import OpenOrders
 
 # When a counter was made is when the daemon was started: a second series for each would tell nobody more.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -70,9 +71,10 @@ class Metrics:
         self._state = _StateCollector()
         self.registry.register(self._state)
         #: open orders: what they are, and since when
-        self._orders: dict[str, tuple[OrderKind, Millis]] = {}
+        self._orders: OpenOrders[tuple[OrderKind, Millis]] = OpenOrders()
         #: open slots: owner, and since when they were asked for, and granted; GPUs
         self._slots: dict[str, _OpenSlot] = {}
+        #: of the jobs that have not ended
         self._owners: dict[str, str] = {}
 
     # ---- fed by ----------------------------------------------------------------------------------------------------
@@ -88,8 +90,10 @@ class Metrics:
 
     def begin(self, state: State) -> None:
         """Take what is open from a replayed state, so that its ends are counted right."""
-        self._owners = {job.id: job.owner for job in state.jobs.values()}
-        self._orders = {order.id: (order.kind, order.issued_at) for order in state.orders.values()}
+        self._owners = {job.id: job.owner for job in state.jobs.values() if job.status is not JobStatus.ENDED}
+        self._orders = OpenOrders()
+        for order in state.orders.values():
+            self._orders.add(order, (order.kind, order.issued_at))
         self._slots = {
             slot.id: _OpenSlot(self._owners.get(slot.job, ""), slot) for slot in state.slots.values() if _open(slot)
         }
@@ -105,6 +109,8 @@ class Metrics:
         match fact:
             case f.JobRegistered():
                 self._owners[fact.job] = fact.owner
+            case f.JobEnded():
+                self._owners.pop(fact.job, None)
             case f.SlotQueued():
                 self._slots[fact.slot] = _OpenSlot(self._owners.get(fact.job, ""), queued_at=fact.at)
             case f.SlotClaimed() if slot := self._slots.get(fact.slot):
@@ -122,11 +128,13 @@ class Metrics:
             case f.SlotReleased() | f.SlotWithdrawn() | f.SlotFaulted() | f.SlotLost() | f.SlotRevoked():
                 self._slot_ended(fact.slot, fact)
             case f.OrderIssued():
-                self._orders[fact.order] = fact.kind, fact.at
-            case f.OrderEnded() if order := self._orders.pop(fact.order, None):
+                self._orders.add(fact, (fact.kind, fact.at))
+            case f.OrderEnded() if order := self._orders.over(fact.order):
                 self._switch.labels(order[0]).observe((fact.at - order[1]) / 1000)
-            case f.OrderFaulted() | f.OrderContactLost() if order := self._orders.pop(fact.order, None):
+            case f.OrderFaulted() | f.OrderContactLost() if order := self._orders.over(fact.order):
                 self._switch_failed.labels(order[0]).inc()
+            case f.StateSeen():
+                self._orders.seen(fact)
             case _:
                 pass
 

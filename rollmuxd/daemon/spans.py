@@ -23,6 +23,7 @@ import structlog
 from rollmuxd.core import facts as f
 from rollmuxd.core.model import JobId, Millis, OrderKind, SlotId
 from rollmuxd.core.state import State
+from rollmuxd.daemon.open_orders import OpenOrders
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -94,13 +95,13 @@ class Spans:
         self._tracer = tracer
         self._jobs: dict[JobId, _Who] = {}
         self._phases: dict[SlotId, _Phase] = {}
-        self._orders: dict[str, Span] = {}
+        self._orders: OpenOrders[Span] = OpenOrders()
 
     def begin(self, state: State) -> None:
         """Know the jobs that there are; what is open of them is left out."""
         self._jobs = {job.id: _Who(job.spec.name, job.owner) for job in state.jobs.values() if job.live}
         self._phases.clear()
-        self._orders.clear()
+        self._orders = OpenOrders()
 
     def sink(self, facts: Sequence[tuple[int, f.Fact]]) -> None:
         """Facts became durable."""
@@ -169,19 +170,23 @@ class Spans:
     def _ordered(self, fact: f.OrderIssued) -> None:
         who = self._jobs.get(fact.job)
         if who is not None and fact.kind is not OrderKind.LOAD:
-            self._orders[fact.order] = self._span(
-                str(fact.kind), who.iteration, fact.at, job=who.name, owner=who.owner, pool=fact.pool, node=fact.node
-            )
+            about = {"job": who.name, "owner": who.owner, "pool": fact.pool, "node": fact.node}
+            self._orders.add(fact, self._span(str(fact.kind), who.iteration, fact.at, **about))
 
     def _order_over(self, fact: f.OrderEnded | f.OrderFaulted | f.OrderContactLost) -> None:
-        span = self._orders.pop(fact.order, None)
-        if span is None:
-            return
-        if not isinstance(fact, f.OrderEnded):
+        if span := self._orders.over(fact.order):
+            self._moved(span, fact.at, "" if isinstance(fact, f.OrderEnded) else fact.error)
+
+    def _seen(self, fact: f.StateSeen) -> None:
+        if span := self._orders.seen(fact):
+            self._moved(span, fact.at, f"nobody told of its end; the state was seen: {fact.status}")
+
+    def _moved(self, span: Span, at: Millis, error: str) -> None:
+        if error:
             from opentelemetry.trace import Status, StatusCode
 
-            span.set_status(Status(StatusCode.ERROR, fact.error))
-        span.end(_ns(fact.at))
+            span.set_status(Status(StatusCode.ERROR, error))
+        span.end(_ns(at))
 
     def _span(self, name: str, parent: Span | None, at: Millis, **attributes: str | int) -> Span:
         from opentelemetry.context import Context
@@ -210,6 +215,7 @@ _SEES: Final[dict[type[f.Fact], Callable[..., None]]] = {
     f.OrderEnded: Spans._order_over,
     f.OrderFaulted: Spans._order_over,
     f.OrderContactLost: Spans._order_over,
+    f.StateSeen: Spans._seen,
 }
 
 

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.model import Fence, Job, JobSpec, OrderKind, PhaseSpec, Want
+from rollmuxd.core.model import Fence, Job, JobSpec, OrderKind, PhaseSpec, StateStatus, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.spans import Spans, from_environment
 
@@ -66,6 +66,14 @@ def made():
 
 def seconds(span):
     return span.start_time / 1e9, span.end_time / 1e9
+
+
+def test_a_parking_of_whose_end_nobody_told_is_over_when_its_state_is_seen(made):
+    told = [fact for fact in ITERATION if not isinstance(fact, f.OrderEnded)]
+    seen = f.StateSeen(19_000, "j1", "rollout", "h/gpu0-1", StateStatus.PARKED)
+    (park,) = made([*told, seen])["park"]
+    assert seconds(park) == (16.5, 19)
+    assert park.status.description == "nobody told of its end; the state was seen: parked"
 
 
 def test_an_iteration_is_a_trace_and_its_phases_have_parts_that_follow_each_other(made):
