@@ -85,7 +85,7 @@ def start(config: Path | None, as_json: bool) -> None:
         raise Failed(f"it runs already, pid {running.pid} ({running.socket}); rollmuxd daemon stop ends it")
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = state_dir / "daemon.log"
-    said = log.stat().st_size if log.exists() else 0
+    before = _end_of(log)
     with _ear() as ear:
         words = ["run", *(["--config", str(config.resolve())] if config is not None else [])]
         pid = _spawn(words, log, "@" + ear.getsockname()[1:].decode())
@@ -97,9 +97,9 @@ def start(config: Path | None, as_json: bool) -> None:
                 break
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                last = log.read_bytes()[said:].decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+                last = _said_last(log, before).removeprefix("rollmuxd: ")
                 code = os.waitstatus_to_exitcode(status)
-                raise Failed(f"the daemon ended with status {code}: {last[0].removeprefix('rollmuxd: ')} (log: {log})")
+                raise Failed(f"the daemon ended with status {code}: {last} (log: {log})")
             told = _told(ear, pid)
             if "STATUS" in told:
                 click.echo(f"the daemon, pid {pid}, starts: {told['STATUS']}", err=True)
@@ -107,6 +107,24 @@ def start(config: Path | None, as_json: bool) -> None:
             if time.monotonic() > give_up:
                 raise Failed(_given_up(pid, time.monotonic() - began, log))
     _answer(running, log, "ready", as_json=as_json)
+
+
+def _end_of(log: Path) -> tuple[int, int]:
+    """Which file the log is now, and where it ends."""
+    if not log.exists():
+        return 0, 0
+    now = log.stat()
+    return now.st_ino, now.st_size
+
+
+def _said_last(log: Path, before: tuple[int, int]) -> str:
+    """The last line since then. A daemon whose log is large begins it anew: all that is in there is since then."""
+    inode, end = before
+    with log.open("rb") as file:
+        if os.fstat(file.fileno()).st_ino == inode:
+            file.seek(end)
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
 
 
 def _ear() -> socket.socket:

@@ -17,7 +17,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -136,7 +136,7 @@ def make(to: Path, settings: Settings, *, facts: int = FACTS, log_lines: int = L
         "about.json": _json(_about(state_dir)),
         "settings.json": _json(scrub.value(_shown(settings))),
         **_of_journal(journal_tools.journal_in(state_dir), scrub, facts),
-        "daemon.log": scrub.text(_last_lines(state_dir / "daemon.log", log_lines)).encode(),
+        "daemon.log": scrub.text(_of_log(state_dir / "daemon.log", log_lines)).encode(),
     }
     try:
         opened = os.open(to, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -297,11 +297,18 @@ def replayed(connection: sqlite3.Connection, path: Path) -> State:
     return state
 
 
-def _last_lines(path: Path, count: int) -> str:
+def _of_log(path: Path, count: int) -> str:
+    most = 400 * count
     try:
-        with path.open("rb") as log:
-            log.seek(max(0, path.stat().st_size - 400 * count))
-            lines = log.read().decode(errors="replace").splitlines()[-count:]
+        said = _end(path, most)
     except OSError as error:
         return f"{path}: {error.strerror}; where systemd or a container keeps the log, add the last of it\n"
-    return "".join(f"{line}\n" for line in lines)
+    with suppress(OSError):  # it was never begun anew
+        said = _end(path.with_name(f"{path.name}.1"), most - len(said)) + said
+    return "".join(f"{line}\n" for line in said.decode(errors="replace").splitlines()[-count:])
+
+
+def _end(path: Path, most: int) -> bytes:
+    with path.open("rb") as log:
+        log.seek(max(0, os.fstat(log.fileno()).st_size - most))
+        return log.read(most)

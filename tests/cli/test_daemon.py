@@ -273,6 +273,38 @@ def test_a_start_that_does_not_end_is_not_said_to_have_ended(rollmuxd, config, i
     assert re.search(r"was not ready after \d\d s, and has not ended 0.2 s after it was told to: it ", ran.err)
 
 
+ENDS = 'os.write(2, b"rollmuxd: the port is taken\\n")\nraise SystemExit(75)'
+BEGINS_ANEW = """
+(state / "daemon.log").rename(state / "daemon.log.1")
+os.dup2(os.open(state / "daemon.log", os.O_WRONLY | os.O_CREAT), 2)
+"""
+
+
+@pytest.mark.parametrize("before", ["", "rollmuxd: of yesterday\n" * 9])
+@pytest.mark.parametrize("first", ["", BEGINS_ANEW])
+def test_what_a_daemon_said_last_is_told_also_where_it_has_begun_its_log_anew(
+    rollmuxd, config, state_dir, instead, before, first
+):
+    state_dir.mkdir()
+    (state_dir / "daemon.log").write_text(before)
+    instead(first + ENDS, leap_s=0)
+
+    ran = rollmuxd(f"daemon start --config {config}")
+
+    assert ran.code == 1
+    assert f"the daemon ended with status 75: the port is taken (log: {state_dir}/daemon.log)" in ran.err
+
+
+def test_what_the_daemon_before_has_said_is_not_taken_for_the_word_of_one_that_said_nothing(
+    rollmuxd, config, state_dir, instead
+):
+    state_dir.mkdir()
+    (state_dir / "daemon.log").write_text("rollmuxd: of yesterday\n")
+    instead("raise SystemExit(75)", leap_s=0)
+
+    assert "the daemon ended with status 75: it said nothing" in rollmuxd(f"daemon start --config {config}").err
+
+
 def test_nobody_else_is_listened_to_while_a_daemon_starts():
     with daemon._ear() as ear, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         for pid, told in ((os.getpid() + 1, {}), (os.getpid(), {"STATUS": "ready"})):
