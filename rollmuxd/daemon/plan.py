@@ -42,8 +42,8 @@ class Question:
     on: str
     pools: Mapping[str, PlanPool]
     now: Millis
-    #: whether the caller may know the names of these
-    may_read: Callable[[Job], bool]
+    #: of which owners' jobs the caller may know the names
+    may_read_of: Callable[[str], bool]
 
 
 def answer(asked: Question) -> PlanView:
@@ -58,7 +58,7 @@ def answer(asked: Question) -> PlanView:
     planned = {job for _, job in came if isinstance(job, str)}
     after = _slowdowns(core)
     wishing = [job for _, job in came if isinstance(job, str) and core.state.jobs[job].status is JobStatus.WAITING]
-    told = Told(core, asked.may_read)
+    told = Told(core, asked.may_read_of)
     wishes = {job: told.wishes(job) for job in wishing[:WISHES_TOLD]}
     jobs = [
         _refused(name, job)
@@ -185,7 +185,7 @@ def _planned(
 
 
 def _name(job: Job, asked: Question) -> str:
-    return job.spec.name if asked.may_read(job) else ""
+    return job.spec.name if asked.may_read_of(job.owner) else ""
 
 
 def _iteration_ms(core: Scheduler, job: Job) -> Millis | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rollmuxd.daemon.told import OneOfEachOwner
+from rollmuxd.daemon.told import OwnersOfJobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,6 +46,6 @@ class Services:
     #: residency drivers by name: asked what they say to a job's states before it is registered
     drivers: Mapping[str, Residency] = field(default_factory=dict)
     #: whose jobs there are
-    owners: OneOfEachOwner = field(default_factory=OneOfEachOwner)
+    owners: OwnersOfJobs = field(default_factory=OwnersOfJobs)
     #: the books of today; None: reports read the facts
     today: Today | None = None

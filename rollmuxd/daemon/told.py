@@ -43,20 +43,20 @@ _MARKS: Final = re.compile("seen clear|phases of|has joined|is moving|fits besid
 _ANOTHER: Final = "another owner's"
 
 
-class OneOfEachOwner:
-    """A job of each owner, looked for only when a job has come or gone: each call asks, and there are many jobs."""
+class OwnersOfJobs:
+    """Whose jobs there are, looked at only when a job has come or gone: each call asks, and there are many jobs."""
 
     def __init__(self) -> None:
         self._jobs: Mapping[JobId, Job] = {}
         self._of: tuple[int, JobId | None] = (0, None)
-        self._found: tuple[Job, ...] = ()
+        self._found: frozenset[str] = frozenset()
 
-    def of(self, jobs: dict[JobId, Job]) -> tuple[Job, ...]:
-        """One of these for each owner that has any."""
+    def of(self, jobs: dict[JobId, Job]) -> frozenset[str]:
+        """The owners of these."""
         of = (len(jobs), next(reversed(jobs), None))  # no id is given twice: as many, and the same last one, are these
         if jobs is not self._jobs or of != self._of:
             self._jobs, self._of = jobs, of
-            self._found = tuple({job.owner: job for job in jobs.values()}.values())
+            self._found = frozenset(job.owner for job in jobs.values())
         return self._found
 
 
@@ -66,15 +66,19 @@ class Told:
     def __init__(
         self,
         core: Scheduler,
-        may_read: Callable[[Job], bool],
+        may_read_of: Callable[[str], bool],
         configured: Container[NodeId] | None = None,
-        owners: OneOfEachOwner | None = None,
+        owners: OwnersOfJobs | None = None,
     ) -> None:
-        """``may_read``: of which jobs the caller may know, all of an owner's or none; ``configured``: which nodes the
-        configuration has; ``owners``: remembers between calls whose jobs there are.
+        """``may_read_of``: of which owners' jobs the caller may know; ``configured``: which nodes the configuration
+        has; ``owners``: remembers between calls whose jobs there are.
         """
-        self.core, self.may_read, self._configured = core, may_read, configured
-        self._owners = owners or OneOfEachOwner()
+        self.core, self._may_read_of, self._configured = core, may_read_of, configured
+        self._owners = owners or OwnersOfJobs()
+
+    def may_read(self, job: Job) -> bool:
+        """Whether the caller may know of it."""
+        return self._may_read_of(job.owner)
 
     # ---- thought of now --------------------------------------------------------------------------------------------
 
@@ -122,7 +126,7 @@ class Told:
     @cached_property
     def hides(self) -> bool:
         """Whether there is a job that the caller may not know of."""
-        return not all(map(self.may_read, self._owners.of(self.core.state.jobs)))
+        return not all(map(self._may_read_of, self._owners.of(self.core.state.jobs)))
 
     @cached_property
     def _thinks(self) -> Explainer:
@@ -148,7 +152,7 @@ class Told:
         ``quotes``: it may quote what the caller has written as if it were the core's. Such jobs are then named in the
         same words as jobs that there are not.
         """
-        if not _MARKS.search(text) or not self.hides:
+        if not _MARKS.search(text) or self._knows_all:
             return text
         for place in _NAMED:
             text = place.sub(lambda found: self._instead_of(found["name"], quotes=quotes), text)
@@ -171,6 +175,11 @@ class Told:
         if any(self.may_read(job) for job in named):
             return name
         return named[0].id if len(named) == 1 and not quotes else _ANOTHER
+
+    @cached_property
+    def _knows_all(self) -> bool:
+        """Whether he may know of every job that a sentence can name: the owners of those that are forgotten are not."""
+        return not self.hides and all(map(self._may_read_of, self.core.state.owners))
 
     @cached_property
     def _called(self) -> dict[str, list[Job]]:

@@ -8,12 +8,12 @@ import pytest
 
 from rollmuxd.core.config import Config
 from rollmuxd.core.errors import UnknownThing
-from rollmuxd.core.model import Job, JobSpec
+from rollmuxd.core.model import Job, JobSpec, Owner
 from rollmuxd.core.observe import Watch
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.asking import said
-from rollmuxd.daemon.told import OneOfEachOwner, Told, own_words
+from rollmuxd.daemon.told import OwnersOfJobs, Told, own_words
 from rollmuxd.spi import NotDone
 
 CORE = Path(__file__).parents[2] / "rollmuxd" / "core"
@@ -47,7 +47,7 @@ SENTENCES = [
 
 def told(*jobs):
     state = State(jobs={job.id: job for job in jobs})
-    return Told(Scheduler(Config(), Watch(), state), lambda job: job.owner == "mine")
+    return Told(Scheduler(Config(), Watch(), state), lambda owner: owner == "mine")
 
 
 def a_job(id, owner, name):
@@ -115,11 +115,22 @@ def test_for_all_the_names_in_what_is_shown_the_jobs_are_looked_through_twice_at
             return super().values()
 
     jobs = [a_job(f"j{number}", "theirs", f"n{number}") for number in range(5)]
-    view = Told(Scheduler(Config(), Watch(), State(jobs=Jobs({job.id: job for job in jobs}))), lambda job: False)
+    view = Told(Scheduler(Config(), Watch(), State(jobs=Jobs({job.id: job for job in jobs}))), lambda owner: False)
     looked = 0
     for number in range(100):
         view.text("phases of n1 take another time " * 30 + str(number))
     assert looked <= 2
+
+
+def test_a_job_of_anothers_is_not_named_either_when_it_is_forgotten_and_no_other_is_there():
+    sentence = "h1/gpu0 not seen clear after secret-run released them"
+    state = State(jobs={"j1": a_job("j1", "mine", "math")}, owners={"mine": Owner()})
+    core = Scheduler(Config(), Watch(), state)
+    alone = Told(core, lambda owner: owner == "mine").text(sentence)
+    state.owners["theirs"] = Owner()
+    beside = Told(core, lambda owner: owner == "mine").text(sentence)
+    assert (alone, beside) == (sentence, "h1/gpu0 not seen clear after another owner's released them")
+    assert Told(core, lambda owner: True).text(sentence) == sentence
 
 
 def test_no_further_place_of_the_core_writes_the_name_of_a_job():
@@ -143,11 +154,11 @@ def test_whose_jobs_there_are_is_looked_for_only_when_one_has_come_or_gone():
             return super().values()
 
     jobs = Jobs({f"j{number}": a_job(f"j{number}", "mine", f"n{number}") for number in range(1_000)})
-    core, owners = Scheduler(Config(), Watch(), State(jobs=jobs)), OneOfEachOwner()
+    core, owners = Scheduler(Config(), Watch(), State(jobs=jobs)), OwnersOfJobs()
     walks.clear()
 
     def hides():
-        return Told(core, lambda job: job.owner == "mine", owners=owners).hides
+        return Told(core, lambda owner: owner == "mine", owners=owners).hides
 
     assert [hides() for _ in range(10)] == [False] * 10
     assert walks == [1_000]

@@ -155,7 +155,7 @@ async def test_a_thousand_that_wait_cost_a_list_no_more_than_a_few_thoughts():
         spec = JobSpec(f"n{number}", (PhaseSpec("rollout", ("rollout",), seconds),), (Want("rollout"),))
         return Job(f"j{number}", "o", "u", spec, number, status=JobStatus.WAITING)
 
-    why, told = WhyJobsWait(), Told(Core(), lambda job: True)
+    why, told = WhyJobsWait(), Told(Core(), lambda owner: True)
     alike = why.first(told, [job(n, 10) for n in range(1000)], 1, 0, turns=True)
     assert (len(alike), len(thoughts)) == (1000, 1)
     why.first(told, [job(n, 10) for n in range(1000)], 1, 5, turns=True)

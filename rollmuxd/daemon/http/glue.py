@@ -173,7 +173,7 @@ class Call:
 
     def told(self, core: Scheduler) -> Told:
         """What this caller may be told of how things are."""
-        return Told(core, self.caller.may_read, self.services.driver.configured, self.services.owners)
+        return Told(core, self.caller.may_read_of, self.services.driver.configured, self.services.owners)
 
     async def act_on(self, find: Callable[..., T], ref: str) -> T:
         """The job, slot or session that the caller wants to do something with; refuses who may not.

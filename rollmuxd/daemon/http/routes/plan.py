@@ -1,6 +1,5 @@
 """What would happen if these jobs came."""
 
-from rollmuxd.core.model import Job
 from rollmuxd.daemon import plan
 from rollmuxd.daemon.http.aside import aside, fresh_policy, packed
 from rollmuxd.daemon.http.glue import Call, Routes
@@ -23,9 +22,6 @@ async def make_plan(call: Call, body: PlanBody) -> PlanView:
     specs = [job_spec(job, settings.defaults) for job in body.jobs]
     state, config, now = await call.read(lambda core, now: (packed(core.state), core.config, now))
 
-    def may_read(job: Job) -> bool:
-        return caller.may_read(job)
-
     asked = plan.Question(
         state=state,
         config=config,
@@ -36,6 +32,6 @@ async def make_plan(call: Call, body: PlanBody) -> PlanView:
         on=body.on,
         pools=body.pools,
         now=now,
-        may_read=may_read,
+        may_read_of=caller.may_read_of,
     )
     return await aside(lambda: plan.answer(asked))
