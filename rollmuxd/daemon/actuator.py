@@ -297,7 +297,11 @@ class Actuator:
 
     async def _probe(self, driver: Residency, told: StateOrder) -> Input:
         try:
-            found = checked(await ask(PROBE_S, driver.probe(told)), Probed, "what the driver says of the order")
+            found = checked(
+                await ask(PROBE_S, driver.probe(told), purpose=f"probe {told.order}"),
+                Probed,
+                "what the driver says of the order",
+            )
         except Exception as error:
             return OrderLostContact(told.order, said(error))
         if not found.known:
@@ -404,7 +408,9 @@ class Actuator:
 
     async def _sighted(self, backend: Backend, host: HostId, limit_s: float) -> Sight:
         """What the backend sees, if it can be and its GPUs are nobody else's as well. Raises ContactLost."""
-        sight = checked(await ask(limit_s, backend.observe(host)), Sight, "what the backend has seen")
+        sight = checked(
+            await ask(limit_s, backend.observe(host), purpose=f"observe {host}"), Sight, "what the backend has seen"
+        )
         seen = [gpu.gpu for gpu in sight.gpus]
         if len(seen) > len(set(seen)) or any(gpu.used_mb < 0 for gpu in sight.gpus):
             raise ContactLost("what the backend has seen cannot be used: a GPU twice, or less than nothing on one")
@@ -474,7 +480,7 @@ class Actuator:
         backend = None if host is None else self._backends.get(host.backend)
         if known is None or not isinstance(backend, KeepsOutput):
             raise NotDone("the daemon has no output of this job: it has not started it, or not where output is kept")
-        return await ask(LOOK_S, backend.output(known.host, known.id, after, limit))
+        return await ask(LOOK_S, backend.output(known.host, known.id, after, limit), purpose=f"output {job}")
 
     async def _stop(self, effect: Kill) -> None:
         """End what was started for a job, then look."""
@@ -484,7 +490,7 @@ class Actuator:
         try:
             if not isinstance(backend, StartsProcesses):
                 raise ContactLost(f"no backend that starts processes reaches {effect.host}")
-            ended = await ask(KILL_S, backend.stop(effect.host, effect.launch))
+            ended = await ask(KILL_S, backend.stop(effect.host, effect.launch), purpose=f"stop {effect.launch}")
         except Exception as error:
             log.warning("stop_failed", job=effect.job, host=effect.host, launch=effect.launch, reason=said(error))
         else:
@@ -525,7 +531,11 @@ class Actuator:
             return
         told = {"job": job.id, "host": host, "pid": session.pid}
         try:
-            ended = await ask(KILL_S, backend.kill(host, session.pid, session.started, job.id, job.owner))
+            ended = await ask(
+                KILL_S,
+                backend.kill(host, session.pid, session.started, job.id, job.owner),
+                purpose=f"kill {session.id} on {host}",
+            )
         except Exception as error:
             log.warning("kill_failed", **told, reason=said(error))
             return

@@ -26,28 +26,39 @@ CANCELLED: Final = "the plugin's own call was cancelled, and not by the daemon"
 
 log = structlog.get_logger("rollmuxd.plugins")
 
-#: calls that were told to stop and have not yet: a task that nobody refers to would be taken away in the middle
-_stuck: dict[asyncio.Task[Any], None] = {}
+#: so many calls for one purpose may be told to stop and not stop: no more are made until one of them has ended
+STUCK_AT_MOST: Final = 8
+#: calls that were told to stop and have not yet, and what for: a task that nobody refers to would be taken away in the
+#: middle
+_stuck: dict[asyncio.Task[Any], str] = {}
 
 
 class NoAnswer(ContactLost):
     """The time was up."""
 
 
-async def ask(limit_s: float, call: Coroutine[Any, Any, T], *, of_s: float | None = None) -> T:
+async def ask(limit_s: float, call: Coroutine[Any, Any, T], *, of_s: float | None = None, purpose: str = "") -> T:
     """What a plugin answers. ``of_s``: the limit to tell of, where ``limit_s`` is what is left of it.
+
+    ``purpose``: what is asked again and again has a name; what does not stop must not become ever more.
 
     In a task of its own, for two reasons. A plugin that is cancelled from within (it waited for a connection that
     somebody else was making, say) would else end whoever asks, without an error and without a word. And one that does
     not let itself be stopped (a bare ``except`` in a loop) would keep whoever asks for ever.
 
     Raises:
-        NoAnswer: none came in time, and the call was stopped, or left to itself where it does not stop.
+        NoAnswer: none came in time, and the call was stopped, or left to itself where it does not stop. Or the plugin
+            was not asked, as too many calls for this purpose do not stop.
         ContactLost: the plugin's call was cancelled from within, or wanted to end the process.
         Exception: whatever else the plugin raises.
     """
+    if purpose and list(_stuck.values()).count(purpose) >= STUCK_AT_MOST:
+        call.close()
+        raise NoAnswer(
+            f"not asked: {STUCK_AT_MOST} calls before it had no answer, and do not let themselves be stopped"
+        )
     loop = asyncio.get_running_loop()
-    task = loop.create_task(_kept_in(call))
+    task = loop.create_task(_kept_in(call), name=getattr(call, "__qualname__", ""))
     over: asyncio.Future[None] = loop.create_future()
     task.add_done_callback(lambda _: _wake(over))
     timer = loop.call_later(limit_s, _wake, over)
@@ -57,7 +68,7 @@ async def ask(limit_s: float, call: Coroutine[Any, Any, T], *, of_s: float | Non
         timer.cancel()
         in_time = task.done()
         if not in_time:
-            await _stop(task)
+            await _stop(task, purpose)
     if not task.done():
         raise NoAnswer(f"no answer within {of_s or limit_s:g} s, and it does not let itself be stopped")
     if task.cancelled() and in_time:
@@ -85,16 +96,16 @@ def _wake(over: "asyncio.Future[None]") -> None:
         over.set_result(None)
 
 
-async def _stop(task: "asyncio.Task[Any]") -> None:
+async def _stop(task: "asyncio.Task[Any]", purpose: str) -> None:
     """Cancel it, and wait until it has stopped, but not for ever."""
     # Before the wait, out of which whoever asks may be cancelled (the shield holds against scopes alone).
-    _stuck[task] = None
+    _stuck[task] = purpose
     task.add_done_callback(_forget)
     task.cancel()
     with anyio.CancelScope(shield=True):
         await asyncio.wait({task}, timeout=STOPS_S)
     if not task.done():
-        log.warning("does_not_stop", call=str(task.get_coro()), reason=f"cancelled {STOPS_S:g} s ago")
+        log.warning("does_not_stop", call=task.get_name(), purpose=purpose, reason=f"cancelled {STOPS_S:g} s ago")
 
 
 def _forget(task: "asyncio.Task[Any]") -> None:

@@ -790,6 +790,36 @@ async def test_a_look_that_cannot_be_stopped_keeps_nobody_from_looking_again():
         assert [type(report) for report in posted] == [HostUnreachable, HostSeen]
 
 
+class DeafForLong(ScriptedBackend):
+    """Its looks do not let themselves be stopped, and end after ten minutes."""
+
+    async def observe(self, host: str) -> Sight:
+        self.looks.append(anyio.current_time())
+        until = anyio.current_time() + 600
+        while anyio.current_time() < until:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(1)
+        return Sight(CLEAR, "boot1")
+
+
+async def test_looks_that_cannot_be_stopped_become_no_more_than_eight_and_when_one_has_ended_it_is_looked_again():
+    backend = DeafForLong()
+    async with acting(world(), backend=backend) as (actuator, posted, _):
+        for _ in range(20):
+            actuator.perform([Observe("box")])
+            await anyio.sleep(16)
+        assert len(backend.looks) == 8
+        assert [report.reason.split(":")[0] for report in posted[7:9]] == [
+            "no answer within 10 s, and it does not let itself be stopped",
+            "not asked",
+        ]
+        await anyio.sleep(backend.looks[0] + 601 - anyio.current_time())
+        actuator.perform([Observe("box")])
+        await anyio.sleep(1)
+        assert len(backend.looks) == 9
+        await anyio.sleep(700)
+
+
 async def test_an_order_that_has_left_the_books_unseen_is_stopped_when_the_writer_begins_anew():
     """The writer went down just as it happened: no sink was told, and the GPUs may be somebody else's after all."""
     driver, state = ScriptedDriver(60.0, 60.0), world(order(m.OrderKind.LOAD), order(m.OrderKind.LOAD, id="o2"))
