@@ -9,10 +9,8 @@ the daemon is killed in the midst of it, it goes on with the file that it has, a
 """
 
 import os
-import stat
 import sys
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +34,7 @@ async def watch(path: Path) -> None:
     while True:
         try:
             # A disk may take its time with a file of this size, and the loop has none.
-            await anyio.to_thread.run_sync(partial(tend, path))
+            await anyio.to_thread.run_sync(tend, path)
             trouble = ""
         except Exception as error:  # whatever it is: the daemon has more to do than its log
             if str(error) != trouble:
@@ -77,12 +75,11 @@ def tend(path: Path, limit: int = LIMIT) -> None:
 
 
 def _open_at(number: int) -> os.stat_result | None:
-    """The regular file that is open there, if one is."""
+    """What is open there, if something is. A terminal or a pipe has no size."""
     try:
-        found = os.fstat(number)
+        return os.fstat(number)
     except OSError:  # it was closed before this process began
         return None
-    return found if stat.S_ISREG(found.st_mode) else None
 
 
 def _is(path: Path, found: os.stat_result) -> bool:
