@@ -13,6 +13,7 @@ import platform
 import re
 import shutil
 import sqlite3
+import stat
 import sys
 import tarfile
 import time
@@ -175,12 +176,18 @@ def _about(state_dir: Path) -> dict[str, Any]:
         "state_dir": str(state_dir),
         "disk_free_bytes": disk.free,
         "disk_bytes": disk.total,
-        "files": {path.name: path.stat().st_size for path in _files(state_dir)},
+        "files": _sizes(state_dir),
     }
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+def _sizes(folder: Path) -> dict[str, int]:
+    sizes = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        with suppress(FileNotFoundError):  # a daemon that runs has files that come and go
+            found = path.stat()
+            if stat.S_ISREG(found.st_mode):
+                sizes[path.name] = found.st_size
+    return sizes
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -173,6 +174,16 @@ def test_only_its_owner_can_read_it_and_nothing_is_written_over(rollmuxd, place,
     again = rollmuxd(f"doctor --bundle {tmp_path}/b.tar.gz --config {place}")
     assert again.code == 1
     assert "is there already; name another file" in again.err
+
+
+def test_a_file_that_goes_while_it_is_made_is_left_out(rollmuxd, place, tmp_path, monkeypatch):
+    there = Path.iterdir
+    gone = tmp_path / "state" / "daemon.log.new"
+    monkeypatch.setattr(Path, "iterdir", lambda folder: (*there(folder), gone))
+    assert rollmuxd(f"doctor --bundle {tmp_path}/b.tar.gz --config {place}").code == 0
+    files = json.loads(read(tmp_path / "b.tar.gz")["about.json"])["files"]
+    assert "daemon.log" in files
+    assert "daemon.log.new" not in files
 
 
 def test_of_a_damaged_journal_there_is_what_can_be_read(rollmuxd, place, tmp_path):
