@@ -421,16 +421,21 @@ def listening(settings: Settings) -> Iterator[Sequence[socket.socket]]:
         path, found = settings.daemon.socket_path, settings.daemon.state_dir / "daemon.json"
         first = not os.path.exists(path)  # noqa: PTH110  (Path.exists raises where it may not look)
         sockets.append(stack.enter_context(_unix(path, int(settings.daemon.socket_mode, 8))))
+        bound = path.stat()
         former = settings.daemon.state_dir / "rollmux.sock"
         if former.exists() and not former.samefile(path):  # of before daemon.socket was set: clients would wait there
             former.unlink()
         try:
             yield sockets
         finally:
+            # Where the state directory was moved meanwhile, these may be another daemon's by now.
             never_ready = first and not found.exists()
             if never_ready or settings.daemon.mode == "observe":  # nobody holds anything by it
-                path.unlink(missing_ok=True)
-            found.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(path.stat(), bound):
+                        path.unlink()
+            if _pid_in(found) == os.getpid():
+                found.unlink(missing_ok=True)
 
 
 def _tcp(listen: str) -> socket.socket:
@@ -590,6 +595,14 @@ def publish(settings: Settings, sockets: Sequence[socket.socket], tls: Tls | Non
     )
     _write_ready(settings.daemon.state_dir / "daemon.json", ready)
     return ready
+
+
+def _pid_in(found: Path) -> int | None:
+    """Whose ``daemon.json`` that is; None: nobody's."""
+    try:
+        return msgspec.json.decode(found.read_bytes(), type=Ready).pid
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def _write_ready(path: Path, ready: Ready) -> None:

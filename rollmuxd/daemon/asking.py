@@ -28,8 +28,9 @@ log = structlog.get_logger("rollmuxd.plugins")
 
 #: so many calls for one purpose may be told to stop and not stop: no more are made until one of them has ended
 STUCK_AT_MOST: Final = 8
-#: calls that were told to stop and have not yet, and what for: a task that nobody refers to would be taken away in the
-#: middle
+REMEDY: Final = "if they never end, restart the daemon: jobs go on"
+#: calls that were told to stop and have not yet, and of those that do not, what for: a task that nobody refers to would
+#: be taken away in the middle
 _stuck: dict[asyncio.Task[Any], str] = {}
 
 
@@ -54,9 +55,7 @@ async def ask(limit_s: float, call: Coroutine[Any, Any, T], *, of_s: float | Non
     """
     if purpose and list(_stuck.values()).count(purpose) >= STUCK_AT_MOST:
         call.close()
-        raise NoAnswer(
-            f"not asked: {STUCK_AT_MOST} calls before it had no answer, and do not let themselves be stopped"
-        )
+        raise NoAnswer(f"not asked: {STUCK_AT_MOST} calls before it do not let themselves be stopped; {REMEDY}")
     loop = asyncio.get_running_loop()
     task = loop.create_task(_kept_in(call), name=getattr(call, "__qualname__", ""))
     over: asyncio.Future[None] = loop.create_future()
@@ -99,13 +98,15 @@ def _wake(over: "asyncio.Future[None]") -> None:
 async def _stop(task: "asyncio.Task[Any]", purpose: str) -> None:
     """Cancel it, and wait until it has stopped, but not for ever."""
     # Before the wait, out of which whoever asks may be cancelled (the shield holds against scopes alone).
-    _stuck[task] = purpose
+    _stuck[task] = ""
     task.add_done_callback(_forget)
     task.cancel()
     with anyio.CancelScope(shield=True):
         await asyncio.wait({task}, timeout=STOPS_S)
     if not task.done():
-        log.warning("does_not_stop", call=task.get_name(), purpose=purpose, reason=f"cancelled {STOPS_S:g} s ago")
+        _stuck[task] = purpose
+        reason = f"cancelled {STOPS_S:g} s ago"
+        log.warning("does_not_stop", call=task.get_name(), purpose=purpose, reason=reason, remedy=REMEDY)
 
 
 def _forget(task: "asyncio.Task[Any]") -> None:

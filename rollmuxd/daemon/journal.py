@@ -462,12 +462,15 @@ class Journal:
     def _be_another_than_its_copies(self) -> None:
         """Change the word, so that what was copied since the start is a copy from here on."""
         try:
-            # The directory may have been moved meanwhile, and another journal be there that is in use.
-            if not journal_file.is_copy(self._writer, self.state_dir):
+            moved = journal_file.is_copy(self._writer, self.state_dir)
+            if not moved:  # else another journal may be there that is in use
                 journal_file.know_again(self._writer, self.state_dir)
+            why = "its directory was moved or emptied" if moved else ""
         except (sqlite3.Error, OSError) as error:
+            why = str(error)
+        if why:
             remedy = "a copy of the file that was made since the last start would pass for it: put none in its place"
-            log.warning("word_not_changed", path=str(self.path), reason=str(error), remedy=remedy)
+            log.warning("word_not_changed", path=str(self.path), reason=why, remedy=remedy)
 
     def _commit(self, writes: Sequence[_Write]) -> list[Any] | JournalFailed:
         """Write a batch in one transaction. All of it is durable, or all of it has failed."""

@@ -27,6 +27,7 @@ from rollmuxd.core.inputs import (
 )
 from rollmuxd.core.state import State
 from rollmuxd.daemon.actuator import Actuator
+from rollmuxd.daemon.asking import STOPS_S, STUCK_AT_MOST, NoAnswer, ask
 from rollmuxd.spi import ContactLost, DriverTraits, NotDone, Probed, Sight
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
@@ -818,6 +819,29 @@ async def test_looks_that_cannot_be_stopped_become_no_more_than_eight_and_when_o
         await anyio.sleep(1)
         assert len(backend.looks) == 9
         await anyio.sleep(700)
+
+
+async def test_calls_that_take_a_moment_to_stop_are_no_reason_not_to_ask():
+    async def slow():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(STOPS_S - 1)
+
+    async def prompt():
+        return "an answer"
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(2 * STUCK_AT_MOST):
+            tasks.start_soon(no_answer, ask(1, slow(), purpose="look"))
+        await anyio.sleep(2)
+        assert await ask(1, prompt(), purpose="look") == "an answer"
+
+
+async def no_answer(asked):
+    with pytest.raises(NoAnswer, match=r"no answer within 1 s$"):
+        await asked
 
 
 async def test_an_order_that_has_left_the_books_unseen_is_stopped_when_the_writer_begins_anew():

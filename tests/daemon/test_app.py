@@ -271,6 +271,19 @@ async def test_a_program_that_is_suspended_with_a_full_queue_still_has_its_socke
         assert path.stat().st_ino == was
 
 
+async def test_a_daemon_whose_directory_was_moved_takes_nothing_from_the_one_that_is_in_its_place(settings, tmp_path):
+    here = tmp_path / "state"
+    observing = settings(mode="observe")
+    with app.listening(observing) as sockets:
+        app.announce(observing, sockets)
+        here.rename(tmp_path / "moved")
+        here.mkdir()
+        with socket.socket(socket.AF_UNIX) as others:
+            others.bind(str(here / "rollmux.sock"))
+            (here / "daemon.json").write_text('{"pid": 1, "url": null, "socket": ""}')
+    assert sorted(path.name for path in here.iterdir()) == ["daemon.json", "rollmux.sock"]
+
+
 async def test_a_socket_that_a_killed_daemon_left_is_no_hindrance(settings, tmp_path):
     (tmp_path / "state").mkdir()
     left = socket.socket(socket.AF_UNIX)

@@ -139,8 +139,12 @@ async def test_a_daemon_whose_directory_was_moved_leaves_the_one_in_its_place_al
     moved = Journal.open(here)
     here.rename(tmp_path / "moved")
     first = await start(here)
-    await moved.close()
+    with capture_logs() as said:
+        await moved.close()
     assert await start(here) == first
+    assert [(line["event"], line["reason"]) for line in said] == [
+        ("word_not_changed", "its directory was moved or emptied")
+    ]
 
 
 async def test_a_daemon_whose_directory_was_emptied_leaves_nothing_there_as_it_stops(tmp_path):
