@@ -770,18 +770,23 @@ async def test_an_order_that_leaves_the_books_before_it_has_begun_is_not_under_w
 
 
 class Deaf(ScriptedBackend):
-    """Its look does not let itself be stopped."""
+    """Its looks do not let themselves be stopped. They end after a while, or when there have been so many."""
+
+    def __init__(self, ends_s: float, at: int = 1_000) -> None:
+        super().__init__()
+        self.ends_s, self.at = ends_s, at
 
     async def observe(self, host: str) -> Sight:
         self.looks.append(anyio.current_time())
-        while len(self.looks) < 2 and anyio.current_time() < self.looks[0] + 100:
+        until = anyio.current_time() + self.ends_s
+        while len(self.looks) < self.at and anyio.current_time() < until:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(1)
         return Sight(CLEAR, "boot1")
 
 
 async def test_a_look_that_cannot_be_stopped_keeps_nobody_from_looking_again():
-    backend = Deaf()
+    backend = Deaf(100, at=2)
     async with acting(world(), backend=backend) as (actuator, posted, _):
         actuator.perform([Observe("box")])
         await anyio.sleep(16)
@@ -791,20 +796,8 @@ async def test_a_look_that_cannot_be_stopped_keeps_nobody_from_looking_again():
         assert [type(report) for report in posted] == [HostUnreachable, HostSeen]
 
 
-class DeafForLong(ScriptedBackend):
-    """Its looks do not let themselves be stopped, and end after ten minutes."""
-
-    async def observe(self, host: str) -> Sight:
-        self.looks.append(anyio.current_time())
-        until = anyio.current_time() + 600
-        while anyio.current_time() < until:
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(1)
-        return Sight(CLEAR, "boot1")
-
-
 async def test_looks_that_cannot_be_stopped_become_no_more_than_eight_and_when_one_has_ended_it_is_looked_again():
-    backend = DeafForLong()
+    backend = Deaf(600)
     async with acting(world(), backend=backend) as (actuator, posted, _):
         for _ in range(20):
             actuator.perform([Observe("box")])
