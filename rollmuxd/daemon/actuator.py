@@ -490,7 +490,7 @@ class Actuator:
         try:
             if not isinstance(backend, StartsProcesses):
                 raise ContactLost(f"no backend that starts processes reaches {effect.host}")
-            ended = await ask(KILL_S, backend.stop(effect.host, effect.launch), purpose=f"stop {effect.launch}")
+            ended = await ask(KILL_S, backend.stop(effect.host, effect.launch))
         except Exception as error:
             log.warning("stop_failed", job=effect.job, host=effect.host, launch=effect.launch, reason=said(error))
         else:
@@ -531,11 +531,7 @@ class Actuator:
             return
         told = {"job": job.id, "host": host, "pid": session.pid}
         try:
-            ended = await ask(
-                KILL_S,
-                backend.kill(host, session.pid, session.started, job.id, job.owner),
-                purpose=f"kill {session.id} on {host}",
-            )
+            ended = await ask(KILL_S, backend.kill(host, session.pid, session.started, job.id, job.owner))
         except Exception as error:
             log.warning("kill_failed", **told, reason=said(error))
             return
