@@ -36,7 +36,7 @@ EXAMINE_S: Final = 60.0
 #: how much of an engine's error is told
 _ERROR_TOLD: Final = 600
 #: and how much of any answer is taken in
-_ANSWER_MB: Final = 16
+_ANSWER_MB: Final = 1
 #: orders of which is remembered that they were told
 _TOLD_KEPT: Final = 10_000
 _PAUSE_S: Final = (0.05, 1.0)

@@ -13,7 +13,7 @@ that nobody listens at the address, and that nothing was sent.
 import contextlib
 import ssl
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import anyio.abc
@@ -24,6 +24,12 @@ import httpx
 from rollmuxd.core.model import HostId
 from rollmuxd.spi.backend import Backend, OpensConnections, opens_connections
 from rollmuxd.spi.errors import NotDone
+
+#: An answer with a longer run of blanks and line ends is not read. The parser of heads (h11) takes time that grows with
+#: the square of such a run: 100 kB of blanks in one header would hold the daemon's loop for most of a minute.
+_LONGEST_BLANK: Final = 256
+_ALL_BLANK: Final = b" " * (_LONGEST_BLANK + 1)
+_AS_BLANKS: Final = bytes.maketrans(b"\t\r\n", b"   ")
 
 
 def client(backend: Backend, host: HostId, base_url: str, **options: Any) -> httpx.AsyncClient:
@@ -138,17 +144,24 @@ class _Stream(httpcore.AsyncNetworkStream):
 
     def __init__(self, stream: anyio.abc.ByteStream) -> None:
         self._stream = stream
+        #: the end of what was read last: a run of blanks may begin there
+        self._before = b""
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         try:
             with anyio.fail_after(timeout):
-                return await self._stream.receive(max_bytes)
+                read = await self._stream.receive(max_bytes)
         except anyio.EndOfStream:
             return b""
         except TimeoutError as error:
             raise httpcore.ReadTimeout(f"no answer within {timeout} s") from error
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
             raise httpcore.ReadError(_why(error)) from error
+        looked_at = self._before + read.translate(_AS_BLANKS)
+        if _ALL_BLANK in looked_at:
+            raise httpcore.RemoteProtocolError(f"more than {_LONGEST_BLANK} blanks in a row")
+        self._before = looked_at[-_LONGEST_BLANK:]
+        return read
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
         try:

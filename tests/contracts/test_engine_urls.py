@@ -287,5 +287,5 @@ async def test_what_an_engine_itself_says_went_wrong_is_told(driver):
 async def test_an_answer_without_an_end_is_not_taken_in(driver):
     async with listening(endless) as (port, _):
         park = order(driver, f"http://127.0.0.1:{port}", await watched(), kind=OrderKind.PARK)
-        with pytest.raises(ContactLost, match="more than 16 MB"):
+        with pytest.raises(ContactLost, match="more than 1 MB"):
             await tell(await opened(driver), park)

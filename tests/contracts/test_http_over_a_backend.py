@@ -110,3 +110,40 @@ async def test_a_backend_that_opens_no_connections_says_so():
 
     with pytest.raises(NotDone, match="Blind opens no connections"):
         http.client(Blind(), "box", "http://127.0.0.1:1")
+
+
+#: heads that take their parser a time that grows with the square of their blanks, and a chunk's
+BLANKS = {
+    "in a header": b"HTTP/1.1 200 OK\r\nx:" + b" " * 60_000 + b"\0\r\n\r\n",
+    "in a header, with tabs": b"HTTP/1.1 200 OK\r\nx:" + b"\t " * 30_000 + b"\0\r\n\r\n",
+    "in a header of many lines": b"HTTP/1.1 200 OK\r\nx:" + b"\r\n " * 20_000 + b"\0\r\n\r\n",
+    "in a chunk": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;" + b" " * 60_000 + b"\n\r\nx\r\n0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("where", BLANKS)
+@pytest.mark.asyncio
+async def test_an_answer_with_thousands_of_blanks_in_a_row_is_refused_before_it_is_parsed(where):
+    async def answer(reader, writer):
+        writer.write(BLANKS[where])
+        await writer.drain()
+
+    backend = await mock()
+    async with engine(answer) as (url, _), http.client(backend, "box", url) as client:
+        with pytest.raises(httpx.RemoteProtocolError, match="256 blanks in a row"):
+            await client.get("/metrics")
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_is_indented_is_read():
+    body = b"[\r\n" + b" " * 200 + b"1\n" + b" " * 200 + b"]"
+
+    async def answer(reader, writer):
+        for at in range(0, len(body), 100):
+            head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) if at == 0 else b""
+            writer.write(head + body[at : at + 100])
+            await writer.drain()
+
+    backend = await mock()
+    async with engine(answer) as (url, _), http.client(backend, "box", url) as client:
+        assert (await client.get("/server_info")).json() == [1]

@@ -171,7 +171,7 @@ class SglangResidency(EngineDriver):
         answer = await engine.call("GET", "/server_info", limit_s=None, missing="SGLang has it from 0.4.10 on")
         try:
             info = answer.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             info = None
         if not isinstance(info, dict) or "enable_memory_saver" not in info:
             raise ContactLost(f"{engine} answered /server_info as no SGLang does, which is not understood")
@@ -193,5 +193,5 @@ def _check_flags(engine: Engine, info: dict[str, Any], weights: str) -> None:
 def _field(answer: Any, name: str) -> str:
     try:
         return str(answer.json()[name])
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ContactLost(f"an answer without {name} is not understood") from error

@@ -6,7 +6,6 @@ took place is what decides how an engine is woken, also for a daemon that was re
 (its gauge ``vllm:engine_sleep_state``), and where it does not tell and it is not remembered, it is not woken.
 """
 
-import re
 from typing import Any, ClassVar, Final
 
 from rollmuxd.spi import ContactLost, DriverTraits, HostId, NotDone, OrderKind, Probed, StateOrder, StateSpec
@@ -19,9 +18,9 @@ NO_SLEEP_MODE: Final = (
 )
 #: an engine has so long to tell how it was started; one that does not is put to sleep all the same
 FLAGS_S: Final = 30.0
-_GAUGE: Final = re.compile(
-    r'^vllm:engine_sleep_state\{[^}]*sleep_state="(\w+)"[^}]*\}\s+([0-9.eE+]+)\s*$', re.MULTILINE
-)
+#: how a line of /metrics begins that says whether an engine is in a state of sleep, and the label that names the state
+_GAUGE: Final = b"vllm:engine_sleep_state{"
+_STATE: Final = b'sleep_state="'
 #: what a wake-up begins with, and what comes last: the largest part, which must not be there while weights are loaded
 _WEIGHTS, _KV_CACHE = "weights", "kv_cache"
 
@@ -141,9 +140,8 @@ class VllmResidency(EngineDriver):
             answer = await engine.call("GET", "/metrics", limit_s=ASK_S)
         except (NotDone, ContactLost):
             return None
-        on = {state for state, value in _GAUGE.findall(answer.text) if float(value) == 1}
         # Of several engines behind one server all have to say the same.
-        return {frozenset({"weights_offloaded"}): 1, frozenset({"discard_all"}): 2}.get(frozenset(on))
+        return {frozenset({b"weights_offloaded"}): 1, frozenset({b"discard_all"}): 2}.get(_states_in(answer.content))
 
     async def _level_slept(self, engine: Engine) -> int:
         told = await self._state_of(engine)
@@ -176,6 +174,18 @@ class VllmResidency(EngineDriver):
         self._looked_at[_key(engine)] = None
 
 
+def _states_in(metrics: bytes) -> frozenset[bytes]:
+    """The states of sleep that the gauge has at 1. Linear in the text: a job chooses what answers at its URL."""
+    on = set()
+    for line in metrics.split(b"\n"):
+        if line.startswith(_GAUGE):
+            labels, _, value = line.rpartition(b"}")
+            _, named, rest = labels.rpartition(_STATE)
+            if named and value.strip() in (b"1", b"1.0"):
+                on.add(rest.partition(b'"')[0])
+    return frozenset(on)
+
+
 def _key(engine: Engine) -> tuple[HostId, str]:
     return (engine.order.host, engine.url)
 
@@ -202,5 +212,5 @@ def _level(options: Options, key: str) -> int:
 def _json(answer: Any) -> Any:
     try:
         return answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

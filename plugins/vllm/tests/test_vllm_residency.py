@@ -4,6 +4,7 @@ The server is a fake that keeps vLLM 0.33.0's answers and oddities; sockets are 
 """
 
 import importlib.util
+import time
 from pathlib import Path
 
 import anyio
@@ -16,6 +17,7 @@ from rollmuxd.spi.fake_engines import EngineHost
 from rollmuxd.spi.fakes import FakeChannel
 from rollmuxd_vllm import VllmResidency
 from rollmuxd_vllm.fake import FakeVllm
+from rollmuxd_vllm.residency import _states_in
 
 LOAD, PARK, DISCARD = OrderKind.LOAD, OrderKind.PARK, OrderKind.DISCARD
 GPU = "host1/gpu0"
@@ -508,3 +510,32 @@ def test_an_installed_vllm_has_the_calls_that_are_made_and_the_words_that_are_re
     for said in ('"vllm:engine_sleep_state"', '["awake", "weights_offloaded", "discard_all"]'):
         assert said in loggers, said
     assert "is_scheduler_paused() or self.model_executor.is_sleeping" in core, "a pause counts as sleeping, too"
+
+
+# ---- what listens at a job's URL says what it likes -------------------------------------------------------------------
+
+#: what once took time that grew with the cube of its length: a gauge that is begun again and again, and never closed
+UNCLOSED = 'vllm:engine_sleep_state{sleep_state="a"'
+
+
+@pytest.mark.asyncio
+async def test_metrics_whose_braces_never_close_keep_an_engine_from_nothing():
+    async with Bench() as bench:
+        await bench.park()
+        bench.engine._metrics = lambda: ((UNCLOSED + "\n") * 4_000)[:128_000]
+        await bench.load()
+        assert bench.engine.generate() == "file"
+
+
+@pytest.mark.parametrize("unit", [UNCLOSED, UNCLOSED + "\n", 'vllm:engine_sleep_state{sleep_state="', "}", "\n", " "])
+def test_the_time_that_metrics_take_grows_with_their_length(unit):
+    """From 4 kB to 1 MB, twice as long each time: three times the time is allowed, and a twentieth of a second."""
+    head = UNCLOSED if unit.isspace() or unit == "}" else ""
+    took_before_s = None
+    for size in (2**power for power in range(12, 20)):
+        text = (head + unit * (size // len(unit) + 1))[:size].encode()
+        began_s = time.process_time()
+        assert _states_in(text) == frozenset()
+        took_s = time.process_time() - began_s
+        assert took_before_s is None or took_s < 3 * took_before_s + 0.05
+        took_before_s = took_s
