@@ -48,6 +48,8 @@ class DaemonStarted(Fact, frozen=True, tag="daemon_started"):
     ids_skipped: int = 0
     #: and of processes' ids so many
     launches_skipped: int = 0
+    #: the daemon before this one was killed, or crashed: it did not stop in order
+    crashed: bool = False
 
 
 class LoopStalled(Fact, frozen=True, tag="loop_stalled"):

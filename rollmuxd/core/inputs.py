@@ -236,6 +236,8 @@ class Start(Struct, frozen=True):
     hosts: tuple[HostSpec, ...]
     nodes: tuple[NodeSpec, ...]
     incarnation: int = 1
+    #: the daemon before this one was killed, or crashed: it did not stop in order
+    crashed: bool = False
 
 
 class HostSeen(Struct, frozen=True):

@@ -45,7 +45,7 @@ from rollmuxd.core.model import (
     SlotStatus,
     StateStatus,
 )
-from rollmuxd.core.orders import order_lost_contact
+from rollmuxd.core.orders import CRASHES_TO_SUSPECT, may_be_asked_for, order_lost_contact, suspect
 from rollmuxd.core.turns import dispatch, issue, unheld_by
 
 #: why runs are lost
@@ -121,12 +121,13 @@ def start(c: Cycle, given: i.Start) -> Answer:
     """The daemon is there (again): every lease is renewed in full, every node has to be seen.
 
     An open order is told again only if that does it once; else its driver is asked, which may say that it was not
-    begun; else nobody knows. After a restore nobody knows of any job (:func:`disown`).
+    begun; else nobody knows. After a restore nobody knows of any job (:func:`disown`). An order that was open at
+    several crashes is not sent again, so that no order makes the daemon crash for ever.
     """
     # A journal was restored: somebody may still ask by the ids that were given after its backup was made.
     restored = given.incarnation > c.state.incarnation
     skipped = IDS_SKIPPED * given.incarnation if restored else 0
-    c.fact(f.DaemonStarted(c.now, given.incarnation, skipped, skipped))
+    c.fact(f.DaemonStarted(c.now, given.incarnation, skipped, skipped, given.crashed))
     configure(c, given)
     c.soft.restart(c.state, c.now, c.config)
     before = list(c.state.orders)
@@ -135,10 +136,13 @@ def start(c: Cycle, given: i.Start) -> Answer:
     for order in [c.state.orders[name] for name in before if name in c.state.orders]:
         traits = c.traits(order.driver)
         issued = order.status is OrderStatus.ISSUED
-        if issued and traits.idempotent and not restored:  # else it may undo what was ordered since
+        if issued and order.crashes >= CRASHES_TO_SUSPECT:
+            suspect(c, order)
+        elif issued and traits.idempotent and not restored:  # else it may undo what was ordered since
             c.do(e.Perform(order.id, again=True))
         elif traits.probes and not (issued and restored):
-            c.do(e.Probe(order.id))
+            if may_be_asked_for(order):
+                c.do(e.Probe(order.id))
         elif issued:
             order_lost_contact(c, i.OrderLostContact(order.id, "the daemon was restarted meanwhile"))
     for host in c.state.hosts.values():
@@ -348,7 +352,7 @@ def look_again(c: Cycle, host: HostId) -> None:
     discard_again(c, host)
     for order in c.state.orders.values():
         lost = order.status is OrderStatus.LOST_CONTACT and c.traits(order.driver).probes
-        if lost and c.state.nodes[order.node].host == host:
+        if lost and may_be_asked_for(order) and c.state.nodes[order.node].host == host:
             c.do(e.Probe(order.id))
 
 

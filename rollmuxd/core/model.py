@@ -426,6 +426,8 @@ class Order(Struct):
     incarnation: int = 1
     status: OrderStatus = OrderStatus.ISSUED
     error: str = ""
+    #: how often the daemon was killed, or crashed, while the order was open
+    crashes: int = 0
 
     @property
     def stamp(self) -> Fence:

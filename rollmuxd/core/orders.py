@@ -1,5 +1,7 @@
 """What became of orders: a load, park or discard that was done, was not, or of which there is no word."""
 
+from typing import Final
+
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -23,6 +25,9 @@ from rollmuxd.core.model import Job, JobState, Order, OrderKind, OrderStatus, Sl
 from rollmuxd.core.moving import fall_back
 from rollmuxd.core.state import state_key
 from rollmuxd.core.turns import dispatch, grant_if_loaded
+
+#: an order that was open at this many crashes of the daemon is not sent again: the daemon may crash because of it
+CRASHES_TO_SUSPECT: Final = 3
 
 
 def order_done(c: Cycle, told: i.OrderDone) -> Answer:
@@ -110,6 +115,20 @@ def order_lost_contact(c: Cycle, told: i.OrderLostContact) -> Answer:
         c.do(e.Probe(order.id))
     fault(c, order, f"no word of the {order.kind} of its {order.pool} state on {order.node}: {told.error}")
     return NOTHING
+
+
+def suspect(c: Cycle, order: Order) -> None:
+    """The daemon may crash because of this order. So the order is not sent again, and its driver is asked instead.
+
+    Whether it was done is not known: the process that received it may still be at it.
+    """
+    error = f"order {order.id} is not sent again, because the daemon crashed {order.crashes} times while it was open"
+    order_lost_contact(c, i.OrderLostContact(order.id, error))
+
+
+def may_be_asked_for(order: Order) -> bool:
+    """False where the daemon crashed again after it had asked for an order under suspicion."""
+    return order.crashes <= CRASHES_TO_SUSPECT
 
 
 def told_to_another(c: Cycle, job: Job, order: Order) -> bool:

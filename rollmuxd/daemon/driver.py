@@ -221,6 +221,7 @@ class Driver:
 
         self._up = False
         self._life = 0  # how often the writer has begun
+        self._stopped_in_order = True  # the daemon before this one: it kept its state at its end
         self._why_down = "the daemon is starting"
         self._fatal: BaseException | None = None
         self._ended = asyncio.Event()  # the writer has ended, or is asked to
@@ -393,7 +394,8 @@ class Driver:
         self._life += 1
         self._up = True
         self._due = self._clock.now() + self._pulse_ms
-        self._decide(self._start)
+        crashed = self._life == 1 and not self._stopped_in_order
+        self._decide(msgspec.structs.replace(self._start, crashed=crashed))
         results, self._results = self._results, deque()
         for given in results:  # should one of them crash, the others are kept again
             self.post(given)
@@ -407,6 +409,7 @@ class Driver:
             Unavailable: the daemon is stopping.
         """
         past = self._journal.load()
+        self._stopped_in_order = past.seq == self._journal.last_seq
         try:
             state = _state_of(past)
         except msgspec.MsgspecError as error:

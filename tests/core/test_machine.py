@@ -851,9 +851,9 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             if due is not None and due <= self.now:
                 self.give(i.Tick())
 
-    @rule()
-    def restart(self) -> None:
-        """The daemon goes on from the replayed journal; clients have to ask again."""
+    @rule(crashed=st.booleans())
+    def restart(self, crashed: bool) -> None:
+        """The daemon continues from the replayed journal; clients have to ask again."""
         self.core = Scheduler(
             self.config, self.policy, msgspec.json.decode(msgspec.json.encode(self.replayed), type=State)
         )
@@ -862,7 +862,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         for slot, request in self.requests.items():
             if slot not in self.granted:
                 request.attended, request.detached_at = False, self.now
-        self.give(i.Start(HOSTS, NODES))
+        self.give(i.Start(HOSTS, NODES, crashed=crashed))
 
     @rule()
     def back_up(self) -> None:

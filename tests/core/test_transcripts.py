@@ -406,7 +406,10 @@ class Play:
     def in_start(self, incarnation: str = "1", *, gone: str = "") -> i.Input:
         return i.Start(tuple(self.hosts.values()), tuple(self.nodes.values()), int(incarnation))
 
-    in_restart = in_start
+    def in_restart(self, *words: str) -> i.Input:
+        """``restart 2 crashed``: under another incarnation; the daemon before was killed."""
+        start = self.in_start(*[word for word in words if word != "crashed"])
+        return msgspec.structs.replace(start, crashed="crashed" in words)
 
     def in_seen(self, *words: str) -> i.Input:
         """``seen h1 boot=b h1/gpu0=5000 since=9 unread=h1/gpu1``: what a look saw that began at 9 s (else: now)."""

@@ -335,6 +335,28 @@ async def test_snapshots_are_written_and_a_restart_begins_with_one(running):
         assert rig.driver.durable_seq == 28
 
 
+async def test_only_a_start_after_a_kill_is_told_that_the_daemon_crashed(running):
+    journal, told = MemoryJournal(), []
+
+    async def live(*, stopped: bool) -> None:
+        async with running(journal) as rig:
+            await rig.driver.submit(add("a"))
+            journal.failing = JournalFailed("disk full")
+            with pytest.raises(Unavailable):
+                await rig.driver.submit(add("b"))
+            journal.failing = None
+            await anyio.sleep(1)  # the writer has begun again, and nothing crashed
+            told.append([given.crashed for core in rig.cores for _, given in core.given if isinstance(given, i.Start)])
+            if stopped:
+                rig.driver.stop()
+                await rig.driver.stopped.wait()
+
+    for stopped in (True, False, False, True, True):
+        await live(stopped=stopped)
+
+    assert told == [[False, False], [False, False], [True, False], [True, False], [False, False]]
+
+
 async def test_a_snapshot_that_cannot_be_read_costs_time_only(running):
     journal = MemoryJournal()
     async with running(journal) as rig:

@@ -512,7 +512,7 @@ def test_an_installed_vllm_has_the_calls_that_are_made_and_the_words_that_are_re
     assert "is_scheduler_paused() or self.model_executor.is_sleeping" in core, "a pause counts as sleeping, too"
 
 
-# ---- what listens at a job's URL says what it likes -------------------------------------------------------------------
+# ---- what listens at a job's URL says what it likes ------------------------------------------------------------------
 
 #: what once took time that grew with the cube of its length: a gauge that is begun again and again, and never closed
 UNCLOSED = 'vllm:engine_sleep_state{sleep_state="a"'

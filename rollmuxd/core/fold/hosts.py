@@ -18,6 +18,9 @@ def daemon_started(state: State, fact: f.DaemonStarted) -> None:
         state.minted |= {prefix: state.minted.get(prefix, 0) + fact.ids_skipped for prefix in PREFIXES}
     if fact.launches_skipped:
         state.minted["l"] = state.minted.get("l", 0) + fact.launches_skipped
+    if fact.crashed:
+        for order in state.orders.values():
+            order.crashes += 1
     for node in state.nodes.values():
         if node.status is NodeStatus.UP or node.status is NodeStatus.OCCUPIED:
             node.status = NodeStatus.UNKNOWN
