@@ -84,13 +84,10 @@ class _StoppableDaemon(Daemon):
 class Channel:
     """Dials in and serves until stopped."""
 
-    def __init__(
-        self, address: Address, hooks: Hooks, *, job: str, rank: int, ranks: int, session: Callable[[], str]
-    ) -> None:
+    def __init__(self, address: Address, hooks: Hooks, *, job: str, rank: int, session: Callable[[], str]) -> None:
         self._hooks = hooks
         self._job = job
         self._rank = rank
-        self._ranks = ranks
         self._session = session
         self._results: dict[str, ResultBody] = {}
         #: pools and nodes where there is state that was loaded and not discarded; used by two threads, item by item
@@ -143,7 +140,7 @@ class Channel:
                 yield Pause(1.0)
                 continue
             if dialled != session:
-                yield from persist(calls.dial(self._job, self._rank, RankBody(session=session, ranks=self._ranks)))
+                yield from persist(calls.dial(self._job, self._rank, RankBody(session=session)))
                 dialled = session
             asked = time.monotonic()
             try:

@@ -278,9 +278,7 @@ class Life(Generic[S]):
         def session() -> str:
             return talk.session if talk is not None else self._follows[1]
 
-        self._channel = Channel(
-            self._address, self._hooks, job=self.id, rank=self._rank, ranks=self._options.ranks, session=session
-        )
+        self._channel = Channel(self._address, self._hooks, job=self.id, rank=self._rank, session=session)
 
     def check_phase(self, phase: str) -> None:
         """Raise ValueError for a phase that the job has not."""

@@ -7,6 +7,8 @@ What may be relied on:
 
 - A command is handed out at least once to each rank, and again until the rank has answered it; the client does each
   order once and answers a second telling with what it answered before. So does this end: the first result counts.
+- A result counts for an order that the rank was handed, or that was open when the daemon started. Any other result is
+  acknowledged and not kept. What a job can make this end keep is bounded: ranks, orders, results, words of errors.
 - All of it is soft. After a restart of the daemon ranks dial in again, orders are told again or probed, and a result
   that was not acknowledged comes once more.
 - A line is its job's present session's from when that is opened, before any rank dials in. A newer session takes it
@@ -39,6 +41,10 @@ LINGER_S: Final = 5.0
 LEFT_S: Final = 1.0
 #: orders of a job of which the results are remembered
 ORDERS_KEPT: Final = 32
+#: results in these, where no driver waits for them any longer
+RESULTS_KEPT: Final = 20_000
+#: characters of errors that are kept of one order: what a thousand ranks say is not read to its end
+ERRORS_KEPT: Final = 100_000
 
 
 @dataclass(slots=True)
@@ -46,13 +52,17 @@ class _Told:
     """One order on a line."""
 
     order: OrderId
-    #: None: known from a result only, which came before the order was told (again)
+    #: None: it was open when the daemon started, and has not been told again
     command: ChannelCommand | None = None
     ranks: int = 0
     #: calls of ``tell`` that wait for it; none: it is not handed out
     tellers: int = 0
     fetched: set[int] = field(default_factory=set)
+    #: a daemon before this one may have handed it to any rank
+    from_before: bool = False
     results: dict[int, RankResult] = field(default_factory=dict)
+    #: characters of errors in these
+    errors: int = 0
     lost: str = ""
     answered: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -64,6 +74,15 @@ class _Told:
     def settle(self) -> None:
         if self.lost or (self.command is not None and all(rank in self.results for rank in range(self.ranks))):
             self.answered.set()
+
+    def take(self, rank: int, result: RankResult) -> None:
+        """Keep a rank's first result, if the rank was to do this at all."""
+        if rank in self.results or not (rank in self.fetched or self.from_before):
+            return
+        error = result.error[: ERRORS_KEPT - self.errors]
+        self.errors += len(error)
+        self.results[rank] = RankResult(rank, result.ok, error, result.seconds)
+        self.settle()
 
     def in_order(self) -> tuple[RankResult, ...]:
         return tuple(self.results[rank] for rank in sorted(self.results))
@@ -124,11 +143,16 @@ class ChannelHub:
     def dial(self, job: JobId, session: SessionId, rank: int, ranks: int) -> None:
         """A rank is there. The caller has made sure that the session is the job's present one.
 
+        ``ranks``: as many as the job was registered with.
+
         Raises:
-            Conflict: a rank beyond the number of ranks.
+            Conflict: a rank that the job does not have.
         """
         if rank >= ranks:
-            raise Conflict(f"rank {rank} of {ranks}: ranks are counted from 0")
+            raise Conflict(
+                f"rank {rank} does not exist: job {job} was registered with ranks={ranks}, and ranks are counted from "
+                "0; register the job with ranks= as many as it has"
+            )
         self._open(job, session).heard[rank] = self._time()
 
     async def next_order(self, job: JobId, session: SessionId, rank: int, wait_s: float) -> ChannelCommand | None:
@@ -159,14 +183,15 @@ class ChannelHub:
     def result(self, job: JobId, session: SessionId, rank: int, order: OrderId, result: RankResult) -> None:
         """What a rank did. Returning is the acknowledgement; saying it again changes nothing.
 
+        Of an order that the rank was not handed nothing is kept.
+
         Raises:
             Conflict: this session has not dialled in, or a newer one has.
         """
         line = self._line(job, session, rank)
         line.heard[rank] = self._time()
-        told = self._told(line, order)
-        told.results.setdefault(rank, result)
-        told.settle()
+        if (told := line.told.get(order)) is not None:
+            told.take(rank, result)
 
     # ---- the drivers' side (spi.Channel) ---------------------------------------------------------------------------
 
@@ -224,6 +249,10 @@ class ChannelHub:
             line = self._lines.setdefault(job.id, _Line())
             if line.over_at is None:
                 line.over_at = self._time()
+        for order in state.orders.values():
+            line = self._lines[order.job]
+            if order.id not in line.told:
+                self._told(line, order.id).from_before = True
 
     def on_facts(self, facts: Sequence[Numbered]) -> None:
         """A sink. It must be told of a fact before anything that follows from the fact is told to ranks."""
@@ -261,6 +290,7 @@ class ChannelHub:
                 # do is not for its successor, fetched or not.
                 if told.fetched or told.results or line.over_at is not None:
                     told.lose("the job's process was replaced by another while this was to be done")
+                told.from_before = False
             self._jobs.pop(line.session, None)
             self._jobs[session] = job
             line.session, line.over_at = session, None
@@ -320,6 +350,10 @@ class ChannelHub:
         if told is None:
             told = line.told[order] = _Told(order)
             settled = [old for old in line.told.values() if not old.tellers and old is not told]
-            for old in settled[: max(0, len(line.told) - ORDERS_KEPT)]:
+            results = sum(len(old.results) for old in settled)
+            for old in settled:
+                if len(line.told) <= ORDERS_KEPT and results <= RESULTS_KEPT:
+                    break
+                results -= len(old.results)
                 del line.told[old.order]
         return told

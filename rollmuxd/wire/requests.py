@@ -91,7 +91,7 @@ class RegisterBody(Request, frozen=True):
     park: Literal["lazy", "at_release"] | None = None
     if_unmet: Literal["best_effort", "wait", "end"] = "best_effort"
     colocate: bool = False
-    ranks: Annotated[int, Meta(ge=1, le=100_000)] = 1
+    ranks: Annotated[int, Meta(ge=1, le=10_000)] = 1
     idempotency_key: Key = ""
     replace: bool = False
     #: admins only, and only on hosts that are configured to run processes
@@ -191,7 +191,6 @@ class RankBody(Request, frozen=True):
     """``POST /v1/channel/{job}/ranks/{rank}``: a rank of the workload dials in."""
 
     session: Annotated[str, Meta(min_length=1, max_length=100)]
-    ranks: Annotated[int, Meta(ge=1, le=100_000)] = 1
 
 
 class ResultBody(Request, frozen=True):

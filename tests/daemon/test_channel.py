@@ -9,7 +9,7 @@ import pytest
 from rollmuxd.core.errors import Conflict
 from rollmuxd.core.facts import JobEnded, JobRegistered, SessionClosed, SessionFenced, SessionLost, SessionOpened
 from rollmuxd.core.fold import apply
-from rollmuxd.core.model import JobSpec, OrderKind, SessionStatus
+from rollmuxd.core.model import JobSpec, Order, OrderKind, SessionStatus
 from rollmuxd.core.state import State
 from rollmuxd.daemon.channel import LATELY_S, LINGER_S, ChannelHub
 from rollmuxd.spi import ChannelCommand, ContactLost, RankResult
@@ -23,6 +23,18 @@ def park(order: str = "o1") -> ChannelCommand:
 
 def ok(rank: int) -> RankResult:
     return RankResult(rank, ok=True)
+
+
+def restarted(*open_orders: str) -> ChannelHub:
+    """The hub of a daemon that has found these orders of job j1 open."""
+    state = State()
+    apply(state, JobRegistered(0, "j1", "me", "me", 1, JobSpec("a", (), ())))
+    apply(state, SessionOpened(0, "n1", "j1", 1))
+    for name in open_orders:
+        state.orders[name] = Order(name, OrderKind.LOAD, "j1", 1, "rollout", "box/gpu0", "channel", issued_at=0)
+    hub = ChannelHub()
+    hub.begin(state)
+    return hub
 
 
 async def rank_works(hub: ChannelHub, rank: int, ranks: int, session: str = "n1", done: list | None = None) -> None:
@@ -116,13 +128,73 @@ async def test_a_result_that_comes_after_the_telling_was_given_up_is_still_known
 
 
 async def test_a_result_from_before_a_restart_of_the_daemon_is_taken():
-    hub = ChannelHub()
+    hub = restarted("o9")
     hub.dial("j1", "n1", 0, 1)
     hub.result("j1", "n1", 0, "o9", ok(0))
 
     assert hub.last("j1", "o9") == (ok(0),)
     assert hub.last("j1", "o8") is None
     assert hub.last("j2", "o9") is None
+
+
+def results_kept(hub: ChannelHub) -> list[RankResult]:
+    return [result for told in hub._lines["j1"].told.values() for result in told.results.values()]
+
+
+async def test_a_result_for_an_order_that_was_never_sent_is_acknowledged_and_not_kept():
+    hub = restarted("o9")
+    hub.dial("j1", "n1", 0, 2)
+    hub.dial("j1", "n1", 1, 2)
+    for number in range(1000):
+        hub.result("j1", "n1", 0, f"made-up-{number}", RankResult(0, ok=False, error="x" * 10_000))
+    assert results_kept(hub) == []
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(hub.tell, "j1", 2, park("o10"))
+        await anyio.sleep(0.1)
+        assert await hub.next_order("j1", "n1", 0, 1) == park("o10")
+        hub.result("j1", "n1", 1, "o10", ok(1))  # it was not handed to this rank
+        assert results_kept(hub) == []
+        hub.result("j1", "n1", 0, "o10", ok(0))
+        assert await hub.next_order("j1", "n1", 1, 1) == park("o10")
+        hub.result("j1", "n1", 1, "o10", ok(1))
+    assert hub.last("j1", "o10") == (ok(0), ok(1))
+
+
+async def test_what_was_open_at_a_restart_was_not_sent_to_the_process_that_comes_next():
+    hub = restarted("o9")
+    hub.dial("j1", "n1", 0, 1)
+    hub.dial("j1", "n2", 0, 1)
+    hub.result("j1", "n2", 0, "o9", ok(0))
+    assert results_kept(hub) == []
+
+
+async def test_a_rank_that_the_job_was_not_registered_with_is_refused():
+    hub = ChannelHub()
+    for rank in (2, 3, 9_999):
+        with pytest.raises(Conflict, match=r"registered with ranks=2"):
+            hub.dial("j1", "n1", rank, 2)
+    assert hub.ranks("j1") == ()
+    with pytest.raises(Conflict, match="dial in first"):
+        hub.result("j1", "n1", 2, "o1", ok(2))
+
+
+async def test_what_is_kept_of_a_jobs_results_has_an_end():
+    ranks, orders, most, longest = 1_000, 60, 21_000, 100_000
+    hub = ChannelHub()
+    for rank in range(ranks):
+        hub.dial("j1", "n1", rank, ranks)
+    for number in range(orders):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hub.tell, "j1", ranks, park(f"o{number}"))
+            await anyio.sleep(0.1)
+            for rank in range(ranks):
+                await hub.next_order("j1", "n1", rank, 1)
+                hub.result("j1", "n1", rank, f"o{number}", RankResult(rank, ok=False, error="x" * 10_000))
+        told = hub._lines["j1"].told
+        assert sum(len(result.error) for result in told[f"o{number}"].results.values()) <= longest
+        assert len(results_kept(hub)) <= most
+    assert len(hub.last("j1", f"o{orders - 1}")) == ranks
 
 
 async def test_a_newer_session_takes_the_line_over_and_what_the_older_had_fetched_is_lost():
@@ -157,7 +229,7 @@ async def test_a_newer_session_takes_the_line_over_and_what_the_older_had_fetche
 
 async def test_what_a_process_did_that_was_replaced_is_no_answer_of_its_successor():
     """After a restart the old process says once more that it has loaded; then it dies, and with it what it loaded."""
-    hub = ChannelHub()
+    hub = restarted("o1")
     hub.dial("j1", "n1", 0, 1)
     hub.result("j1", "n1", 0, "o1", ok(0))
     hub.dial("j1", "n2", 0, 1)
@@ -466,7 +538,11 @@ async def test_what_is_remembered_is_bounded():
     hub = ChannelHub()
     hub.dial("j1", "n1", 0, 1)
     for number in range(500):
-        hub.result("j1", "n1", 0, f"o{number}", ok(0))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hub.tell, "j1", 1, park(f"o{number}"))
+            await anyio.sleep(0.1)
+            await hub.next_order("j1", "n1", 0, 1)
+            hub.result("j1", "n1", 0, f"o{number}", ok(0))
 
     assert hub.last("j1", "o499") is not None
     assert hub.last("j1", "o0") is None

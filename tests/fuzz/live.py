@@ -370,7 +370,7 @@ def _nearly(known: Known, dice: random.Random) -> tuple[str, str, Any]:
         ("POST", f"/v1/nodes/{node}/drain", {"evict": dice.random() < 0.2, "reason": "fuzz"}),
         ("POST", f"/v1/nodes/{node}/{dice.choice(['undrain', 'declare-clear'])}", {}),
         ("POST", f"/v1/hosts/{host}/{dice.choice(['undrain', 'declare-clear'])}", {}),
-        ("POST", f"/v1/channel/{job}/ranks/{dice.randrange(3)}", {"session": session, "ranks": dice.randrange(1, 4)}),
+        ("POST", f"/v1/channel/{job}/ranks/{dice.randrange(3)}", {"session": session}),
         ("POST", f"/v1/channel/{job}/results", end),
         ("GET", f"/v1/channel/{job}/orders?session={session}&rank=0&wait_s=0.02", None),
         ("POST", "/v1/keys", {"owner": "team", "user": "x", "role": "viewer", "expires_s": 0.1}),

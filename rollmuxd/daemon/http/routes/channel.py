@@ -16,7 +16,7 @@ from rollmuxd.wire.requests import RankBody, ResultBody
 
 routes = Routes("channel")
 
-Rank = Annotated[int, Meta(ge=0, le=100_000)]
+Rank = Annotated[int, Meta(ge=0, lt=10_000)]
 
 
 class OrdersQuery(Query, frozen=True):
@@ -56,7 +56,7 @@ async def next_order(call: Call, job: str, query: OrdersQuery) -> ChannelView:
 async def dial(call: Call, job: str, rank: Rank, body: RankBody) -> ChannelView:
     """A rank is there, and can be told to load and park."""
     mine = await _line(call, job, body.session)
-    call.services.hub.dial(mine.id, body.session, rank, body.ranks)
+    call.services.hub.dial(mine.id, body.session, rank, mine.spec.ranks)
     return ChannelView()
 
 
