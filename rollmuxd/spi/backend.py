@@ -221,7 +221,8 @@ class RunsCommands(Backend, Protocol):
     ) -> Ran:
         """Run an argument vector (no shell reads it), and return when it has ended and closed its outputs.
 
-        ``env`` comes on top of the environment that the backend's user has there; ``stdin`` is all that it can read.
+        ``env`` comes on top of the environment that the backend's user has there (on the daemon's own machine: of what
+        :mod:`rollmuxd.spi.environment` lists); ``stdin`` is all that it can read.
         A command that takes longer than ``timeout_s`` (0.001 s or more), or whose call is cancelled, is ended with
         all that it has started and that did not leave its process group.
 

@@ -6,6 +6,7 @@ imported by :mod:`rollmuxd.spi`, which stays free of it.
 
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from subprocess import PIPE
@@ -14,28 +15,31 @@ import anyio
 import anyio.abc
 
 from rollmuxd.spi.backend import OUTPUT_KEPT, Ran
+from rollmuxd.spi.environment import inherited, with_score_reset
 from rollmuxd.spi.errors import ContactLost, NotDone
-
-#: where the daemon tells systemd how it is (``man sd_notify``): nothing for those whom it starts
-_THE_DAEMONS = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
 
 
 async def run(
     argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float = 60.0
 ) -> Ran:
-    """Run a command here, in a session of its own. As :meth:`rollmuxd.spi.RunsCommands.run`."""
+    """Run a command here, in a session of its own. As :meth:`rollmuxd.spi.RunsCommands.run`.
+
+    Of this process's environment it has what :mod:`rollmuxd.spi.environment` lists, and ``env`` on top of that.
+    """
     if not argv:
         raise NotDone("a command needs at least the name of its program")
-    plain = {name: value for name, value in os.environ.items() if name not in _THE_DAEMONS}
+    given = {**inherited(os.environ), **(env or {})}
+    if shutil.which(argv[0], path=given.get("PATH")) is None:
+        raise NotDone(f"{argv[0]}: there is no such program, or it may not be run")
     try:
         # Cut short in its start it would leave behind what it has started in turn: its group is not known yet.
         with anyio.CancelScope(shield=True):
             process = await anyio.open_process(
-                list(argv),
+                list(with_score_reset(argv)),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=PIPE,
-                env={**plain, **(env or {})},
+                env=given,
                 start_new_session=True,
             )
     except (OSError, ValueError) as error:

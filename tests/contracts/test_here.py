@@ -1,14 +1,40 @@
 """Commands that backends run on the daemon's own machine."""
 
+import os
+from pathlib import Path
+
 import pytest
 
-from rollmuxd.spi import here
+from rollmuxd.spi import NotDone, here
+
+SECRETS = ("AWS_SECRET_ACCESS_KEY", "OTEL_EXPORTER_OTLP_HEADERS", "ROLLMUX_API_KEY", "NOTIFY_SOCKET", "WATCHDOG_USEC")
+
+
+@pytest.fixture
+def oom_score():
+    """A score of this process that is not the usual one."""
+    score = Path("/proc/self/oom_score_adj")
+    before = score.read_text()
+    score.write_text(str(max(int(before), 300)))
+    yield
+    score.write_text(before)
 
 
 @pytest.mark.asyncio
-async def test_a_command_does_not_hear_where_the_daemon_tells_systemd_how_it_is(monkeypatch):
-    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
-    monkeypatch.setenv("WATCHDOG_USEC", "60000000")
-    monkeypatch.setenv("KEPT", "is kept")
-    ran = await here.run(("sh", "-c", 'printf %s "[$NOTIFY_SOCKET$WATCHDOG_USEC] $KEPT $GIVEN"'), env={"GIVEN": "too"})
-    assert ran.stdout == b"[] is kept too"
+async def test_a_command_has_of_the_daemons_environment_only_what_it_needs(monkeypatch):
+    for name in SECRETS:
+        monkeypatch.setenv(name, "s3cret")
+    monkeypatch.setenv("NCCL_IB_HCA", "mlx5")
+    ran = await here.run(("env",), env={"GIVEN": "too"})
+    told = dict(line.split("=", 1) for line in ran.stdout.decode().splitlines())
+    assert "s3cret" not in told.values()
+    assert told.items() >= {"NCCL_IB_HCA": "mlx5", "GIVEN": "too", "PATH": os.environ["PATH"]}.items()
+
+
+@pytest.mark.usefixtures("oom_score")
+@pytest.mark.asyncio
+async def test_a_command_does_not_have_the_daemons_place_when_memory_is_short():
+    ran = await here.run(("sh", "-c", "cat /proc/self/oom_score_adj; echo $0 $1; exit 3", "a b", "$HOME"))
+    assert (ran.exit_code, ran.stdout) == (3, b"0\na b $HOME\n")
+    with pytest.raises(NotDone, match="there is no such program"):
+        await here.run(("no-such-program",))

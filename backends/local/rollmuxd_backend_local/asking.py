@@ -27,6 +27,7 @@ from rollmuxd.spi import (
     ProcessOrder,
     Sight,
 )
+from rollmuxd.spi.environment import INHERITED
 from rollmuxd_backend_local import findings
 from rollmuxd_backend_local.options import Options
 
@@ -118,6 +119,7 @@ class Asking(ABC, Generic[Options]):
             "env": dict(order.env),
             "log": self._log(host, order.launch),
             "user": self._become(host, order),
+            "inherits": INHERITED,
         }
         return Process(**await self._said(host, {"ask": "start", "order": told}, PROCESS_S))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rollmuxd.spi import HostConfig
+from rollmuxd.spi.environment import INHERITED
 from rollmuxd_backend_local import LocalBackend
 from rollmuxd_backend_local.onhost import processes
 
@@ -113,6 +114,7 @@ def test_what_was_started_for_a_job_is_ended_for_that_job_only(daemon):
         "env": {},
         "log": "",
         "user": "",
+        "inherits": INHERITED,
     }
     told = processes.start(daemon, order)
     for login in ("", SELF):

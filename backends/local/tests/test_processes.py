@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from rollmuxd.spi.environment import INHERITED
 from rollmuxd_backend_local.onhost import machine, processes
 
 SELF = pwd.getpwuid(os.getuid()).pw_name
@@ -40,6 +41,7 @@ def order(*argv, launch="l1", number=1, log="", env=None):
         "env": env or {},
         "log": log,
         "user": "",
+        "inherits": INHERITED,
     }
 
 
@@ -78,6 +80,42 @@ def test_what_it_writes_is_in_its_log_and_its_environment_is_what_it_was_given(o
     until(lambda: not processes.alive(owner, "l1"))
     assert log.read_text() == "ann\noops\n"
     assert log.parent.stat().st_mode & 0o777 == 0o700
+
+
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "s3cret",
+    "GOOGLE_APPLICATION_CREDENTIALS": "/s3cret",
+    "OTEL_EXPORTER_OTLP_HEADERS": "authorization=s3cret",
+    "ROLLMUX_API_KEY": "s3cret",
+    "HF_TOKEN": "s3cret",
+    "https_proxy": "http://ann:s3cret@proxy:3128",
+}
+
+
+def test_a_job_inherits_what_it_needs_and_no_secret(owner, tmp_path, monkeypatch):
+    kept = {"LC_TIME": "C", "NCCL_IB_HCA": "mlx5", "LD_LIBRARY_PATH": "/opt/lib", "http_proxy": "http://proxy:3128"}
+    for name, value in {**SECRETS, **kept}.items():
+        monkeypatch.setenv(name, value)
+    log = tmp_path / "l1.log"
+    start(owner, order("env", log=str(log), env={"HF_TOKEN": "given"}))
+    until(lambda: not processes.alive(owner, "l1"))
+    told = dict(line.split("=", 1) for line in log.read_text().splitlines())
+    assert "s3cret" not in log.read_text()
+    assert told["HF_TOKEN"] == "given"
+    assert told.items() >= {**kept, "PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}.items()
+
+
+def test_a_job_has_no_place_of_its_own_when_memory_is_short(owner, tmp_path):
+    log = tmp_path / "l1.log"
+    score = Path("/proc/self/oom_score_adj")
+    before = score.read_text()
+    score.write_text(str(max(int(before), 300)))
+    try:
+        start(owner, order("cat", "/proc/self/oom_score_adj", log=str(log)))
+    finally:
+        score.write_text(before)
+    until(lambda: not processes.alive(owner, "l1"))
+    assert log.read_text() == "0\n"
 
 
 def test_an_owners_process_is_its_users(owner, tmp_path):

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rollmuxd.spi.environment import inherited
+
 
 def machine_boot_id() -> str:
     """This machine's own, another one after each restart; empty where the system does not tell."""
@@ -80,8 +82,6 @@ def login_of(pid: int) -> str:
 
 #: the variable by which a started process, and all that it starts in turn, is known again: no file could get lost
 MARK: Final = "ROLLMUX_LAUNCH"
-#: what the daemon has for itself: its settings, and where it tells systemd how it is (``man sd_notify``)
-_THE_DAEMONS: Final = ("ROLLMUX_", "NOTIFY_SOCKET", "WATCHDOG_")
 #: how long those that are asked to end may take before they are made to
 _LEAVES_S: Final = 2.0
 _LOOK_S: Final = 0.02
@@ -92,7 +92,6 @@ _children: list[subprocess.Popen[bytes]] = []
 
 def begin(mark: str, argv: Sequence[str], cwd: str, env: Mapping[str, str], log: Path | None) -> tuple[int, str]:
     """Start a process with a mark, in a session of its own; its pid and start time. Raises OSError."""
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(_THE_DAEMONS)}
     with contextlib.ExitStack() as files:
         out: Any = subprocess.DEVNULL
         if log is not None:
@@ -101,7 +100,7 @@ def begin(mark: str, argv: Sequence[str], cwd: str, env: Mapping[str, str], log:
         child = subprocess.Popen(
             list(argv),
             cwd=cwd or None,
-            env={**plain, **env, MARK: mark},
+            env={**inherited(os.environ), **env, MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import fnmatch
 import os
 import shutil
 import signal
@@ -46,8 +47,8 @@ class Launched(NamedTuple):
 def start(owner: str, order: dict[str, Any]) -> dict[str, Any]:
     """Start a job's process in a session of its own, after ending its earlier launches: its pid, its start time.
 
-    ``order``: launch, job, number, argv, cwd, env, log (a file; empty: none), user (empty: this one). Told again, it
-    tells of the one there.
+    ``order``: launch, job, number, argv, cwd, env, log (a file; empty: none), user (empty: this one), inherits (which
+    variables it has besides ``env``, as patterns). Told again, it tells of the one there.
 
     Raises:
         machine.Refused: no such program, no such folder, a later launch is there.
@@ -200,7 +201,7 @@ def _lock(lock: int, path: str, give_up: float) -> None:
 
 def _begin(owner: str, order: dict[str, Any]) -> dict[str, Any]:
     mark = (owner, str(order["job"]), str(order["number"]), str(order["launch"]))
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
+    plain = _inherited(order["inherits"])
     become, about_them = _identity(order["user"])
     env = {**plain, **about_them, **order["env"], MARK: "|".join(mark)}
     argv, cwd = list(order["argv"]), os.path.expanduser(order["cwd"] or env.get("HOME", "~"))
@@ -217,6 +218,7 @@ def _begin(owner: str, order: dict[str, Any]) -> dict[str, Any]:
         if folder:
             with open(f"{folder}/cgroup.procs", "w", encoding="ascii") as file:
                 file.write(str(os.getpid()))
+        _reset_score()
         become()
 
     with contextlib.ExitStack() as files:
@@ -246,6 +248,21 @@ def _begin(owner: str, order: dict[str, Any]) -> dict[str, Any]:
         time.sleep(0.001)
     child.returncode = 0  # it is left to itself, and nobody is to be warned of it
     return {"pid": child.pid, "started": started}
+
+
+def _inherited(patterns: list[str]) -> dict[str, str]:
+    """Of the environment here, what a job may have (see :mod:`rollmuxd.spi.environment`). No URL with a password is."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) and not ("://" in value and "@" in value)
+    }
+
+
+def _reset_score() -> None:
+    """When memory is short, a job is like any process: what started it (the daemon, a Ray worker) may not be."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("0")
 
 
 def _identity(name: str) -> tuple[Callable[[], None], dict[str, str]]:

@@ -1,0 +1,39 @@
+"""What a process that the daemon starts has of the daemon's own: few variables, and not its place when memory is short.
+
+A daemon may have secrets in its environment (of a cloud, of a collector of spans), and ``OOMScoreAdjust`` in its unit.
+Neither is for jobs, engines and commands.
+"""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+#: the variables that are handed on, as patterns: by them a process finds programs, files, the network and GPUs
+INHERITED: Final = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "XDG_*"),
+    *("LD_LIBRARY_PATH", "CUDA_*", "NVIDIA_*", "NCCL_*", "UCX_*", "FI_*", "GLOO_*", "OMP_*"),
+    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
+)
+_SCORE: Final = Path("/proc/self/oom_score_adj")
+#: for ``sh -c``: takes the score of any process, and becomes the command that follows
+_RESET: Final = 'echo 0 2>/dev/null >/proc/self/oom_score_adj; exec "$@"'
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """Of an environment, what a process of a job may have. No URL with a password is."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if any(fnmatchcase(name, pattern) for pattern in INHERITED) and not ("://" in value and "@" in value)
+    }
+
+
+def with_score_reset(argv: Sequence[str]) -> tuple[str, ...]:
+    """The command, so that it begins with an OOM score of 0, whatever this process has."""
+    try:
+        is_reset = int(_SCORE.read_text()) == 0
+    except (OSError, ValueError):
+        is_reset = True
+    return tuple(argv) if is_reset else ("sh", "-c", _RESET, "sh", *argv)
