@@ -53,7 +53,7 @@ def test_the_simulator_says_how_fast_it_is_beside_a_bare_heap() -> None:
 
 @pytest.mark.slow
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", ["handover", "restart", "waiting", "soak"])
+@pytest.mark.parametrize("name", ["abuse", "handover", "restart", "waiting", "soak"])
 def test_a_live_benchmark_runs_to_its_end(name: str) -> None:
     measured(name)
 

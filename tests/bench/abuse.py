@@ -1,0 +1,218 @@
+"""What one hostile owner costs the others: a daemon with default limits, and jobs that hand their slots over.
+
+    others_p99_ratio    p99 of the other owners' hand-overs (release to grant) beside the hostile owner, divided by
+                        their p99 without it, which is measured before it comes and after it is gone
+    rss_growth_mb       memory of the daemon and its child processes at most, beyond that before the hostile owner came
+    server_errors       answers with a status of 500 or more, to anybody
+    loop_stall_max_ms   the longest that a call of /healthz took, of one each few milliseconds
+
+The hostile owner (``hostile.py``) is a process of its own, with a key of role user, and gives way to the others on a
+busy processor: it would be on another machine.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from figures import Json, at_most, many_files, no_collector, quantile, say, short, spread_ms
+from handover import Group
+from live import HERE, Daemon, Line, Member, Reply, call, daemon, rss_kb, start
+
+#: groups of well-behaved jobs, each on a node of its own, and the owners that have them
+GROUPS: Final = 6
+OWNERS: Final = 2
+MEMBERS: Final = 3
+#: seconds for which a slot is held
+HELD_S: Final = 0.05
+THEIRS: Final = "theirs/gpu0-7"
+PROBE_S: Final = 0.005
+
+
+def run(budget_s: float, *, small: bool = False) -> Json:
+    """Without the hostile owner, with it, and without it again."""
+    many_files()
+    with tempfile.TemporaryDirectory(prefix="rollmuxd-bench-") as folder, no_collector():
+        return asyncio.run(_run(Path(folder), budget_s / 4 if not small else 2.0))
+
+
+async def _run(folder: Path, calm_s: float) -> Json:
+    nodes = [f"ours{number}" for number in range(GROUPS)]
+    hosts = [(name, "rollout", 1.85) for name in nodes] + [("theirs", "theirs", 1.85)]
+    with daemon(folder, hosts) as made:
+        async with _groups(made, nodes) as groups:
+            watch = Watch(made)
+            await _measure(groups, min(2.0, calm_s))
+            calm = await _measure(groups, calm_s)
+            before = watch.memory_mb()
+            async with watch.watching():
+                with Owner(made, folder, await _key(made, "theirs"), 2 * calm_s) as process:
+                    hostile = await _measure(groups, 2 * calm_s)
+                    theirs = await asyncio.to_thread(process.communicate)
+            say("abuse: the hostile owner is gone")
+            await _end_all(made)
+            after = await _measure(groups, calm_s)
+    answers = Counter(json.loads(theirs[0])["answers"]) if theirs[0] else Counter()
+    errors = sum(number for name, number in answers.items() if name.split()[-1] >= "500" and name[-3:].isdigit())
+    without = calm + after
+    found: Json = {
+        "others_p99_ratio": short(quantile(hostile, 0.99) / quantile(without, 0.99)),
+        "rss_growth_mb": short(watch.most_mb - before),
+        "server_errors": errors + watch.errors,
+        "loop_stall_max_ms": short(1000 * watch.longest_s),
+        "others": {"without": spread_ms(without), "with": spread_ms(hostile)},
+        "probes": spread_ms(watch.took),
+        "memory_mb": {"before": short(before), "most": short(watch.most_mb), "of_it_the_daemon": short(watch.own_mb)},
+        "answers": dict(answers),
+    }
+    found["targets"] = {
+        "others_p99_ratio": at_most(found["others_p99_ratio"], 2.0),
+        "rss_growth_mb": at_most(found["rss_growth_mb"], 300.0),
+        "server_errors": at_most(found["server_errors"], 0.0),
+        "loop_stall_max_ms": at_most(found["loop_stall_max_ms"], 500.0),
+    }
+    return found
+
+
+# ---- the others ------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _groups(made: Daemon, nodes: list[str]) -> AsyncIterator[list[Group]]:
+    """Jobs that share one node each group, and all wait for their turns."""
+    keys = [await _key(made, f"ours-{number}") for number in range(OWNERS)]
+    async with AsyncExitStack() as stack:
+        groups = []
+        for index, name in enumerate(nodes):
+            members = []
+            for number in range(MEMBERS):
+                line = await Line.tcp(made.port)
+                stack.callback(line.close)
+                key = keys[index % OWNERS]
+                members.append(await Member.join(line, key, f"{name}-{number}", f"{name}/gpu0-7", states=False))
+            members[0].granted(await members[0].ask())
+            for member in members[1:]:
+                member.ask()
+            groups.append(Group(members))
+        yield groups
+        for group in groups:
+            for member in group.members:
+                if member.asked is not None:
+                    member.asked.cancel()
+
+
+async def _measure(groups: list[Group], seconds: float) -> list[float]:
+    """Seconds of each hand-over, of all groups."""
+    until = time.monotonic() + seconds
+    took: list[float] = []
+
+    async def of_one(group: Group) -> None:
+        while time.monotonic() < until:
+            await asyncio.sleep(HELD_S)
+            before = group.holder
+            took.append(await group.hand_over())
+            before.ask()
+
+    await asyncio.gather(*map(of_one, groups))
+    say(f"abuse: {len(took)} hand-overs, p99 {1000 * quantile(took, 0.99):.1f} ms")
+    return took
+
+
+async def _key(made: Daemon, owner: str) -> str:
+    body = {"owner": owner, "user": owner, "role": "user"}
+    return str((await _as_operator(made, call("POST", "/v1/keys", body))).json()["secret"])
+
+
+async def _as_operator(made: Daemon, request: bytes) -> Reply:
+    line = await Line.unix(made.socket)
+    try:
+        return await line.send(request)
+    finally:
+        line.close()
+
+
+async def _end_all(made: Daemon) -> None:
+    """End the hostile owner's jobs, so that what follows is as it was before."""
+    line = await Line.unix(made.socket)
+    try:
+        while jobs := (await line.send(call("GET", "/v1/jobs?owner=theirs&over=false&limit=1000"))).json()["items"]:
+            for job in jobs:
+                await line.send(call("DELETE", f"/v1/jobs/{job['job']}", {}))
+    finally:
+        line.close()
+
+
+# ---- the hostile owner, and what it does to the daemon ---------------------------------------------------------------
+
+
+class Owner:
+    """The process of the hostile owner."""
+
+    def __init__(self, made: Daemon, folder: Path, key: str, seconds: float) -> None:
+        command = [str(HERE / "hostile.py"), str(made.port), key, THEIRS, str(seconds)]
+        self._process = start(command, folder, stdout=subprocess.PIPE, preexec_fn=lambda: os.nice(10))
+
+    def __enter__(self) -> "subprocess.Popen[bytes]":
+        return self._process
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+
+
+class Watch:
+    """Looks at the daemon all the time: whether it answers, and how much memory it has."""
+
+    def __init__(self, made: Daemon) -> None:
+        self._made = made
+        self.took: list[float] = []
+        self.longest_s, self.most_mb, self.own_mb = 0.0, 0.0, 0.0
+        self.errors = 0
+
+    def memory_mb(self) -> float:
+        """Of the daemon and its child processes."""
+        self.own_mb = max(self.own_mb, rss_kb(self._made.pid) / 1000)
+        pids = [self._made.pid]
+        for tasks in Path(f"/proc/{self._made.pid}/task").iterdir():
+            with suppress(OSError):
+                pids += map(int, (tasks / "children").read_text().split())
+        total = 0.0
+        for pid in pids:
+            with suppress(OSError):
+                total += rss_kb(pid)
+        return total / 1000
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(self._probe()), asyncio.create_task(self._weigh())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _probe(self) -> None:
+        line = await Line.unix(self._made.socket)
+        request = call("GET", "/healthz")
+        while True:
+            began = time.perf_counter()
+            reply = await line.send(request)
+            self.took.append(reply.at - began)
+            self.longest_s = max(self.longest_s, reply.at - began)
+            self.errors += reply.status >= 500
+            await asyncio.sleep(PROBE_S)
+
+    async def _weigh(self) -> None:
+        while True:
+            self.most_mb = max(self.most_mb, self.memory_mb())
+            await asyncio.sleep(0.1)
