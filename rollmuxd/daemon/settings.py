@@ -356,8 +356,9 @@ class OwnerTable(_Table):
     """Its part, against other owners' parts: among waiting jobs of equal priority, the owner who has used least
     relative to its share goes first. Default: 1, everybody the same."""
 
-    max_jobs: Annotated[int, Field(ge=0)] = 0
-    """Its live jobs at most; more are answered with 429. Default: 0, no limit."""
+    max_jobs: Annotated[int, Field(ge=0)] = 1_000
+    """Its live jobs at most; more are answered with 429. 0: no limit. Default: more than a team runs, and few enough
+    that one owner's jobs do not slow the others' down."""
 
     max_nodes: Annotated[int, Field(ge=0)] = 0
     """Nodes on which it has placements, at most (a node that it shares with others counts as one); its jobs wait for
@@ -373,7 +374,7 @@ class OwnerTable(_Table):
 class DefaultsTable(_Table):
     owner: OwnerTable = OwnerTable()
     """Share and limits of every owner of whom ``[owners.NAME]`` does not say it: of those without a table, and of what
-    a table leaves out. Default: one share, and no limit, as one's own jobs need none. Set it where several share."""
+    a table leaves out. Default: one share, 1,000 live jobs, and no other limit. Set it where several share."""
 
     slo: Annotated[float, Field(ge=1, le=1000)] | None = None
     """Bound on a job's slowdown where its registration gives none. Default: none, best effort: the first hour must just

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from figures import Json, Rounds, at_most, many_files, no_collector, quantile, say, short, spread_ms
-from live import Daemon, Line, Member, bare_server, call, daemon, new_key
+from live import NO_LIMIT, Daemon, Line, Member, bare_server, call, daemon, new_key
 
 Row: TypeAlias = tuple[int, int, str, str]
 #: commits that come one after the other
@@ -228,7 +228,7 @@ async def _groups(
 ) -> AsyncIterator[tuple[Daemon, Line, str, dict[str, list[Group]]]]:
     """A daemon with so many groups of each kind, in which the first job holds the node."""
     names = [(kind, f"{kind}{number}") for kind, count in counts.items() for number in range(count)]
-    with daemon(folder, [(name, "rollout", 1.85) for _, name in names]) as made:
+    with daemon(folder, [(name, "rollout", 1.85) for _, name in names], more=NO_LIMIT) as made:
         began = time.monotonic()
         key, control = await new_key(made), await Line.tcp(made.port)
         groups: dict[str, list[Group]] = {kind: [] for kind in counts}

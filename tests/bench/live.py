@@ -103,6 +103,10 @@ price_per_gpu_hour = {price}
 """
 
 
+#: more of the configuration, for one owner with thousands of jobs
+NO_LIMIT: Final = "[defaults.owner]\nmax_jobs = 0\n"
+
+
 class Daemon:
     """A daemon with a state directory of its own, with mock hosts of one node of eight GPUs each.
 

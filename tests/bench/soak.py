@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from figures import Json, at_least, at_most, many_files, median, no_collector, quantile, say, short
-from live import Daemon, Line, Member, call, daemon, new_key, processor_s, rss_kb
+from live import NO_LIMIT, Daemon, Line, Member, call, daemon, new_key, processor_s, rss_kb
 
 MEMBERS: Final = 5
 WAIT_S: Final = 30.0
@@ -113,8 +113,7 @@ class Group:
 
 async def _soak(folder: Path, size: Size) -> Json:
     hosts = [(f"h{number}", "rollout", 1.85) for number in range(size.groups)]
-    one_owners = f"[owners.team]\nmax_jobs = {size.groups * MEMBERS}\n"  # else a tenth is left to others
-    with daemon(folder, hosts, more=one_owners) as made:
+    with daemon(folder, hosts, more=NO_LIMIT) as made:
         began = time.monotonic()
         key = await new_key(made)
         lines = [await Line.tcp(made.port) for _ in range(AT_ONCE)]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from figures import Json, at_most, many_files, median, no_collector, say, short
-from live import Daemon, Line, Member, bare_server, call, daemon, new_key, processor_s, rss_kb
+from live import NO_LIMIT, Daemon, Line, Member, bare_server, call, daemon, new_key, processor_s, rss_kb
 
 WAIT_S: Final = 30.0
 STEADY_S: Final = 36.0
@@ -33,7 +33,7 @@ def run(budget_s: float, *, small: bool = False) -> Json:
 async def _run(folder: Path, clients: int, wait_s: float) -> Json:
     steady_s = STEADY_S * wait_s / WAIT_S
     hosts = [(f"h{number}", "rollout", 1.85) for number in range(clients // (MEMBERS - 1))]
-    with daemon(folder / "daemon", hosts) as made, bare_server(folder) as (bare, port):
+    with daemon(folder / "daemon", hosts, more=NO_LIMIT) as made, bare_server(folder) as (bare, port):
         waiters = await _jobs(made, await new_key(made), [host for host, *_ in hosts])
         count = len(waiters)
         say(f"waiting: {count} jobs are there, and {len(hosts)} that hold what they wait for")

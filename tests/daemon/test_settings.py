@@ -271,7 +271,7 @@ def test_the_core_gets_what_owners_may_have():
     config = load_settings(write(text)).to_core_config()
 
     limits = config.owners["team-a"]
-    assert (limits.share, limits.max_nodes, limits.max_priority, limits.max_jobs) == (3, 8, 5, 0)
+    assert (limits.share, limits.max_nodes, limits.max_priority, limits.max_jobs) == (3, 8, 5, 1_000)
     assert config.use_half_life_ms == 30 * 60 * 1000
 
 
@@ -283,7 +283,7 @@ def test_what_is_not_said_of_an_owner_is_as_the_defaults_say_it(monkeypatch):
     assert owners.get("nlp") == OwnerLimits(share=2, max_jobs=0, max_waiting=4, max_priority=3)
     assert owners.get("anybody") == OwnerLimits(share=1, max_jobs=7, max_waiting=4, max_priority=3)
     monkeypatch.delenv("ROLLMUX_DEFAULTS__OWNER__MAX_WAITING")
-    assert Settings().to_core_config().owners.get("anybody") == OwnerLimits(share=1)
+    assert Settings().to_core_config().owners.get("anybody") == OwnerLimits(share=1, max_jobs=1_000)
 
 
 def test_the_core_is_told_to_revoke_only_where_that_was_said():
