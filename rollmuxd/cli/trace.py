@@ -108,9 +108,9 @@ def _of_daemon(call: Call) -> Iterator[AnyFact]:
     while True:
         page = call.get("/v1/facts", after=after, limit=PAGE)
         yield from _read(((f"fact {fact['seq']}", fact) for fact in page["facts"]), "the daemon")
-        after = page["last"]
-        if len(page["facts"]) < PAGE:
+        if page["last"] == after:
             return
+        after = page["last"]
 
 
 def _of_lines(lines: Any) -> Iterator[AnyFact]:

@@ -58,7 +58,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.belongs import EVERYTHING, Belongs, Topic
 from rollmuxd.daemon.clock import Clock
-from rollmuxd.daemon.journal import AnyJournal, JournalFailed, Past
+from rollmuxd.daemon.journal import AnyJournal, JournalFailed, Past, until_large
 
 T = TypeVar("T")
 #: how often the writer looks whether a full disk has room again
@@ -308,7 +308,7 @@ class Driver:
     async def facts_after(
         self, seq: int, wait_ms: Millis, limit: int, topics: Collection[Topic] = (EVERYTHING,)
     ) -> tuple[list[tuple[int, AnyFact]], int]:
-        """Durable facts with numbers above ``seq``, and the number to ask after next.
+        """Durable facts with numbers above ``seq``, and the number to ask after next: fewer where they are large.
 
         Where there are none, waits up to ``wait_ms`` for one that has one of these ``topics``. What comes meanwhile and
         has none of them is passed over, so that it costs those who wait for something else nothing.
@@ -321,7 +321,8 @@ class Driver:
         if self._recent and self._recent[0][0] <= seq + 1:
             begins = seq + 1 - self._recent[0][0]
             # As they will be read from the journal: what is told of a fact does not depend on when one asks.
-            found = [(at, decode(encode(fact))) for at, fact in islice(self._recent, begins, begins + most)]
+            rows = ((at, encode(fact)) for at, fact in islice(self._recent, begins, begins + most))
+            found = [(at, decode(body)) for at, body in until_large(rows)]
         else:
             found = await self._journal.read(seq, most)
         return found, found[-1][0] if found else seq

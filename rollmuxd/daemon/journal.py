@@ -70,6 +70,8 @@ log = structlog.get_logger("rollmuxd.journal")
 RESERVE_BYTES: Final = 16_000_000
 #: snapshots kept: the newest, and one more in case this version cannot read it
 SNAPSHOTS_KEPT: Final = 2
+#: bytes of facts that are read at a time
+READ_BYTES: Final = 1_000_000
 #: SQLite's own limit is 32,766 parameters a statement, at five a row
 _ROWS_A_STATEMENT: Final = 4_000
 #: file systems on which SQLite's WAL does not work (its index is memory shared between processes of one machine)
@@ -354,7 +356,7 @@ class Journal:
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     async def read(self, after: int, limit: int) -> list[tuple[int, AnyFact]]:
-        """Up to ``limit`` facts with numbers above ``after``, on a connection of its own."""
+        """Up to ``limit`` facts with numbers above ``after``, fewer where they are large; on its own connection."""
         return await asyncio.get_running_loop().run_in_executor(self._reader_thread, self._read, after, limit)
 
     async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, AnyFact]]:
@@ -412,20 +414,23 @@ class Journal:
         if reader.passed:
             log.warning("facts_passed_over", facts=reader.passed, reason="a newer rollmuxd's; they change nothing")
 
-    def _ask(self, query: str, values: Sequence[object]) -> list[Any]:
+    def _ask(
+        self, query: str, values: Sequence[object], take: Callable[[Iterable[Any]], list[Any]] = list
+    ) -> list[Any]:
         try:
             if self._reader is None:
                 reader = self._connect(readonly=True)
                 self._decoder = Reader(reader, self.path)
                 self._reader = reader
-            return self._reader.execute(query, values).fetchall()
+            with closing(self._reader.execute(query, values)) as rows:
+                return take(rows)
         except sqlite3.Error as error:
             raise JournalFailed(f"{self.path} cannot be read: {error}") from error
 
     def _read(self, after: int, limit: int) -> list[tuple[int, AnyFact]]:
         query = "SELECT seq, CAST(body AS BLOB) FROM facts WHERE seq > ? ORDER BY seq LIMIT ?"
         # What is cut off and not swept yet is gone, too.
-        while rows := self._ask(query, (max(after, self.first - 1), limit)):
+        while rows := self._ask(query, (max(after, self.first - 1), limit), until_large):
             if found := journal_file.known_facts(self._decoder, rows):
                 return found
             after = rows[-1][0]
@@ -664,7 +669,7 @@ class MemoryJournal:
 
     async def read(self, after: int, limit: int) -> list[tuple[int, AnyFact]]:
         start = self._index(after)
-        return list(self._decoded(self._bodies[start : start + limit]))
+        return list(self._decoded(until_large(self._bodies[start : start + limit])))
 
     def load(self, *, snapshot: bool = True) -> Past:
         seq = max(self._snapshots, default=0) if snapshot else 0
@@ -690,6 +695,17 @@ class MemoryJournal:
 
 
 AnyJournal: TypeAlias = Journal | MemoryJournal
+
+
+def until_large(rows: Iterable[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """The first of these rows, until they have ``READ_BYTES`` bytes together."""
+    found, size = [], 0
+    for row in rows:
+        found.append(row)
+        size += len(row[1])
+        if size >= READ_BYTES:
+            break
+    return found
 
 
 # ---- where a journal may lie ----------------------------------------------------------------------------------------

@@ -7,19 +7,17 @@ moment. The copy is made of bytes: there is nothing by which the live state coul
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core.config import Config
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.estimates import iteration_ms, solo_ms
 from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis, PoolName
-from rollmuxd.core.policy import Policy
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.owners import scheduler_of
+from rollmuxd.daemon.question import Copy
 from rollmuxd.daemon.told import Told
 from rollmuxd.wire import answers as wire
 from rollmuxd.wire.plan import PlannedJob, PlannedPool, PlanPool, PlanView, Slowed
@@ -29,13 +27,10 @@ WISHES_TOLD = 10
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanQuestion:
     """Everything that a plan is made of."""
 
-    #: the encoded state (MessagePack)
-    state: bytes
-    config: Config
-    policy: Policy
+    copy: Copy
     owner: str
     user: str
     jobs: Sequence[JobSpec]
@@ -45,8 +40,12 @@ class Question:
     #: of which owners' jobs the caller may know the names
     may_read_of: Callable[[str], bool]
 
+    def answer(self) -> PlanView:
+        """The plan."""
+        return answer(self)
 
-def answer(asked: Question) -> PlanView:
+
+def answer(asked: PlanQuestion) -> PlanView:
     """The plan."""
     core = _core(asked)
     before = _slowdowns(core)
@@ -73,7 +72,7 @@ def answer(asked: Question) -> PlanView:
     ]
     return PlanView(
         on="pools" if asked.pools else asked.on,
-        policy=asked.policy.name,
+        policy=core.policy.name,
         jobs=jobs,
         slowed=slowed,
         pools=[PlannedPool(pool, *counts) for pool, counts in _pools(core.state, used_before).items()],
@@ -86,14 +85,14 @@ def answer(asked: Question) -> PlanView:
 # ---- where it is played ----------------------------------------------------------------------------------------------
 
 
-def _core(asked: Question) -> Scheduler:
+def _core(asked: PlanQuestion) -> Scheduler:
     """The scheduler that is asked."""
-    live: State = msgspec.msgpack.decode(asked.state, type=State)
     if not asked.pools and asked.on == "live":
-        return scheduler_of(asked.config, asked.policy, live)
+        return asked.copy.scheduler()
     if asked.pools:
         hosts, nodes = _made_up(asked.pools)
     else:
+        live = asked.copy.decoded()
         hosts = tuple(i.HostSpec(host.id, host.backend, host.ram_mb) for host in live.hosts.values())
         nodes = tuple(
             i.NodeSpec(
@@ -107,7 +106,7 @@ def _core(asked: Question) -> Scheduler:
             )
             for node in live.nodes.values()
         )
-    core = scheduler_of(asked.config, asked.policy, State())
+    core = scheduler_of(asked.copy.config, asked.copy.fresh_policy(), State())
     core.handle(i.Start(hosts, nodes), asked.now)
     for host in hosts:
         gpus = tuple(i.GpuSight(gpu, 0) for node in nodes if node.host == host.id for gpu in node.gpus)
@@ -135,7 +134,9 @@ def _made_up(pools: Mapping[str, PlanPool]) -> tuple[tuple[i.HostSpec, ...], tup
     return tuple(hosts), tuple(nodes)
 
 
-def _register(core: Scheduler, asked: Question, spec: JobSpec, placed: dict[JobId, f.JobPlaced]) -> JobId | Rejected:
+def _register(
+    core: Scheduler, asked: PlanQuestion, spec: JobSpec, placed: dict[JobId, f.JobPlaced]
+) -> JobId | Rejected:
     """Let one job come. One of its name that is there goes on, and this is another."""
     name = spec.name
     while (known := core.state.job_named(asked.owner, name)) is not None and known.live:
@@ -156,7 +157,7 @@ def _refused(name: str, why: Rejected) -> PlannedJob:
 
 
 def _planned(
-    told: Told, name: str, id: JobId, placed: f.JobPlaced | None, wishes: list[wire.Reason], asked: Question
+    told: Told, name: str, id: JobId, placed: f.JobPlaced | None, wishes: list[wire.Reason], asked: PlanQuestion
 ) -> PlannedJob:
     core, state = told.core, told.core.state
     job = state.jobs[id]
@@ -184,7 +185,7 @@ def _planned(
     )
 
 
-def _name(job: Job, asked: Question) -> str:
+def _name(job: Job, asked: PlanQuestion) -> str:
     return job.spec.name if asked.may_read_of(job.owner) else ""
 
 

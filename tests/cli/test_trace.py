@@ -115,7 +115,7 @@ def test_without_a_file_the_daemon_is_asked_page_by_page(rollmuxd, daemon, monke
     monkeypatch.setattr(trace_command, "PAGE", 3)
     daemon["GET /v1/facts"] = feed()
     rollmuxd(f"trace export {tmp_path}/out.json")
-    assert [sent["after"] for _, _, sent in daemon.asked] == [0, 3, 6]
+    assert [sent["after"] for _, _, sent in daemon.asked] == [0, 3, 6, 7]
     assert shown() == WHOLE
 
 

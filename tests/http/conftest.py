@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,6 +18,7 @@ from rollmuxd.daemon.app import make_policy
 from rollmuxd.daemon.channel import ChannelHub
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.driver import Driver
+from rollmuxd.daemon.http import background
 from rollmuxd.daemon.http.app import make_app
 from rollmuxd.daemon.journal import MemoryJournal
 from rollmuxd.daemon.keys import Role, new_key
@@ -253,3 +255,32 @@ def send_raw() -> Callable[..., Any]:
         return sent
 
     return send_raw
+
+
+class HeldQuestions:
+    """Processes that answer questions, and do not begin before they may."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that there have been."""
+        return [int(file.name) for file in self.folder.iterdir() if file.name.isdigit()]
+
+    def let_go(self) -> None:
+        (self.folder / "go").touch()
+
+    async def have_begun(self, number: int) -> None:
+        while len(self.pids) < number:
+            await anyio.sleep(0.01)
+
+
+@pytest.fixture
+def held_questions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> HeldQuestions:
+    """Questions from now on wait for ``let_go``."""
+    folder = tmp_path / "questions"
+    folder.mkdir()
+    script = f'cd {folder}; touch $$; until [ -e go ]; do sleep 0.05; done; exec "$@"'
+    monkeypatch.setattr(background, "_COMMAND", ("/bin/sh", "-c", script, "sh", *background._COMMAND))
+    return HeldQuestions(folder)

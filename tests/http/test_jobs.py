@@ -2,15 +2,12 @@
 
 import asyncio
 import re
-import threading
 from functools import partial
 
 import anyio
-import anyio.to_thread
 import pytest
 
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.explain import Explainer
 from rollmuxd.core.model import Job, JobSpec, JobStatus, NodeStatus, PhaseSpec, SessionStatus, Want
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
@@ -459,27 +456,19 @@ async def test_an_older_session_is_not_on_the_line_any_more(running):
         assert answer.status_code == 409
 
 
-async def test_the_loop_goes_on_while_it_is_thought_about_what_would_let_a_job_in(running, monkeypatch):
-    thinking, go_on, explained = threading.Event(), threading.Event(), []
-    wishes = Explainer.wishes
-
-    def slowly(explainer, job):
-        thinking.set()
-        assert go_on.wait(20)
-        return wishes(explainer, job)
-
+async def test_the_loop_continues_while_a_process_finds_out_what_would_let_a_job_in(running, held_questions):
+    explained = []
     async with running() as world, world.client() as client:
         await world.job(client, "first", slo=1.0)
         waiting = (await world.job(client, "second", phases=LONGER, slo=1.0)).id
-        monkeypatch.setattr(Explainer, "wishes", slowly)
 
         async def explain():
             explained.append((await client.get(f"/v1/jobs/{waiting}/explain")).json())
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(explain)
-            assert await anyio.to_thread.run_sync(thinking.wait, 20)
+            await held_questions.have_begun(1)
             assert (await client.get("/v1/jobs")).status_code == 200
             assert explained == []
-            go_on.set()
+            held_questions.let_go()
     assert explained[0]["wishes"]

@@ -200,7 +200,7 @@ async def test_a_body_too_large_is_413_whether_it_says_its_length_or_not(running
 
     async with running(limits={"max_body_mb": 0.1}) as world, world.client() as client:
         for content in (b" " * 200_000, pieces()):
-            answer = await client.post("/v1/jobs", content=content)
+            answer = await client.post("/v1/plan", content=content)
             assert answer.status_code == 413
             assert answer.json()["data"]["limit"] == 100_000
 
@@ -217,7 +217,7 @@ async def test_no_more_of_a_body_that_is_too_large_is_read_than_shows_it(running
             return {"type": "http.request", "body": b" " * 40_000, "more_body": True}
 
         headers = {"authorization": f"Bearer {world.secrets['alice']}", **headers}
-        sent = await send_raw(world.app, "POST", "/v1/jobs", receive, headers=headers)
+        sent = await send_raw(world.app, "POST", "/v1/plan", receive, headers=headers)
         assert sent[0]["status"] == 413
         assert pieces == read
 

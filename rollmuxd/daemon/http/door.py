@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import ssl
-from asyncio import sslproto
+from asyncio import selector_events, sslproto
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -34,6 +34,8 @@ HANDSHAKE_S: Final = 10.0
 
 # asyncio keeps a buffer of this size for each TLS connection. With its own 256 kB, it is most of what one costs.
 sslproto.SSLProtocol.max_size = 32 * 1024
+# What is read at once of a connection is kept until its call is heard; asyncio itself reads 256 kB.
+selector_events._SelectorSocketTransport.max_size = 32 * 1024  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 class Places:

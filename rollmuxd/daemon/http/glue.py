@@ -45,6 +45,7 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon.access import PEER_EXTENSION, Caller, FailedLogins, Gate, NotKnown, Peer, Rates
 from rollmuxd.daemon.driver import Unavailable
 from rollmuxd.daemon.http import problems
+from rollmuxd.daemon.http.limits import PAGES, Bodies, Lines, Questions, check_integers
 from rollmuxd.daemon.http.problems import Refusal, problem_of
 from rollmuxd.daemon.http.sites import Sites
 from rollmuxd.daemon.http.why import WhyJobsWait
@@ -138,6 +139,12 @@ class Shared:
     failures: Seldom = field(default_factory=Seldom)
     #: why waiting jobs wait
     why: WhyJobsWait = field(default_factory=WhyJobsWait)
+    #: plans and explanations that are made now
+    questions: Questions = field(default_factory=Questions)
+    #: pages of facts that are made now
+    pages: Lines = field(default_factory=lambda: Lines(PAGES, "pages of facts"))
+    #: bodies that have arrived in part
+    bodies: Bodies = field(default_factory=Bodies)
     #: calls that wait for facts now, by owner
     facts_waiting: dict[str, int] = field(default_factory=dict)
     #: requests that calls attend now, by (job, request id): the last call to go detaches the slot
@@ -308,6 +315,8 @@ class Endpoint:
     decoder: msgspec.json.Decoder[Any] | None
     #: fields of the body that are kept, and that hold any text
     words: tuple[str, ...]
+    #: bytes of the body at most, where that is less than is configured; 0: as configured
+    max_body: int = 0
 
     @property
     def format_path(self) -> str:
@@ -332,10 +341,11 @@ class Endpoint:
         elif scope["query_string"]:
             _decode_query(Query, scope["query_string"])
         if self.decoder is not None:
-            raw = await _read_body(scope, receive, shared.body_limit)
+            most = min(self.max_body or shared.body_limit, shared.body_limit)
+            raw = await _read_body(shared, caller, scope, receive, most)
             arguments["body"] = self._written(_decode_body(self.decoder, raw, optional=self.body_optional))
         elif self.method != "GET":
-            _decode_body(_NO_BODY, await _read_body(scope, receive, shared.body_limit), optional=True)
+            _decode_body(_NO_BODY, await _read_body(shared, caller, scope, receive, shared.body_limit), optional=True)
         call = Call(shared, caller, request_id, self.status, self.handler.__name__, scope, receive)
         try:
             answer = await self.handler(call, **arguments)
@@ -382,6 +392,7 @@ class Routes:
         also: tuple[int, ...] = (),
         problems: tuple[int, ...] = (),
         produces: tuple[str, ...] = (),
+        max_body: int = 0,
     ) -> Callable[[HandlerT], HandlerT]:
         def add(handler: HandlerT) -> HandlerT:
             hints = get_type_hints(handler, include_extras=True)
@@ -405,6 +416,7 @@ class Routes:
                     also=also,
                     decoder=None if body is None else msgspec.json.Decoder(body),
                     words=() if body is None else tuple(name for name in _WORDS if name in body.__struct_fields__),
+                    max_body=max_body,
                 )
             )
             return handler
@@ -591,7 +603,7 @@ def _request_id(scope: Scope) -> str:
     return f"{_THIS_DAEMON}{next(_numbers):08x}"
 
 
-async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+async def _read_body(shared: Shared, caller: Caller, scope: Scope, receive: Receive, limit: int) -> bytes:
     kind = _header(scope, b"content-type")
     if kind is not None and (media := kind.partition(";")[0].strip().lower()) != "application/json":
         raise Refusal(problems.BAD_TYPE, f"the body is {media or 'nothing'}, and this takes application/json")
@@ -601,15 +613,20 @@ async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     message = await receive()
     body: bytes = message.get("body", b"")
     if message.get("more_body", False):
-        parts, size = [body], len(body)
-        while message.get("more_body", False):
-            message = await receive()
-            part = message.get("body", b"")
-            size += len(part)
-            if size > limit:
-                raise _too_large(limit)
-            parts.append(part)
-        body = b"".join(parts)
+        come = bytearray()
+        try:
+            while True:
+                if len(come) + len(body) > limit:
+                    raise _too_large(limit)
+                shared.bodies.add(caller.owner, len(body))
+                come += body
+                if not message.get("more_body", False):
+                    break
+                message = await receive()
+                body = message.get("body", b"")
+        finally:
+            shared.bodies.free(caller.owner, len(come))
+        body = bytes(come)
     if message["type"] == "http.disconnect":
         raise ClientGone
     if len(body) > limit:
@@ -617,11 +634,15 @@ async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     return body
 
 
+#: what an integer beyond 2^53 looks like, and few other parts of bodies
+_LONG_NUMBER = re.compile(rb"[0-9]{16}")
 _NO_BODY = msgspec.json.Decoder(Nothing)
 
 
 def _decode_body(decoder: msgspec.json.Decoder[Any], raw: bytes, *, optional: bool) -> Any:
     try:
+        if _LONG_NUMBER.search(raw):
+            check_integers(raw)
         return decoder.decode(raw or b"{}") if optional else decoder.decode(raw)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), "body") from None
@@ -630,7 +651,8 @@ def _decode_body(decoder: msgspec.json.Decoder[Any], raw: bytes, *, optional: bo
 
 
 def _too_large(limit: int) -> Refusal:
-    return Refusal(problems.TOO_LARGE, f"a body may have {limit} bytes here", data={"limit": limit})
+    headers = (("connection", "close"),)  # the rest of the body is not read
+    return Refusal(problems.TOO_LARGE, f"a body may have {limit} bytes here", data={"limit": limit}, headers=headers)
 
 
 def _decode_part(name: str, text: str, shape: Any) -> Any:

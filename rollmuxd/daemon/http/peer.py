@@ -208,6 +208,7 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._whole.flush()
+        self.cycle.body = bytearray()  # what has come of a body that was refused
         super().on_response_complete()
         if self._ahead and not self.pipeline:
             self.data_received(b"")

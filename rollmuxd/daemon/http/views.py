@@ -1,6 +1,7 @@
 """The core's state as the wire shows it. Pure: each view is made between two inputs, from one consistent state."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ from rollmuxd.core.model import (
     JobStatus,
     Millis,
     Node,
+    NodeId,
     NodeStatus,
     PhaseSpec,
     PhaseTimes,
@@ -30,6 +32,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon.access import Caller
 from rollmuxd.daemon.actuator import Seen
 from rollmuxd.daemon.http import answers
+from rollmuxd.daemon.question import Copy
 from rollmuxd.daemon.told import Told
 from rollmuxd.wire import answers as wire
 
@@ -148,6 +151,22 @@ def explanation(told: Told, job: Job, now: Millis) -> wire.Explanation:
         would_start_with=[wish.text for wish in wishes if wish.code != "departure"],
         wishes=told.reasons(wishes),
     )
+
+
+@dataclass(frozen=True)
+class ExplainQuestion:
+    """Why a job waits, and what would let it in, which takes a hundred tries at placing it."""
+
+    copy: Copy
+    job: JobId
+    now: Millis
+    may_read_of: Callable[[str], bool]
+    configured: frozenset[NodeId]
+
+    def answer(self) -> wire.Explanation:
+        """The explanation."""
+        core = self.copy.scheduler()
+        return explanation(Told(core, self.may_read_of, self.configured), core.state.job(self.job), self.now)
 
 
 def _planned_slowdown(job: Job, group: Group | None) -> float | None:

@@ -275,8 +275,14 @@ export class Known {
         const until = history.after;
         const after = Math.max(this.me.first - 1, until - PAGE);
         const began = performance.now();
-        const page = await this.api.get("/v1/facts", { after: after || undefined, until, limit: PAGE }, signal);
-        this._take(page.facts, after, until);
+        const facts = [];
+        for (let last = after, before; last < until && last !== before; ) {
+          before = last;
+          const page = await this.api.get("/v1/facts", { after: last || undefined, until, limit: PAGE }, signal);
+          facts.push(...page.facts); // a page ends early where facts are large
+          last = page.last;
+        }
+        this._take(facts, after, until);
         this.news();
         await pause(Math.max(20, performance.now() - began), signal);
       }

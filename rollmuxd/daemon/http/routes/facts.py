@@ -1,5 +1,6 @@
 """The journal as a feed."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 from rollmuxd.core.errors import TooMany
 from rollmuxd.daemon.access import find_job
 from rollmuxd.daemon.belongs import wanted
-from rollmuxd.daemon.http import problems
+from rollmuxd.daemon.http import limits, problems
 from rollmuxd.daemon.http.glue import Call, ClientGone, Parked, Query, Routes
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routes._query import Id
@@ -21,7 +22,7 @@ from rollmuxd.wire.answers import FactsPage
 routes = Routes("facts")
 
 #: facts that are read at a time while they are sifted
-BATCH = 1_000
+BATCH = 100
 #: what a call may take beyond its ``wait_ms``, reading
 READ_S = 60.0
 #: fields of facts that hold sentences
@@ -49,6 +50,8 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     ``job``: only what is about this job, named by its id or its name. ``audit``: only what operators did and who could
     not log in, which admins are shown, and which is kept for longer.
 
+    A page has fewer than ``limit`` facts where they are large: it ends after 2 MB.
+
     Facts that were compacted away are 410, with the number of the first one that is there; ``after=0`` begins with it.
     More calls of one owner that wait at the same time than ``limits.max_facts_waiting`` are 429.
     """
@@ -62,6 +65,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     topics = wanted(call.caller, job=of, audit=query.audit)
     journal = call.services.journal
     found: list[dict[str, Any]] = []
+    size = 0
     last = query.after
     if last > driver.durable_seq:
         raise Refusal(
@@ -82,23 +86,40 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     give_up = anyio.current_time() + query.wait_ms / 1000
     until = query.until or 2**63
 
-    async def collect() -> None:
-        nonlocal last
-        while len(found) < query.limit and last < until:
-            wait_ms = 0 if found or query.until else max(0, round((give_up - anyio.current_time()) * 1000))
-            most = min(BATCH, query.limit, until - last)
-            batch, following = await driver.facts_after(last, wait_ms, most, topics)
-            _there(journal.first, last)
-            shown = call.told(driver.scheduler)
-            for seq, fact in batch:
-                last = seq
-                if not topics.isdisjoint(driver.belongs.topics(fact, driver.scheduler.state)):
-                    found.append({"seq": seq, **_told(msgspec.to_builtins(fact), shown)})
-                    if len(found) == query.limit:
-                        return
+    def is_full() -> bool:
+        return len(found) >= query.limit or size >= limits.PAGE or last >= until
+
+    async def take(wait_ms: int) -> float:
+        """Take in the facts that follow; the seconds for which that held the loop up."""
+        nonlocal last, size
+        batch, following = await driver.facts_after(last, wait_ms, min(BATCH, until - last), topics)
+        _there(journal.first, last)
+        began = time.perf_counter()
+        shown = call.told(driver.scheduler)
+        for seq, fact in batch:
+            last = seq
+            if not topics.isdisjoint(driver.belongs.topics(fact, driver.scheduler.state)):
+                found.append({"seq": seq, **_told(msgspec.to_builtins(fact), shown)})
+                size += len(msgspec.json.encode(fact))
+                if is_full():
+                    break
+        else:
             last = max(last, following)
-            if not batch and (wait_ms == 0 or driver.draining.is_set()):
+        return time.perf_counter() - began
+
+    async def collect() -> None:
+        while not is_full():
+            if last < driver.durable_seq:
+                async with call.shared.pages.turn(call.caller.owner):
+                    held_s = await take(0)
+                    while not is_full() and last < driver.durable_seq:
+                        await anyio.sleep(limits.PAGE_PAUSE * held_s)
+                        held_s = await take(0)
+                continue
+            wait_ms = 0 if found or query.until else max(0, round((give_up - anyio.current_time()) * 1000))
+            if wait_ms == 0 or driver.draining.is_set():
                 return
+            await take(wait_ms)
 
     with _one_of(call, query.wait_ms):
         if await call.park(collect, query.wait_ms / 1000 + READ_S) is Parked.GONE:

@@ -6,15 +6,16 @@ from functools import partial
 from msgspec import UNSET, UnsetType
 
 from rollmuxd.core import model
-from rollmuxd.core.errors import Conflict, Impossible, RunAlive, TooMany
+from rollmuxd.core.errors import Conflict, Impossible, RunAlive
 from rollmuxd.core.inputs import EndJob, PauseJob, RegisterJob, ReinstateJob, ResumeJob
 from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access import Caller, Forbidden, check_act, find_job
 from rollmuxd.daemon.http import views
-from rollmuxd.daemon.http.aside import ask_copy, packed
+from rollmuxd.daemon.http.background import ask, copy_of
 from rollmuxd.daemon.http.glue import Call, Query, Routes, status_of_job
+from rollmuxd.daemon.http.limits import REGISTRATION
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.keys import Role
 from rollmuxd.daemon.settings import DefaultsTable
@@ -37,9 +38,12 @@ class JobsQuery(Query, frozen=True):
     after: Id | UnsetType = UNSET
 
 
-@routes.post("/v1/jobs", status=201, also=(200,), problems=(*BODY, 409, 429))
+@routes.post("/v1/jobs", status=201, also=(200,), problems=(*BODY, 409, 429), max_body=REGISTRATION)
 async def register_job(call: Call, body: RegisterBody) -> JobView:
-    """Register a job, or a new run of it. 200 instead of 201: this idempotency key's run was registered before."""
+    """Register a job, or a new run of it. 200 instead of 201: this idempotency key's run was registered before.
+
+    The body has at most 32,000 bytes: the daemon keeps it in memory and in the journal.
+    """
     caller = call.caller
     if body.launch is not None and caller.role is not Role.ADMIN:
         raise Forbidden(
@@ -59,8 +63,6 @@ async def register_job(call: Call, body: RegisterBody) -> JobView:
     )
     core = call.services.driver.scheduler
     known = core.state.job_named(caller.owner, body.name)
-    if known is None or known.status is JobStatus.ENDED:
-        _leave_some(call, core.state)
     anothers = known is not None and known.status is not JobStatus.ENDED and not caller.owns(known)
     try:
         if anothers or body.launch is not None or runs:  # a lead takes another's place, or an admin has something run
@@ -75,24 +77,6 @@ async def register_job(call: Call, body: RegisterBody) -> JobView:
         call.status = 200
     assert answer.job is not None
     return await _show(call, answer.job)
-
-
-def _leave_some(call: Call, state: State) -> None:
-    """Refuse an owner of whom the settings do not say how many jobs it may have, where it would take the last tenth.
-
-    That is for other owners, who would be refused else, and for admins, who are not counted.
-    """
-    settings, owner = call.services.settings, call.caller.owner
-    limit = settings.limits.max_jobs
-    most = max(1, limit - max(1, limit // 10))
-    if call.caller.admin or len(state.jobs) - len(state.ended) < most or settings.owner_limits(owner).max_jobs:
-        return
-    number = sum(job.owner == owner and job.status is not JobStatus.ENDED for job in state.jobs.values())
-    if number >= most:
-        raise TooMany(
-            f"owner {owner} has {number} of the {limit} jobs that there may be (limits.max_jobs), and the rest is left "
-            f"to others; end one, or have a limit of its own set (owners.{owner}.max_jobs)"
-        )
 
 
 @routes.get("/v1/jobs")
@@ -134,25 +118,23 @@ async def get_job(call: Call, job: str) -> JobView:
     return await call.read(lambda core, now: _view(call, core, find_job(core.state, call.caller, job), now))
 
 
-@routes.get("/v1/jobs/{job}/explain", problems=(404,))
+@routes.get("/v1/jobs/{job}/explain", problems=(404, 422, 429))
 async def explain_job(call: Call, job: str) -> Explanation:
-    """Why it waits, or where it sits and why: as data and as sentences."""
+    """Why it waits, or where it sits and why: as data and as sentences.
 
-    def look(core: Scheduler, now: Millis) -> Explanation | tuple[JobId, Millis, bytes]:
+    Too many explanations of one owner's waiting jobs at a time are 429.
+    """
+
+    def look(core: Scheduler, now: Millis) -> Explanation | None:
         known = find_job(core.state, call.caller, job)
-        if known.status is not JobStatus.WAITING:
-            return views.explanation(call.told(core), known, now)
-        return known.id, now, packed(core.state)
+        return None if known.status is JobStatus.WAITING else views.explanation(call.told(core), known, now)
+
+    def question(core: Scheduler, now: Millis) -> views.ExplainQuestion:
+        known, configured = find_job(core.state, call.caller, job), call.services.driver.configured
+        return views.ExplainQuestion(copy_of(call, core), known.id, now, call.caller.may_read_of, configured)
 
     found = await call.read(look)
-    if isinstance(found, Explanation):
-        return found
-    waiting, now, state = found  # what would let it in takes a hundred tries at placing it
-
-    def think(core: Scheduler) -> Explanation:
-        return views.explanation(call.told(core), core.state.job(waiting), now)
-
-    return await ask_copy(call, state, think)
+    return await ask(call, question) if found is None else found
 
 
 @routes.post("/v1/jobs/{job}/pause", problems=(404, 409))

@@ -1,8 +1,11 @@
 """What would happen if these jobs came."""
 
+from rollmuxd.core.model import Millis
+from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon import plan
-from rollmuxd.daemon.http.aside import aside, fresh_policy, packed
+from rollmuxd.daemon.http.background import ask, copy_of
 from rollmuxd.daemon.http.glue import Call, Routes
+from rollmuxd.daemon.http.limits import check_plan
 from rollmuxd.daemon.http.routes._query import BODY
 from rollmuxd.daemon.http.routes.jobs import job_spec
 from rollmuxd.wire.plan import PlanBody, PlanView
@@ -10,28 +13,29 @@ from rollmuxd.wire.plan import PlanBody, PlanView
 routes = Routes("plan")
 
 
-@routes.post("/v1/plan", problems=BODY)
+@routes.post("/v1/plan", problems=(*BODY, 429))
 async def make_plan(call: Call, body: PlanBody) -> PlanView:
     """Where these jobs would be placed if they came now, in this order; what it would cost, and whom it would slow.
 
-    Nothing changes. ``on=empty``: on the nodes that there are, without the jobs; ``pools``: on nodes made up.
-    Jobs that would wait are told why, and (the first ten) what would let them in.
+    Nothing changes. ``on=empty``: on the nodes that there are, without the jobs; ``pools``: on nodes made up, of which
+    there are at most 5,000, and their GPUs times the jobs are at most a million. Jobs that would wait are told why, and
+    (the first ten) what would let them in. An answer that takes more than 20 s of processor time is 422, and too many
+    plans of one owner at a time are 429.
     """
-    services, caller = call.services, call.caller
-    settings = services.settings
-    specs = [job_spec(job, settings.defaults) for job in body.jobs]
-    state, config, now = await call.read(lambda core, now: (packed(core.state), core.config, now))
+    check_plan(body)
+    caller, defaults = call.caller, call.services.settings.defaults
+    specs = [job_spec(job, defaults) for job in body.jobs]
 
-    asked = plan.Question(
-        state=state,
-        config=config,
-        policy=fresh_policy(settings),
-        owner=caller.owner,
-        user=caller.user,
-        jobs=specs,
-        on=body.on,
-        pools=body.pools,
-        now=now,
-        may_read_of=caller.may_read_of,
-    )
-    return await aside(lambda: plan.answer(asked))
+    def look(core: Scheduler, now: Millis) -> plan.PlanQuestion:
+        return plan.PlanQuestion(
+            copy=copy_of(call, core),
+            owner=caller.owner,
+            user=caller.user,
+            jobs=specs,
+            on=body.on,
+            pools=body.pools,
+            now=now,
+            may_read_of=caller.may_read_of,
+        )
+
+    return await ask(call, look)

@@ -1,0 +1,153 @@
+"""What the calls of one owner may cost: the sizes of numbers, bodies and answers, and how many questions wait.
+
+:mod:`~rollmuxd.daemon.http.glue` applies the limits of every call, the routes those of their own answers.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from rollmuxd.daemon.http import problems
+from rollmuxd.daemon.http.problems import Refusal
+from rollmuxd.wire.plan import PlanBody
+
+#: the largest integer of a body, and the smallest below zero: JSON readers that use doubles hold it exactly
+INTEGER: Final = 2**53
+#: bytes of a registration's body; the daemon keeps its content in memory and in the journal
+REGISTRATION: Final = 32_000
+#: bytes of one owner's bodies that have arrived in part and not to their end
+BODIES: Final = 8_000_000
+#: bytes of the facts in a page, after which it ends
+PAGE: Final = 2_000_000
+#: pages of one owner that are made or wait
+PAGES: Final = 100
+#: while a page is made, the loop has so many times longer for others
+PAGE_PAUSE: Final = 3
+#: made-up nodes of a plan, and its made-up GPUs times its jobs
+PLANNED_NODES: Final = 5_000
+PLANNED: Final = 1_000_000
+#: questions of one owner that are answered or wait; the first of them competes with other owners' questions
+QUESTIONS: Final = 4
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def check_integers(raw: bytes) -> None:
+    """Refuse a body with an integer beyond ``INTEGER``. Raises msgspec's errors for what is not JSON."""
+    for path, value in _integers(msgspec.json.decode(raw), ""):
+        if abs(value) > INTEGER:
+            raise Refusal(
+                problems.INVALID,
+                f"body: {path or 'the number'}: an integer must be from -2^53 to 2^53; send a smaller one",
+                data={"in": "body", "field": path, "limit": INTEGER},
+            )
+
+
+def _integers(value: Any, path: str) -> Iterator[tuple[str, int]]:
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _integers(part, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            yield from _integers(part, f"{path}[{number}]")
+    elif type(value) is int:
+        yield path, value
+
+
+def check_plan(body: PlanBody) -> None:
+    """Refuse a plan on more made-up nodes or GPUs than can be planned for."""
+    nodes = sum(pool.nodes for pool in body.pools.values())
+    gpus = sum(pool.nodes * pool.gpus for pool in body.pools.values())
+    if nodes > PLANNED_NODES or gpus * len(body.jobs) > PLANNED:
+        raise Refusal(
+            problems.INVALID,
+            f"body: pools: {nodes} nodes with {gpus} GPUs for {len(body.jobs)} jobs; a plan has at most "
+            f"{PLANNED_NODES} made-up nodes, and {PLANNED} GPUs times jobs: plan for fewer of them at a time",
+            data={"in": "body", "field": "pools"},
+        )
+
+
+# ---- bodies ----------------------------------------------------------------------------------------------------------
+
+
+class Bodies:
+    """How many bytes of bodies have arrived of calls that are not complete, by owner."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, int] = {}
+
+    def add(self, owner: str, size: int) -> None:
+        """Count bytes that have arrived. Raises Refusal where the owner's other calls hold too many."""
+        if (held := self._held.get(owner, 0)) + size > BODIES:
+            raise Refusal(
+                problems.TOO_FAST,
+                f"{held} bytes of bodies of owner {owner} have arrived in calls that are not complete, and the limit "
+                f"is {BODIES}; complete those calls first, and try again",
+                data={"limit": BODIES},
+                headers=(("retry-after", "5"), ("connection", "close")),  # the rest of the body is not read
+            )
+        self._held[owner] = held + size
+
+    def free(self, owner: str, size: int) -> None:
+        """A call is complete, or over."""
+        left = self._held.pop(owner, 0) - size
+        if left > 0:
+            self._held[owner] = left
+
+
+# ---- turns -----------------------------------------------------------------------------------------------------------
+
+
+class _Line:
+    """The calls of one owner: the first one has its turn."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.first = anyio.Lock()
+
+
+class Lines:
+    """One call of each owner at a time has its turn; ``most`` of an owner's may have it or wait for it."""
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most, self._what = most, what
+        self._lines: dict[str, _Line] = {}
+
+    @asynccontextmanager
+    async def turn(self, owner: str) -> AsyncIterator[None]:
+        """Wait for the turn of a call. Raises Refusal where too many of the owner's calls wait already."""
+        line = self._lines.setdefault(owner, _Line())
+        if line.length >= self._most:
+            raise Refusal(
+                problems.TOO_FAST,
+                f"{line.length} {self._what} of owner {owner} are being made or wait, which is the limit; try again "
+                "when one of them is answered",
+                data={"limit": self._most},
+                headers=(("retry-after", "2"),),
+            )
+        line.length += 1
+        try:
+            async with line.first:
+                yield
+        finally:
+            line.length -= 1
+            if not line.length:
+                del self._lines[owner]
+
+
+class Questions(Lines):
+    """Of all questions one at a time is answered. Each owner has one that waits for that."""
+
+    def __init__(self) -> None:
+        super().__init__(QUESTIONS, "plans and explanations")
+        self._one = anyio.Lock()
+
+    @asynccontextmanager
+    async def turn(self, owner: str) -> AsyncIterator[None]:
+        """Wait for the turn of a question. Raises Refusal where too many of the owner's wait already."""
+        async with super().turn(owner), self._one:
+            yield

@@ -1,0 +1,87 @@
+"""A question that takes long, and the process that answers it: ``python -m rollmuxd.daemon.question``.
+
+The process reads one pickled question, writes its answer as JSON, and ends. Its processor time and its memory are
+limited by the kernel, so that no question costs more than that, whatever a policy does.
+"""
+
+import os
+import pickle
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+
+from rollmuxd.core.config import Config
+from rollmuxd.core.policy import Policy
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.state import State
+from rollmuxd.daemon.owners import scheduler_of
+from rollmuxd.spi import discovery
+
+T_co = TypeVar("T_co", covariant=True)
+
+#: seconds of processor time that an answer may take
+CPU_S: Final = 20
+#: bytes of memory
+MEMORY: Final = 1_000_000_000
+#: bytes of an answer
+ANSWER: Final = 8_000_000
+#: the exit status where the memory was not enough, or the answer is too large
+TOO_LARGE: Final = 3
+#: how much less than the daemon the process gets of a busy processor (see ``man nice``)
+NICE: Final = 5
+
+
+class Question(Protocol[T_co]):
+    """What can be pickled and answered."""
+
+    def answer(self) -> T_co:
+        """The answer, which can be encoded as JSON."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A scheduler, without what is not in the journal: leases, and which calls attend which requests."""
+
+    #: encoded with the journal's codec
+    state: bytes
+    config: Config
+    #: the policy's name, and its keyword arguments
+    policy: str
+    options: Mapping[str, Any]
+
+    def fresh_policy(self) -> Policy:
+        """The policy, which has derived nothing yet."""
+        policy: Policy = discovery.find_policy(self.policy)(**self.options)
+        return policy
+
+    def decoded(self) -> State:
+        """The state."""
+        return msgspec.json.decode(self.state, type=State)
+
+    def scheduler(self) -> Scheduler:
+        """A scheduler in this state."""
+        return scheduler_of(self.config, self.fresh_policy(), self.decoded())
+
+
+def main() -> int:
+    """Answer the question on stdin; the exit status."""
+    os.nice(NICE)
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    packed = sys.stdin.buffer.read()
+    try:
+        answer = msgspec.json.encode(pickle.loads(packed).answer())  # noqa: S301  (the daemon's own)
+    except MemoryError:
+        return TOO_LARGE
+    if len(answer) > ANSWER:
+        return TOO_LARGE
+    sys.stdout.buffer.write(answer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,279 @@
+"""What one owner's calls may cost: the numbers in them, their bodies, their answers, and the questions they ask."""
+
+import asyncio
+import os
+import sys
+from functools import partial
+
+import anyio
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from rollmuxd.daemon import journal, question
+from rollmuxd.daemon.http import background, limits
+from rollmuxd.daemon.http.routes import jobs, plan
+
+pytestmark = pytest.mark.asyncio
+
+#: a limit that only a defect reaches
+FOREVER_S = 300
+ROLLOUT = "h1/gpu0-1"
+
+
+def waiting_job(body_of_job, **more):
+    """A job that waits beside another one: it wants a node for itself."""
+    phases = [
+        {"name": "rollout", "pools": ["rollout"], "seconds": 30},
+        {"name": "train", "pools": ["train"], "seconds": 5},
+    ]
+    return body_of_job("second", phases=phases, slo=1.0, **more)
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [str(2**53 + 1), str(2**64), str(-(2**64)), "1" + 400 * "0", "1" + 5000 * "0"])
+async def test_an_integer_beyond_2_to_the_53_is_refused_by_name_and_nothing_is_registered(running, body_of_job, number):
+    async with running() as world, world.client() as client:
+        registration = body_of_job("math", states={"rollout": {"options": {"x": "HERE"}}})
+        body = httpx.Request("POST", "http://x", json=registration).content.replace(b'"HERE"', number.encode())
+        headers = {"content-type": "application/json"}
+        answer = await client.post("/v1/jobs", content=body, headers=headers)
+        assert answer.status_code == 422, answer.text
+        if len(number) < 4000:  # longer ones cannot even be read
+            assert answer.json()["data"]["field"] == "states.rollout.options.x"
+            assert "2^53" in answer.json()["detail"]
+        ended = await client.request(
+            "DELETE", "/v1/jobs/math", content=b'{"run": %s}' % number.encode(), headers=headers
+        )
+        assert ended.status_code == 422
+        assert not world.state.jobs
+
+
+async def test_integers_up_to_2_to_the_53_and_texts_of_many_digits_are_taken(running, body_of_job):
+    async with running() as world, world.client() as client:
+        world.services.drivers["channel"] = TakesAnything()
+        options = {"most": 2**53, "least": -(2**53), "text": "9" * 40, "real": 1e30}
+        body = body_of_job("math", states={"rollout": {"options": options}}, idempotency_key="1" * 50)
+        job = (await client.post("/v1/jobs", json=body)).json()["job"]
+        assert dict(world.state.jobs[job].spec.states[0].options) == options
+
+
+async def test_whatever_number_the_journal_holds_plans_and_explanations_are_made(running, body_of_job):
+    async with running() as world, world.client() as client, world.client("stranger") as stranger:
+        first = await world.job(client, "first", slo=1.0, states={"rollout": {"gpu_gb": 1}})
+        spec = world.state.jobs[first.id].spec
+        large = tuple(replace(kept, options=(("x", 2**64),)) for kept in spec.states)
+        world.state.jobs[first.id].spec = replace(spec, states=large)
+        assert (await stranger.post("/v1/plan", json={"jobs": [body_of_job("a")]})).status_code == 200
+        waiting = (await client.post("/v1/jobs", json=waiting_job(body_of_job))).json()
+        assert waiting["status"] == "waiting"
+        assert (await client.get("/v1/jobs/second/explain")).status_code == 200
+
+
+class TakesAnything:
+    admin_options = frozenset()
+    traits = None
+
+    def check(self, state):
+        pass
+
+
+# ---- questions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("nodes", "gpus", "jobs"), [(4_999, 1_000, 1), (4_000, 8, 101), (5_000, 1, 1)])
+async def test_a_plan_on_too_many_made_up_gpus_is_refused_before_anything_is_made_up(
+    running, body_of_job, held_questions, nodes, gpus, jobs
+):
+    async with running() as world, world.client() as client:
+        body = {
+            "jobs": [body_of_job(f"a{number}") for number in range(jobs)],
+            "pools": {"rollout": {"nodes": nodes, "gpus": gpus}, "train": {"nodes": 1}},
+        }
+        with anyio.fail_after(FOREVER_S):
+            answer = await client.post("/v1/plan", json=body)
+        assert answer.status_code == 422
+        assert answer.json()["data"] == {"in": "body", "field": "pools"}
+        assert held_questions.pids == []
+
+
+@pytest.mark.parametrize("resource", ["processor", "memory", "text"])
+async def test_a_question_that_takes_too_much_is_422_and_its_process_is_gone(
+    running, body_of_job, monkeypatch, resource
+):
+    change = {
+        "processor": "question.CPU_S = 1; question.Copy.scheduler = lambda self: [0 for _ in iter(int, 1)]",
+        "memory": "question.Copy.scheduler = lambda self: bytes(10**10)",
+        "text": "question.ANSWER = 10",
+    }[resource]
+    script = f"import sys; from rollmuxd.daemon import question; {change}; sys.exit(question.main())"
+    monkeypatch.setattr(background, "_COMMAND", (sys.executable, "-c", script))
+    async with running() as world, world.client() as client:
+        with anyio.fail_after(FOREVER_S):
+            answer = await client.post("/v1/plan", json={"jobs": [body_of_job("a")]})
+        assert answer.status_code == 422, answer.text
+        assert answer.json()["type"] == "urn:rollmux:problem:too_much"
+        assert f"{question.CPU_S} s" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("what", ["plan", "explain"])
+async def test_when_the_caller_hangs_up_the_process_that_answers_is_killed(running, body_of_job, held_questions, what):
+    async with running() as world, world.client() as client:
+        await world.job(client, "first", slo=1.0)
+        await client.post("/v1/jobs", json=waiting_job(body_of_job))
+        ask = asking(client, body_of_job, what)
+        with anyio.fail_after(FOREVER_S):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask)
+                await held_questions.have_begun(1)
+                (pid,) = held_questions.pids
+                assert is_there(pid)
+                tasks.cancel_scope.cancel()
+            while is_there(pid):
+                await anyio.sleep(0.01)
+            held_questions.let_go()
+            assert (await ask()).status_code == 200
+
+
+def asking(client, body_of_job, what):
+    if what == "plan":
+        return partial(client.post, "/v1/plan", json={"jobs": [body_of_job("a")]})
+    return partial(client.get, "/v1/jobs/second/explain")
+
+
+def is_there(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_of_one_owners_questions_few_wait_and_more_are_429_and_none_packs_the_state_before_its_turn(
+    running, body_of_job, held_questions, monkeypatch
+):
+    packed, answers = [], []
+
+    async def ask(client, what):
+        answers.append((await asking(client, body_of_job, what)()).status_code)
+
+    async with running() as world, world.client() as client, world.client("stranger") as stranger:
+        await world.job(client, "first", slo=1.0)
+        await client.post("/v1/jobs", json=waiting_job(body_of_job))
+        for module in (jobs, plan):
+            copy_of = module.copy_of
+            monkeypatch.setattr(module, "copy_of", lambda *given, c=copy_of: packed.append(1) or c(*given))
+        with anyio.fail_after(FOREVER_S):
+            async with anyio.create_task_group() as tasks:
+                for number in range(limits.QUESTIONS):
+                    tasks.start_soon(ask, client, ["plan", "explain"][number % 2])
+                await held_questions.have_begun(1)
+                await world.settle()
+                refused = await client.get("/v1/jobs/second/explain")
+                assert refused.status_code == 429
+                assert int(refused.headers["retry-after"]) >= 1
+                assert "owner team" in refused.json()["detail"]
+                tasks.start_soon(ask, stranger, "plan")
+                await world.settle()
+                assert len(held_questions.pids) == len(packed) == 1
+                held_questions.let_go()
+        assert answers == [200] * (limits.QUESTIONS + 1)
+
+
+async def test_a_question_of_another_owner_waits_for_one_of_each_owner_and_not_for_all(
+    running, body_of_job, held_questions
+):
+    answered = []
+
+    async def ask(name, client):
+        assert (await asking(client, body_of_job, "plan")()).status_code == 200
+        answered.append(name)
+
+    async with running() as world, world.client() as client, world.client("stranger") as stranger:
+        with anyio.fail_after(FOREVER_S):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(limits.QUESTIONS):
+                    tasks.start_soon(ask, "team", client)
+                await held_questions.have_begun(1)
+                tasks.start_soon(ask, "others", stranger)
+                await world.settle()
+                held_questions.let_go()
+        assert answered.index("others") == 1
+
+
+# ---- bodies and answers ----------------------------------------------------------------------------------------------
+
+
+async def test_a_registration_has_32_kb_and_a_larger_one_is_413_that_names_the_limit(running, body_of_job):
+    async with running() as world, world.client() as client:
+        named = {"rollout": {"named": ["x" * 100] * 400}, "train": {}}
+        answer = await client.post("/v1/jobs", json=body_of_job("math", wants=named))
+        assert answer.status_code == 413
+        assert answer.json()["data"] == {"limit": limits.REGISTRATION}
+        assert str(limits.REGISTRATION) in answer.json()["detail"]
+        assert not world.state.jobs
+
+
+async def test_an_owners_half_sent_bodies_are_counted_together_and_given_back(running, send_raw, monkeypatch):
+    monkeypatch.setattr(limits, "BODIES", 100_000)
+    async with running() as world, world.client() as client, world.client("stranger") as stranger:
+        headers = {"Authorization": f"Bearer {world.secrets['alice']}", "content-type": "application/json"}
+
+        async def half(hangs_up):
+            parts = [{"type": "http.request", "body": b" " * 30_000, "more_body": True}]
+
+            async def receive():
+                if parts:
+                    return parts.pop()
+                await hangs_up.wait()
+                return {"type": "http.disconnect"}
+
+            return await send_raw(world.app, "POST", "/v1/plan", receive, headers=headers)
+
+        hangs_up = asyncio.Event()
+        halves = [asyncio.create_task(half(hangs_up)) for _ in range(5)]
+        await world.settle()
+        statuses = [task.result()[0]["status"] for task in halves if task.done()]
+        assert statuses == [429, 429]
+
+        async def in_two():
+            yield b'{"jobs": ['
+            yield b" " * 30_000 + b"]}"
+
+        refused = await client.post("/v1/plan", content=in_two(), headers=headers)
+        assert (refused.status_code, refused.json()["data"]) == (429, {"limit": 100_000})
+        assert int(refused.headers["retry-after"]) >= 1
+        other = {"Authorization": f"Bearer {world.secrets['stranger']}"}
+        taken = await stranger.post("/v1/plan", content=in_two(), headers={**headers, **other})
+        assert taken.status_code == 422, "another owner's body is read to its end, and has no job in it"
+        hangs_up.set()
+        await asyncio.gather(*halves)
+        assert (await client.post("/v1/plan", content=in_two(), headers=headers)).status_code == 422
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+async def test_a_page_of_facts_ends_early_where_they_are_large_and_none_is_missing(
+    running, body_of_job, monkeypatch, remembered
+):
+    monkeypatch.setattr(limits, "PAGE", 50_000)
+    monkeypatch.setattr(journal, "READ_BYTES", 50_000)
+    async with running() as world, world.client() as client:
+        for number in range(10):
+            named = {"rollout": {"named": [ROLLOUT]}, "train": {}}
+            side = [{"name": f"s{n}", "pools": ["rollout"] * 8} for n in range(8)]
+            states = {"rollout": {"options": {"x": ["y" * 4000] * 5}}}
+            body = body_of_job(f"job{number}", wants=named, side=side, states=states)
+            world.services.drivers["channel"] = TakesAnything()
+            assert (await client.post("/v1/jobs", json=body)).status_code == 201
+        if not remembered:
+            world.driver._recent.clear()
+        names, after, pages = [], 0, 0
+        while after < world.driver.durable_seq:
+            answer = await client.get("/v1/facts", params={"after": after})
+            assert len(answer.content) < 50_000 + 30_000
+            names += [fact["spec"]["name"] for fact in answer.json()["facts"] if fact["fact"] == "job_registered"]
+            after, pages = answer.json()["last"], pages + 1
+        assert pages > 3
+        assert names == [f"job{number}" for number in range(10)]
