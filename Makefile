@@ -9,7 +9,7 @@
 SHELL    := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 VENV     ?= .venv
-EXTRAS   ?= daemon,demo,sim,dev
+EXTRAS   ?= daemon,demo,sim,ssh,dev
 ARGS     ?=
 # Two a core: half of the time a live test waits for somebody.
 WORKERS  ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
@@ -20,8 +20,6 @@ VLLM_VENV ?= $(VENV)-vllm
 
 BIN      := $(VENV)/bin
 STAMP    := $(VENV)/.up-to-date
-PROJECTS := $(patsubst %/pyproject.toml,%,$(wildcard backends/*/pyproject.toml plugins/*/pyproject.toml))
-EDITABLE  = -e ".[$(EXTRAS)]" $(foreach project,$(PROJECTS),-e ./$(project))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -33,7 +31,7 @@ help: ## list these verbs
 setup: $(STAMP) ## create .venv with everything needed; nothing to do when it is up to date
 
 # All of it goes to stderr: the stdout of `make -s bench` is one JSON object, on a fresh checkout too.
-$(STAMP): pyproject.toml constraints.txt $(PROJECTS:%=%/pyproject.toml)
+$(STAMP): pyproject.toml constraints.txt
 	@{ python=; \
 	for candidate in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do \
 	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$candidate; break; fi; \
@@ -46,8 +44,8 @@ $(STAMP): pyproject.toml constraints.txt $(PROJECTS:%=%/pyproject.toml)
 	        $$python -m pip --python $(BIN)/python install pip; \
 	    fi; \
 	fi; \
-	echo "setup: installing rollmuxd[$(EXTRAS)] $(PROJECTS) (a minute or so, the first time)"; \
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(EDITABLE) | sed '/^Requirement already satisfied/d'; \
+	echo "setup: installing rollmuxd[$(EXTRAS)] (a minute or so, the first time)"; \
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]" | sed '/^Requirement already satisfied/d'; \
 	echo "setup: done"; \
 	} >&2
 	@touch $@
@@ -99,7 +97,7 @@ fuzz: $(STAMP) ## fuzz a live daemon, wire, configuration and journals for BUDGE
 drift: $(STAMP) ## hold the newest TRL, verl, SkyRL, slime ... against what their hooks know (ARGS="trl==1.15.0": this)
 	@$(BIN)/python plugins/hook-kit/tests/drift.py $(ARGS)
 
-newcomer: $(STAMP) ## install a clean copy into a clean home, and type the tutorial there (needs a package index)
+newcomer: $(STAMP) ## install source archive and wheel into clean homes, and type README and tutorial there (needs a package index)
 	@$(BIN)/python tests/docs/newcomer.py
 
 fmt: $(STAMP) ## format, and fix what can be fixed safely
@@ -110,8 +108,7 @@ fmt: $(STAMP) ## format, and fix what can be fixed safely
 constraints: ## resolve all dependencies anew in a fresh environment, and write constraints.txt
 	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
 	$${PYTHON:-python3} -m venv "$$fresh/venv"; \
-	"$$fresh/venv/bin/python" -m pip install -e ".[$(EXTRAS),fast,otel,web]" $(foreach project,$(PROJECTS),-e ./$(project)) \
-	    -e "./backends/ray[ray]"; \
+	"$$fresh/venv/bin/python" -m pip install -e ".[$(EXTRAS),fast,otel,ray,web]"; \
 	{ echo "# Versions that are known to work together; written by \`make constraints\`."; \
 	  "$$fresh/venv/bin/python" -m pip list --format=freeze --exclude-editable | grep -v -E '^(pip|setuptools|wheel)=='; \
 	} > "$$fresh/constraints.txt"; \

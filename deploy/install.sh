@@ -62,10 +62,7 @@ fi
 
 say "$("$python" --version) into $prefix"
 run "$python" -m venv "$prefix"
-run "$prefix/bin/python" -m pip install --quiet --disable-pip-version-check -c "$here/constraints.txt" "$here[daemon,fast]"
-for project in "$here"/backends/*/pyproject.toml "$here"/plugins/*/pyproject.toml; do
-    run "$prefix/bin/python" -m pip install --quiet --disable-pip-version-check -c "$here/constraints.txt" "${project%/pyproject.toml}"
-done
+run "$prefix/bin/python" -m pip install --quiet --disable-pip-version-check -c "$here/constraints.txt" "$here[daemon,demo,fast,ssh]"
 run mkdir -p "$bin"
 run ln -sf "$prefix/bin/rollmuxd" "$bin/rollmuxd"
 

@@ -52,7 +52,7 @@ class Plugin(Struct, frozen=True):
 
     kind: Kind
     name: str
-    #: where it comes from, for people: ``rollmuxd-backend-mock 0.1.0``
+    #: where it comes from, for people: ``rollmuxd 0.1.0``
     origin: str
     cls: type[Any] | None = None
     error: BrokenPlugin | None = None
@@ -135,12 +135,28 @@ def _import(kind: Kind, name: str, points: tuple[EntryPoint, ...]) -> Plugin:
     try:
         cls = points[0].load()
     except Exception as error:
+        if (needed := _needed(points[0], error)) is not None:
+            return broken(needed, error)
         return broken(f"{points[0].value} does not import: {type(error).__name__}: {error}", error)
     if not isinstance(cls, type):
         return broken(f"{points[0].value} is {cls!r}, and an entry point must name a class")
     if lacking := [member for member in _NEEDED[kind] if not hasattr(cls, member)]:
         return broken(f"{points[0].value} lacks {', '.join(lacking)}")
     return Plugin(kind, name, origin, cls=cls)
+
+
+def _needed(point: EntryPoint, error: Exception) -> str | None:
+    """What the plugin depends on and is not installed; None: the error is another one.
+
+    A project brings what one plugin depends on by an extra of the plugin's name.
+    """
+    missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if missing in ("", point.module.partition(".")[0]):
+        return None
+    extras = point.dist.metadata.get_all("Provides-Extra") or [] if point.dist is not None else []
+    if point.dist is None or point.name not in extras:
+        return f"{point.value} needs {missing}, which is not installed"
+    return f"{point.value} needs {missing}, which comes with {point.dist.name}[{point.name}]"
 
 
 def _origin(point: EntryPoint) -> str:

@@ -27,7 +27,7 @@ def run(budget_s: float, *, small: bool = False) -> Json:
     """The three parts, one after the other; raises RuntimeError where TRL is not installed."""
     missing = [name for name in ("torch", "trl", "rollmuxd_hook_trl") if importlib.util.find_spec(name) is None]
     if missing:
-        raise RuntimeError(f"{', '.join(missing)} not installed: pip install 'rollmuxd-hook-trl[trl]', with a torch")
+        raise RuntimeError(f"{', '.join(missing)} not installed: pip install 'trl>=1.0,<1.17', with a torch")
     found = _measured(2 if small else max(9, round(budget_s / ROLLOUT_S)), 8 if small else 64)
     three = _three([_record(name, found[name]["phases"]) for name in ("one", "two", "three")])
     hook, alone = found["hook"], found["alone"]

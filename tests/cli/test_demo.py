@@ -13,8 +13,6 @@ from rollmuxd.cli.calls import Failed
 from rollmuxd.cli.demo import command, live, reached, run, show
 from rollmuxd.cli.demo.measure import JobRecord, Phase, RunRecord, result
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "rl"
-
 
 def fact(kind, at, **fields):
     return {"fact": kind, "at": round(at * 1000), **fields}
@@ -43,22 +41,11 @@ def picture(*facts):
 
 
 def test_jobs_cycle_through_the_shapes_and_each_has_a_name_and_a_seed_of_its_own():
-    planned = run.plan_jobs(EXAMPLES, 5)
+    planned = run.plan_jobs(5)
 
     assert [job.shape for job in planned[3:]] == [job.shape for job in planned[:2]]
     assert len({job.name for job in planned}) == len({job.seed for job in planned}) == 5
     assert all(job.script.is_file() for job in planned)
-
-
-def test_outside_of_a_checkout_the_demo_says_what_it_misses(rollmuxd, monkeypatch, tmp_path):
-    (tmp_path / "a/b/c").mkdir(parents=True)
-    monkeypatch.setattr(run, "__file__", str(tmp_path / "a/b/c/run.py"))
-
-    ran = rollmuxd("demo")
-
-    assert ran.code == 1
-    assert "modular_sum.py" in ran.err
-    assert "clone the repository" in ran.err
 
 
 def test_a_folder_with_something_in_it_is_not_written_into(rollmuxd, tmp_path):
@@ -379,5 +366,5 @@ def test_nothing_wrong_is_found_where_nothing_was_compared():
 def test_a_missing_numpy_is_told_with_the_remedy(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
-    with pytest.raises(Failed, match=r"need numpy: pip install '\.\[demo\]'"):
-        run.find_examples()
+    with pytest.raises(Failed, match=r"need numpy, which comes with the extra demo: pip install '\.\[demo\]'"):
+        run.check_numpy()

@@ -24,10 +24,11 @@ def install(tmp_path, monkeypatch):
     """Installs a distribution: its entry points, and its module's source."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def put(project, points, module="", source=""):
+    def put(project, points, module="", source="", extra=""):
         info = tmp_path / f"{project.replace('-', '_')}-1.2.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project}\nVersion: 1.2\n")
+        extras = f"Provides-Extra: {extra}\n" if extra else ""
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project}\nVersion: 1.2\n{extras}")
         (info / "entry_points.txt").write_text(textwrap.dedent(points))
         if module:
             (tmp_path / f"{module}.py").write_text(textwrap.dedent(source))
@@ -45,7 +46,7 @@ def test_our_own_are_found_like_anybodys():
     assert find_backend("mock") is MockBackend
     assert find_residency("mock") is MockResidency
     assert find_residency("channel") is ChannelResidency
-    assert installed("backend")["mock"].origin.startswith("rollmuxd-backend-mock ")
+    assert installed("backend")["mock"].origin.startswith("rollmuxd ")
 
 
 @pytest.mark.parametrize("name", ["channel", "command", "cuda-checkpoint", "sglang", "vllm"])
@@ -81,7 +82,7 @@ def test_a_name_near_to_nothing_gets_no_guess():
 @pytest.mark.parametrize(
     ("value", "source", "why"),
     [
-        ("stranger_bad:Good", "import no_such_module_anywhere", "ModuleNotFoundError: No module named"),
+        ("stranger_bad:Good", "import no_such.module", "stranger_bad:Good needs no_such, which is not installed"),
         ("stranger_bad:Good", "1 / 0", "ZeroDivisionError"),
         ("stranger_bad:Good", "def broken(:", "SyntaxError"),
         ("stranger_bad:Better", GOOD, "AttributeError"),
@@ -100,6 +101,16 @@ def test_one_that_cannot_be_used_is_reported_with_its_error_and_hides_no_other(i
     with pytest.raises(BrokenPlugin) as broken:
         find_backend("bad")
     assert str(broken.value).startswith('backend "bad" (stranger 1.2) cannot be used: stranger_bad:')
+
+
+def test_a_missing_dependency_is_told_with_the_extra_that_brings_it(install):
+    point = "[rollmuxd.backends]\nlab = stranger_lab:Good\n"
+    install("stranger", point, "stranger_lab", "import no_such.module", extra="lab")
+    with pytest.raises(BrokenPlugin) as broken:
+        find_backend("lab")
+    assert str(broken.value) == (
+        'backend "lab" (stranger 1.2) cannot be used: stranger_lab:Good needs no_such, which comes with stranger[lab]'
+    )
 
 
 def test_a_policy_of_an_older_protocol_is_refused_when_it_is_looked_for_and_not_when_it_is_first_asked(install):

@@ -17,7 +17,7 @@ RANKS = 4
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600 + 3 * WAIT_S)]
 if importlib.util.find_spec("torch") is None:
-    pytest.skip("torch is not installed: pip install 'rollmuxd-channel[torch]'", allow_module_level=True)
+    pytest.skip("torch is not installed: pip install torch", allow_module_level=True)
 
 
 def test_four_ranks_outlive_a_wait_a_pause_and_restarts_that_take_longer_than_their_collectives_may(live, tmp_path):

@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 if importlib.util.find_spec("trl") is None or importlib.util.find_spec("torch") is None:
-    pytest.skip("TRL is not installed: pip install 'rollmuxd-hook-trl[trl]'", allow_module_level=True)
+    pytest.skip("TRL is not installed: pip install 'trl>=1.0,<1.17'", allow_module_level=True)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STARTER = Path(__file__).with_name("workloads") / "trl_runs.py"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+LOOPS = EXAMPLES.with_name("rollmuxd") / "cli" / "demo" / "loops"
 
 
 @pytest.mark.parametrize(
@@ -24,9 +25,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
             "step 4: reward",
             marks=pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed"),
         ),
-        (["rl/sort_digits.py", "--iterations", "2", "--scale", "0.01", "--name", "mine"], "mine   1  reward"),
+        ([LOOPS / "sort_digits.py", "--iterations", "2", "--scale", "0.01", "--name", "mine"], "mine   1  reward"),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
+    ids=lambda value: Path(value[0]).name if isinstance(value, list) else "",
 )
 def test_an_example_runs_to_its_end_without_a_daemon(program, says, tmp_path):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX", "XDG_"))}

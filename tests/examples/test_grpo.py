@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-RL = Path(__file__).parents[2] / "examples" / "rl"
+RL = Path(__file__).parents[2] / "rollmuxd" / "cli" / "demo" / "loops"
 JOBS = {"sort_digits": "sort-digits", "close_brackets": "close-brackets", "modular_sum": "modular-sum"}
 
 

@@ -29,7 +29,6 @@ sys.path.insert(0, str(ROOT / "plugins/channel"))
 
 CHECKS = ("memory", "bandwidth", "overlap", "cuda_checkpoint", "two_jobs")
 NEED_DAEMON = ("cuda_checkpoint", "two_jobs")
-PROJECTS = ("backends/local", "backends/mock", "plugins/channel", "plugins/cuda-checkpoint")
 
 
 def say(text: str) -> None:
@@ -54,7 +53,7 @@ def find_torch() -> str | None:
 
 
 def has_daemon() -> bool:
-    """Whether this interpreter has what a daemon needs, with our own projects installed."""
+    """Whether this interpreter has what a daemon needs, with rollmuxd installed."""
     names = ("msgspec", "httpx", "anyio", "uvicorn", "structlog", "pydantic_settings", "rollmuxd", "rollmuxd_channel")
     if not all(importlib.util.find_spec(name) for name in names):
         return False
@@ -69,12 +68,11 @@ def prepare(wheels: str | None) -> str:
         return f"{VENV.name} was made, and still lacks something"
     say(f"installing what a daemon needs into {VENV.name}, beside the torch of {sys.executable}")
     python = str(VENV / "bin/python")
-    packages = [str(ROOT) + "[daemon]", *(str(ROOT / project) for project in PROJECTS)]
     pip = [python, "-m", "pip", "install", "--quiet", "--retries", "1", "-c", str(ROOT / "constraints.txt")]
     offline = ["--no-index", "--find-links", wheels] if wheels else []
     for command in (
         [sys.executable, "-m", "venv", "--clear", "--system-site-packages", str(VENV)],
-        [*pip, *offline, *(word for package in packages for word in ("-e", package))],
+        [*pip, *offline, "-e", f"{ROOT}[daemon]"],
         # (the torch may be in an environment of its own, which is no other's system)
         [python, "-c", _BESIDE, str(Path(importlib.util.find_spec("torch").origin).parents[1])],
     ):

@@ -12,6 +12,8 @@ REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "life-cycles.md"
 PAGES = [REPOSITORY / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
 PAGES += sorted((REPOSITORY / "docs").rglob("*.md"))
+#: The README is read on package indexes, too, so its links are absolute.
+HERE = re.compile(r"https://github\.com/rollmuxd/rollmuxd/(?:blob|raw|tree)/main/")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)[^)]*\)|^\[[^\]]+\]:\s+(\S+)", re.MULTILINE)
 
 HEAD = """# Life cycles
@@ -71,6 +73,9 @@ def test_every_link_within_the_repository_leads_somewhere(page: Path) -> None:
     # Code is no prose: what looks like a link in it is none.
     text = re.sub(r"^```.*?^```|`[^`\n]+`", "code", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     targets = [(found[1] or found[2]).partition("#")[0] for found in LINK.finditer(text)]
+    if page.name == "README.md" and page.parent == REPOSITORY:
+        assert [target for target in targets if target and "://" not in target] == []
+        targets = [HERE.sub("", target) for target in targets]
     within = [target for target in targets if target and "://" not in target and not target.startswith("mailto:")]
     assert [target for target in within if not (page.parent / target).exists()] == []
 

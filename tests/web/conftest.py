@@ -196,7 +196,7 @@ def _ip(*words: str) -> bool:
 @pytest.fixture(scope="module")
 def browser(inside: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A Chromium. Of a module and not of the session: while it is there its loop runs, and no other can."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not there: pip install 'rollmuxd[web]'")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not there: pip install playwright")
     path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if path is None:
         pytest.skip("no Chromium is there (apt-get install chromium): the page is not looked at")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'rollmuxd-channel[torch]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
 from rollmuxd_channel import communicators, storages  # noqa: E402
 from rollmuxd_channel.torch_state import Dropped, TorchState, TorchStateError  # noqa: E402

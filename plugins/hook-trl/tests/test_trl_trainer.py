@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'rollmuxd-channel[torch]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 if importlib.util.find_spec("trl") is None:
-    pytest.skip("TRL is not installed: pip install 'rollmuxd-hook-trl[trl]'", allow_module_level=True)
+    pytest.skip("TRL is not installed: pip install 'trl>=1.0,<1.17'", allow_module_level=True)
 
 import torch
 

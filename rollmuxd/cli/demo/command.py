@@ -52,8 +52,8 @@ def demo(
     """
     from rollmuxd.cli.demo import measure, reached, run, show
 
-    examples = run.find_examples()
-    planned = run.plan_jobs(examples, jobs)
+    run.check_numpy()
+    planned = run.plan_jobs(jobs)
 
     def say(text: str) -> None:
         click.echo(text, err=as_json)

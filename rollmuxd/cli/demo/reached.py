@@ -80,11 +80,11 @@ class Elsewhere(ABC):
     #: the backend, what has to be installed for it, and how
     name: str
     packages: tuple[str, ...]
-    remedy = "make setup installs them"
+    remedy: str
     where: str
 
     def __init__(self, folder: Path, children: Children) -> None:
-        missing = [package for package in ("rollmuxd_backend_mock", *self.packages) if find_spec(package) is None]
+        missing = [package for package in self.packages if find_spec(package) is None]
         if missing:
             raise Failed(f"the demo over {self.name} needs {' and '.join(missing)}; {self.remedy}")
         from rollmuxd.cli.demo.run import environment, tail
@@ -140,7 +140,8 @@ python = {json.dumps(sys.executable)}
 class Ssh(Elsewhere):
     """A host behind a server."""
 
-    name, packages = "ssh", ("rollmuxd_backend_ssh",)
+    name, packages = "ssh", ("asyncssh",)
+    remedy = "it comes with the extra ssh: pip install '.[ssh]' in a checkout"
 
     def told(self, what: dict[str, Any]) -> None:
         """Its ssh configuration, and where it is."""
@@ -155,8 +156,8 @@ class Ssh(Elsewhere):
 class Ray(Elsewhere):
     """A node of a cluster."""
 
-    name, packages = "ray", ("rollmuxd_backend_ray", "ray")
-    remedy = "make setup installs the backend, and pip install ray Ray itself"
+    name, packages = "ray", ("ray",)
+    remedy = "pip install ray"
 
     def told(self, what: dict[str, Any]) -> None:
         """Where its head is."""

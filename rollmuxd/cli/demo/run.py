@@ -27,6 +27,8 @@ from rollmuxd.cli.calls import Failed, connect
 from rollmuxd.cli.demo.measure import JobRecord, RunRecord, core_gain
 from rollmuxd.cli.demo.reached import Reached
 
+#: The RL loops: programs that run by their paths.
+LOOPS = Path(__file__).with_name("loops")
 #: The three shapes: trains longer than it samples, samples longer than it trains, and balanced.
 SHAPES = {"modular-sum": "modular_sum.py", "close-brackets": "close_brackets.py", "sort-digits": "sort_digits.py"}
 #: Longer than any phase by far: what has said nothing for so long hangs.
@@ -56,35 +58,29 @@ class Plan:
     scale: float
 
 
-def plan_jobs(examples: Path, count: int) -> tuple[JobPlan, ...]:
+def plan_jobs(count: int) -> tuple[JobPlan, ...]:
     """So many jobs, cycling through the shapes; each has a seed of its own."""
     shapes = list(SHAPES)
     jobs = []
     for number in range(count):
         shape, again = shapes[number % len(shapes)], number // len(shapes)
         name = shape if not again else f"{shape}-{again + 1}"
-        jobs.append(JobPlan(name, shape, examples / SHAPES[shape], seed=number))
+        jobs.append(JobPlan(name, shape, LOOPS / SHAPES[shape], seed=number))
     return tuple(jobs)
 
 
-def find_examples() -> Path:
-    """The RL loops, which lie beside the package in a checkout.
+def check_numpy() -> None:
+    """The RL loops need numpy.
 
     Raises:
-        Failed: this is no checkout, or numpy is not there.
+        Failed: it is not installed.
     """
-    folder = Path(__file__).parents[3] / "examples" / "rl"
-    missing = [name for name in SHAPES.values() if not (folder / name).is_file()]
-    if missing:
-        raise Failed(
-            f"the demo runs the RL loops of a checkout of rollmuxd, and {folder} has no {', '.join(missing)}; "
-            "clone the repository and run it from there: make demo"
-        )
     from importlib.util import find_spec
 
     if find_spec("numpy") is None:
-        raise Failed("the demo's RL loops need numpy: pip install '.[demo]' in a checkout")
-    return folder
+        raise Failed(
+            "the demo's RL loops need numpy, which comes with the extra demo: pip install '.[demo]' in a checkout"
+        )
 
 
 def cores() -> list[int]:
