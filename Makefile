@@ -23,7 +23,7 @@ STAMP    := $(VENV)/.up-to-date
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check bench results gpu real-vllm chaos swarm machine fuzz drift newcomer fmt constraints clean
+.PHONY: help setup demo test check bench results golden gpu real-vllm chaos swarm machine fuzz drift newcomer fmt constraints clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ real-vllm: $(STAMP) ## the vLLM driver before a real server on the CPU, in an en
 
 certificates: $(STAMP) ## execute PLANS random certified wheels (3,000) and hold each to its bounds
 	@ROLLMUX_PLANS=$$(( $(or $(PLANS),3000) / 2 )) $(BIN)/python -m pytest -q --timeout 3600 tests/core/test_wheel_rates.py $(ARGS)
+
+golden: $(STAMP) ## digests and outcomes of fixed simulations; one JSON object on stdout (ARGS="--against FILE" compares)
+	@$(BIN)/python tests/golden/golden.py $(ARGS)
 
 swarm: $(STAMP) ## random simulated histories with faults for BUDGET_S seconds; one JSON object on stdout
 	@$(BIN)/python tests/swarm/run.py --budget $(or $(BUDGET_S),60) $(ARGS)
