@@ -40,10 +40,10 @@ from rollmuxd.wire.requests import GrowBody, NextBody, RegisterBody, ReleaseBody
 
 T = TypeVar("T")
 
-#: how long the first ask blocks: who has to queue is told so almost at once
-FIRST_WAIT_S = 0.2
-#: a load shorter than this says nothing: it may be part of every turn
-QUIET_S = 1.0
+#: a shorter wait writes no line: it may be part of every turn
+QUIET_S = 10.0
+#: how long an ask blocks at least, also where the next line is due sooner
+SHORTEST_WAIT_S = 1.0
 #: how long each further ask blocks; below the usual idle limits (60 s) of whatever is in between
 WAIT_S = 25.0
 #: a job that starts may wait for a daemon that is being restarted, and not for ever for one that is not there
@@ -278,7 +278,7 @@ class Talk:
         said: float | None = None
         refusals = early = anew = quarantined = 0
         quarantine_said: float | None = None
-        wait_s = FIRST_WAIT_S
+        wait_s = QUIET_S
         while True:
             view = request.view
             if view is not None and view.status in _RUNNING and view.fence is not None:
@@ -300,8 +300,7 @@ class Talk:
                 raise self._never_ran(request.phase, view)
             if view is not None and view.status in _COMING:
                 now = self._clock()
-                quiet = view.status != "queued" and now - began < QUIET_S
-                if not quiet and (said is None or now - said >= SAY_EVERY_S):
+                if now - began >= QUIET_S if said is None else now - said >= SAY_EVERY_S:
                     said = now
                     self._tell(self._waits(request.phase, view, now - began))
             asked, session = self._clock(), self.session
@@ -330,10 +329,7 @@ class Talk:
                 early += 1
             # Back in time for the next line.
             line_at = began + QUIET_S if said is None else said + SAY_EVERY_S
-            if said is None and request.view.status == "queued":
-                wait_s = WAIT_S  # that is said at once
-            else:
-                wait_s = min(WAIT_S, max(QUIET_S, line_at - self._clock()))
+            wait_s = min(WAIT_S, max(SHORTEST_WAIT_S, line_at - self._clock()))
 
     def _waits_for_reinstatement(self, phase: str, reason: str, waited_s: float) -> str:
         so_far = f" (for {duration(waited_s)} now)" if waited_s >= SAY_EVERY_S / 2 else ""
@@ -351,8 +347,8 @@ class Talk:
         reason = view.reason or "; ".join(reason.text for reason in view.reasons[:3])
         if reason:
             parts.append(reason)
-        so_far = f" (for {duration(waited_s)} now)" if waited_s >= SAY_EVERY_S / 2 else ""
-        return f"{self.name} waits for {phase}{so_far}: {', '.join(parts) or 'no reason given'}"
+        so_far = f"for {duration(waited_s)} now"
+        return f"{self.name} waits for {phase} ({so_far}): {', '.join(parts) or 'no reason given'}"
 
     def _never_ran(self, phase: str, view: SlotView) -> RollmuxError:
         if view.status == "faulted" or (view.status in {"reclaiming", "over"} and view.granted_at is None):

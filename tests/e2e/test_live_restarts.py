@@ -125,7 +125,7 @@ def test_stopped_under_load_it_ends_with_0_stops_no_job_and_all_finish_after_its
     b, b_asked = live.waiter("b")
     c, c_asked = live.waiter("c", phase="train")
     live.until("somebody follows", lambda: feed.happened("facts"))
-    # The first poll of a client is a short one, after which it says that it waits; the next ones are long.
+    # The first poll of a client lasts 10 s, after which it says that it waits; the next ones last 25 s.
     live.until("their polls are long", lambda: all("waits for" in one.log.read_text() for one in (b, c)))
 
     began = time.monotonic()
