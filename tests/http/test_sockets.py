@@ -1,6 +1,8 @@
 """Over real sockets: bad input of any kind gets a clear error, and the kernel says who is at the other end."""
 
 import asyncio
+import http.client
+import json
 import os
 import pwd
 import socket
@@ -99,6 +101,36 @@ def test_a_method_that_no_route_has_is_405_over_the_wire(running, method):
     with serving(running) as (url, secret):
         answer = httpx.request(method, f"{url}/v1/jobs", headers={"Authorization": f"Bearer {secret}"})
         assert answer.status_code == 405
+
+
+ADDRESSES = ["CONNECT x:1", "CONNECT x", "GET http://[::1", "GET http://x", "GET http://x?a=b", "GET http://:99999/"]
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["on_a_new_connection", "after_another_call"])
+@pytest.mark.parametrize("target", ADDRESSES)
+def test_an_address_without_a_path_or_that_cannot_be_read_is_400(running, caplog, target, before):
+    with serving(running) as (url, _):
+        there = http.client.HTTPConnection("127.0.0.1", httpx.URL(url).port)
+        there.connect()
+        for _ in range(before):
+            there.request("GET", "/v1/openapi.json")
+            assert there.getresponse().read()
+        there.sock.sendall(f"{target} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        with there.sock.makefile("rb") as answer:
+            head, _, body = answer.read().partition(b"\r\n\r\n")
+        there.close()
+
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"content-type: application/problem+json" in head
+    assert target.partition(" ")[2] in json.loads(body)["detail"]
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize("target", ["//[", "*", "http://x/nowhere"])
+def test_an_address_with_a_path_that_no_route_has_is_404(running, target):
+    with serving(running) as (url, _), socket.create_connection(("127.0.0.1", httpx.URL(url).port)) as there:
+        there.sendall(f"GET {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+        assert there.makefile("rb").readline() == b"HTTP/1.1 404 Not Found\r\n"
 
 
 def test_at_a_real_unix_socket_the_kernel_says_who_calls_and_no_key_is_needed(running, tmp_path, body_of_job):

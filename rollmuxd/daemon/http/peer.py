@@ -13,6 +13,7 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, NamedTuple, cast
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -193,8 +194,12 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
             self._refuse_head()
             raise _Refused  # the parser stops
         self._beside = 0
-        self._midway = True
+        if not self.url.startswith(b"/") and not _path_of(self.url):
+            address = self.url.decode("latin-1")
+            self._refuse(BAD_REQUEST, f"the address {address!r} has no path that can be read; send one such as /v1/jobs")
+            raise _Refused
         super().on_headers_complete()
+        self._midway = True
 
     def on_body(self, body: bytes) -> None:
         self._beside -= len(body)
@@ -259,6 +264,14 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         if not self._midway or not (self.pipeline or cycle.response_started):
             self.transport.write(refusal(kind, detail))
         self.transport.close()
+
+
+def _path_of(address: bytes) -> bytes:
+    """The path of a call's address; empty: it has none, or the address cannot be read."""
+    try:
+        return httptools.parse_url(address).path or b""
+    except httptools.HttpParserInvalidURLError:
+        return b""
 
 
 class _Refused(Exception):
