@@ -127,6 +127,8 @@ class NodeDraining(Fact, frozen=True, tag="node_draining"):
 
     node: NodeId
     by: str
+    #: the configuration does not have the node: it is undrained at the start that has it again
+    unconfigured: bool = False
 
 
 class NodeDrained(Fact, frozen=True, tag="node_drained"):

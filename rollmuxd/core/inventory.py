@@ -50,6 +50,8 @@ from rollmuxd.core.turns import dispatch, issue, unheld_by
 
 #: why runs are lost
 RESTORED = "the journal was restored, and does not say what the job did since; end this process, and start it again"
+#: what drains a node that was taken out of the configuration
+UNCONFIGURED = "the configuration, which does not have it"
 #: ids of each kind that are left out after a restore, times its incarnation, which is a time in seconds: more than were
 #: given since any backup, and others than after the next restore of the same one
 IDS_SKIPPED = 10_000
@@ -180,7 +182,11 @@ def disown(c: Cycle) -> None:
 
 
 def configure(c: Cycle, given: i.Start) -> None:
-    """Bring the inventory in line with the configuration; what is in use stays as it is, and drains."""
+    """Bring the inventory in line with the configuration.
+
+    A node in use that the configuration does not have drains. One that it has again is undrained, unless an operator
+    had drained it.
+    """
     for host in given.hosts:
         known = c.state.hosts.get(host.id)
         if known is not None and not host.ram_mb:  # nobody could ask it: it has what it had
@@ -196,9 +202,12 @@ def configure(c: Cycle, given: i.Start) -> None:
         elif spec is None and not node.drain:
             if node.status in (NodeStatus.LOST, NodeStatus.QUARANTINED):
                 c.fact(f.NodeUnseen(c.now, name))
-            c.fact(f.NodeDraining(c.now, name, "the configuration, which has it no more"))
+            c.fact(f.NodeDraining(c.now, name, UNCONFIGURED, unconfigured=True))
         elif spec is not None and not used and not _same_node(node, spec):
             c.fact(f.NodeAdded(c.now, spec))
+        elif spec is not None and node.unconfigured:
+            c.fact(f.NodeUnseen(c.now, name))
+            c.fact(f.NodeUndrained(c.now, name, "the configuration, which has it again"))
     for name, spec in wanted.items():
         if name not in c.state.nodes:
             c.fact(f.NodeAdded(c.now, spec))
@@ -319,7 +328,8 @@ def see_node(c: Cycle, node: Node, sights: dict[str, i.GpuSight]) -> None:
 
 def back_in_service(c: Cycle, node: Node) -> None:
     if node.drain:
-        c.fact(f.NodeDraining(c.now, node.id, "an operator, before it was seen again"))
+        by = UNCONFIGURED if node.unconfigured else "an operator, before it was seen again"
+        c.fact(f.NodeDraining(c.now, node.id, by, unconfigured=node.unconfigured))
     else:
         c.fact(f.NodeUp(c.now, node.id))
 

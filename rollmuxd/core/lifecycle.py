@@ -124,7 +124,12 @@ _FROM_ANY: Final[dict[type[f.Fact], tuple[NodeStatus, ...]]] = {
 _DRAINABLE: Final[dict[type[f.Fact], tuple[NodeStatus, ...]]] = {**_FROM_ANY, f.NodeDraining: (_N.DRAINING,)}
 
 NODE: Final[Mapping[NodeStatus, Mapping[type[f.Fact], tuple[NodeStatus, ...]]]] = {
-    _N.UNKNOWN: {**_DRAINABLE, f.NodeUp: (_N.UP,), f.NodeOccupied: (_N.OCCUPIED,)},
+    _N.UNKNOWN: {
+        **_DRAINABLE,
+        f.NodeUp: (_N.UP,),
+        f.NodeOccupied: (_N.OCCUPIED,),
+        f.NodeUndrained: (_N.UNKNOWN,),
+    },
     _N.UP: {**_DRAINABLE, f.NodeOccupied: (_N.OCCUPIED,)},
     _N.OCCUPIED: {**_DRAINABLE, f.NodeUp: (_N.UP,)},
     _N.DRAINING: {**_FROM_ANY, f.NodeDrained: (_N.DRAINED,), f.NodeUndrained: (_N.UP,)},

@@ -282,6 +282,8 @@ class Node(Struct):
     lost_at: Millis | None = None
     #: an operator wants it empty; survives the node being lost meanwhile
     drain: bool = False
+    #: it is drained because the configuration does not have it
+    unconfigured: bool = False
     group: GroupId | None = None
     #: jobs whose placement it is part of
     pinned: list[JobId] = field(default_factory=list)

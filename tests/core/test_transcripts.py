@@ -124,6 +124,7 @@ class Play:
         self.config, self.policy, self.dispatch = Config(grace_ms=5_000), {}, Dispatch.WHEEL
         self.hosts: dict[str, i.HostSpec] = {}
         self.nodes: dict[str, i.NodeSpec] = {}
+        self.forgotten: dict[str, i.NodeSpec] = {}
         self.core: Scheduler | None = None
         self.journal: list[bytes] = []
         self.now = 0
@@ -147,7 +148,12 @@ class Play:
 
     def in_forget(self, node: str) -> i.Input:
         """The daemon starts anew with a configuration that has the node no more."""
-        del self.nodes[node]
+        self.forgotten[node] = self.nodes.pop(node)
+        return self.in_start()
+
+    def in_remember(self, node: str) -> i.Input:
+        """The daemon starts again with a configuration that has the node again."""
+        self.nodes[node] = self.forgotten.pop(node)
         return self.in_start()
 
     def do_host(self, name: str, ram: str) -> None:

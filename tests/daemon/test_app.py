@@ -488,6 +488,40 @@ async def test_a_job_on_a_node_that_was_taken_out_of_the_configuration_is_warned
     assert listed["pins"] == {"rollout": ["box/gpu0"]}, "nobody has ended it"
 
 
+async def test_a_node_that_is_put_back_into_the_configuration_is_usable_again(tmp_path):
+    def settings(*nodes):
+        host = {
+            "id": "box",
+            "backend": "mock",
+            "options": {"memory": ""},
+            "nodes": [{"gpus": gpus, "pools": ["rollout"]} for gpus in nodes],
+        }
+        return Settings(daemon={"state_dir": tmp_path / "state", "listen": "", "shutdown_s": 2}, hosts=[host])
+
+    async def until(unix, node, status):
+        with anyio.fail_after(120):
+            while {it["node"]: it["status"] for it in (await unix.get("/v1/nodes")).json()["items"]}[node] != status:
+                await anyio.sleep(0.05)
+
+    want = {"rollout": {"named": ["box/gpu0"]}}
+    body = {"name": "alice", "phases": [{"name": "rollout", "pools": ["rollout"]}], "wants": want}
+    async with running(settings("0", "1", "2")) as where, client(where) as unix:
+        await until(unix, "box/gpu0", "up")
+        job = (await unix.post("/v1/jobs", json=body)).json()["job"]
+        session = (await unix.post(f"/v1/jobs/{job}/sessions", json={"pid": 1, "host": "h"})).json()["session"]
+        await unix.post("/v1/nodes/box/gpu2/drain", json={})
+    async with running(settings("2")) as where, client(where) as unix:
+        nodes = {it["node"]: it["status"] for it in (await unix.get("/v1/nodes")).json()["items"]}
+        assert nodes["box/gpu0"] in {"draining", "drained"}, "a job has its place there"
+        assert "box/gpu1" not in nodes
+    async with running(settings("0", "1", "2")) as where, client(where) as unix:
+        for node in ("box/gpu0", "box/gpu1"):
+            await until(unix, node, "up")
+        await until(unix, "box/gpu2", "drained")  # by an operator
+        asked = {"phase": "rollout", "request_id": "r1", "session": session, "wait_s": 60}
+        assert (await unix.post(f"/v1/jobs/{job}/slots", json=asked)).json()["gpus"] == ["box/gpu0"]
+
+
 async def test_only_a_backend_that_asks_for_it_is_given_a_folder(monkeypatch, tmp_path):
     given = []
 

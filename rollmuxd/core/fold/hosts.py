@@ -69,7 +69,7 @@ def node_added(state: State, fact: f.NodeAdded) -> None:
         gpu_type=spec.gpu_type,
         gpu_mb=spec.gpu_mb,
         price_per_gpu_hour=spec.price_per_gpu_hour,
-        drain=known is not None and known.drain,
+        drain=known is not None and known.drain and not known.unconfigured,
     )
 
 
@@ -86,8 +86,9 @@ def node_moved(state: State, fact: Any) -> None:
         node.reason = getattr(fact, "reason", "")
     if isinstance(fact, f.NodeDraining):
         node.drain, node.reason = True, f"drained by {fact.by}"
+        node.unconfigured = fact.unconfigured
     elif isinstance(fact, f.NodeUndrained):
-        node.drain = False
+        node.drain = node.unconfigured = False
     elif isinstance(fact, f.NodeLost):
         node.lost_at = fact.at
 
