@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from rollmuxd.cli.calls import Call, print_json, printable, talks
+from rollmuxd.cli.feed import say_unreadable
 
 #: The daemon answers as soon as there is a fact, so a long wait costs nothing.
 FOLLOW_WAIT_MS = 20_000
@@ -39,6 +40,7 @@ def facts(call: Call, follow: bool, after: int, job: str | None, audit: bool) ->
             if not reached and after == 0 and page.get("first", 1) > 1:
                 click.echo(f"rollmuxd: facts before {page['first']} were compacted away", err=True)
             reached = True
+            say_unreadable(page.get("unreadable", ()))
             for fact in page["facts"]:
                 if call.as_json:
                     print_json(fact)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -15,6 +16,16 @@ LAST: Final = 50_000
 _PAGE: Final = 5_000
 _AGO: Final = re.compile(r"(\d+(?:\.\d+)?)([mhdw])")
 _UNITS: Final = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def say_unreadable(facts: Iterable[Mapping[str, Any]]) -> None:
+    """Say which facts are missing because they are damaged, on stderr."""
+    for fact in facts:
+        click.echo(
+            f"rollmuxd: fact {fact['seq']} cannot be read: {fact['reason']}; the rest is here, and "
+            "`rollmuxd journal check` looks for more",
+            err=True,
+        )
 
 
 class Time(click.ParamType[str]):
@@ -46,6 +57,7 @@ def last_facts(call: Call, since: str | None = None, *, most: int = LAST) -> lis
     while after < feed["last"]:
         page = call.get("/v1/facts", after=after, limit=_PAGE)
         found += [fact_of(fact) for fact in page["facts"]]
+        say_unreadable(page.get("unreadable", ()))
         if page["last"] == after:
             break
         after = page["last"]

@@ -150,6 +150,12 @@ def _show(view: dict[str, Any]) -> None:
         "no pools",
     )
     click.echo(f"\n{_bill(view['bill'])}\n{_saving(view['saving'])}")
+    if missing := view.get("unreadable"):
+        click.echo(
+            f"not exact: {len(missing)} damaged facts (number {', '.join(map(str, missing[:10]))}) and what follows "
+            "from them are left out; `rollmuxd journal check` looks for more",
+            err=True,
+        )
 
 
 def _kept(row: Mapping[str, Any]) -> str:

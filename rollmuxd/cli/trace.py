@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rollmuxd.cli.calls import Call, Failed, talks
+from rollmuxd.cli.feed import say_unreadable
 
 if TYPE_CHECKING:
     from rollmuxd.sim.history import AnyFact
@@ -108,6 +109,7 @@ def _of_daemon(call: Call) -> Iterator[AnyFact]:
     while True:
         page = call.get("/v1/facts", after=after, limit=PAGE)
         yield from _read(((f"fact {fact['seq']}", fact) for fact in page["facts"]), "the daemon")
+        say_unreadable(page.get("unreadable", ()))
         if page["last"] == after:
             return
         after = page["last"]
@@ -119,17 +121,20 @@ def _of_lines(lines: Any) -> Iterator[AnyFact]:
 
 
 def _of_journal(path: Path) -> Iterator[AnyFact]:
-    from rollmuxd.daemon.journal_file import JournalRefused, cut_of, refuse_newer
+    from rollmuxd.daemon.journal_file import JournalRefused, Row, Tip, cut_of, damaged_rows, refuse_newer
 
     path = path / "journal.sqlite3" if path.is_dir() else path
     try:
         # Of its own accord SQLite would make a file that is not there.
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             refuse_newer(connection, path)
-            rows = connection.execute(
-                "SELECT seq, body FROM facts WHERE seq > ? ORDER BY seq", (cut_of(connection).seq,)
-            )
-            yield from _read(((f"fact {seq}", body) for seq, body in rows), str(path))
+            tip = cut_of(connection)
+            query = "SELECT seq, CAST(body AS BLOB), sum FROM facts WHERE seq > ? ORDER BY seq"
+            found = connection.execute(query, (tip.seq,))
+            while rows := [Row(*row) for row in found.fetchmany(PAGE)]:
+                damaged, tip = damaged_rows(rows, tip), Tip(rows[-1].seq, rows[-1].sum)
+                say_unreadable({"seq": seq, "reason": "its checksum does not fit"} for seq in sorted(damaged))
+                yield from _read(((f"fact {row.seq}", row.body) for row in rows if row.seq not in damaged), str(path))
     except JournalRefused as error:
         raise Failed(str(error)) from error
     except sqlite3.Error as error:

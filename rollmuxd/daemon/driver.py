@@ -58,7 +58,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.belongs import EVERYTHING, Belongs, Topic
 from rollmuxd.daemon.clock import Clock
-from rollmuxd.daemon.journal import AnyJournal, JournalFailed, Past, until_large
+from rollmuxd.daemon.journal import AnyJournal, JournalFailed, Past, Unreadable, until_large
 
 T = TypeVar("T")
 #: how often the writer looks whether a full disk has room again
@@ -307,7 +307,7 @@ class Driver:
 
     async def facts_after(
         self, seq: int, wait_ms: Millis, limit: int, topics: Collection[Topic] = (EVERYTHING,)
-    ) -> tuple[list[tuple[int, AnyFact]], int]:
+    ) -> tuple[list[tuple[int, AnyFact | Unreadable]], int]:
         """Durable facts with numbers above ``seq``, and the number to ask after next: fewer where they are large.
 
         Where there are none, waits up to ``wait_ms`` for one that has one of these ``topics``. What comes meanwhile and
@@ -322,7 +322,7 @@ class Driver:
             begins = seq + 1 - self._recent[0][0]
             # As they will be read from the journal: what is told of a fact does not depend on when one asks.
             rows = ((at, encode(fact)) for at, fact in islice(self._recent, begins, begins + most))
-            found = [(at, decode(body)) for at, body in until_large(rows)]
+            found: list[tuple[int, AnyFact | Unreadable]] = [(at, decode(body)) for at, body in until_large(rows)]
         else:
             found = await self._journal.read(seq, most)
         return found, found[-1][0] if found else seq

@@ -48,7 +48,9 @@ from rollmuxd.daemon.journal_file import (
     JournalInUse,
     JournalRefused,
     Reader,
+    Row,
     Tip,
+    Unreadable,
 )
 from rollmuxd.daemon.keys import ApiKey, Role
 
@@ -62,6 +64,7 @@ __all__ = [
     "JournalRefused",
     "MemoryJournal",
     "Past",
+    "Unreadable",
 ]
 
 T = TypeVar("T")
@@ -355,11 +358,11 @@ class Journal:
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
-    async def read(self, after: int, limit: int) -> list[tuple[int, AnyFact]]:
+    async def read(self, after: int, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
         """Up to ``limit`` facts with numbers above ``after``, fewer where they are large; on its own connection."""
         return await asyncio.get_running_loop().run_in_executor(self._reader_thread, self._read, after, limit)
 
-    async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, AnyFact]]:
+    async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
         """Facts of a kind that outlive the others, of those that were compacted away."""
         query = "SELECT seq, CAST(body AS BLOB) FROM kept WHERE seq > ? AND seq < ? AND kind = ? ORDER BY seq LIMIT ?"
         loop = asyncio.get_running_loop()
@@ -427,13 +430,19 @@ class Journal:
         except sqlite3.Error as error:
             raise JournalFailed(f"{self.path} cannot be read: {error}") from error
 
-    def _read(self, after: int, limit: int) -> list[tuple[int, AnyFact]]:
-        query = "SELECT seq, CAST(body AS BLOB) FROM facts WHERE seq > ? ORDER BY seq LIMIT ?"
+    def _read(self, after: int, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
+        query = (
+            "SELECT seq, CAST(coalesce(body, '') AS BLOB), CAST(coalesce(sum, -1) AS INTEGER) FROM facts "
+            "WHERE seq > ? ORDER BY seq LIMIT ?"
+        )
         # What is cut off and not swept yet is gone, too.
-        while rows := self._ask(query, (max(after, self.first - 1), limit), until_large):
-            if found := journal_file.known_facts(self._decoder, rows):
-                return found
-            after = rows[-1][0]
+        while found := self._ask(query, (max(after, self.first - 1), limit), until_large):
+            rows = [Row(*row) for row in found]
+            before = self._ask("SELECT seq, sum FROM facts WHERE seq = ?", (rows[0].seq - 1,))
+            damaged = journal_file.damaged_rows(rows, Tip(*before[0]) if before else Tip(0, 0))
+            if facts := journal_file.known_facts(self._decoder, ((row.seq, row.body) for row in rows), damaged):
+                return facts
+            after = rows[-1].seq
         return []
 
     def _close_reader(self) -> None:
@@ -655,7 +664,7 @@ class MemoryJournal:
     async def make_reserve(self) -> None:
         self.tight = False
 
-    async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, AnyFact]]:
+    async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
         return []
 
     async def days(self) -> list[Day]:
@@ -667,7 +676,7 @@ class MemoryJournal:
     async def close(self) -> None:
         pass
 
-    async def read(self, after: int, limit: int) -> list[tuple[int, AnyFact]]:
+    async def read(self, after: int, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
         start = self._index(after)
         return list(self._decoded(until_large(self._bodies[start : start + limit])))
 

@@ -48,7 +48,7 @@ import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -778,6 +778,36 @@ class Reader:
             ) from error
 
 
-def known_facts(reader: Reader, rows: Sequence[tuple[int, bytes]]) -> list[tuple[int, AnyFact]]:
-    """The facts of these rows that this version knows."""
-    return [(seq, fact) for seq, body in rows if (fact := reader.decode(seq, body)) is not None]
+class Unreadable(msgspec.Struct, frozen=True):
+    """What stands in the place of a fact that is damaged, or that this version does not know."""
+
+    reason: str
+
+
+def known_facts(
+    reader: Reader, rows: Iterable[tuple[int, bytes]], damaged: Collection[int] = ()
+) -> list[tuple[int, AnyFact | Unreadable]]:
+    """The facts of these rows that this version knows; in the place of each that cannot be read, why not."""
+    found: list[tuple[int, AnyFact | Unreadable]] = []
+    for seq, body in rows:
+        if seq in damaged:
+            found.append((seq, Unreadable("its checksum does not fit: it was changed after it was written")))
+            continue
+        try:
+            fact = reader.decode(seq, body)
+        except JournalRefused:
+            found.append((seq, Unreadable("it is damaged, or a newer rollmuxd wrote it")))
+            continue
+        if fact is not None:
+            found.append((seq, fact))
+    return found
+
+
+def damaged_rows(rows: Iterable[Row], before: Tip) -> set[int]:
+    """The numbers of rows whose sum does not fit; of one whose row before is not there, nothing is known."""
+    damaged = set()
+    for row in rows:
+        if row.seq == before.seq + 1 and link(before, row.body) != Tip(row.seq, row.sum):
+            damaged.add(row.seq)
+        before = Tip(row.seq, row.sum)
+    return damaged

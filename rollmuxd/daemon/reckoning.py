@@ -23,7 +23,7 @@ from rollmuxd.core.facts import AnyFact, Fact
 from rollmuxd.core.model import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon.driver import Unavailable
-from rollmuxd.daemon.journal import AnyJournal, Day
+from rollmuxd.daemon.journal import AnyJournal, Day, Unreadable
 from rollmuxd.daemon.journal_care import BATCH, DAY, date_of, state_of
 from rollmuxd.daemon.journal_file import JournalDamaged, JournalError
 from rollmuxd.daemon.report import Books, Ledger
@@ -154,6 +154,8 @@ class Today:
             del self.over[min(self.over)]
         self._day += 1
         self._ledger = Ledger(since=self._day * DAY, until=self._end, state=self._state)
+        for seq in self.over[self._day - 1].unreadable:  # its state still lacks what they said
+            self._ledger.miss(seq)
 
     async def _read(self, pause_s: float) -> None:
         """Book what is there of the day."""
@@ -175,7 +177,8 @@ class Today:
                 raise
             if life == self._life:
                 break
-        whole = self._journal.first == 1 and not days and first and first[0][1].at // DAY == day
+        began = [fact.at // DAY for _, fact in first if not isinstance(fact, Unreadable)]
+        whole = self._journal.first == 1 and not days and began == [day]
         self._state, self._ledger, self._day, self._seq = begun.state, ledger, day, seq
         self.first_day = day if whole else None
 
@@ -279,11 +282,15 @@ async def _fold(journal: AnyJournal, ledger: Ledger, after: int, durable: int, p
     return after
 
 
-def _see(ledger: Ledger, batch: Sequence[tuple[int, AnyFact]], durable: int) -> int:
+def _see(ledger: Ledger, batch: Sequence[tuple[int, AnyFact | Unreadable]], durable: int) -> int:
     """Show facts to a ledger; the last one that it took, 0: none."""
     taken = 0
     for seq, fact in batch:
-        if seq > durable or not ledger.see(fact):
+        if seq > durable:
+            break
+        if isinstance(fact, Unreadable):
+            ledger.miss(seq)
+        elif not ledger.see(fact):
             break
         taken = seq
     return taken

@@ -131,6 +131,8 @@ class Books:
     work: dict[JobId, _Work] = field(default_factory=dict)
     pools: dict[str, _Pool] = field(default_factory=dict)
     groups: dict[GroupId, _Shared] = field(default_factory=dict)
+    #: facts of the span that are damaged: what follows from them is left out
+    unreadable: list[int] = field(default_factory=list)
 
     def add(self, later: "Books") -> None:
         """Add the books of a span that comes later."""
@@ -148,6 +150,7 @@ class Books:
                 setattr(total, figure, getattr(total, figure) + getattr(of_pool, figure))
         for group, shared in (later.groups or later.ungrouped()).items():
             self.groups.setdefault(group, _Shared()).add(shared)
+        self.unreadable += later.unreadable
 
     def copy(self) -> "Books":
         """The same, which nobody goes on with."""
@@ -158,6 +161,7 @@ class Books:
                 group: replace(shared, held=dict(shared.held), pinned=dict(shared.pinned))
                 for group, shared in self.groups.items()
             },
+            list(self.unreadable),
         )
 
     def ungrouped(self) -> dict[GroupId, _Shared]:
@@ -199,6 +203,7 @@ class Books:
             pools=[_pool_row(name, self.pools[name]) for name in sorted(self.pools)],
             saving=_saving(books, charges),
             bill=self._bill(books, charges),
+            unreadable=self.unreadable,
         )
 
     def _bill(self, books: Sequence[_Work], charges: Mapping[JobId, "Charge"]) -> Bill:
@@ -274,6 +279,18 @@ class Ledger:
         """Book one fact. False: it is after the end of the span, and so are all that follow."""
         if self.until is not None and fact.at >= self.until:
             return False
+        try:
+            self._book(fact)
+        except Exception:  # of any kind: what it speaks of may be missing
+            if not self._books.unreadable:
+                raise
+        return True
+
+    def miss(self, seq: int) -> None:
+        """A fact cannot be read. Facts after it that do not fit without it are left out, too."""
+        self._books.unreadable.append(seq)
+
+    def _book(self, fact: f.Fact) -> None:
         nodes = self._touched(fact)
         for name in nodes:
             self._settle(name, fact.at)
@@ -294,7 +311,7 @@ class Ledger:
                 self._uses[name] = self._use_of(node, fact.at)
         job = state.jobs.get(job_id) if job_id is not None else None
         if job is None:
-            return True
+            return
         book = self._book_of(job)
         if job.status is not status:
             self._status_changed(job, book, fact.at)
@@ -312,7 +329,6 @@ class Ledger:
                 alone = [state.nodes[name] for name in dict.fromkeys(n for of in pins.values() for n in of)]
                 book.alone += solo * sum(len(node.gpus) for node in alone)
                 book.cost_alone += solo * sum(len(node.gpus) * node.price_per_gpu_hour for node in alone)
-        return True
 
     def _book_before(self, fact: f.Fact) -> None:
         """What can only be booked while the state still knows it."""

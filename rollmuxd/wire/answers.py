@@ -267,6 +267,13 @@ class Explanation(Answer, frozen=True):
     wishes: list[Reason] = []
 
 
+class UnreadableFact(Answer, frozen=True):
+    """A fact of which nothing is known but its number."""
+
+    seq: int
+    reason: str
+
+
 class FactsPage(Answer, frozen=True):
     """Facts after a sequence number. Each carries ``seq``, ``fact`` and its own fields."""
 
@@ -274,6 +281,8 @@ class FactsPage(Answer, frozen=True):
     last: int
     #: the first fact that is there; those before it were compacted away
     first: int = 1
+    #: facts that are damaged, and so are not among ``facts``
+    unreadable: list[UnreadableFact] = []
 
 
 class TendedView(Answer, frozen=True):
@@ -484,6 +493,8 @@ class ReportView(Answer, frozen=True):
     bill: Bill
     #: the daemon's; ``observe``: no GPU was held, and there is nothing to be charged
     mode: str = "share"
+    #: facts that are damaged: they, and what follows from them, are not in the figures
+    unreadable: list[int] = []
 
 
 class Health(Answer, frozen=True):

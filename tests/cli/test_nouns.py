@@ -740,6 +740,24 @@ def test_a_saving_on_a_short_span_reads_sensibly(rollmuxd, daemon, saving, line)
     assert rollmuxd("report").lines[-1].startswith(line)
 
 
+def test_the_report_names_facts_that_are_damaged(rollmuxd, daemon):
+    daemon["GET /v1/report"] = {**REPORT, "unreadable": [17, 18]}
+
+    said = "not exact: 2 damaged facts (number 17, 18) and what follows from them are left out"
+    assert said in rollmuxd("report").err
+
+
+def test_facts_name_those_that_are_damaged_beside_the_others(rollmuxd, daemon):
+    fact = {"fact": "daemon_started", "seq": 1, "at": 0, "incarnation": 1}
+    pages = {0: {"facts": [fact], "last": 2, "unreadable": [{"seq": 2, "reason": "it is damaged"}]}}
+    daemon["GET /v1/facts"] = lambda sent: pages.get(sent["after"], {"facts": [], "last": sent["after"]})
+
+    ran = rollmuxd("facts --json")
+
+    assert json.loads(ran.out)["seq"] == 1
+    assert "rollmuxd: fact 2 cannot be read: it is damaged; the rest is here" in ran.err
+
+
 def test_the_report_tells_who_is_charged_with_what_and_that_it_adds_up(rollmuxd, daemon):
     daemon["GET /v1/report"] = REPORT
 

@@ -67,8 +67,11 @@ def state_dir(tmp_path):
     path.mkdir()
     connection = sqlite3.connect(path / "journal.sqlite3")
     connection.executescript(journal_file._SCHEMA + f"PRAGMA user_version = {journal_file.FORMAT}")
-    rows = [(seq, fact.at, f.name(fact), f.encode(fact).decode()) for seq, fact in enumerate(FACTS, 1)]
-    connection.executemany("INSERT INTO facts (seq, at, kind, body) VALUES (?, ?, ?, ?)", rows)
+    tip = journal_file.Tip(0, 0)
+    for fact in FACTS:
+        tip = journal_file.link(tip, f.encode(fact))
+        row = (tip.seq, fact.at, f.name(fact), f.encode(fact).decode(), tip.sum)
+        connection.execute("INSERT INTO facts (seq, at, kind, body, sum) VALUES (?, ?, ?, ?, ?)", row)
     connection.commit()
     connection.close()
     return path
@@ -178,13 +181,26 @@ def test_a_line_that_is_no_fact_is_named(rollmuxd, lines, tmp_path):
     assert list(tmp_path.iterdir()) == [lines]
 
 
-def test_so_is_a_damaged_row_of_a_journal(rollmuxd, state_dir, tmp_path):
+def test_a_damaged_row_of_a_journal_is_named_and_left_out(rollmuxd, state_dir, tmp_path):
     with sqlite3.connect(state_dir / "journal.sqlite3") as connection:
         connection.execute("UPDATE facts SET body = substr(body, 1, 20) WHERE seq = 3")
     connection.close()
     ran = rollmuxd(f"trace export --journal {state_dir} {tmp_path}/out.json")
-    assert ran.code == 1
-    assert "journal.sqlite3, fact 3 is no fact" in ran.err
+    assert ran.code == 0
+    assert "fact 3 cannot be read: its checksum does not fit; the rest is here" in ran.err
+    assert (tmp_path / "out.json").exists()
+
+
+def test_facts_that_the_daemon_cannot_read_are_named(rollmuxd, daemon, tmp_path):
+    def answer(sent):
+        page = feed()(sent)
+        return {**page, "unreadable": [] if sent["after"] else [{"seq": 99, "reason": "it is damaged"}]}
+
+    daemon["GET /v1/facts"] = answer
+    ran = rollmuxd(f"trace export {tmp_path}/out.json")
+    assert ran.code == 0
+    assert "rollmuxd: fact 99 cannot be read: it is damaged; the rest is here" in ran.err
+    assert (tmp_path / "out.json").exists()
 
 
 def test_a_journal_of_a_newer_format_asks_for_the_newer_rollmuxd(rollmuxd, state_dir, tmp_path):

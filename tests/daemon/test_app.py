@@ -6,12 +6,13 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import anyio
@@ -520,6 +521,45 @@ async def test_a_node_that_is_put_back_into_the_configuration_is_usable_again(tm
         await until(unix, "box/gpu2", "drained")  # by an operator
         asked = {"phase": "rollout", "request_id": "r1", "session": session, "wait_s": 60}
         assert (await unix.post(f"/v1/jobs/{job}/slots", json=asked)).json()["gpus"] == ["box/gpu0"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["body = substr(body, 1, 20)", "body = replace(body, 'alice', 'malice')", "sum = sum + 1"],
+)
+async def test_damaged_facts_of_before_are_named_and_the_rest_is_delivered(tmp_path, damage):
+    host = {"id": "box", "backend": "mock", "options": {"memory": ""}, "nodes": [{"gpus": "0", "pools": ["rollout"]}]}
+    settings = Settings(daemon={"state_dir": tmp_path / "state", "listen": "", "shutdown_s": 2}, hosts=[host])
+    body = {"name": "alice", "phases": [{"name": "rollout", "pools": ["rollout"]}], "wants": {"rollout": {}}}
+    async with running(settings) as where, client(where) as unix:
+        job = (await unix.post("/v1/jobs", json=body)).json()["job"]
+        with anyio.fail_after(120):
+            while not (await unix.get(f"/v1/jobs/{job}")).json()["pins"]:
+                await anyio.sleep(0.05)
+        await unix.post("/v1/jobs", json={**body, "name": "bob"})
+        before = (await unix.get("/v1/facts")).json()
+        assert before["unreadable"] == []
+        assert (await unix.get("/v1/report")).json()["unreadable"] == []
+    ((registered, last),) = [
+        (fact["seq"], before["last"])
+        for fact in before["facts"]
+        if fact["fact"] == "job_registered" and fact["job"] == job
+    ]
+    with closing(sqlite3.connect(tmp_path / "state" / "journal.sqlite3")) as connection, connection:
+        connection.execute(f"UPDATE facts SET {damage} WHERE seq = ?", (registered,))
+    damaged = [registered, registered + 1] if damage.startswith("sum") else [registered]  # of two sums one is wrong
+    async with running(settings) as where, client(where) as unix:
+        page = (await unix.get("/v1/facts", params={"until": last})).json()
+        assert [it["seq"] for it in page["unreadable"]] == damaged
+        assert all(it["reason"] for it in page["unreadable"])
+        assert page["last"] == last
+        assert page["facts"] == [fact for fact in before["facts"] if fact["seq"] not in damaged]
+        report = (await unix.get("/v1/report")).json()
+        assert report["unreadable"] == damaged
+        assert [row["pool"] for row in report["pools"]] == ["rollout"]
+        assert (await unix.get("/v1/report?format=csv")).status_code == 200
+        assert (await unix.post(f"/v1/jobs/{job}/sessions", json={"pid": 1, "host": "h"})).status_code == 201
+        assert (await unix.get("/v1/report")).status_code == 200, "what follows hangs on a damaged fact"
 
 
 async def test_only_a_backend_that_asks_for_it_is_given_a_folder(monkeypatch, tmp_path):

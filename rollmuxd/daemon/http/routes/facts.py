@@ -16,13 +16,16 @@ from rollmuxd.daemon.http import limits, problems
 from rollmuxd.daemon.http.glue import Call, ClientGone, Parked, Query, Routes
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routes._query import Id
+from rollmuxd.daemon.journal import Unreadable
 from rollmuxd.daemon.told import Told
-from rollmuxd.wire.answers import FactsPage
+from rollmuxd.wire.answers import FactsPage, UnreadableFact
 
 routes = Routes("facts")
 
 #: facts that are read at a time while they are sifted
 BATCH = 100
+#: a page ends after so many facts that cannot be read
+MOST_UNREADABLE = 1_000
 #: what a call may take beyond its ``wait_ms``, reading
 READ_S = 60.0
 #: fields of facts that hold sentences
@@ -52,6 +55,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
 
     A page has fewer than ``limit`` facts where they are large: it ends after 2 MB.
 
+    A fact that is damaged is named in ``unreadable`` with what is wrong, and the rest is delivered.
     Facts that were compacted away are 410, with the number of the first one that is there; ``after=0`` begins with it.
     More calls of one owner that wait at the same time than ``limits.max_facts_waiting`` are 429.
     """
@@ -65,6 +69,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     topics = wanted(call.caller, job=of, audit=query.audit)
     journal = call.services.journal
     found: list[dict[str, Any]] = []
+    unreadable: list[UnreadableFact] = []
     size = 0
     last = query.after
     if last > driver.durable_seq:
@@ -77,9 +82,12 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     if query.audit and last < journal.first - 1:
         for seq, fact in await journal.lasting(last, "audited", query.limit):
             last = seq
-            found.append({"seq": seq, **msgspec.to_builtins(fact)})
-        if len(found) == query.limit:
-            return FactsPage(facts=found, last=last, first=journal.first)
+            if isinstance(fact, Unreadable):
+                unreadable.append(UnreadableFact(seq, fact.reason))
+            else:
+                found.append({"seq": seq, **msgspec.to_builtins(fact)})
+        if len(found) + len(unreadable) == query.limit:
+            return FactsPage(facts=found, last=last, first=journal.first, unreadable=unreadable)
         last = journal.first - 1
     last = last or journal.first - 1
     _there(journal.first, last)
@@ -87,7 +95,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     until = query.until or 2**63
 
     def is_full() -> bool:
-        return len(found) >= query.limit or size >= limits.PAGE or last >= until
+        return len(found) >= query.limit or len(unreadable) >= MOST_UNREADABLE or size >= limits.PAGE or last >= until
 
     async def take(wait_ms: int) -> float:
         """Take in the facts that follow; the seconds for which that held the loop up."""
@@ -98,11 +106,13 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
         shown = call.told(driver.scheduler)
         for seq, fact in batch:
             last = seq
-            if not topics.isdisjoint(driver.belongs.topics(fact, driver.scheduler.state)):
+            if isinstance(fact, Unreadable):  # it may be about anything
+                unreadable.append(UnreadableFact(seq, fact.reason))
+            elif not topics.isdisjoint(driver.belongs.topics(fact, driver.scheduler.state)):
                 found.append({"seq": seq, **_told(msgspec.to_builtins(fact), shown)})
                 size += len(msgspec.json.encode(fact))
-                if is_full():
-                    break
+            if is_full():
+                break
         else:
             last = max(last, following)
         return time.perf_counter() - began
@@ -116,7 +126,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
                         await anyio.sleep(limits.PAGE_PAUSE * held_s)
                         held_s = await take(0)
                 continue
-            wait_ms = 0 if found or query.until else max(0, round((give_up - anyio.current_time()) * 1000))
+            wait_ms = 0 if found or unreadable or query.until else max(0, round((give_up - anyio.current_time()) * 1000))
             if wait_ms == 0 or driver.draining.is_set():
                 return
             await take(wait_ms)
@@ -124,7 +134,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     with _one_of(call, query.wait_ms):
         if await call.park(collect, query.wait_ms / 1000 + READ_S) is Parked.GONE:
             raise ClientGone
-    return FactsPage(facts=found, last=last, first=journal.first)
+    return FactsPage(facts=found, last=last, first=journal.first, unreadable=unreadable)
 
 
 def _told(fact: dict[str, Any], told: Told) -> dict[str, Any]:
