@@ -9,8 +9,8 @@ TLS.
 
 JSON lines come in on stdin: first where to beat, then whatever changes (``session``, ``slot``, ``done``, ``total``).
 The API key comes this way too, as arguments and environments can be read by others. JSON lines go out on stdout:
-``directives``, ``refused``, ``down``, ``up``. It ends when stdin does, or when its parent is another process than was
-said.
+``directives``, ``refused``, ``down``, ``up``. It ends when stdin does, or when its parent has ended. If its parent has
+ended without stopping it, it sends a last beat: the job is then lost at once, and not one lease time later.
 """
 
 from __future__ import annotations
@@ -33,6 +33,13 @@ BEAT_TIMEOUT_S = 10.0
 FIRST_PAUSE_S = 0.5
 #: seconds between two lines about the same trouble
 SAY_EVERY_S = 60.0
+#: a parent that has closed the pipe has so many seconds to end: it may have to free GPU memory first
+ENDS_S = 20.0
+#: seconds between looks whether it has ended
+ENDED_S = 0.05
+#: for so many seconds the last beat is sent again where no daemon answers, and so often
+LAST_BEAT_S = 60.0
+LAST_BEAT_EVERY_S = 1.0
 
 
 class Beater:
@@ -42,6 +49,8 @@ class Beater:
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._parent = parent
+        #: when it was started: a later process may have its pid
+        self._started = start_of(parent) if parent is not None and os.getppid() == parent else ""
         self._buffer = b""
         self._now: dict[str, Any] = {}
         #: a session that was refused: no more beats until we are told of a new one
@@ -53,15 +62,42 @@ class Beater:
         self._last_directives: Any = []
 
     def run(self) -> None:
-        """Beat until the parent is gone."""
+        """Beat until the parent is gone; then say so, unless it has stopped us before."""
         while self._parent is None or os.getppid() == self._parent:
             idle = max(0.0, min(LOOK_S, self._next - time.monotonic()))
             if select.select([self._read_fd], [], [], idle)[0] and not self._told():
-                return
+                break
             if self._now.get("session") and self._refused != self._now["session"] and time.monotonic() >= self._next:
                 self._beat()
             elif time.monotonic() >= self._next:
                 self._next = time.monotonic() + LOOK_S
+        if self._has_ended():
+            while select.select([self._read_fd], [], [], 0)[0] and self._told():
+                pass
+            self._beat_last()
+
+    def _has_ended(self) -> bool:
+        """Wait until the parent has ended, for as long as that may take; whether it has."""
+        until = time.monotonic() + ENDS_S
+        while self._started and time.monotonic() < until:
+            if os.getppid() != self._parent and start_of(self._parent, running=True) != self._started:
+                return True
+            time.sleep(ENDED_S)
+        return False
+
+    def _beat_last(self) -> None:
+        """Say that the parent is gone, until a daemon has heard it."""
+        # Our stderr is the parent's, and what reads that waits for its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        until = time.monotonic() + LAST_BEAT_S
+        while self._now.get("session") and self._now.get("last_beat") and time.monotonic() < until:
+            try:
+                status, _ = self._post(self._now["session"], {"pid": self._parent, "started": self._started})
+            except Exception:  # no daemon; it may come back
+                status = 0
+            if status == 200 or status in {400, 401, 403, 404, 409, 410, 422}:
+                return
+            time.sleep(LAST_BEAT_EVERY_S)
 
     def _told(self) -> bool:
         """Take in what the parent says; False when it will say nothing more."""
@@ -116,8 +152,10 @@ class Beater:
             self._said = now
             self._say(down=why, seconds=now - self._failing_since)
 
-    def _post(self, session: str) -> tuple[int, dict[str, Any]]:
+    def _post(self, session: str, gone: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
         body = {name: self._now.get(name) or 0 for name in ("done", "total")} | {"slot": self._now.get("slot")}
+        if gone is not None:
+            body["gone"] = gone
         headers = {"content-type": "application/json", "connection": "close"}
         if self._now.get("api_key"):
             headers["authorization"] = "Bearer " + self._now["api_key"]
@@ -182,6 +220,20 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
+
+
+def start_of(pid: int | None, *, running: bool = False) -> str:
+    """When a process was started, in the system's words; empty: there is none, or (``running``) it has ended."""
+    try:
+        stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        try:
+            # The name (field 2) is in brackets and may hold anything; field 22 is the 20th after it.
+            fields = os.read(stat, 4096).decode(errors="replace").rpartition(")")[2].split()
+        finally:
+            os.close(stat)
+    except OSError:
+        return ""
+    return "" if running and fields[0] in {"Z", "X"} else fields[19]
 
 
 def main() -> None:

@@ -200,7 +200,11 @@ class Life(Generic[S]):
             self.body = self._describe(self._hooks.pools(), self._options.idempotency_key or new_id())
             talk = Talk(self.body, patience_s=patience_s)
             ear = _Ear(talk, address)
-            self._pulse = fakes.current.pulse(ear) if fakes.current else HeartbeatProcess(address, ear)
+            # A process with the same key may join this run until its lease has run out.
+            joined = self._options.idempotency_key is not None and not self._options.launched
+            self._pulse = (
+                fakes.current.pulse(ear) if fakes.current else HeartbeatProcess(address, ear, last_beat=not joined)
+            )
             talk.on_session = self._pulse.session
             self._talk = talk
             self._warn_of_idle_states()

@@ -63,7 +63,7 @@ class Pulse(Protocol):
 class HeartbeatProcess:
     """The real pulse."""
 
-    def __init__(self, address: Address, listener: Listener) -> None:
+    def __init__(self, address: Address, listener: Listener, *, last_beat: bool = True) -> None:
         self._listener = listener
         #: all that a new process must be told
         self._now: dict[str, Any] = {
@@ -72,6 +72,8 @@ class HeartbeatProcess:
             "api_key": address.api_key,
             "ca_file": address.ca_file,
             "fingerprint": address.fingerprint,
+            # whether the end of this process is told at once
+            "last_beat": last_beat,
             "slot": None,
             "done": 0,
             "total": 0,

@@ -422,7 +422,7 @@ class SessionFenced(Fact, frozen=True, tag="session_fenced"):
 
 
 class SessionLost(Fact, frozen=True, tag="session_lost"):
-    """No heartbeat came for one lease time."""
+    """No heartbeat came for one lease time, or the last one said that the process is gone."""
 
     session: SessionId
 

@@ -95,6 +95,14 @@ class Heartbeat(Struct, frozen=True):
     total: int = 0
 
 
+class ProcessGone(Struct, frozen=True):
+    """The last beat of a session: its process has ended, and did not close it."""
+
+    session: SessionId
+    pid: int
+    started: str
+
+
 class RequestSlot(Struct, frozen=True):
     """A job asks for its turn. The same request id is the same slot and changes nothing."""
 
@@ -323,6 +331,7 @@ Input: TypeAlias = (
     | OpenSession
     | CloseSession
     | Heartbeat
+    | ProcessGone
     | RequestSlot
     | DetachSlot
     | WithdrawSlot

@@ -380,6 +380,18 @@ def nobody_knows(c: Cycle, job: Job) -> None:
     look(c, job)
 
 
+def process_gone(c: Cycle, told: i.ProcessGone) -> Answer:
+    """A session's process has ended, and its heartbeat says so: the lease is not waited for.
+
+    The GPUs are looked at now, and again until they are clear.
+    """
+    session = live_session(c, told.session)
+    if (session.pid, session.started) != (told.pid, told.started):
+        raise Conflict(f"session {session.id} is that of pid {session.pid}, and not of the process that is gone")
+    lose(c, session, f"its process (pid {session.pid} on {session.host or 'an unnamed host'}) is gone")
+    return NOTHING
+
+
 def lease_ran_out(c: Cycle, session: SessionId) -> None:
     """A session's deadline: it is lost, unless it has ended meanwhile."""
     known = c.state.sessions.get(session)

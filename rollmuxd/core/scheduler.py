@@ -37,6 +37,7 @@ _HANDLERS: dict[type, Callable[[Cycle, Any], Answer]] = {
     i.OpenSession: lives.open_session,
     i.CloseSession: lives.close_session,
     i.Heartbeat: growing.heartbeat,
+    i.ProcessGone: lives.process_gone,
     i.RequestSlot: requests.request,
     i.DetachSlot: requests.detach,
     i.WithdrawSlot: requests.withdraw,
@@ -185,6 +186,11 @@ class Scheduler:
         """How long a session's lease lasts without another heartbeat."""
         seen = self.soft.seen.get(session)
         return 0 if seen is None else max(0, seen + self.config.lease_ms - now)
+
+    def silent_ms(self, session: SessionId, now: Millis, expected_ms: Millis) -> Millis | None:
+        """For how long no heartbeat has come, if that is longer than expected; None: it is not."""
+        seen = self.soft.seen.get(session)
+        return None if seen is None or now - seen <= expected_ms else now - seen
 
     def group_period_ms(self, group: GroupId) -> Millis | None:
         """The group's planned period."""

@@ -108,12 +108,21 @@ class SessionBody(Request, frozen=True):
     started: Annotated[str, Meta(max_length=100)] = ""
 
 
+class GoneBody(Request, frozen=True):
+    """The process of a session, which has ended. As it said itself when the session was opened."""
+
+    pid: Annotated[int, Meta(ge=0, le=2**31)]
+    started: Annotated[str, Meta(min_length=1, max_length=100)]
+
+
 class HeartbeatBody(Request, frozen=True):
     """``POST /v1/sessions/{session}/heartbeat``."""
 
     slot: Annotated[str, Meta(max_length=100)] | None = None
     done: Annotated[int, Meta(ge=0, le=2**53)] = 0
     total: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    #: the last beat: the process has ended without closing its session
+    gone: GoneBody | None = None
 
 
 class SlotBody(Request, frozen=True):

@@ -397,6 +397,86 @@ def test_it_ends_with_its_parent_though_a_forked_worker_lives_on(listening, unti
         program.stderr.close()
 
 
+def gone(fake):
+    """The last beats that have come."""
+    return [beat["gone"] for beat in fake.beats if beat.get("gone")]
+
+
+@pytest.mark.parametrize("worker", [False, True], ids=["alone", "with_a_forked_worker"])
+def test_killed_its_parent_is_said_to_be_gone_in_a_last_beat(listening, until, worker):
+    fake = HastyDaemon()
+    body = "child = os.fork()\n    if child == 0: time.sleep(600)\n    print(child, flush=True)\n    time.sleep(600)"
+    program, heart = trainer(listening(fake), body if worker else "time.sleep(600)")
+    child = int(program.stdout.readline()) if worker else None
+    opened = next(call.body for call in fake.calls if call.path.endswith("/sessions"))
+    until(lambda: fake.beats)
+    assert gone(fake) == []
+
+    program.kill()
+    until(lambda: not alive(heart), 300)
+
+    assert gone(fake) == [{"pid": program.pid, "started": opened["started"]}]
+    assert fake.beats[-1]["gone"], "it is the last"
+    if child is not None:
+        os.kill(child, signal.SIGKILL)
+    program.communicate()
+
+
+def test_the_last_beat_is_sent_again_until_a_daemon_hears_it(listening, until):
+    fake = HastyDaemon()
+    server = listening(fake)
+    program, heart = trainer(server, "time.sleep(600)")
+    until(lambda: fake.beats)
+    server.stop()
+    program.kill()
+    program.communicate()
+    server.start()
+    until(lambda: not alive(heart), 300)
+
+    assert len(gone(fake)) == 1
+
+
+@pytest.mark.parametrize(
+    "ends", ["job.end()", "job.leave()", "sys.exit(3)", "1 / 0", "os.execv('/bin/true', ['true'])"]
+)
+def test_a_process_that_ends_its_part_itself_or_lives_on_sends_no_last_beat(listening, until, ends):
+    fake = HastyDaemon()
+    wait = "signal.signal(signal.SIGUSR1, lambda *_: None); signal.pause()"
+    program, heart = trainer(listening(fake), f"{wait}; {ends}")
+    until(lambda: fake.beats)
+    until(lambda: program.poll() is not None or program.send_signal(signal.SIGUSR1), 300)
+    program.communicate()
+    until(lambda: not alive(heart), 300)
+
+    # (What is executed in the process's place is that process until it ends.)
+    assert len(gone(fake)) == (1 if "exec" in ends else 0)
+
+
+def test_while_its_parent_lives_it_sends_no_last_beat_though_the_pipe_is_closed(listening, until):
+    fake = HastyDaemon()
+    program, heart = trainer(listening(fake), "os.close(job._life._pulse._stdin.fileno()); time.sleep(600)")
+    until(lambda: not alive(heart), 300)  # after ENDS_S
+
+    assert program.poll() is None
+    assert gone(fake) == []
+    program.kill()
+    program.communicate()
+
+
+def test_a_run_that_another_process_may_join_by_its_key_is_kept_for_its_lease(listening, until):
+    fake = HastyDaemon()
+    code = textwrap.dedent(TRAINER).format(body="time.sleep(600)").replace('"a")', '"a", idempotency_key="k")', 1)
+    environ = {**os.environ, "ROLLMUX_URL": listening(fake).url}
+    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environ, cwd=ROOT)
+    heart = int(program.stdout.readline())
+    until(lambda: fake.beats)
+    program.kill()
+    program.communicate()
+    until(lambda: not alive(heart), 300)
+
+    assert gone(fake) == []
+
+
 def test_it_beats_while_its_parent_holds_the_interpreter_lock(listening, until):
     # A regular expression that takes for ever never lets go of the GIL.
     fake = HastyDaemon()

@@ -494,6 +494,11 @@ class Play:
             slot = self._slot(name)
         return i.Heartbeat(self._session(name), slot, int(done), int(total))
 
+    def in_gone(self, name: str, *words: str) -> i.Input:
+        """``gone A``: its heartbeat says that its process has ended."""
+        more = dict(word.split("=") for word in words)
+        return i.ProcessGone(self._session(name), int(more.get("pid", 100)), more.get("started", ""))
+
     def in_ask(self, name: str, phase: str, *words: str) -> i.Input:
         self.asked += 1
         request = next((word for word in words if "=" not in word), f"{name}-{self.asked}")

@@ -43,6 +43,29 @@ def test_killed_while_waiting_it_leaves_the_queue_within_a_lease_and_is_never_gr
     assert daemon.job("b")["status"] == "ended"
 
 
+@pytest.mark.parametrize("where", ["in its phase", "between its phases"])
+def test_killed_it_is_lost_at_the_last_beat_of_its_heartbeat_and_its_gpus_are_given_on(live, where):
+    daemon = live.daemon(lease_s=600.0)
+    a = live.holder("a")
+    b, asked = live.waiter("b")
+    if where == "between its phases":
+        a.do("leave")
+        b.answer(asked)
+    heartbeat = a.heartbeat
+    job = daemon.job("a")["job"]
+
+    killed_at = a.kill(heartbeat_too=False)
+
+    # Long before its lease has run out.
+    (lost,) = live.until("it is lost", lambda: daemon.facts("job_lost", job=job))
+    assert lost["reason"].startswith(f"its process (pid {a.pid} on ")
+    assert lost["reason"].endswith(" is gone")
+    print(f"lost {lost['at'] / 1000 - killed_at:.3f} s after it was killed")
+    assert b.answer(asked)["gpus"] == ["mock/gpu0"]
+    live.until("its heartbeat has ended", lambda: not live.lives(heartbeat))
+    assert daemon.facts("session_lost")
+
+
 @pytest.mark.parametrize("clear_later", [False, True], ids=["clear at once", "clear later"])
 def test_killed_while_holding_its_gpus_are_given_on_only_when_they_were_seen_clear(live, clear_later):
     daemon = live.daemon()

@@ -196,9 +196,7 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         self._beside = 0
         if not self.url.startswith(b"/") and not _path_of(self.url):
             address = self.url.decode("latin-1")
-            self._refuse(
-                BAD_REQUEST, f"the address {address!r} has no path that can be read; one is /v1/jobs"
-            )
+            self._refuse(BAD_REQUEST, f"the address {address!r} has no path that can be read; one is /v1/jobs")
             raise _Refused
         super().on_headers_complete()
         self._midway = True

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from rollmuxd.core.inputs import CloseSession, Heartbeat, OpenSession
+from rollmuxd.core.inputs import CloseSession, Heartbeat, OpenSession, ProcessGone
 from rollmuxd.core.model import JobId, SessionId
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access import find_job, find_session
@@ -17,8 +17,16 @@ routes = Routes("sessions")
 
 @routes.post("/v1/sessions/{session}/heartbeat", problems=(*BODY, 404, 409))
 async def heartbeat(call: Call, session: str, body: HeartbeatBody) -> HeartbeatView:
-    """Renew the lease; may bring directives."""
+    """Renew the lease; may bring directives.
+
+    With ``gone`` it is the last beat: the process of the session has ended, and its job is lost at once. 409 where the
+    session is that of another process.
+    """
     await call.act_on(find_session, session)
+    if body.gone is not None:
+        gone = ProcessGone(session=session, pid=body.gone.pid, started=body.gone.started)
+        await call.submit(gone, session, _status_of(session))
+        return HeartbeatView(lease_s=0.0)
     given = Heartbeat(session=session, slot=body.slot, done=body.done, total=body.total)
     answer = await call.submit(given, session, once=session)
     told = call.told(call.services.driver.scheduler)
