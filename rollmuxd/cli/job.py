@@ -25,7 +25,9 @@ def job() -> None:
 
 
 def why(view: dict[str, Any]) -> str:
-    """The first reason why a job waits, or what is to be said of it."""
+    """That nothing is heard of it, the first reason why a job waits, or what is to be said of it."""
+    if view.get("silent_s") is not None:
+        return f"silent for {round(view['silent_s'])} s"
     waiting = view.get("waiting")
     if waiting and waiting["reasons"]:
         return str(waiting["reasons"][0]["text"])

@@ -231,7 +231,7 @@ def _jobs(
                 printable(job["owner"]),
                 Text(job["status"], _COLOUR.get(job["status"], "")),
                 job.get("group") or "-",
-                now,
+                now if job.get("silent_s") is None else Text(_silent(job), "red"),
                 _span(_seconds(since, at)) if since else "-",
                 str(job.get("iterations", 0)),
                 "-" if job.get("slowdown") is None else f"{job['slowdown']:.2f}",
@@ -241,6 +241,11 @@ def _jobs(
         )
     heads = ["JOB", "OWNER", "STATUS", "GROUP", "NOW", "#FOR", "#ITER", "#SLOWDOWN", "OF ITS BOUND", "#CREDIT"]
     return _fitted(heads, rows, width)
+
+
+def _silent(job: Mapping[str, Any]) -> str:
+    """That no heartbeat of its process comes; empty: they come."""
+    return "" if job.get("silent_s") is None else f"silent for {job['silent_s']:.0f} s"
 
 
 def _now(job: Mapping[str, Any], holders: Mapping[str, Mapping[str, Any]]) -> tuple[str, str | None]:
@@ -270,7 +275,7 @@ def _waiting(jobs: Sequence[Mapping[str, Any]], width: int, *, whole: bool) -> R
             printable(job["name"]),
             printable(job["owner"]),
             "-" if job.get("slo") is None else f"{job['slo']:g}",
-            printable(job.get("reason") or f"rollmuxd job explain {job['job']}"),
+            printable(_silent(job) or job.get("reason") or f"rollmuxd job explain {job['job']}"),
         ]
         for job in jobs
     ]

@@ -187,10 +187,17 @@ class Scheduler:
         seen = self.soft.seen.get(session)
         return 0 if seen is None else max(0, seen + self.config.lease_ms - now)
 
-    def silent_ms(self, session: SessionId, now: Millis, expected_ms: Millis) -> Millis | None:
-        """For how long no heartbeat has come, if that is longer than expected; None: it is not."""
+    def silent_ms(self, session: SessionId, now: Millis) -> Millis | None:
+        """For how long no heartbeat has come, if that is longer than expected; None: it is not.
+
+        A lease has room for two heartbeats at least, so one is late after half of it.
+        """
         seen = self.soft.seen.get(session)
-        return None if seen is None or now - seen <= expected_ms else now - seen
+        return None if seen is None or 2 * (now - seen) <= self.config.lease_ms else now - seen
+
+    def silent(self, now: Millis) -> list[SessionId]:
+        """The sessions of which no heartbeat has come for longer than expected."""
+        return [session for session in self.soft.seen if self.silent_ms(session, now) is not None]
 
     def group_period_ms(self, group: GroupId) -> Millis | None:
         """The group's planned period."""

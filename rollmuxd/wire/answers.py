@@ -98,6 +98,8 @@ class JobView(Answer, frozen=True):
     planned_slowdown: float | None = None
     estimates: dict[str, Estimate] = {}
     session: str | None = None
+    #: for how long no heartbeat has come, where that is longer than expected and the lease has not run out
+    silent_s: float | None = None
     slot: str | None = None
     phase: str | None = None
     waiting: Waiting | None = None

@@ -740,6 +740,14 @@ def test_a_saving_on_a_short_span_reads_sensibly(rollmuxd, daemon, saving, line)
     assert rollmuxd("report").lines[-1].startswith(line)
 
 
+def test_a_job_of_which_no_heartbeat_comes_is_shown_as_silent(rollmuxd, daemon, a_job):
+    daemon["GET /v1/jobs"] = {"items": [a_job(silent_s=34.2)], "next": None}
+    daemon["GET /v1/jobs/j1"] = a_job(silent_s=34.2)
+
+    assert rollmuxd("job list").lines[-1].endswith("silent for 34 s")
+    assert "silent for 34 s" in rollmuxd("job show j1").out
+
+
 def test_the_report_names_facts_that_are_damaged(rollmuxd, daemon):
     daemon["GET /v1/report"] = {**REPORT, "unreadable": [17, 18]}
 

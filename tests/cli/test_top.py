@@ -125,6 +125,16 @@ def test_where_there_is_no_terminal_it_prints_once_without_colours(rollmuxd, the
     assert rollmuxd("top").out == PICTURE
 
 
+def test_jobs_of_which_no_heartbeat_comes_are_shown_as_silent(rollmuxd, there, table):
+    table["/v1/jobs"][0]["silent_s"] = 34.2
+    table["/v1/jobs"][2]["silent_s"] = 40.0
+
+    lines = rollmuxd("top --once").lines
+
+    assert any(line.startswith("math-7b ") and " silent for 34 s " in line for line in lines)
+    assert any(line.startswith("big ") and line.endswith(" silent for 40 s") for line in lines)
+
+
 def test_as_json_it_is_the_daemons_own_lists(rollmuxd, there, table):
     said = rollmuxd("top --json").json
 

@@ -667,6 +667,14 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                 self.world.dies(process)
 
     @rule(name=NAMES)
+    def last_beat(self, name: str) -> None:
+        """The heartbeat of a process that has died says so, also of one that was replaced meanwhile."""
+        for process in (*self.world.processes.values(), *self.world.graves):
+            session = self.core.state.sessions.get(process.session)
+            if process.name == name and not process.alive and session is not None:
+                self.give(i.ProcessGone(session.id, session.pid, session.started))
+
+    @rule(name=NAMES)
     def close(self, name: str) -> None:
         process = self.world.processes.get(name)
         if process is None or process.silent:

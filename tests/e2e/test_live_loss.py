@@ -75,11 +75,8 @@ def test_killed_while_holding_its_gpus_are_given_on_only_when_they_were_seen_cle
         left = {"gpu": "mock/gpu0", "mb": 2000, "process": f"pid {a.pid} [python] <defunct>"}
         daemon.fault(strangers=[left])
 
-    heartbeat = a.heartbeat
-    a.kill(heartbeat_too=clear_later)
-    not_before, _ = daemon.renew("a")
-    live.until("its heartbeat has gone with it", lambda: not live.lives(heartbeat))
-    lost_at = lost_within_a_lease(live, daemon, "a", (not_before, time.time()))
+    a.kill()
+    lost_at = lost_within_a_lease(live, daemon, "a", daemon.renew("a"))
 
     if clear_later:
         seen = len(daemon.facts())

@@ -314,6 +314,45 @@ async def test_a_heartbeat_renews_and_a_closed_session_is_409(running):
         assert (await client.post(f"/v1/sessions/{job.session}/heartbeat")).status_code == 409
 
 
+async def test_a_last_beat_loses_the_job_only_where_it_names_the_sessions_own_process(running, body_of_job):
+    async with running() as world, world.client() as client, world.client("stranger") as stranger:
+        job = (await client.post("/v1/jobs", json=body_of_job("math"))).json()["job"]
+        own = {"pid": 4711, "started": "257040"}
+        opened = (await client.post(f"/v1/jobs/{job}/sessions", json={**own, "host": "h1"})).json()
+        path = f"/v1/sessions/{opened['session']}/heartbeat"
+
+        for other in ({**own, "pid": 4712}, {**own, "started": "257041"}):
+            assert (await client.post(path, json={"gone": other})).status_code == 409
+        assert (await client.post(path, json={"gone": {"pid": 4711}})).status_code == 422
+        assert (await stranger.post(path, json={"gone": own})).status_code == 404
+        assert (await client.post(path)).status_code == 200
+
+        assert (await client.post(path, json={"gone": own})).status_code == 200
+        view = (await client.get(f"/v1/jobs/{job}")).json()
+        assert view["status"] in {"lost", "ended"}
+        assert view["reason"] == "its process (pid 4711 on h1) is gone"
+        assert (await client.post(path, json={"gone": own})).status_code == 409
+
+
+async def test_a_job_whose_heartbeat_is_late_is_shown_as_silent_until_it_comes(running):
+    async with running() as world, world.client() as client:
+        job = await world.job(client)
+        seen = world.driver.scheduler.soft.seen
+
+        async def shown():
+            (listed,) = (await client.get("/v1/jobs")).json()["items"]
+            return [view["silent_s"] for view in (listed, (await client.get(f"/v1/jobs/{job.id}")).json())]
+
+        assert await shown() == [None, None]
+        overview = (await client.get("/v1/overview")).json()
+        seen[job.session] -= 40_000  # of a lease of 60 s
+        assert all(40 <= silent < 60 for silent in await shown())
+        later = (await client.get("/v1/overview", params={"since": overview["tag"]})).json()
+        assert 40 <= later["lists"]["jobs"]["items"][0]["silent_s"] < 60, "though nothing has happened"
+        await client.post(f"/v1/sessions/{job.session}/heartbeat")
+        assert await shown() == [None, None]
+
+
 async def test_lists_come_in_pages_and_are_filtered(running):
     async with running() as world, world.client() as client, world.client("root") as root:
         for number in range(12):

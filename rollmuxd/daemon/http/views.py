@@ -122,6 +122,7 @@ def job_view(told: Told, job: Job, now: Millis, *, waiting: bool, reason: str | 
         planned_slowdown=_planned_slowdown(job, core.state.groups.get(job.group or "")),
         estimates=_estimates(job),
         session=job.session,
+        silent_s=seconds(core.silent_ms(job.session or "", now)),
         slot=None if on is None else on.id,
         phase=None if on is None else on.phase,
         waiting=waiting_view(told, job, now) if waiting and job.status is JobStatus.WAITING else None,

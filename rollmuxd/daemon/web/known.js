@@ -89,6 +89,7 @@ export class Known {
 
   /** What a job does now, in words. */
   doing(job) {
+    if (job.silent_s !== undefined && job.silent_s !== null) return `silent for ${Math.round(job.silent_s)} s`;
     if (["ended", "lost", "quarantined", "paused"].includes(job.status) && !job.slot) return "";
     const slot = this.history.newestOfJob.get(job.job);
     const now = this.nowOf(job);

@@ -126,7 +126,9 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
                         await anyio.sleep(limits.PAGE_PAUSE * held_s)
                         held_s = await take(0)
                 continue
-            wait_ms = 0 if found or unreadable or query.until else max(0, round((give_up - anyio.current_time()) * 1000))
+            wait_ms = (
+                0 if found or unreadable or query.until else max(0, round((give_up - anyio.current_time()) * 1000))
+            )
             if wait_ms == 0 or driver.draining.is_set():
                 return
             await take(wait_ms)

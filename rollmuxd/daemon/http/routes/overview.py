@@ -25,6 +25,8 @@ routes = Routes("overview")
 
 #: what is seen on GPUs changes all the time, and is worth a new answer so often
 SIGHTS_MS = 60_000
+#: while a job is silent, its seconds are worth a new answer so often
+SILENCE_MS = 2_000
 
 
 class OverviewQuery(Query, frozen=True):
@@ -53,7 +55,9 @@ async def overview(call: Call, query: OverviewQuery) -> Overview:
     """
     me = await whoami(call)
     seen = max((seen.at for seen in call.services.actuator.seen.values()), default=0) // SIGHTS_MS
-    asked = (call.caller.name, me.role, query.limit, query.owner, query.over, query.slots)
+    silent = await call.read(lambda core, now: (core.silent(now), now // SILENCE_MS))
+    # For how long a job is silent changes all the time, and nothing has happened.
+    asked = (call.caller.name, me.role, query.limit, query.owner, query.over, query.slots, silent[0] and silent)
     tag = f"{call.services.driver.scheduler.state.incarnation}.{me.last}.{seen}.{crc32(repr(asked).encode()):x}"
     if query.since == tag:
         return Overview(me=me, tag=tag)
