@@ -125,6 +125,7 @@ class _Run:
 
     def _heard(self, view: Any) -> None:
         self._session, self._beat_every_s = view.session, view.heartbeat_s
+        self._daemon.journal = view.journal
         self._step_s = min(ASK_S, view.heartbeat_s)
 
     def to_its_end(self, host: str | None, grace_s: float, logs: Path | None) -> int:

@@ -17,6 +17,7 @@ from rollmuxd.wire.answers import (
     JobView,
     KeyView,
     Page,
+    RegisteredView,
     ReleaseView,
     SessionView,
     SlotView,
@@ -59,6 +60,8 @@ class Call(Struct, Generic[T], frozen=True):
     params: dict[str, Any] = {}
     timeout_s: float = PROMPT_S
     repeat: bool = True
+    #: the journal in which the ids were given; a daemon that has another one refuses the call. "": whichever it has
+    journal: str = ""
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -72,10 +75,10 @@ def _id(name: str) -> str:
 # ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
-def register(body: RegisterBody) -> Call[JobView]:
+def register(body: RegisterBody) -> Call[RegisteredView]:
     """Register a job, or a new run of it."""
     # Without a key a repeated registration would be another run.
-    return Call("POST", "/v1/jobs", JobView, body, repeat=bool(body.idempotency_key))
+    return Call("POST", "/v1/jobs", RegisteredView, body, repeat=bool(body.idempotency_key))
 
 
 def job(job: str) -> Call[JobView]:

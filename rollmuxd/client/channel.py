@@ -84,7 +84,11 @@ class _StoppableDaemon(Daemon):
 class Channel:
     """Dials in and serves until stopped."""
 
-    def __init__(self, address: Address, hooks: Hooks, *, job: str, rank: int, session: Callable[[], str]) -> None:
+    def __init__(
+        self, address: Address, hooks: Hooks, *, job: str, journal: str, rank: int, session: Callable[[], str]
+    ) -> None:
+        #: the daemon's, in which the job was registered
+        self.journal = journal
         self._hooks = hooks
         self._job = job
         self._rank = rank
@@ -97,6 +101,7 @@ class Channel:
         self._half_there: set[tuple[str, str]] = set()
         self._stopping = threading.Event()
         self._daemon = _StoppableDaemon(address, self._stopping)
+        self._daemon.journal = journal
         self._thread = threading.Thread(target=self._run, name="rollmuxd-channel", daemon=True)
         self._thread.start()
 
@@ -146,7 +151,7 @@ class Channel:
             try:
                 view = yield from persist(calls.orders(self._job, self._rank, session, WAIT_S))
             except Refused as error:
-                if error.status not in {404, 409}:
+                if error.status not in {404, 409, 410}:
                     raise
                 # Not dialled any more (a restarted daemon), or an older session: the heartbeat gets us a new one.
                 dialled = ""
@@ -162,7 +167,7 @@ class Channel:
                     if view.order.kind == "discard":  # not before the daemon knows: then we may be stopped
                         self._kept.pop((view.order.pool, view.order.node), None)
                 except Refused as error:
-                    if error.status not in {404, 409}:
+                    if error.status not in {404, 409, 410}:
                         raise
                     dialled = ""  # it will tell the order again, and get the result then
                     yield Pause(1.0)

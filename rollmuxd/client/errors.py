@@ -7,7 +7,7 @@
       BadAnswer              something answered, and it was no rollmuxd
       Refused                the daemon said no: status, detail, data, request_id
         Unauthorised         401, 403: no API key, or not one that may do this
-        NotFound             404
+        NotFound             404, 410: it is not there, or the daemon has another journal by now
         Conflict             409
           JobAlive           another process runs this job: name, pid and host are in ``data``
         Unprocessable        422: can never be met, or is no valid request; names what is short
@@ -131,6 +131,7 @@ _BY_STATUS: dict[int, type[Refused]] = {
     404: NotFound,
     408: Unavailable,  # it has not arrived, for the network or for us: we may have been stopped in its midst
     409: Conflict,
+    410: NotFound,
     422: Unprocessable,
     429: TooManyRequests,
     502: Unavailable,

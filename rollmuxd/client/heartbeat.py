@@ -157,6 +157,8 @@ class Beater:
         if gone is not None:
             body["gone"] = gone
         headers = {"content-type": "application/json", "connection": "close"}
+        if self._now.get("journal"):
+            headers["rollmux-journal"] = self._now["journal"]
         if self._now.get("api_key"):
             headers["authorization"] = "Bearer " + self._now["api_key"]
         connection, base = self._connection()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from rollmuxd.client import calls, fakes, steps, where
 from rollmuxd.client.channel import Channel, Hook, Hooks
@@ -113,6 +113,8 @@ class Life(Generic[S]):
         self._crew: Crew | None = None
         self._pulse: Pulse | None = None
         self._channel: Channel | None = None
+        #: of a follower: the journal that knows the job
+        self._journal = ""
         #: of a follower: the job, and rank 0's session
         self._follows = ("", "")
         self._depth = 0
@@ -210,7 +212,7 @@ class Life(Generic[S]):
             self._warn_of_idle_states()
             yield from talk.start()
             if crew is not None:
-                crew.publish_start(job=talk.job, session=talk.session, address=address.base_url)
+                crew.publish_start(job=talk.job, session=talk.session, journal=talk.journal, address=address.base_url)
         except BaseException as error:
             if crew is not None:
                 with beside(error, "the other ranks were told"):
@@ -245,7 +247,7 @@ class Life(Generic[S]):
             raise RollmuxError(f"rank 0 could not start job {self.name}: {told['error']}. {IF_IT_GOES_ON}")
         self.alone = bool(told.get("alone"))
         if not self.alone:
-            self._follows = (told["job"], told["session"])
+            self._follows, self._journal = (told["job"], told["session"]), told["journal"]
             found = where.find(self._options.url, self._options.api_key)
             # On another host there may be no socket: then rank 0's way, if it is one that leads there.
             address = found.address or (
@@ -282,7 +284,10 @@ class Life(Generic[S]):
         def session() -> str:
             return talk.session if talk is not None else self._follows[1]
 
-        self._channel = Channel(self._address, self._hooks, job=self.id, rank=self._rank, session=session)
+        journal = talk.journal if talk is not None else self._journal
+        self._channel = Channel(
+            self._address, self._hooks, job=self.id, journal=journal, rank=self._rank, session=session
+        )
 
     def check_phase(self, phase: str) -> None:
         """Raise ValueError for a phase that the job has not."""
@@ -450,7 +455,8 @@ class Life(Generic[S]):
             if pause < 0.1:
                 continue
             try:
-                view = yield from steps.persist(calls.job(job), until=until)
+                ask = structs.replace(calls.job(job), journal=channel.journal)
+                view = yield from steps.persist(ask, until=until)
             except RollmuxError:
                 return
             # A follower does not know the run, and may be here before rank 0 has ended the job.

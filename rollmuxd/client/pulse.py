@@ -32,7 +32,7 @@ class Listener(Protocol):
         ...
 
     def session_refused(self, session: str, status: int, detail: str) -> None:
-        """The session takes no more heartbeats (404, 409)."""
+        """The session takes no more heartbeats (404, 409, 410)."""
         ...
 
     def troubled(self, text: str) -> None:
@@ -98,7 +98,7 @@ class HeartbeatProcess:
 
     def session(self, view: SessionView) -> None:
         """Beat for this session from now on; the first call starts the process."""
-        self._set(session=view.session, heartbeat_s=view.heartbeat_s)
+        self._set(session=view.session, heartbeat_s=view.heartbeat_s, journal=view.journal)
         if self._thread is None:
             self._start()
             self._thread = threading.Thread(target=self._watch, name="rollmuxd-heartbeat", daemon=True)

@@ -3,6 +3,8 @@
 import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from msgspec import structs
+
 from rollmuxd.client import fakes, where
 from rollmuxd.client.calls import GRACE_S, PROMPT_S, Call
 from rollmuxd.client.steps import Flow, Pause
@@ -22,6 +24,8 @@ class Daemon:
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, address: Address | None = None) -> None:
         self.address = address or where.need(url, api_key)
+        #: the journal that each call names; see :class:`~rollmuxd.client.calls.Call`
+        self.journal = ""
         self._transport: SyncTransport | None = None
 
     def call(self, call: Call[T]) -> T:
@@ -31,6 +35,8 @@ class Daemon:
 
             self.close()
             self._transport = SyncTransport(self.address)
+        if self.journal:
+            call = structs.replace(call, journal=self.journal)
         return self._transport.send(call)
 
     def get(self, path: str, **params: Any) -> Any:

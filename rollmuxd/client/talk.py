@@ -133,6 +133,8 @@ class Talk:
         self.job = ""
         self.run = 0
         self.session = ""
+        #: the daemon's journal, in which these ids were given
+        self.journal = ""
         self.held: Held | None = None
         #: why the daemon gives this job no more slots
         self.ended = ""
@@ -173,7 +175,7 @@ class Talk:
             if tries != [None]:  # a daemon in trouble, of which no answer is waited for again
                 self.hurry()
             raise
-        self.job, self.run = view.job, view.run
+        self.job, self.run, self.journal = view.job, view.run, view.journal
         if view.status in _OVER:
             raise JobEnded(f"run {view.run} of job {self.name} is {view.status}{_because(view.reason)}")
         body = this_process(self.body.idempotency_key)
@@ -223,7 +225,7 @@ class Talk:
             if not self.job:  # asked again under the same key it is that run, in nobody's place
                 body = structs.replace(self.body, replace=False)
                 view = yield from self._persist(calls.register(body), None, until)
-                self.job, self.run = view.job, view.run
+                self.job, self.run, self.journal = view.job, view.run, view.journal
             call: Call[Any] = calls.close_session(self.session)
             if not keep:  # a newer run may have taken its place; before there is a session, its number alone tells
                 call = calls.end_job(self.job, reason, self.session, self.run)
@@ -566,8 +568,9 @@ class Talk:
         try:
             view = yield from self._persist(calls.job(self.job), self._patience_s)
         except NotFound as gone:
-            why = "its journal was restored to what it was before that job, or it ended long ago"
-            raise self._over(f"the daemon knows job {self.name} no more: {why}; start it again") from gone
+            why = "its journal was restored to what it was before that job, or it ended long ago; start it again"
+            why = gone.detail if gone.status == 410 else why  # it has another journal
+            raise self._over(f"the daemon knows job {self.name} no more: {why}") from gone
         if self.session != session or self._ending:
             return None  # somebody else has recovered meanwhile, or it is we who end it
         if view.status in _OVER:
@@ -618,6 +621,7 @@ class Talk:
         def unwanted() -> bool:
             return self._ending and until is None  # it is not the end itself that asks
 
+        call = structs.replace(call, journal=self.journal)
         if until is not None:
             call_s = max(CLEAN_UP_CALL_S, (until - self._clock()) / 2)
             call = structs.replace(call, timeout_s=min(call.timeout_s, call_s))

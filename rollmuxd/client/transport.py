@@ -155,9 +155,11 @@ def _request(call: Call[Any]) -> dict[str, Any]:
     request: dict[str, Any] = {"timeout": httpx.Timeout(call.timeout_s, connect=min(CONNECT_S, call.timeout_s))}
     if call.params:
         request["params"] = {name: value for name, value in call.params.items() if value is not None}
+    headers = {"rollmux-journal": call.journal} if call.journal else {}
     if call.body is not None:
         request["content"] = msgspec.json.encode(call.body)
-        request["headers"] = {"content-type": "application/json"}
+        headers["content-type"] = "application/json"
+    request["headers"] = headers
     return request
 
 

@@ -43,6 +43,7 @@ class Fact(Struct, frozen=True, omit_defaults=True, tag_field="fact"):
 class DaemonStarted(Fact, frozen=True, tag="daemon_started"):
     """Every lease is renewed in full, every node is unknown until it was seen."""
 
+    #: every start has a greater one
     incarnation: int
     #: of every kind, so many ids are left out: they may have been given to things that this journal does not know
     ids_skipped: int = 0
@@ -50,6 +51,8 @@ class DaemonStarted(Fact, frozen=True, tag="daemon_started"):
     launches_skipped: int = 0
     #: the daemon before this one was killed, or crashed: it did not stop in order
     crashed: bool = False
+    #: why the journal does not say what jobs did last, so that all runs are lost; "": it does
+    lost: str = ""
 
 
 class LoopStalled(Fact, frozen=True, tag="loop_stalled"):

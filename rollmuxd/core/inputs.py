@@ -243,9 +243,12 @@ class Start(Struct, frozen=True):
 
     hosts: tuple[HostSpec, ...]
     nodes: tuple[NodeSpec, ...]
+    #: greater than that of every earlier start
     incarnation: int = 1
     #: the daemon before this one was killed, or crashed: it did not stop in order
     crashed: bool = False
+    #: why the journal does not say what jobs did last ("the journal was restored from a backup"); "": it does
+    lost: str = ""
 
 
 class HostSeen(Struct, frozen=True):

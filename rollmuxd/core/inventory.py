@@ -48,12 +48,12 @@ from rollmuxd.core.model import (
 from rollmuxd.core.orders import CRASHES_TO_SUSPECT, may_be_asked_for, order_lost_contact, suspect
 from rollmuxd.core.turns import dispatch, issue, unheld_by
 
-#: why runs are lost
-RESTORED = "the journal was restored, and does not say what the job did since; end this process, and start it again"
+#: why a run is lost, after why the journal does not know of it
+UNKNOWN_SINCE = "and does not say what the job did since; end this process, and start it again"
 #: what drains a node that was taken out of the configuration
 UNCONFIGURED = "the configuration, which does not have it"
-#: ids of each kind that are left out after a restore, times its incarnation, which is a time in seconds: more than were
-#: given since any backup, and others than after the next restore of the same one
+#: ids of each kind that are left out where the journal has lost facts, times the incarnation, which is a time in
+#: seconds: more than were given since any backup, and others than after the next restore of the same one
 IDS_SKIPPED = 10_000
 
 
@@ -123,26 +123,25 @@ def start(c: Cycle, given: i.Start) -> Answer:
     """The daemon is there (again): every lease is renewed in full, every node has to be seen.
 
     An open order is told again only if that does it once; else its driver is asked, which may say that it was not
-    begun; else nobody knows. After a restore nobody knows of any job (:func:`disown`). An order that was open at
-    several crashes is not sent again, so that no order makes the daemon crash for ever.
+    begun; else nobody knows. Where the journal has lost facts, nobody knows of any job (:func:`disown`). An order that
+    was open at several crashes is not sent again, so that no order makes the daemon crash for ever.
     """
-    # A journal was restored: somebody may still ask by the ids that were given after its backup was made.
-    restored = given.incarnation > c.state.incarnation
-    skipped = IDS_SKIPPED * given.incarnation if restored else 0
-    c.fact(f.DaemonStarted(c.now, given.incarnation, skipped, skipped, given.crashed))
+    # A client may still ask by an id that was given in a fact which is lost.
+    skipped = IDS_SKIPPED * given.incarnation if given.lost else 0
+    c.fact(f.DaemonStarted(c.now, given.incarnation, skipped, skipped, given.crashed, given.lost))
     configure(c, given)
     c.soft.restart(c.state, c.now, c.config)
     before = list(c.state.orders)
-    if restored:
-        disown(c)
+    if given.lost:
+        disown(c, f"{given.lost}, {UNKNOWN_SINCE}")
     for order in [c.state.orders[name] for name in before if name in c.state.orders]:
         traits = c.traits(order.driver)
         issued = order.status is OrderStatus.ISSUED
         if issued and order.crashes >= CRASHES_TO_SUSPECT:
             suspect(c, order)
-        elif issued and traits.idempotent and not restored:  # else it may undo what was ordered since
+        elif issued and traits.idempotent and not given.lost:  # else it may undo what was ordered since
             c.do(e.Perform(order.id, again=True))
-        elif traits.probes and not (issued and restored):
+        elif traits.probes and not (issued and given.lost):
             if may_be_asked_for(order):
                 c.do(e.Probe(order.id))
         elif issued:
@@ -163,8 +162,8 @@ def start(c: Cycle, given: i.Start) -> Answer:
     return NOTHING
 
 
-def disown(c: Cycle) -> None:
-    """What jobs have done since the backup, and which GPUs they are on by now, nobody knows: their runs are lost.
+def disown(c: Cycle, why: str) -> None:
+    """The journal does not say what jobs did last, and which GPUs they are on by now: their runs are lost.
 
     So nobody is granted a GPU that another was granted since, and a process that goes on hears that it is to end. A
     job that is only watched has nothing of ours: it loses its request or slot, and asks anew.
@@ -172,13 +171,13 @@ def disown(c: Cycle) -> None:
     for job in sorted(c.state.jobs.values(), key=lambda job: job.has_place):  # else who waits would get what is left
         session = c.state.sessions.get(job.session or "")
         if job.group and not any(job.pins.values()):
-            drop_requests(c, job, RESTORED)
+            drop_requests(c, job, why)
             if job.slot is not None:
-                take_away(c, c.state.slots[job.slot], f.SlotRevoked(c.now, job.slot, "restore", RESTORED))
+                take_away(c, c.state.slots[job.slot], f.SlotRevoked(c.now, job.slot, "the daemon", why))
         elif job.live and session is not None and session.status is SessionStatus.ALIVE:
-            lose(c, session, RESTORED)
+            lose(c, session, why)
         elif job.live:
-            job_lost(c, job, RESTORED)
+            job_lost(c, job, why)
 
 
 def configure(c: Cycle, given: i.Start) -> None:

@@ -24,7 +24,7 @@ LaunchId: TypeAlias = str
 
 
 class Fence(NamedTuple):
-    """A fencing number: it only grows. A restore from a backup starts a new incarnation."""
+    """A fencing number: it only grows. Each start of the daemon begins a new incarnation."""
 
     incarnation: int
     number: int

@@ -396,7 +396,9 @@ class Driver:
         self._up = True
         self._due = self._clock.now() + self._pulse_ms
         crashed = self._life == 1 and not self._stopped_in_order
-        self._decide(msgspec.structs.replace(self._start, crashed=crashed))
+        # Of what was lost before an earlier start the core has heard then.
+        lost = self._journal.lost.why if self._journal.lost.incarnation > state.incarnation else ""
+        self._decide(msgspec.structs.replace(self._start, crashed=crashed, lost=lost))
         results, self._results = self._results, deque()
         for given in results:  # should one of them crash, the others are kept again
             self.post(given)

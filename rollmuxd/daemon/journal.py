@@ -22,6 +22,7 @@ import asyncio
 import errno
 import os
 import queue
+import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -47,6 +48,8 @@ from rollmuxd.daemon.journal_file import (
     JournalFailed,
     JournalInUse,
     JournalRefused,
+    Lost,
+    Mark,
     Reader,
     Row,
     Tip,
@@ -160,7 +163,11 @@ class Journal:
         self._thread = threading.Thread(target=self._write, name="journal-writer", daemon=True)
         self._reader_thread = ThreadPoolExecutor(1, thread_name_prefix="journal-reader")
         self._reader: sqlite3.Connection | None = None
+        self.id = journal_file.id_of(self._writer)
         self.incarnation = journal_file.incarnation_of(self._writer)
+        #: why facts are lost, and of which incarnation on that is known
+        self.lost = journal_file.lost_of(self._writer)
+        self._mark = os.open(journal_file.mark_of(self.path), os.O_WRONLY)
         #: the first fact that is there; those before it were compacted away
         self.first = journal_file.cut_of(self._writer).seq + 1
         #: the reserve is spent: what makes more work has to be refused
@@ -215,7 +222,7 @@ class Journal:
         journal_file.prepare(path)
         with closing(journal_file.connect(path)) as connection:
             journal_file.mend(connection, path)
-            journal_file.know_again(connection, state_dir)
+            journal_file.begin(connection, path)
         return cls(state_dir, lock)
 
     @property
@@ -354,6 +361,7 @@ class Journal:
             self._queue.put(None)
             await loop.run_in_executor(self._reader_thread, self._thread.join)
             self._reader_thread.shutdown()
+            os.close(self._mark)
             os.close(self._lock)
 
     # ---- reading ---------------------------------------------------------------------------------------------------
@@ -468,23 +476,9 @@ class Journal:
             writes = [write for write in batch if write is not None]
             if writes:
                 self._wake(writes, self._commit(writes))
-        self._be_another_than_its_copies()
         with suppress(sqlite3.Error):
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._writer.close()
-
-    def _be_another_than_its_copies(self) -> None:
-        """Change the word, so that what was copied since the start is a copy from here on."""
-        try:
-            moved = journal_file.is_copy(self._writer, self.state_dir)
-            if not moved:  # else another journal may be there that is in use
-                journal_file.know_again(self._writer, self.state_dir)
-            why = "its directory was moved or emptied" if moved else ""
-        except (sqlite3.Error, OSError) as error:
-            why = str(error)
-        if why:
-            remedy = "a copy of the file that was made since the last start would pass for it: put none in its place"
-            log.warning("word_not_changed", path=str(self.path), reason=why, remedy=remedy)
 
     def _commit(self, writes: Sequence[_Write]) -> list[Any] | JournalFailed:
         """Write a batch in one transaction. All of it is durable, or all of it has failed."""
@@ -520,8 +514,7 @@ class Journal:
         if len(rows) <= _ROWS_A_STATEMENT and all(write.operation is None for write in writes):
             # A statement outside of a transaction is one by itself. So the interpreter's lock, which the loop wants
             # too, is let go and fought for once, and not once for each of begin, insert and commit.
-            tip = _insert(connection, self._tip, rows)
-            self._tip = tip
+            self._move_on(_insert(connection, self._tip, rows))
             return [None] * len(writes)
         connection.execute("BEGIN IMMEDIATE")
         tip = self._tip
@@ -529,8 +522,13 @@ class Journal:
             tip = _insert(connection, tip, rows[start : start + _ROWS_A_STATEMENT])
         results = [None if write.operation is None else write.operation(connection) for write in writes]
         connection.execute("COMMIT")
-        self._tip = tip
+        self._move_on(tip)
         return results
+
+    def _move_on(self, tip: Tip) -> None:
+        """This is the last durable fact from now on: first the mark says so, and then the daemon may answer."""
+        self._tip = tip
+        os.pwrite(self._mark, Mark(self.id, tip.seq, self.incarnation).line(), 0)
 
     def _roll_back(self) -> None:
         if self._writer.in_transaction:
@@ -562,7 +560,7 @@ class Journal:
         self._writer.execute("BEGIN IMMEDIATE")
         self._writer.execute("INSERT OR REPLACE INTO meta VALUES ('test_write', strftime('%s', 'now'))")
         self._writer.execute("COMMIT")
-        self._tip = journal_file.tip_of(self._writer)
+        self._move_on(journal_file.tip_of(self._writer))
         self._failed = None
 
     def _connect(self, *, readonly: bool = False) -> sqlite3.Connection:
@@ -601,7 +599,9 @@ class MemoryJournal:
     """
 
     def __init__(self, *, incarnation: int = 1) -> None:
+        self.id = secrets.token_hex(16)
         self.incarnation = incarnation
+        self.lost = Lost(0, "")
         self.first = 1
         self.tight = False
         self.failing: JournalFailed | None = None

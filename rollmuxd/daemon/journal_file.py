@@ -17,14 +17,18 @@ that were copied while they were written to. Three kinds of damage come of it, a
 - *Damage before the newest snapshot* keeps no daemon from starting: those facts are not read then. The upkeep
   (:mod:`.journal_care`) and the check find it, and :mod:`.journal_mend` goes on without them.
 
-A whole tail that is just not there leaves no trace in the file. But each opening, and each clean stop, writes a random
-word both into the journal and into ``opened`` beside it; where they differ, the journal is not the one that was last
-used here. While it changes, ``opened`` has the old one and the new one: what breaks off costs nothing. Where the
-journal has none, or is gone or empty, :func:`refuse_lost` refuses it.
+A whole tail that is just not there leaves no trace in the file: one damaged bit in the write-ahead log, and SQLite
+drops all that follows without a word. So :class:`Mark`, the file ``mark`` beside the journal, says how far the journal
+had come. It is written after each commit and before anything is answered. It is not synced, so it survives ``kill -9``,
+and after a loss of power it may be older than the journal. A journal that is behind its mark has lost its end. Where
+the mark is of another journal, or cannot be read, that may be so. Where a mark is there and the journal is gone or
+empty, :func:`refuse_lost` refuses it.
 
-Where a tail was torn, or the words differ, something may have been granted that the journal does not know. So a new
-**incarnation** begins: no fence that was given before is ever given again. That every node is unknown until it was seen
-does the rest.
+Where the journal has lost facts, or may have, something may have been granted that it does not know. The daemon starts,
+and all runs are lost (``lost`` in ``meta``, until the core has heard of it). Every node is unknown until it was seen.
+
+Each opening begins a new **incarnation**, so no fence that was given before is ever given again. Each journal has a
+random **id**. A client sends it with its calls, and so no job of a journal that is gone is taken for one of this.
 
 **The format** is the number in ``PRAGMA user_version``; ``least_reader`` in ``meta`` is the oldest format whose
 rollmuxd may use this file. The rule for whoever changes the layout is in ``docs/decisions/0013``: a minor version only
@@ -44,7 +48,6 @@ Errors::
 import fcntl
 import os
 import pwd
-import secrets
 import shutil
 import sqlite3
 import time
@@ -252,6 +255,7 @@ def prepare(path: Path) -> int:
             set_meta(connection, "least_reader", str(LEAST_READER))
             set_meta(connection, "written_by", our_version())
             set_meta(connection, "passable", " ".join(PASSABLE))
+            connection.execute("INSERT OR IGNORE INTO meta VALUES ('id', lower(hex(randomblob(16))))")
             connection.execute("COMMIT")
         return found
 
@@ -259,10 +263,10 @@ def prepare(path: Path) -> int:
 def refuse_lost(path: Path) -> None:
     """Raise JournalRefused if a journal was used in this directory, and what is there now is not one.
 
-    A new one in its place would begin with the fences of the old one. It is looked at before anything opens it to
-    write, so that what is left of it stays as it is.
+    A new one in its place would know of no job that holds GPUs. It is looked at before anything opens it to write, so
+    that what is left of it stays as it is.
     """
-    if not (path.parent / "opened").exists():
+    if not mark_of(path).exists():
         return
     if not path.exists():
         what = "is gone"
@@ -271,10 +275,9 @@ def refuse_lost(path: Path) -> None:
     else:
         with closing(connect(path, readonly=True)) as connection:
             refuse_newer(connection, path)
-            laid_out = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]
-            if laid_out and get_meta(connection, "opened") is not None:
+            if connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]:
                 return
-        what = "is not one that was used here"
+        what = "is no journal"
     raise JournalRefused(
         f"state directory {path.parent}: its journal.sqlite3 {what}, and who holds which GPUs was in the one before; "
         "restore a backup (rollmuxd journal restore FILE), or remove the directory to begin with nothing, once no job "
@@ -346,8 +349,9 @@ def get_meta(connection: sqlite3.Connection, name: str) -> str | None:
 
 
 def set_meta(connection: sqlite3.Connection, name: str, value: str) -> None:
-    """Keep it."""
-    connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+    """Keep it. What is the same already is not written."""
+    if get_meta(connection, name) != value:
+        connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
 
 
 @cache
@@ -391,10 +395,7 @@ def unlock(held: int) -> None:
     os.close(held)
 
 
-# ---- incarnations ----------------------------------------------------------------------------------------------------
-
-#: why one begins where :func:`is_copy` says so
-A_COPY: Final = "another journal was last used in this directory: this one is a copy, or older"
+# ---- incarnations, and the mark --------------------------------------------------------------------------------------
 
 
 def next_incarnation(*known: int) -> int:
@@ -413,52 +414,108 @@ def incarnation_of(connection: sqlite3.Connection) -> int:
     return int(said)
 
 
-def begin_incarnation(connection: sqlite3.Connection, why: str) -> int:
-    """Let no fence that was given before be given again."""
-    incarnation = next_incarnation(incarnation_of(connection))
+def id_of(connection: sqlite3.Connection) -> str:
+    """The journal's id. Raises ValueError if it has none."""
+    said = get_meta(connection, "id")
+    if said is None:
+        raise ValueError("it does not say which journal it is")
+    return said
+
+
+class Lost(NamedTuple):
+    """Why the journal does not say what jobs did last, and of which incarnation on that is known; ``(0, "")``: it does.
+
+    It stays in the journal. The core has heard of it once the state's incarnation is not smaller.
+    """
+
+    incarnation: int
+    why: str
+
+
+def lost_of(connection: sqlite3.Connection) -> Lost:
+    """What the journal has lost last."""
+    number, _, why = (get_meta(connection, "lost") or "0 ").partition(" ")
+    return Lost(int(number), why)
+
+
+def note_lost(connection: sqlite3.Connection, incarnation: int, why: str) -> None:
+    """Begin this incarnation, before which facts were lost. Within a transaction."""
     set_meta(connection, "incarnation", str(incarnation))
-    log.warning("new_incarnation", incarnation=incarnation, reason=why)
-    return incarnation
+    set_meta(connection, "lost", f"{incarnation} {why}")
 
 
-def is_copy(connection: sqlite3.Connection, state_dir: Path) -> bool:
-    """Whether this is not the journal that was last used in this directory, but a copy of it, or an older one."""
-    known = get_meta(connection, "opened")
-    return known is not None and known not in words_beside(state_dir)
+class Mark(NamedTuple):
+    """How far a journal had come: its id, the number of its last fact, and its incarnation.
 
-
-def words_beside(state_dir: Path) -> list[str]:
-    """What ``opened`` has: the word of the journal that was last used here; or that, and one that it may have by now.
-
-    A version that knows of one word alone takes the journal for a copy where there are two. It costs an incarnation.
+    A fence of this incarnation may have been given; none of a later one.
     """
+
+    journal: str
+    seq: int
+    incarnation: int
+
+    def line(self) -> bytes:
+        """The file's content: always of one length, since it is written over the one before."""
+        text = f"{self.journal} {self.seq:020} {self.incarnation:020}"
+        return f"{text} {crc32(text.encode()):08x}\n".encode()
+
+
+def mark_of(path: Path) -> Path:
+    """The file for a journal's mark."""
+    return path.with_name("mark")
+
+
+def read_mark(path: Path) -> Mark | None:
+    """The mark beside a journal; None: it is not there, or damaged."""
     try:
-        return (state_dir / "opened").read_text(errors="replace").split()
+        content = mark_of(path).read_bytes()
     except FileNotFoundError:
-        return []
+        return None
+    with suppress(ValueError):
+        journal, seq, incarnation, _ = content.decode("ascii").split()
+        mark = Mark(journal, int(seq), int(incarnation))
+        return mark if mark.line() == content else None
+    return None
 
 
-def know_again(connection: sqlite3.Connection, state_dir: Path) -> None:
-    """Give the journal a new word; and begin a new incarnation if it is not the one that was last used here.
+def mark_now(connection: sqlite3.Connection) -> Mark:
+    """The mark that a journal should have."""
+    return Mark(id_of(connection), tip_of(connection).seq, incarnation_of(connection))
 
-    A start that breaks off anywhere is begun again, as if it had not been begun: nothing was granted meanwhile, so that
-    both words will do. A copy gets neither of its words into ``opened`` before it has its incarnation.
+
+def write_mark(path: Path, mark: Mark) -> None:
+    """Have the mark beside a journal say this, and on the disk."""
+    write_synced(mark_of(path), mark.line())
+
+
+def why_lost(now: Mark, mark: Mark | None) -> str:
+    """Why the journal may lack facts that were answered for, as its mark says; "": it has them all."""
+    if mark is None:
+        return "" if not now.seq else "the journal has no readable mark that would say how far it had come"
+    if mark.journal != now.journal:
+        return "another journal was used in this directory before this one"
+    if now.seq < mark.seq:
+        return f"the journal lost its end (it ends at fact {now.seq}, and fact {mark.seq} had been written)"
+    if now.incarnation < mark.incarnation:
+        return f"the journal lost its end (it is of incarnation {now.incarnation}, and {mark.incarnation} had begun)"
+    return ""
+
+
+def begin(connection: sqlite3.Connection, path: Path) -> None:
+    """Begin a new incarnation, and find out whether the journal has lost its end. Writes the mark.
+
+    Should that break off, it can be done again: the mark is written last, and until then says what it said.
     """
-    word, known = secrets.token_hex(8), get_meta(connection, "opened")
-    copy = is_copy(connection, state_dir)
-    if known is not None and not copy:
-        write_words(state_dir, word, known)
+    now, mark = mark_now(connection), read_mark(path)
+    incarnation = next_incarnation(now.incarnation, mark.incarnation if mark is not None else 0)
+    why = why_lost(now, mark)
     connection.execute("BEGIN IMMEDIATE")
-    if copy:
-        begin_incarnation(connection, A_COPY)
-    set_meta(connection, "opened", word)
+    if why:
+        note_lost(connection, incarnation, why)
+        log.error("journal_lost_its_end", path=str(path), reason=why, result="all runs are lost")
+    set_meta(connection, "incarnation", str(incarnation))
     connection.execute("COMMIT")
-    write_words(state_dir, word)  # from here on, and before anything is granted, one with the old word is a copy
-
-
-def write_words(state_dir: Path, *words: str) -> None:
-    """Have ``opened`` say these."""
-    write_synced(state_dir / "opened", f"{' '.join(words)}\n".encode())
+    write_mark(path, now._replace(incarnation=incarnation))
 
 
 def write_synced(path: Path, content: bytes) -> None:
@@ -684,7 +741,7 @@ def bad_tail(connection: sqlite3.Connection) -> tuple[Tip, list[Row]]:
 
 
 def mend(connection: sqlite3.Connection, path: Path) -> None:
-    """Put a torn tail aside, if there is one, and begin a new incarnation.
+    """Put a torn tail aside, if there is one, and note that the journal has lost facts.
 
     Raises:
         JournalDamaged: it is more than a tail.
@@ -712,7 +769,8 @@ def mend(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("DELETE FROM facts WHERE seq > ?", (good.seq,))
     _unbook_after(connection, good.seq)
-    begin_incarnation(connection, "the journal's tail was torn")
+    why = f"the journal lost its end (what comes after fact {good.seq} was damaged)"
+    note_lost(connection, next_incarnation(incarnation_of(connection)), why)
     connection.execute("COMMIT")
     log.warning(
         "journal_tail_torn",

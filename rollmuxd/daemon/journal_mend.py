@@ -10,7 +10,6 @@ What was there before is kept beside it, whole.
 """
 
 import os
-import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -41,7 +40,7 @@ from rollmuxd.daemon.journal_file import (
 log = structlog.get_logger("rollmuxd.journal")
 
 #: words of ``meta`` that are the file's, and not what is in it
-_OF_THE_FILE: Final = ("cut", "least_reader", "opened", "passable", "test_write", "written_by")
+_OF_THE_FILE: Final = ("cut", "least_reader", "passable", "test_write", "written_by")
 
 
 class Beginning(NamedTuple):
@@ -110,7 +109,7 @@ class Mended(Struct, frozen=True):
 
 
 def mend(state_dir: Path) -> Mended:
-    """Write the journal anew from what is good in it; under a new incarnation where opening it would begin one.
+    """Write the journal anew from what is good in it. It has the same last fact, so its mark stays as it is.
 
     Raises:
         JournalInUse: a daemon runs on the directory.
@@ -130,12 +129,11 @@ def mend(state_dir: Path) -> Mended:
                 journal_file.mend(connection, path)
                 if connection.execute("PRAGMA user_version").fetchone()[0] > journal_file.FORMAT:
                     raise JournalRefused(f"{path}: a newer rollmuxd wrote it; use that one")
-                word = secrets.token_hex(8)
-                done = _write_anew(connection, path, word)
+                done = _write_anew(connection, path)
                 # All of the log must be in the file, before the one is put aside without the other.
                 if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                     raise JournalRefused(f"{path}: somebody reads it (a check, a backup); try again after that")
-            return msgspec.structs.replace(done, kept=_put(path, word))
+            return msgspec.structs.replace(done, kept=_put(path))
         finally:
             with suppress(OSError):
                 journal_file.clear(_new(path))  # as large as the journal; on a full disk nobody else would get far
@@ -151,7 +149,7 @@ def _new(path: Path) -> Path:
     return path.with_name("journal.mending")
 
 
-def _write_anew(old: sqlite3.Connection, path: Path, word: str) -> Mended:
+def _write_anew(old: sqlite3.Connection, path: Path) -> Mended:
     begin = beginning(old, path)
     new = _new(path)
     journal_file.clear(new)
@@ -163,9 +161,6 @@ def _write_anew(old: sqlite3.Connection, path: Path, word: str) -> Mended:
         for name, value in old.execute("SELECT name, value FROM meta"):
             if name not in _OF_THE_FILE:
                 set_meta(connection, name, value)
-        if journal_file.is_copy(old, path.parent):  # which nothing tells any more, once it has the new word
-            journal_file.begin_incarnation(connection, journal_file.A_COPY)
-        set_meta(connection, "opened", word)
         columns = "id, owner, user, role, hashed, created_at, revoked_at, expires_at, used_at"
         _copy(connection, "keys", columns, old.execute(f"SELECT {columns} FROM keys"))  # noqa: S608  # names only
         columns = "seq, at, kind, body, sum"
@@ -230,11 +225,9 @@ def _days(old: sqlite3.Connection, begin: Beginning) -> Iterator[tuple[object, .
     yield day, begin.tip.seq, compress(begin.base), None, crc32(begin.base)
 
 
-def _put(path: Path, word: str) -> str:
+def _put(path: Path) -> str:
     """Have the new file be the journal, at no instant without one; where the one is kept that was there before."""
-    journal_file.write_words(path.parent, word, *journal_file.words_beside(path.parent))
     folder = journal_file.put_aside(path, "mend")
     _new(path).replace(path)
     journal_file.sync_folder(path.parent)
-    journal_file.write_words(path.parent, word)
     return str(folder)

@@ -9,7 +9,6 @@ No loop in here, and no daemon: ``rollmuxd journal`` calls these, on the host wh
 """
 
 import os
-import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -32,13 +31,13 @@ from rollmuxd.daemon.journal_care import DAY, as_written, date_of, days_lost, su
 from rollmuxd.daemon.journal_file import (
     JournalDamaged,
     JournalError,
+    JournalFailed,
     JournalRefused,
     Reader,
     Tip,
     base_of,
     connect,
     get_meta,
-    set_meta,
 )
 
 #: what SQLite says of its own pages, at most so many lines of it
@@ -117,6 +116,8 @@ def check(path: Path, tell: Tell = lambda done, total: None) -> Checked:
     wrong: list[str] = []
     notes: list[str] = []
     try:
+        # Read first: a daemon that runs writes it after the journal. Backups have none.
+        marked, mark = path.name == "journal.sqlite3", journal_file.read_mark(path)
         with closing(connect(path, readonly=True)) as connection:
             connection.execute("BEGIN")  # one instant, whatever a daemon writes meanwhile
             wrong += _pages(connection)
@@ -125,8 +126,12 @@ def check(path: Path, tell: Tell = lambda done, total: None) -> Checked:
             except JournalDamaged as error:
                 wrong.append(error.what)
             found["remedy"] = _remedy(connection, path) if wrong else ""
+            if marked and (why := journal_file.why_lost(journal_file.mark_now(connection), mark)):
+                (notes if mark is None else wrong).append(f"{why}; a daemon that starts on it declares every run lost")
     except JournalRefused as error:
         wrong.append(str(error).removeprefix(f"{path}: "))
+    except OSError as error:
+        raise JournalFailed(f"{path}: its mark cannot be read now ({error}): look at open files (ulimit -n)") from error
     except sqlite3.Error as error:
         if journal_file.passes(error):
             raise journal_file.unreadable(path, "it", error) from error
@@ -214,7 +219,7 @@ def _look(
     if tail:
         wrong.append(
             f"a torn tail: {len(tail)} rows from fact {tail[0].seq} on do not follow from the ones before; a daemon "
-            "that starts on it puts them aside and begins a new incarnation"
+            "that starts on it puts them aside and declares every run lost"
         )
 
 
@@ -282,15 +287,16 @@ def backup(path: Path, to: Path, tell: Tell = lambda done, total: None) -> Check
         raise JournalRefused(f"{to} is there already; name another file, or move it away")
     part = to.with_name(f"{to.name}.part")
     try:
+        mark = journal_file.read_mark(path)
         part.unlink(missing_ok=True)
         # Before there is anything in it: keys' hashes are.
         os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         with closing(connect(path, readonly=True)) as connection:
             journal_file.refuse_newer(connection, path)
             connection.execute("VACUUM INTO ?", (str(part),))
-        with closing(sqlite3.connect(part, isolation_level=None)) as connection:
-            # Whoever copies it into place by hand gets a new incarnation, too.
-            set_meta(connection, "opened", "a backup")
+        with closing(connect(part, readonly=True)) as connection:
+            if mark is not None and (why := journal_file.why_lost(journal_file.mark_now(connection), mark)):
+                raise JournalRefused(f"{path}: {why}; no backup was made: start the daemon on it first")
         checked = check(part, tell)
         if not checked.good:
             raise JournalRefused(
@@ -388,26 +394,28 @@ def _restore(file: Path, state_dir: Path, checked: Checked, until: Millis | None
     with closing(connect(file, readonly=True)) as connection:
         connection.execute("VACUUM INTO ?", (str(new),))
     journal_file.prepare(new)
-    before, word = _incarnation_of(path), secrets.token_hex(8)
+    before, mark = _incarnation_of(path), journal_file.read_mark(path)
     left_out, last, last_at = 0, checked.last, checked.last_at
     with closing(connect(new)) as connection:
         if until is not None:
             left_out, last, last_at = _leave_out(connection, file, until)
         revoked = _revoke_again(path, connection)
         keys = _good_keys(connection)
-        incarnation = journal_file.next_incarnation(journal_file.incarnation_of(connection), before)
-        set_meta(connection, "incarnation", str(incarnation))
-        set_meta(connection, "opened", word)
+        known = journal_file.incarnation_of(connection)
+        incarnation = journal_file.next_incarnation(known, before, 0 if mark is None else mark.incarnation)
+        journal_file.note_lost(connection, incarnation, "the journal was restored from a backup")
+        now = journal_file.mark_now(connection)
         connection.execute("PRAGMA journal_mode = DELETE").fetchall()  # one file, that can be moved
     _sync(new)
     journal_file.belong(new)
-    # However far we come, what is opened then is the journal that it was, or the backup under its new incarnation; and
-    # where there is neither yet, none is begun.
-    journal_file.write_words(state_dir, word, *journal_file.words_beside(state_dir))
+    # However far we come, what is opened then is the journal that it was, or the backup, whose runs are lost. Where
+    # there is neither yet, the mark keeps a daemon from beginning a new one.
+    if not journal_file.mark_of(path).exists():
+        journal_file.write_mark(path, now)
     kept = str(journal_file.put_aside(path, "restore") or "")
     new.replace(path)
     journal_file.sync_folder(state_dir)
-    journal_file.write_words(state_dir, word)
+    journal_file.write_mark(path, now)
     return Restored(
         str(path), incarnation, last, last_at, kept, left_out, keys, revoked or [], revoked_known=revoked is not None
     )

@@ -108,6 +108,14 @@ class JobView(Answer, frozen=True):
     parks: int = 0
 
 
+class RegisteredView(JobView, frozen=True):
+    """A job that was registered."""
+
+    #: the daemon's journal. Send it as the header ``rollmux-journal`` with every later call of the job: a daemon with
+    #: another journal, in which the job's ids may be those of other jobs, then refuses the call (410)
+    journal: str = ""
+
+
 class LogsView(Answer, frozen=True):
     """A piece of what a job's process has printed."""
 
@@ -129,6 +137,8 @@ class SessionView(Answer, frozen=True):
     run: int
     lease_s: float
     heartbeat_s: float
+    #: as in the answer to the registration
+    journal: str = ""
 
 
 class Directive(Answer, frozen=True):

@@ -9,7 +9,7 @@ from rollmuxd.cli import job_file
 from rollmuxd.cli import run as run_command
 from rollmuxd.client import sync
 from rollmuxd.client.errors import Conflict, NotFound, Unavailable, Unreachable, refused
-from rollmuxd.wire.answers import JobView
+from rollmuxd.wire.answers import RegisteredView
 
 VIEW = {"name": "math", "pins": {"rollout": ["box/gpu0-1"], "train": ["box/gpu2"]}}
 NODES = {
@@ -95,7 +95,7 @@ class Ending:
     def call(self, call):
         if call.method == "POST":
             assert (call.path, call.body.replace) == ("/v1/jobs", False)
-            return JobView("j1", "me", "me", "math", self.key_of, "admitted", "2026-01-01T00:00:00Z")
+            return RegisteredView("j1", "me", "me", "math", self.key_of, "admitted", "2026-01-01T00:00:00Z")
         assert (call.method, call.path) == ("DELETE", "/v1/jobs/j1")
         if call.body.run != self.present:
             raise Conflict("it is another run")
@@ -131,7 +131,7 @@ class Hanging(sync.Daemon):
     def call(self, call):
         if self.clock.now >= self.back_after and (self.for_all or call.method != "DELETE"):
             self.ended |= call.method == "DELETE"
-            return JobView("j1", "me", "me", "math", 1, "admitted", "2026-01-01T00:00:00Z")
+            return RegisteredView("j1", "me", "me", "math", 1, "admitted", "2026-01-01T00:00:00Z")
         self.tries.append((call.method, call.timeout_s))
         self.clock.now += call.timeout_s
         raise Unreachable("timed out")

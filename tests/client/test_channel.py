@@ -315,7 +315,7 @@ def test_no_question_of_whether_it_was_discarded_outlives_the_seconds_that_an_en
     """The daemon may hang by then, and the user waits for the prompt."""
 
     class Loaded:
-        keeps_state = True
+        keeps_state, journal = True, ""
 
     flow = rollmuxd.job("a")._life._discarding(Loaded, "j1", 1)
     while type(step := next(flow)).__name__ == "Pause":

@@ -342,7 +342,7 @@ def test_a_store_that_fails_when_a_failing_program_leaves_its_phase_does_not_hid
     Store.set(store, "rollmuxd/a/1/1/left/1" if rank == 0 else "nothing", "{}")
     if rank == 1:
         leader = ranks.Crew(store, "a", rank=0, ranks=2, clock=lambda: 0.0, tell=print)
-        leader.publish_start(job="j1", session="s1", address="http://rollmuxd")
+        leader.publish_start(job="j1", session="s1", journal="", address="http://rollmuxd")
         leader.publish_grant("train", slot="t1", fence="1.1", gpus=[], session="s1")
 
     job = rollmuxd.job("a", ranks=2, rank=rank, store=store)

@@ -15,7 +15,7 @@ from rollmuxd.client.errors import (
     Unreachable,
 )
 from rollmuxd.client.talk import Held, Talk
-from rollmuxd.wire.answers import JobView, Reason, ReleaseView, SessionView, SlotView, Waiting
+from rollmuxd.wire.answers import Reason, RegisteredView, ReleaseView, SessionView, SlotView, Waiting
 from rollmuxd.wire.requests import PhaseBody, RegisterBody, WantBody
 
 BODY = RegisterBody("a", [PhaseBody("rollout", ["rollout"])], {"rollout": WantBody()}, idempotency_key="key")
@@ -37,7 +37,7 @@ def talk():
 
 
 def view(status="admitted", **more):
-    return JobView("j1", "me", "me", "a", 1, status, "2026-01-01T00:00:00Z", **more)
+    return RegisteredView("j1", "me", "me", "a", 1, status, "2026-01-01T00:00:00Z", **more)
 
 
 def slot(status, request_id="", **more):

@@ -89,7 +89,7 @@ async def test_after_a_stop_in_good_order_nothing_is_left_but_the_journal_and_wh
     async with running(settings()):
         pass
     left = sorted(path.name for path in (tmp_path / "state").iterdir())
-    assert left == ["journal.sqlite3", "lock", "opened", "reserve", "rollmux.sock"]
+    assert left == ["journal.sqlite3", "lock", "mark", "reserve", "rollmux.sock"]
     journal = Journal.open(tmp_path / "state")
     past = journal.load()
     await journal.close()
@@ -703,7 +703,7 @@ async def test_a_signal_in_a_long_replay_ends_it_and_nothing_is_written(settings
         await serve(settings(), on_ready=read.append)
     assert 100 <= read[-1] < 500
     left = sorted(path.name for path in (tmp_path / "state").iterdir())
-    assert left == ["journal.sqlite3", "lock", "opened", "reserve"]
+    assert left == ["journal.sqlite3", "lock", "mark", "reserve"]
     monkeypatch.undo()
     journal = Journal.open(tmp_path / "state")
     assert journal.last_seq == 1_000

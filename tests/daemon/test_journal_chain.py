@@ -1,6 +1,6 @@
 """What damage to a journal does: it shows, and nothing that is left to read is ever wrong.
 
-- A torn tail is put aside, and the daemon goes on under a new incarnation, so that no fence is given twice.
+- A torn tail is put aside, and the daemon goes on and knows that it has lost facts.
 - Damage inside refuses, names the fact, and says what to do.
 - Whatever bytes of the file change, what is read is what was written, up to some fact, or it is refused.
 """
@@ -40,7 +40,7 @@ async def write(folder, count=10, *, snapshots=()):
         if number in snapshots:
             await journal.snapshot(number, b'{"at":%d}' % number)
     await journal.close()
-    return journal.incarnation
+    return journal.lost.incarnation
 
 
 def change(folder, *statements):
@@ -54,7 +54,7 @@ async def read(folder):
     journal = Journal.open(folder)
     try:
         past = journal.load()
-        return past.seq, [seq for seq, fact in past.facts if fact == host(seq)], journal.incarnation
+        return past.seq, [seq for seq, fact in past.facts if fact == host(seq)], journal.lost.incarnation
     finally:
         await journal.close()
 
@@ -73,7 +73,7 @@ BAD = """body = replace(body, 'fake', 'sham')"""
     ],
     ids=["the last body", "the last bodies", "sums", "a hole before the last", "a number"],
 )
-async def test_a_torn_tail_is_put_aside_and_a_new_incarnation_goes_on(tmp_path, said, damage, good, aside):
+async def test_a_torn_tail_is_put_aside_and_is_known_to_be_lost(tmp_path, said, damage, good, aside):
     before = await write(tmp_path, snapshots=(3, 6))
     change(tmp_path, damage)
     began = int(time.time())
@@ -138,11 +138,11 @@ async def test_a_damaged_snapshot_is_passed_over_for_the_one_before(tmp_path, sa
     assert (await read(tmp_path))[:2] == (0, list(range(1, 11)))
 
 
-async def test_a_journal_that_was_put_here_begins_a_new_incarnation_and_one_that_was_not_does_not(tmp_path):
+async def test_a_journal_that_was_put_here_has_lost_facts_and_one_that_was_not_has_not(tmp_path):
     first = await write(tmp_path / "a", 3)
     shutil.copyfile(tmp_path / "a" / "journal.sqlite3", tmp_path / "kept")
     assert (await read(tmp_path / "a"))[2] == first
-    # The old file in the place of the newer one: fences were given that it does not know.
+    # The old file in the place of the newer one.
     shutil.copyfile(tmp_path / "kept", tmp_path / "a" / "journal.sqlite3")
     second = (await read(tmp_path / "a"))[2]
     assert second > first

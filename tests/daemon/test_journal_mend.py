@@ -62,7 +62,7 @@ async def write(folder, *, cut=True):
     await Keeper(journal, KEEP if cut else Keep(1_000, 10**12, 1_000), settled).tend()
     assert journal.first == (2 * EACH + 1 if cut else 1)
     await journal.close()
-    return journal.incarnation
+    return journal.lost.incarnation
 
 
 def change(folder, *statements):
@@ -87,7 +87,7 @@ async def reads(folder, *, snapshot=True, did=True):
         if did:
             known += [one for _, one in await journal.lasting(0, "audited", 100)]
             known += [one for _, one in await journal.read(0, 100) if isinstance(one, Audited)]
-        return msgspec.json.encode(state), journal.incarnation, await journal.list_keys(), known
+        return msgspec.json.encode(state), journal.lost.incarnation, await journal.list_keys(), known
     finally:
         await journal.close()
 
@@ -262,12 +262,12 @@ async def test_of_a_mended_journal_a_restore_leaves_out_all_from_a_time_on_or_is
     [
         lambda folder: shutil.copyfile(folder / "backup", folder / "journal.sqlite3"),
         lambda folder: shutil.copyfile(folder / "copy", folder / "journal.sqlite3"),
-        lambda folder: (folder / "opened").write_text("restoring\n"),
-        lambda folder: (folder / "opened").unlink(),
+        lambda folder: (folder / "mark").write_text("a mark\n"),
+        lambda folder: (folder / "mark").unlink(),
     ],
-    ids=["a backup", "a copy", "what a restore that broke off has left", "a journal from another directory"],
+    ids=["a backup", "a copy", "an unreadable mark", "a journal from another directory"],
 )
-async def test_mending_makes_no_copy_the_journal_that_was_last_used_here(tmp_path, put_in_place):
+async def test_mending_hides_no_loss(tmp_path, put_in_place):
     # Else it begins with fences that the journal before has given since to others.
     first = await write(tmp_path)
     backup(tmp_path / "journal.sqlite3", tmp_path / "backup")

@@ -77,7 +77,7 @@ async def test_what_root_has_compacted_is_the_daemons(place):
     await written(place, 6)
 
 
-@pytest.mark.parametrize("file", ["journal.sqlite3", "lock", "opened"])
+@pytest.mark.parametrize("file", ["journal.sqlite3", "lock", "mark"])
 async def test_a_file_that_is_roots_is_named_with_what_to_do(place, file):
     await written(place, 4)
     os.chown(place / "state" / file, 0, 0)

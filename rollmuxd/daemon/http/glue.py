@@ -332,6 +332,14 @@ class Endpoint:
                 f"this needs the role {self.needs}, and {caller.name} has the role {caller.role}",
                 data={"needs": str(self.needs), "role": str(caller.role)},
             )
+        journal = shared.services.journal.id
+        if (_header(scope, JOURNAL_HEADER) or journal) != journal:
+            raise Refusal(
+                problems.ANOTHER_JOURNAL,
+                "this daemon's journal is not the one that you registered with, and it knows nothing of your job: "
+                "register again",
+                data={"journal": journal},
+            )
         arguments: dict[str, Any] = scope["path_params"]
         for name, shape in self.path_types.items():
             if shape is not str:
@@ -527,6 +535,8 @@ async def _answer(
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
 
+#: names the journal in which the ids of a call were given
+JOURNAL_HEADER: Final = b"rollmux-journal"
 _NOBODY = Caller(owner="", user="", role=Role.VIEWER, name="nobody")
 
 

@@ -76,7 +76,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
         raise Refusal(
             problems.GONE,
             f"the last fact is {driver.durable_seq}, and you know of {last}: the journal was restored from a backup, "
-            f"or it is another one; go on after {driver.durable_seq}, or begin anew",
+            f"lost its end, or is another one; go on after {driver.durable_seq}, or begin anew",
             data={"first": journal.first, "last": driver.durable_seq},
         )
     if query.audit and last < journal.first - 1:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from rollmuxd.core import model
 from rollmuxd.core.errors import Conflict, Impossible, RunAlive
@@ -20,7 +20,7 @@ from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.keys import Role
 from rollmuxd.daemon.settings import DefaultsTable
 from rollmuxd.spi import Residency, TakesOptions
-from rollmuxd.wire.answers import Explanation, JobPage, JobView
+from rollmuxd.wire.answers import Explanation, JobPage, JobView, RegisteredView
 from rollmuxd.wire.requests import EndBody, PhaseBody, RegisterBody, StateBody, WantBody
 
 routes = Routes("jobs")
@@ -39,7 +39,7 @@ class JobsQuery(Query, frozen=True):
 
 
 @routes.post("/v1/jobs", status=201, also=(200,), problems=(*BODY, 409, 429), max_body=REGISTRATION)
-async def register_job(call: Call, body: RegisterBody) -> JobView:
+async def register_job(call: Call, body: RegisterBody) -> RegisteredView:
     """Register a job, or a new run of it. 200 instead of 201: this idempotency key's run was registered before.
 
     The body has at most 32,000 bytes: the daemon keeps it in memory and in the journal.
@@ -76,7 +76,8 @@ async def register_job(call: Call, body: RegisterBody) -> JobView:
     if answer.repeated:
         call.status = 200
     assert answer.job is not None
-    return await _show(call, answer.job)
+    view = await _show(call, answer.job)
+    return RegisteredView(**structs.asdict(view), journal=call.services.journal.id)
 
 
 @routes.get("/v1/jobs")

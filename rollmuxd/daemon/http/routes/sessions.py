@@ -76,4 +76,11 @@ def _session_of(job: JobId) -> Callable[[State], str]:
 
 async def _show(call: Call, session: str) -> SessionView:
     found, _ = await call.read(lambda core, now: find_session(core.state, call.caller, session))
-    return SessionView(found.id, found.job, found.run, lease_s=call.shared.lease_s, heartbeat_s=call.shared.heartbeat_s)
+    return SessionView(
+        found.id,
+        found.job,
+        found.run,
+        lease_s=call.shared.lease_s,
+        heartbeat_s=call.shared.heartbeat_s,
+        journal=call.services.journal.id,
+    )
