@@ -3,6 +3,7 @@
     python workload.py NAME FOLDER URL KEY REPLACE SEED
 
 Each line of FOLDER/NAME.jsonl is written in one call and unbuffered, so that it is there however the process ends.
+With HOLD_S in its environment its phases take up to so many seconds, and it keeps bytes on its GPUs for certain.
 FOLDER/finish, once it is there, says how many iterations are still to be done. Ends with 0 when they are done and the
 job has ended, and with 3 when the daemon says that the job is over.
 """
@@ -33,7 +34,7 @@ class Log:
 
 def job_of(name: str, url: str, key: str, replace: bool, chance: random.Random) -> rollmuxd.Job:
     """Most keep bytes on the GPUs, which the mock's driver moves; a few keep none, some park before they release."""
-    kind = chance.choice(("driver", "driver", "at release", "bare"))
+    kind = chance.choice(("driver", "driver", "at release", *(() if "HOLD_S" in os.environ else ("bare",))))
     keeps = {} if kind == "bare" else {"gpu_gb": 2, "ram_gb": 1, "driver": "mock"}
     park = "at_release" if kind == "at release" else None
     return rollmuxd.job(
@@ -89,7 +90,7 @@ def stay(job: rollmuxd.Job, log: Log, phase: str, then: str | None, chance: rand
             log.write("faulted", why=str(fault))
     log.write("granted", job=job.id, slot=slot.id, fence=slot.fence, gpus=slot.gpus, phase=phase)
     try:
-        time.sleep(chance.uniform(0.0, 0.06))
+        time.sleep(chance.uniform(0.0, float(os.environ.get("HOLD_S", "0.06"))))
         slot.progress(1, 2)
     finally:
         log.write("leaving", slot=slot.id)

@@ -213,8 +213,10 @@ class Client:
 class World:
     """A daemon, and clients that loop."""
 
-    def __init__(self, folder: Path, *, clients: int, hosts: int, seed: str) -> None:
+    def __init__(self, folder: Path, *, clients: int, hosts: int, seed: str, **environment: str) -> None:
         self.folder = folder
+        #: of the clients
+        self.environment = environment
         folder.mkdir(parents=True, exist_ok=True)
         self.seed = seed
         self.daemon = Daemon(folder, hosts)
@@ -230,7 +232,7 @@ class World:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment(self.folder, ROLLMUX_REQUIRED="1"),
+                env=environment(self.folder, ROLLMUX_REQUIRED="1", **self.environment),
                 cwd=self.folder,
             )
         client.lives.append(Life(process, key, time.monotonic()))

@@ -870,7 +870,8 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         for slot, request in self.requests.items():
             if slot not in self.granted:
                 request.attended, request.detached_at = False, self.now
-        self.give(i.Start(HOSTS, NODES, crashed=crashed))
+        self.incarnation += 1
+        self.give(i.Start(HOSTS, NODES, self.incarnation, crashed=crashed))
 
     @rule()
     def back_up(self) -> None:
@@ -894,7 +895,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         self._tell_runs_apart()
         fences = {slot: grant.fence for slot, grant in self.granted.items()}
         self.granted.clear()
-        self.give(i.Start(HOSTS, NODES, self.incarnation))
+        self.give(i.Start(HOSTS, NODES, self.incarnation, lost="the journal was restored"))
         for slot, fence in fences.items():
             answer = self.give(i.ReleaseSlot(slot, fence))
             assert answer is None or answer.repeated, f"{slot} is released under a fence from before the restore"

@@ -92,7 +92,7 @@ def test_a_job_goes_on_after_a_restore_and_only_the_phase_that_it_was_in_is_over
     watched = Watched()
     job, session = watched.job("a")
     slot = watched.ask(job, session, "rollout", "r1")
-    watched.hand(replace(watched.start, incarnation=2))
+    watched.hand(replace(watched.start, incarnation=2, lost="the journal was restored"))
 
     assert slot.status is SlotStatus.OVER
     watched.hand(i.Heartbeat(session))

@@ -409,11 +409,13 @@ class Play:
                 used[gpu] = (int(mb), (who.replace("_", " "),) if who else ())
         return tuple(i.GpuSight(gpu, *used.get(gpu, (0, ()))) for gpu in gpus)
 
-    def in_start(self, incarnation: str = "1", *, gone: str = "") -> i.Input:
-        return i.Start(tuple(self.hosts.values()), tuple(self.nodes.values()), int(incarnation))
+    def in_start(self, incarnation: str = "1", what: str = "") -> i.Input:
+        """``restart 2 restored``: from a backup."""
+        why = "the journal was restored from a backup" if what == "restored" else ""
+        return i.Start(tuple(self.hosts.values()), tuple(self.nodes.values()), int(incarnation), lost=why)
 
     def in_restart(self, *words: str) -> i.Input:
-        """``restart 2 crashed``: under another incarnation; the daemon before was killed."""
+        """``restart 2 crashed``: the daemon before was killed. ``restart 2 restored``: the journal is a backup."""
         start = self.in_start(*[word for word in words if word != "crashed"])
         return msgspec.structs.replace(start, crashed="crashed" in words)
 
