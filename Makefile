@@ -23,7 +23,7 @@ STAMP    := $(VENV)/.up-to-date
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check bench results golden gpu real-vllm chaos swarm machine fuzz drift newcomer fmt constraints clean
+.PHONY: help setup demo test check bench results golden gpu real-vllm chaos damage swarm machine fuzz drift newcomer fmt constraints clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ swarm: $(STAMP) ## random simulated histories with faults for BUDGET_S seconds; 
 
 machine: $(STAMP) ## the core's state machine with many seeds for BUDGET_S seconds; one JSON object on stdout
 	@$(BIN)/python tests/core/machine.py --budget $(or $(BUDGET_S),60) $(ARGS)
+
+damage: $(STAMP) ## damage a killed daemon's journal DAMAGES times (200); one JSON object on stdout
+	@$(BIN)/python tests/chaos/damage.py --damages $(or $(DAMAGES),200) $(ARGS)
 
 chaos: $(STAMP) ## kill, stop and restart a live daemon and its clients for BUDGET_S seconds; one JSON object on stdout
 	@$(BIN)/python tests/chaos/storm.py --budget $(or $(BUDGET_S),60) $(ARGS)

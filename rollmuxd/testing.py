@@ -31,6 +31,7 @@ from rollmuxd.wire.answers import (
     HeartbeatView,
     JobView,
     Problem,
+    RegisteredView,
     ReleaseView,
     SessionView,
     SlotView,
@@ -101,6 +102,8 @@ class FakeDaemon:
         #: reasons that jobs were ended with, by name
         self.ended: dict[str, str] = {}
         self.registered: list[RegisterBody] = []
+        #: the id of its journal
+        self.journal = "fake"
         self.sessions: dict[str, str] = {}
         self.results: list[ResultBody] = []
         #: ranks that dialled, by job
@@ -311,7 +314,9 @@ class FakeDaemon:
         pins = {pool: ["fake/gpu0-1"] for pool in body.wants}
         run = 1 + sum(view.name == body.name for view in self._jobs.values())
         cycle = {phase.name: list(phase.pools) for phase in body.phases}
-        view = JobView(self._new("j"), "me", "me", body.name, run, "admitted", "", pins=pins, cycle=cycle)
+        view = RegisteredView(
+            self._new("j"), "me", "me", body.name, run, "admitted", "", pins=pins, cycle=cycle, journal=self.journal
+        )
         self._jobs[view.job] = self._jobs[self._keys.setdefault(body.idempotency_key, view.job)] = view
         return view
 
@@ -340,7 +345,7 @@ class FakeDaemon:
         _body(content, SessionBody)
         session = self._new("s")
         self.sessions[session] = job
-        return SessionView(session, job, view.run, lease_s=60.0, heartbeat_s=15.0)
+        return SessionView(session, job, view.run, lease_s=60.0, heartbeat_s=15.0, journal=self.journal)
 
     def _beat(self, session: str, *, params: Mapping[str, str], content: bytes) -> HeartbeatView:
         if session not in self.sessions:

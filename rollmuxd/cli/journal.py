@@ -142,8 +142,8 @@ def backup(file: Path, state_dir: Path, as_json: bool, settings: Any) -> None:
 def restore(file: Path, before: str | None, state_dir: Path, as_json: bool, settings: Any) -> None:
     """Put the backup FILE in the journal's place. The daemon must be stopped.
 
-    What was granted after the backup is not known any more, so a new incarnation begins: no fence of before is given
-    again, and GPUs are given on when they were seen clear. The journal that was there is kept.
+    What was granted after the backup is not known any more, so every run is lost: no fence of before is given again,
+    and GPUs are given on when they were seen clear. The journal that was there is kept.
 
     API keys that were revoked after the backup stay revoked, if the journal that was there can be read; which keys open
     something is printed.

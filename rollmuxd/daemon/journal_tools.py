@@ -346,7 +346,7 @@ class Restored(Struct, frozen=True):
 
 
 def restore(file: Path, state_dir: Path, before: Millis | None = None) -> Restored:
-    """Put a backup in the place of the journal, under a new incarnation.
+    """Put a backup in the place of the journal. All runs are lost.
 
     An API key that was revoked stays so, where the journal that was there before can still be read.
 

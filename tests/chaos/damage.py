@@ -2,11 +2,12 @@
 
 One JSON object on stdout. A real daemon on a mock host, and client processes that loop. Again and again the daemon is
 killed (-9) under their load, one file of its journal is damaged (a bit turned, a byte cut out, the file cut off or
-removed), and the daemon is started again. A job that comes then asks for the same GPUs. What is judged:
+removed), and the daemon is started again. Both clients want the same GPUs, and start again as new jobs where the
+daemon has told them that their run is over. What is judged:
 
 - ``two_holders``: two clients in a phase on one GPU, by their own records; a load onto the bytes of another job, by the
   mock's witness; and a fence that two clients were given.
-- ``stuck``: a client, or the job that comes then, does not go on.
+- ``stuck``: a client does not get a slot again.
 - ``unsaid``: facts are missing or others than before, and the daemon started without a word of it; or ``journal check``
   said before that the journal is good.
 
@@ -37,7 +38,7 @@ from rollmuxd.daemon.journal_file import JournalError
 #: damages in one state directory; the next one gets a journal of its own
 IN_ONE_JOURNAL: Final = 10
 #: facts that a daemon writes before it is killed
-FACTS: Final = 25
+FACTS: Final = 12
 #: a phase takes up to so long: some are in one from before the kill until after the start
 HOLD_S: Final = 3.0
 #: for whatever has to happen: generous, since other people use this machine too
@@ -62,7 +63,6 @@ class Damages:
         self.chance = random.Random(seed)
         self.counts: collections.Counter[str] = collections.Counter()
         self.unsaid: list[str] = []
-        self._comers = 0
 
     @property
     def state(self) -> Path:
@@ -71,6 +71,8 @@ class Damages:
     def run(self, number: int) -> None:
         self.world.daemon.start()
         self.until("the daemon is ready", self.world.daemon.look)
+        self.turn()
+        self.both_go_on()
         for _ in range(number):
             self.work()
             self.world.daemon.kill()
@@ -91,7 +93,7 @@ class Damages:
                 self.judge(what, facts, good)
             self.counts["damages"] += 1
             self.counts[what] += 1
-            self.newcomer()
+            self.both_go_on()
             say(f"{what}: {'refused' if ended is not None else 'started'}; {dict(self.counts)}")
 
     # ---- load --------------------------------------------------------------------------------------------------------
@@ -104,31 +106,23 @@ class Damages:
     def turn(self) -> None:
         """Start the clients that have ended: the daemon has told them that their job is over."""
         for client in self.world.clients:
-            if not client.lives_now and not client.done:
+            if not client.lives_now:
                 if client.lives:
                     client.life.died = min(client.life.died, time.monotonic())
                     if client.life.process.returncode not in (0, 3):
                         raise Stuck(f"{client.name} ended by a fault: {self.world.lines(client)[-1:]}")
                 self.world.start(client, "plain")
 
-    def newcomer(self) -> None:
-        """A job that was not there before gets the GPUs, too; then it ends."""
-        self._comers += 1
-        client = Client(f"n{self._comers}")
-        self.world.clients.append(client)
-        client.done = True  # not to be started again
-        self.world.start(client, "plain")
+    def both_go_on(self) -> None:
+        """Each client has a slot again: as the job that it was, or as a new one after it heard that its run is over."""
+        since = {client.name: self.grants(client) for client in self.world.clients}
+        self.until(
+            "both clients have a slot",
+            lambda: self.turn() or all(self.grants(client) > since[client.name] for client in self.world.clients),
+        )
 
-        def was_granted() -> bool:
-            self.turn()
-            if not client.lives_now:
-                raise Stuck(f"{client.name} ended by itself: {self.world.lines(client)[-1:]}")
-            return any(line["event"] == "granted" for line in self.world.lines(client))
-
-        self.until("a newcomer has a slot", was_granted)
-        client.life.process.send_signal(signal.SIGINT)
-        client.life.process.wait(WITHIN_S)
-        client.life.died = time.monotonic()
+    def grants(self, client: Client) -> int:
+        return sum(line["event"] == "granted" for line in self.world.lines(client))
 
     def held_now(self) -> int:
         """How many clients are in a phase."""

@@ -16,7 +16,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self):
         url = urlsplit(self.path)
         content = self.rfile.read(int(self.headers.get("content-length") or 0))
-        self.server.headers_seen.append(dict(self.headers))
+        self.server.headers_seen.append({**self.headers, ":call": f"{self.command} {url.path}"})
         try:
             reply = self.server.fake.handle(self.command, url.path, dict(parse_qsl(url.query)), content)
         except Unreachable:

@@ -220,6 +220,7 @@ def test_every_error_of_httpx_is_one_of_ours(error, monkeypatch):
         (422, errors.Unprocessable),
         (429, errors.TooManyRequests),
         (500, errors.Refused),
+        (410, errors.NotFound),
         (502, errors.Unavailable),
         (503, errors.Unavailable),
         (504, errors.Unavailable),

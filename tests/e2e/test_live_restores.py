@@ -1,5 +1,6 @@
 """A backup is restored while jobs live: what they have done since is not in it."""
 
+import shutil
 import subprocess
 import sys
 import time
@@ -84,3 +85,66 @@ def test_who_lives_on_after_a_restore_that_left_nothing_is_taken_for_nobody_else
     a.kill()
     c.answer(asked)
     c.do("leave")
+
+
+def begun_again(daemon):
+    """The daemon is killed, its state directory is deleted, and it is started."""
+    daemon.kill9()
+    shutil.rmtree(daemon.state)
+    daemon.restart()
+
+
+def test_a_client_of_a_journal_that_is_gone_is_no_job_of_the_new_one(live):
+    daemon = live.daemon()
+    a = live.holder("a")
+    (gone,) = daemon.facts("session_opened")
+
+    begun_again(daemon)
+    b = live.trainer("b")
+    b.do("start")
+    (mine,) = daemon.facts("session_opened")
+    assert (mine["session"], mine["job"]) == (gone["session"], gone["job"]), "ids are given again"
+    asked = b.ask("enter", phase="rollout")
+    live.until("b waits", lambda: daemon.waits("b"))
+
+    assert b.done(asked) is None, "a is still there"
+    lost = a.fails("leave")
+    assert (lost["error"], "another" in lost["text"] or "not the one" in lost["text"]) == ("SlotLost", True)
+    over = a.fails("enter", phase="train")
+    assert (over["error"], "register again" in over["text"]) == ("JobEnded", True)
+    assert b.done(asked) is None
+    assert daemon.job("b")["session"] == mine["session"]
+    a.kill()
+    b.answer(asked)
+    b.do("leave")
+    assert len(daemon.facts("slot_queued")) == 1
+
+
+def test_a_damaged_log_after_a_kill_loses_every_run_and_no_gpu_gets_two_holders(live):
+    daemon = live.daemon()
+    a = live.holder("a")
+    daemon.kill9()
+    log = daemon.state / "journal.sqlite3-wal"
+    content = bytearray(log.read_bytes())
+    content[len(content) // 2] ^= 1
+    log.write_bytes(content)
+    checked = subprocess.run(
+        [sys.executable, "-m", "rollmuxd", "journal", "check", "--state-dir", str(daemon.state)],
+        capture_output=True,
+        text=True,
+    )
+    assert checked.returncode == 1
+    assert "lost its end" in checked.stdout + checked.stderr
+
+    daemon.restart()
+    (started, *_) = reversed(daemon.facts("daemon_started"))
+    assert "lost its end" in started["lost"]
+    b = live.trainer("b")
+    b.do("start")
+    asked = b.ask("enter", phase="rollout")
+    live.until("b waits", lambda: daemon.waits("b"))
+    assert a.fails("leave")["error"] == "SlotLost"
+    assert b.done(asked) is None
+    a.kill()
+    b.answer(asked)
+    b.do("leave")
