@@ -69,8 +69,7 @@ class Damages:
         return self.world.daemon.state
 
     def run(self, number: int) -> None:
-        self.world.daemon.start()
-        self.until("the daemon is ready", self.world.daemon.look)
+        self.start()
         self.turn()
         self.both_go_on()
         for _ in range(number):
@@ -87,14 +86,20 @@ class Damages:
             if ended is not None:
                 self.counts["refused"] += 1
                 self.put_back(before)
-                self.world.daemon.start()
-                self.until("the daemon is ready again", self.world.daemon.look)
+                self.start()
             else:
                 self.judge(what, facts, good)
             self.counts["damages"] += 1
             self.counts[what] += 1
             self.both_go_on()
             say(f"{what}: {'refused' if ended is not None else 'started'}; {dict(self.counts)}")
+
+    def start(self) -> None:
+        """Start the daemon on a good journal."""
+        self.world.daemon.start()
+        self.until("the daemon is ready", self.is_ready_or_ended)
+        if not self.world.daemon.ready:
+            raise Stuck("the daemon does not start on a good journal: see its log")
 
     # ---- load --------------------------------------------------------------------------------------------------------
 
