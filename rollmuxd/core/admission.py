@@ -1,6 +1,9 @@
 """Who gets in: what a registration must be, and which waiting jobs fit now."""
 
+from bisect import insort
+from collections.abc import Callable
 from itertools import combinations
+from typing import Final, TypeAlias
 
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
@@ -9,14 +12,35 @@ from rollmuxd.core.config import Config, OwnerLimits
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.errors import Impossible, TooMany
 from rollmuxd.core.launching import launch
-from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis, Movable, NodeStatus, OnLoss, StateStatus
+from rollmuxd.core.model import (
+    Job,
+    JobId,
+    JobSpec,
+    JobStatus,
+    Millis,
+    Movable,
+    NodeStatus,
+    OnLoss,
+    PoolName,
+    StateStatus,
+)
 from rollmuxd.core.policy import Placed
 from rollmuxd.core.reach import out_of_reach, place
 from rollmuxd.core.shares import use_of
+from rollmuxd.core.soft import Round
 from rollmuxd.core.state import State
 from rollmuxd.core.turns import dispatch, take_place
 
 _NO_LIMITS = OwnerLimits()
+
+
+#: what one input may spend on trying waiting jobs; the rest is tried at the next tick, which is due at once
+SPENT_AT_ONCE: Final = 600
+#: what it takes to try a placement, and to look at a job and see that its like was refused
+TRY, LOOK = 100, 1
+
+#: who goes first: of two jobs that wait the one with the least
+Rank: TypeAlias = tuple[int, int, int, Millis]
 
 
 def waiting_order(c: Cycle, now: Millis) -> list[JobId]:
@@ -24,10 +48,27 @@ def waiting_order(c: Cycle, now: Millis) -> list[JobId]:
 
     Of equals that one's job which has used least for its share, then the one that has waited longest.
     """
+    return sorted(c.state.waiting, key=_rank_at(c, now))
+
+
+def position(c: Cycle, job: JobId, now: Millis) -> int:
+    """The job's place in the waiting order, from 1; 0: it does not wait."""
+    if job not in c.state.waiting:
+        return 0
+    rank, place = _rank_at(c, now), 1
+    mine, behind = rank(job), False  # of equals, those come before it that wait for longer
+    for name in c.state.waiting:
+        theirs = rank(name)
+        behind = behind or name == job
+        place += theirs < mine or (theirs == mine and not behind)
+    return place
+
+
+def _rank_at(c: Cycle, now: Millis) -> Callable[[JobId], Rank]:
     jobs, aging, longest = c.state.jobs, c.config.aging_ms, c.config.bounded_wait_ms
     used: dict[str, int] = {}
 
-    def rank(name: JobId) -> tuple[int, int, int, Millis]:
+    def rank(name: JobId) -> Rank:
         job = jobs[name]
         waited = now - job.registered_at
         if waited >= longest:
@@ -37,7 +78,7 @@ def waiting_order(c: Cycle, now: Millis) -> list[JobId]:
             used[job.owner] = use // limits_of(c, job.owner).share
         return 1, -(job.spec.priority + waited // aging), used[job.owner], job.registered_at
 
-    return sorted(c.state.waiting, key=rank)
+    return rank
 
 
 def limits_of(c: Cycle, owner: str) -> OwnerLimits:
@@ -45,45 +86,107 @@ def limits_of(c: Cycle, owner: str) -> OwnerLimits:
     return c.config.owners.get(owner, _NO_LIMITS)
 
 
-def admit(c: Cycle, only: JobId | None = None) -> None:
+def admit(c: Cycle, newcomer: JobId | None = None) -> None:
     """Place every waiting job that fits. One that has waited too long is not overtaken on the pools it wants.
 
-    ``only`` a newcomer need be tried where nothing else has changed: the others have been, and still do not fit.
+    Only a ``newcomer`` is tried where nothing else has changed: the others have been, and still do not fit.
     """
     if c.admits_later is not None:
         c.admits_later = True
         return
-    while _admit_round(c, only):
-        only = None
+    round_ = c.soft.round
+    if newcomer is not None and round_ is not None:
+        if not round_.is_over():
+            _join(c, round_, newcomer)
+            return
+        c.soft.round = Round([newcomer], round_.refused, _kept_pools(c))
+    elif c.spent < SPENT_AT_ONCE:
+        c.soft.round = Round(waiting_order(c, c.now))
+    else:
+        c.soft.round = None
+    go_on(c)
 
 
-def _admit_round(c: Cycle, only: JobId | None) -> bool:
-    """Try each once. True: a group has nodes now that it had not, and somebody who was refused may fit there."""
-    grew = False
-    reserved: set[str] = set()
-    refused: dict[object, float] = {}  # the loosest SLO that was refused: with a tighter one it fits even less
-    for name in waiting_order(c, c.now):
-        job = c.state.jobs[name]
-        pools = {want.pool for want in job.spec.wants}
-        if job.pins or (job.left and not job.fell_back):  # something of its run before is still there
-            continue
-        if pools & reserved and name != only:
-            continue
-        shape, slo = _shape_of(c, job), job.spec.slo or float("inf")
-        fits_not = refused.get(shape, 0.0) >= slo or (only is not None and name != only)
-        placed = None if fits_not or pools & reserved else place(c, job, c.state)
+def go_on(c: Cycle) -> None:
+    """Try the jobs that were not tried yet in this round, as many as one input may."""
+    while c.soft.round is not None and not c.soft.round.is_over():
+        if c.spent >= SPENT_AT_ONCE:
+            break
+        _try_next(c, c.soft.round)
+        if c.soft.round.is_over() and c.soft.round.grew and c.state.waiting:
+            c.soft.round = Round(waiting_order(c, c.now))
+    if c.soft.round is None or not c.soft.round.is_over():
+        c.soft.at(c.now, "admit", "")
+
+
+def begin_round(c: Cycle, key: str) -> None:
+    """A deadline: waiting jobs are still to be tried. What is left of a round is tried at the end of every tick."""
+    del key
+    if c.soft.round is None:
+        admit(c)
+
+
+def _join(c: Cycle, round_: Round, newcomer: JobId) -> None:
+    """The newcomer takes its place among the jobs that are still to be tried."""
+    left = [name for name in round_.names[round_.tried :] if name in c.state.waiting]
+    insort(left, newcomer, key=_rank_at(c, c.now))
+    round_.names, round_.tried = left, 0
+
+
+def _try_next(c: Cycle, round_: Round) -> None:
+    name = round_.names[round_.tried]
+    round_.tried += 1
+    c.spent += LOOK
+    job = c.state.jobs[name]
+    if name not in c.state.waiting or job.pins or (job.left and not job.fell_back):  # (of its run before)
+        return
+    pools = _pools_of(job)
+    if not round_.kept.isdisjoint(pools):
+        return
+    shape, slo = _shape_of(c, job), job.spec.slo or float("inf")
+    if round_.refused.get(shape, 0.0) < slo:
+        c.spent += TRY
+        placed = place(c, job, c.state)
         if placed is not None and (over_its_nodes(c, job, placed) or out_of_reach(c, job, placed.pins)):
-            continue
+            return
         if placed is not None:
             _seat(c, job, placed)
-            grew = grew or placed.admission != "packing"
+            round_.grew = round_.grew or placed.admission != "packing"
+            return
+        round_.refused[shape] = slo
+    if _is_late(c, job):
+        c.spent += TRY
+        if _others_are_in_the_way(c, job):
+            round_.kept |= pools
+
+
+def _is_late(c: Cycle, job: Job) -> bool:
+    """Whether the others are kept from the pools that the job wants, if that helps.
+
+    One that is bound to what it has parked may wait for certain nodes: the others are not kept from those.
+    """
+    return c.now - job.registered_at >= c.config.bounded_wait_ms and not job.fell_back
+
+
+def _kept_pools(c: Cycle) -> set[PoolName]:
+    """Pools that are kept for jobs that have waited too long, when all of them were tried."""
+    kept: set[PoolName] = set()
+    helps: dict[object, bool] = {}
+    late = [job for name in c.state.waiting if _is_late(c, job := c.state.jobs[name])]
+    for job in sorted(late, key=lambda job: job.registered_at):
+        pools = _pools_of(job)
+        if job.pins or job.left or not kept.isdisjoint(pools):
             continue
-        refused[shape] = max(slo, refused.get(shape, 0.0))
-        # who is bound to what he has parked may wait for certain nodes: the others are not kept for him
-        late = c.now - job.registered_at >= c.config.bounded_wait_ms and not job.fell_back
-        if late and _others_are_in_the_way(c, job):
-            reserved |= pools
-    return grew and bool(c.state.waiting)
+        key = (job.owner, job.spec.wants, job.spec.colocate)
+        if key not in helps:
+            helps[key] = _others_are_in_the_way(c, job)
+        if helps[key]:
+            kept |= pools
+    return kept
+
+
+def _pools_of(job: Job) -> set[PoolName]:
+    return {want.pool for want in job.spec.wants}
 
 
 def seat_at_once(c: Cycle, job: Job) -> None:
@@ -139,7 +242,7 @@ def _seat(c: Cycle, job: Job, placed: Placed) -> None:
     if job.queued is not None:
         slot = c.state.slots[job.queued]
         take_place(c, job, slot.phase, side=slot.side)
-        dispatch(c, group)
+    dispatch(c, group)  # the others' order may be another one with it
 
 
 def look_for_left_overs(c: Cycle, job: Job) -> None:

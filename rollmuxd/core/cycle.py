@@ -42,6 +42,8 @@ class Cycle:
         self._traits: Mapping[str, DriverTraits] = config.drivers
         #: many things are dealt with at once, and who is to be let in is asked after the last; None: at once
         self.admits_later: bool | None = None
+        #: what the input at hand has spent on trying waiting jobs
+        self.spent = 0
         #: groups whose promises were looked at when they were of that version
         self.settled: dict[GroupId, int] = {}
         #: whether any node is to be emptied; None: it has not been looked

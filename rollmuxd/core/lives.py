@@ -49,7 +49,7 @@ def register(c: Cycle, ask: i.RegisterJob) -> Answer:
     if ask.spec.launch is None:  # else its process is started only when it has its place
         c.soft.at(opens_by(c, c.state.jobs[job]), "opened", job)
     settle(c, c.state.jobs[job])
-    admit(c, only=job if known is None else None)
+    admit(c, newcomer=job if known is None else None)
     return Answer(job=job)
 
 

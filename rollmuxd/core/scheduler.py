@@ -12,7 +12,7 @@ from typing import Any
 
 from rollmuxd.core import draining, drift, growing, inventory, lives, moving, orders, overstay, requests
 from rollmuxd.core import inputs as i
-from rollmuxd.core.admission import admit, waiting_order
+from rollmuxd.core.admission import admit, begin_round, go_on, position
 from rollmuxd.core.config import Config
 from rollmuxd.core.cycle import NOTHING, Cycle
 from rollmuxd.core.decision import Answer, Decision, Reason
@@ -76,6 +76,7 @@ _DUE: dict[str, Callable[[Cycle, str], None]] = {
     "regroup": moving.regroup,
     "relieve": drift.look_again,
     "leave": draining.look_again,
+    "admit": begin_round,
 }
 
 
@@ -117,7 +118,7 @@ class Scheduler:
         if now < cycle.state.at:
             raise BrokenInvariant(f"time went back from {cycle.state.at} to {now}")
         cycle.now = now
-        cycle.facts, cycle.effects = [], []
+        cycle.facts, cycle.effects, cycle.spent = [], [], 0
         try:
             answer = self._tick() if type(given) is i.Tick else _HANDLERS[type(given)](cycle, given)
             moving.follow(cycle)
@@ -141,6 +142,8 @@ class Scheduler:
         wanted, cycle.admits_later = cycle.admits_later, None
         if wanted:
             admit(cycle)
+        elif cycle.soft.round is not None and not cycle.soft.round.is_over():
+            go_on(cycle)
         return NOTHING
 
     def deadline(self) -> Millis | None:
@@ -163,8 +166,7 @@ class Scheduler:
 
     def job_position(self, job: JobId, now: Millis) -> int:
         """Its place among the waiting jobs; 1: the next to be tried; 0: it does not wait."""
-        order = waiting_order(self._cycle, now)
-        return order.index(job) + 1 if job in order else 0
+        return position(self._cycle, job, now)
 
     def why_slot_waits(self, slot: SlotId, now: Millis) -> tuple[Reason, ...]:
         """Why a slot is not running."""

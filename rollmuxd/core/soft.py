@@ -9,8 +9,28 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
 from rollmuxd.core.config import Config
-from rollmuxd.core.model import GpuId, HostId, Millis, SessionId, SessionStatus, SlotId, SlotStatus
+from rollmuxd.core.model import GpuId, HostId, JobId, Millis, PoolName, SessionId, SessionStatus, SlotId, SlotStatus
 from rollmuxd.core.state import State
+
+
+class Round:
+    """One pass over the waiting jobs, on the room that there is. New room, or a restart, begins another one."""
+
+    def __init__(
+        self, names: list[JobId], refused: dict[object, float] | None = None, kept: Iterable[PoolName] = ()
+    ) -> None:
+        #: jobs in the order in which they are tried, and how many of them were
+        self.names, self.tried = names, 0
+        #: by shape, the loosest SLO that was refused: with a tighter one it fits even less
+        self.refused: dict[object, float] = {} if refused is None else refused
+        #: pools that are kept for a job that has waited too long
+        self.kept: set[PoolName] = set(kept)
+        #: whether a group has nodes now that it had not: a job that was refused may fit there
+        self.grew = False
+
+    def is_over(self) -> bool:
+        """Whether every job was tried."""
+        return self.tried == len(self.names)
 
 
 class Soft:
@@ -45,6 +65,8 @@ class Soft:
         self.renewed_at: Millis = 0
         #: when who sits where, or could, has changed last
         self.changed_at: Millis = 0
+        #: waiting jobs as they are tried on the room that there is; None: all of them are still to be tried
+        self.round: Round | None = None
         self._heap: list[tuple[Millis, str, str]] = []
         self._planned: dict[tuple[str, str], Millis] = {}
 
@@ -103,6 +125,8 @@ class Soft:
                 self.at(now + config.lease_ms, "reap", job.id)
             if job.slot is not None:
                 self.at(now + config.lease_ms, "overstay", job.id)
+        if state.waiting:  # which of them were tried is not known
+            self.at(now, "admit", "")
         for name in state.at_risk:
             self.at(now + config.lease_ms, "relieve", state.jobs[name].group or "")
         self.waiting, self.waiting_of = 0, {}

@@ -1,4 +1,7 @@
-"""A thousand clients may fall silent at once (a network, a login node): that is one decision, not a thousand."""
+"""A thousand clients may fall silent at once (a network, a login node): that is one decision, not a thousand.
+
+Hundreds of jobs may wait: no decision tries them all.
+"""
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -20,9 +23,8 @@ class Counting(RollMux):
         return super().place(state, job)
 
 
-def test_when_many_leases_run_out_at_once_each_waiting_job_is_tried_once():
-    policy = Counting(max_group=5)
-    core = Scheduler(Config(), policy)
+def cluster(core):
+    """Nodes of two pools, all seen; and a function that registers a job of its own shape."""
     nodes = [
         i.NodeSpec(f"{pool}{n}/gpu0", f"{pool}{n}", (f"{pool}{n}/gpu0",), (pool,))
         for pool in ("rollout", "train")
@@ -38,6 +40,13 @@ def test_when_many_leases_run_out_at_once_each_waiting_job_is_tried_once():
         job = core.handle(i.RegisterJob("team", "ann", spec), 2).answer.job
         return job, core.handle(i.OpenSession(job, "", pid=number, host="h"), 2).answer.session
 
+    return register
+
+
+def test_when_many_leases_run_out_at_once_each_waiting_job_is_tried_once():
+    policy = Counting(max_group=5)
+    core = Scheduler(Config(), policy)
+    register = cluster(core)
     for number in range(JOBS):
         register(number)
     late = [register(number) for number in range(JOBS, JOBS + WAITING)]
@@ -52,3 +61,38 @@ def test_when_many_leases_run_out_at_once_each_waiting_job_is_tried_once():
     assert sum(isinstance(fact, f.JobLost) for fact in decision.facts) == JOBS
     assert [fact.job for fact in decision.facts if isinstance(fact, f.JobPlaced)] == [job for job, _ in late]
     assert policy.asked <= WAITING
+
+
+def test_a_departure_tries_each_waiting_job_once_and_a_few_with_each_input():
+    policy = Counting(max_group=1)
+    core = Scheduler(Config(), policy)
+    register = cluster(core)
+    placed = [register(number)[0] for number in range(NODES)]
+    late = [register(number)[0] for number in range(NODES, NODES + 40)]
+    policy.asked = 0
+
+    core.handle(i.EndJob(placed[0], "ann"), 3)
+    at_a_time = [policy.asked]
+    while core.deadline() <= 3:
+        policy.asked = 0
+        core.handle(i.Tick(), 3)
+        at_a_time.append(policy.asked)
+
+    assert list(core.state.waiting) == late[1:]
+    assert max(at_a_time) <= 6
+    # the first takes nodes that no group had, so the others are tried once more
+    assert sum(at_a_time) == len(late) + len(late) - 1
+
+
+def test_a_newcomer_is_tried_alone_where_nothing_else_has_changed():
+    policy = Counting(max_group=1)
+    core = Scheduler(Config(), policy)
+    register = cluster(core)
+    for number in range(NODES + 40):
+        register(number)
+    policy.asked = 0
+    register(1_000)
+    assert policy.asked == 1
+    register(1_000 + 10**6)
+    assert policy.asked == 2
+    assert core.deadline() > 2
