@@ -290,7 +290,7 @@ class Explainer:
         if group.dispatch is not Dispatch.WHEEL:
             ahead: dict[SlotId, Slot] = {}
             for node in rotation.nodes_of(state, group, slot.job, slot.phase):
-                for other in rotation.line(state, group, node, self._c.soft.awaited):
+                for other in rotation.line(state, group, node, self._c.soft.awaited, self._c.now):
                     if other.id == slot.id:
                         break
                     ahead[other.id] = other

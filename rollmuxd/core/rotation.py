@@ -14,6 +14,7 @@ next is the first in the line that claims it, so the first of all is next on all
 """
 
 from collections.abc import Container, Iterator
+from itertools import product
 from typing import Final
 
 from msgspec import Struct
@@ -94,7 +95,7 @@ class Rotation:
                 head, least = index, turn
         return head
 
-    def line(self, state: State, group: Group, node: NodeId, absent: Container[SlotId]) -> list[Slot]:
+    def line(self, state: State, group: Group, node: NodeId, absent: Container[SlotId], now: Millis) -> list[Slot]:
         """The requests that wait for a node, the first comer first; by credit, who has least of it.
 
         Without those of ``absent``, of paused jobs, and for nodes that are out: nobody waits for them.
@@ -111,7 +112,7 @@ class Rotation:
                 waiting.append(slot)
         waiting.sort(key=lambda slot: (slot.queued_at, len(slot.id), slot.id))
         if group.dispatch is Dispatch.CREDIT:
-            waiting.sort(key=lambda slot: _standing(state.jobs[slot.job], slot, state.at))
+            waiting.sort(key=lambda slot: _standing(state.jobs[slot.job], slot, now))
         return waiting
 
     def before(self, state: State, group: Group, index: int) -> Iterator[Visit]:
@@ -136,8 +137,30 @@ def _standing(job: Job, slot: Slot, now: Millis) -> tuple[bool, bool, Millis]:
     not wait until the others have as much.
     """
     slo = job.spec.slo if job.spec.slo is not None and job.promised else PROMISED_NOTHING
-    patient = now - slot.queued_at < PATIENCE * (solo_ms(job) or 0)
-    return not job.guarded, patient, ahead_ms(job, slo, now)
+    return not job.guarded, now < patient_until(job, slot), ahead_ms(job, slo, now)
+
+
+def patient_until(job: Job, slot: Slot) -> Millis:
+    """When a request has waited for so long that it goes before jobs with less credit."""
+    return slot.queued_at + PATIENCE * (solo_ms(job) or 0)
+
+
+def overtakes_at(state: State, slots: list[Slot], now: Millis) -> Millis | None:
+    """When one of these requests may go before another by credit, though nothing else happens; None: never.
+
+    Its job has waited for very long then; or the other has not begun its first iteration, and loses no credit.
+    """
+    jobs = [state.jobs[slot.job] for slot in slots]
+    times = [until for job, slot in zip(jobs, slots, strict=True) if now < (until := patient_until(job, slot))]
+    begun = [job.progress.iteration_from is not None for job in jobs]
+    if not all(begun) and any(begun):
+        ranks = [_standing(job, slot, now) for job, slot in zip(jobs, slots, strict=True)]
+        lose = [rank for rank, has in zip(ranks, begun, strict=True) if has]
+        keep = [rank for rank, has in zip(ranks, begun, strict=True) if not has]
+        for mine, theirs in product(lose, keep):
+            if mine[:2] == theirs[:2] and mine[2] >= theirs[2]:
+                times.append(now + max(1, mine[2] - theirs[2]))
+    return min(times, default=None)
 
 
 def find_phase(state: State, job: JobId, name: str) -> PhaseSpec | None:

@@ -23,7 +23,7 @@ from rollmuxd.core.model import (
     StateStatus,
     Visit,
 )
-from rollmuxd.core.rotation import find_phase
+from rollmuxd.core.rotation import find_phase, overtakes_at
 
 #: nodes on which nothing can be started, for who knows how long
 OUT = (NodeStatus.OCCUPIED, NodeStatus.DRAINING, NodeStatus.DRAINED, NodeStatus.QUARANTINED, NodeStatus.LOST)
@@ -44,6 +44,11 @@ def dispatch(c: Cycle, group: GroupId | None) -> None:
             job = c.state.jobs[name]
             if job.queued is not None and job.slot is None and job.status in SERVED and not at_boundary(c, job):
                 moved = advance(c, known, job, c.state.slots[job.queued]) or moved
+    if known.dispatch is Dispatch.CREDIT:
+        waiting = [c.state.slots[job.queued] for job in map(c.state.jobs.__getitem__, known.jobs) if job.queued]
+        due = overtakes_at(c.state, waiting, c.now) if len(waiting) > 1 else None
+        if due is not None:
+            c.soft.at(due, "dispatch", known.id)
 
 
 def at_boundary(c: Cycle, job: Job) -> bool:
@@ -96,7 +101,7 @@ def next_on(c: Cycle, group: Group, node: NodeId) -> int | None:
     """The wheel index of the visit that is next on a node; None: nobody's is."""
     if group.dispatch is Dispatch.WHEEL:
         return c.rotation.head(c.state, group, node)
-    line = c.rotation.line(c.state, group, node, c.soft.awaited)
+    line = c.rotation.line(c.state, group, node, c.soft.awaited, c.now)
     visits = [c.rotation.visit_of(c.state, group, slot.job, slot.phase) for slot in line]
     if not visits or visits[0] is None:
         return None

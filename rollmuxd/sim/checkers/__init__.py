@@ -66,7 +66,6 @@ class Witness(Slots, Moving, Orders, Liveness):
                 heard[kind](self, fact)
             if kind in booked:
                 booked[kind](self, fact)
-            self.told_at = fact.at
         if decision.effects or self.untold:
             self.every_order_is_told_once(decision.effects)
         if self.closed:

@@ -74,8 +74,6 @@ class Credit(Books):
     def __init__(self, config: Config, *, cap: int | None = None, excused_ms: Millis = 0) -> None:
         super().__init__(config, cap=cap, excused_ms=excused_ms)
         self.accounts: dict[JobId, Account] = {}
-        #: when the last thing was told: waits are counted until then
-        self.told_at: Millis = 0
 
     def who_is_least_ahead_goes_first(self, name: SlotId, asked: Asked, party: Party, stay: Stay) -> None:
         """In a line by credit nobody goes ahead who has more of it than another who waits for one of his nodes.
@@ -123,8 +121,8 @@ class Credit(Books):
         if takes is None:
             return None
         promised = spec.slo if spec.slo is not None and account.promised else PROMISED_NOTHING
-        patient = self.told_at - asked.queued_at < PATIENCE * takes
-        ahead = account.ahead_ms(promised, self.told_at)
+        patient = self.now - asked.queued_at < PATIENCE * takes
+        ahead = account.ahead_ms(promised, self.now)
         return not account.guarded, patient, ahead, asked.queued_at, len(name), name
 
     # ---- what facts tell ---------------------------------------------------------------------------------------------
