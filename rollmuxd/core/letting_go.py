@@ -26,6 +26,7 @@ from rollmuxd.core.model import (
     SlotStatus,
     StateStatus,
 )
+from rollmuxd.core.reach import is_older
 from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.shares import use_of
 from rollmuxd.core.state import state_key
@@ -356,7 +357,10 @@ def is_of_use(c: Cycle, job: Job, old: JobState) -> bool:
     if old.run != job.run:
         return False
     if waits_with_its_state(job):
-        return True
+        newest = (c.state.states.get(state_key(job.id, old.pool, name)) for name in job.newest.get(old.pool, ()))
+        return not is_older(job, old) or any(
+            it is not None and it.status not in (StateStatus.PARKED, StateStatus.GONE) for it in newest
+        )
     if old.pool in job.newest:
         return job.has_place and old.node in job.newest[old.pool]
     here = [c.state.states.get(state_key(job.id, old.pool, name)) for name in job.pins.get(old.pool, ())]

@@ -28,6 +28,7 @@ from rollmuxd.core.letting_go import (
     look,
     settle,
     take_away,
+    waits_with_its_state,
 )
 from rollmuxd.core.model import (
     Job,
@@ -285,6 +286,7 @@ def end(c: Cycle, job: Job) -> None:
 
 def tidy(c: Cycle, job: Job) -> None:
     """Have what is parked on old nodes discarded once it is of no use; and say so when nothing is left on one."""
+    left = False
     for name in tuple(job.left):
         node = c.state.nodes[name]
         for key in states_on(c, job, [name]):
@@ -295,8 +297,10 @@ def tidy(c: Cycle, job: Job) -> None:
         if gone and not any(gpu.stain == job.id for gpu in node.gpus.values()):
             c.fact(f.NodeLeft(c.now, job.id, name))
             drained_if_empty(c, node)
+            left = True
     if not job.left:
         settle(c, job)
+    if not job.left or (left and waits_with_its_state(job)):  # it may be placed where it had an older copy
         admit(c)
 
 
@@ -350,11 +354,12 @@ def regroup(c: Cycle, key: str) -> None:
 def plan(c: Cycle, move: Move) -> None:
     """Write the intention down: from now on what it needs there is the job's."""
     job, placed = c.state.jobs[move.job], move.placed
+    group = placed.group or c.state.next_id("g")
     c.fact(
         f.MovePlanned(
             c.now,
             job.id,
-            placed.group or c.state.next_id("g"),
+            group,
             placed.pins,
             placed.wheel,
             move.why,
@@ -370,6 +375,7 @@ def plan(c: Cycle, move: Move) -> None:
         )
     )
     advance(c, job)
+    dispatch(c, group)  # its visits there are passed until it comes
 
 
 def refused(c: Cycle, move: Move, *, guarded: bool = False) -> str:

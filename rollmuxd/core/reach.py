@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.fold.pins import follow
-from rollmuxd.core.model import HostId, Job, Movable, Node, NodeId, NodeStatus, PoolName, StateStatus
+from rollmuxd.core.model import HostId, Job, JobState, Movable, Node, NodeId, NodeStatus, PoolName, StateStatus
 from rollmuxd.core.policy import Placed
 from rollmuxd.core.state import State, state_key
 
@@ -25,6 +25,9 @@ Pins = dict[PoolName, tuple[NodeId, ...]]
 
 def out_of_reach(c: Cycle, job: Job, pins: Pins) -> str:
     """Why a job cannot have its states on those nodes, from where they are; empty: it can."""
+    for pool, name in _older_copies(c, job):
+        if name in pins.get(pool, ()):
+            return f"an older copy of its {pool} state is still on node {name}"
     for name, pool in _its_nodes(c, job):
         if name not in pins.get(pool, ()) and any(name in names for names in pins.values()):
             return f"node {name} is or was its for pool {pool}, and would be used for another one"
@@ -35,6 +38,12 @@ def _its_nodes(c: Cycle, job: Job) -> Iterator[tuple[NodeId, PoolName]]:
     """The nodes where a job sits, and those where it has a state; for which pool."""
     yield from ((name, pool) for pool, names in job.pins.items() for name in names)
     yield from ((c.state.states[key].node, c.state.states[key].pool) for key in job.states)
+
+
+def _older_copies(c: Cycle, job: Job) -> set[tuple[PoolName, NodeId]]:
+    """Where a job that fell back has what it must not load there, as it would be the wrong part."""
+    states = [c.state.states[key] for key in job.states] if job.fell_back else []
+    return {(it.pool, it.node) for it in states if it.status is not StateStatus.GONE and is_older(job, it)}
 
 
 def _too_far(c: Cycle, job: Job, pins: Pins) -> str:
@@ -61,6 +70,12 @@ def _parts(c: Cycle, job: Job, pool: PoolName) -> list[NodeId]:
         return list(newest)
     known = ((name, c.state.states.get(state_key(job.id, pool, name))) for name in newest)
     return [name for name, it in known if it and it.run == job.run and it.status is not StateStatus.GONE]
+
+
+def is_older(job: Job, kept: JobState) -> bool:
+    """Whether a state is a copy of a part that the job has, or had, newer elsewhere: of which part is not known."""
+    newest = job.newest.get(kept.pool, ())
+    return len(newest) > 1 and kept.node not in newest
 
 
 def place(c: Cycle, job: Job, state: State) -> Placed | None:
@@ -98,7 +113,11 @@ def within_reach(c: Cycle, job: Job, state: State) -> State:
     for name, pool in _its_nodes(c, job) if not job.spec.colocate else ():
         has.setdefault(name, set()).add(pool)
 
+    older = _older_copies(c, job)
+
     def reaches(name: NodeId, pool: PoolName) -> bool:
+        if (pool, name) in older:
+            return False
         return pool not in wanted or (name in offered.get(pool, (name,)) and pool in has.get(name, (pool,)))
 
     pools = {it.id: tuple(pool for pool in it.pools if reaches(it.id, pool)) for it in state.nodes.values()}
