@@ -21,7 +21,7 @@ from rollmuxd.core.letting_go import (
     take_away,
     watch,
 )
-from rollmuxd.core.model import Job, JobState, Order, OrderKind, OrderStatus, SlotStatus, StateStatus
+from rollmuxd.core.model import Job, JobState, Node, Order, OrderKind, OrderStatus, SlotStatus, StateStatus
 from rollmuxd.core.moving import fall_back
 from rollmuxd.core.state import state_key
 from rollmuxd.core.turns import dispatch, grant_if_loaded
@@ -63,13 +63,18 @@ def after_order(c: Cycle, job: Job, order: Order) -> None:
     group = job.group
     node = c.state.nodes[order.node]
     drained_if_empty(c, node)
+    settle_on(c, node, job)
+    dispatch(c, group)
+    after_departure(c, job)
+
+
+def settle_on(c: Cycle, node: Node, job: Job) -> None:
+    """Settle the jobs on a node, this one last: what was seen may be the last that another waited for."""
     for name in list(node.pinned):
-        if name != job.id:  # what was seen afterwards may be the last that it waited for
+        if name != job.id:
             settle(c, c.state.jobs[name])
             after_departure(c, c.state.jobs[name])
     settle(c, job)
-    dispatch(c, group)
-    after_departure(c, job)
 
 
 def open_order(c: Cycle, name: str) -> Order | None:
@@ -160,6 +165,6 @@ def fault(c: Cycle, order: Order, reason: str) -> None:
     # nobody else looks where all GPUs are clear: at an order without a word, or at what is left of who sits nowhere
     if order.status is OrderStatus.LOST_CONTACT or not job.pins:
         watch(c, node)
-    settle(c, job)
+    settle_on(c, node, job)
     dispatch(c, group)
     after_departure(c, job)

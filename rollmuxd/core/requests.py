@@ -178,6 +178,8 @@ def release(c: Cycle, ask: i.ReleaseSlot) -> Answer:
     for node in nodes_of(c, job):
         if slot.status is SlotStatus.OVER and not may_still_fill(c, node, job.id) and len(node.pinned) > 1:
             expect_clear(c, node, job, f"after {job.spec.name} released them")
+            for name in [name for name in node.pinned if name != job.id]:  # it may be the last that it waited for
+                settle(c, c.state.jobs[name])
         drained_if_empty(c, node)
     next_slot, refused = next_request(c, job, slot, ask)
     group = job.group
@@ -236,6 +238,7 @@ def shrink(c: Cycle, ask: i.ShrinkSlot) -> Answer:
     c.fact(f.SlotShrunk(c.now, slot.id, kept))
     see_gpus(c, ask.seen)
     for node in nodes_of(c, c.state.jobs[slot.job]):
+        drained_if_empty(c, node)
         watch(c, node)
     dispatch(c, c.state.jobs[slot.job].group)
     return Answer(slot=slot.id)
@@ -253,6 +256,7 @@ def revoke(c: Cycle, ask: i.RevokeSlot) -> Answer:
         return Answer(slot=slot.id, repeated=True)
     else:
         raise Conflict(f"slot {slot.id} is {slot.status}: there is nothing to revoke")
+    settle(c, job)
     dispatch(c, job.group)
     return Answer(slot=slot.id)
 
@@ -268,4 +272,5 @@ def give_up(c: Cycle, slot: SlotId) -> None:
         drop_requests(c, job, reason)
     else:
         revoke_held(c, known, by="re-attach time", reason=reason)
+    settle(c, job)
     dispatch(c, job.group)

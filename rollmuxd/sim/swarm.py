@@ -33,6 +33,7 @@ from rollmuxd.core.model import (
 from rollmuxd.core.observe import Watch
 from rollmuxd.core.policy import Policy
 from rollmuxd.sim.baselines import CONTENDERS
+from rollmuxd.sim.checkers.rest import Rest
 from rollmuxd.sim.contender import Contender, InWheelOrder, Woven
 from rollmuxd.sim.faults import DaemonDied, Faults
 from rollmuxd.sim.fluid import WORK
@@ -63,6 +64,8 @@ SHARED_HOSTS, NEAR, BOTH_POOLS, WIDE = 0.25, 0.6, 0.2, 0.15
 #: the share of histories in which backends start processes, and of their jobs those whose they start
 LAUNCHES, LAUNCHED = 0.3, 0.7
 DRIVER: Final = "sim"
+#: inputs between two looks whether the state is at rest; at each it would take as long as all the rest
+REST_EVERY: Final = 3
 #: attempts at making a failing history smaller
 ATTEMPTS: Final = 400
 
@@ -389,6 +392,7 @@ def run(history: History) -> World:
     if history.follows:
         contender = Replanned(contender, drift_enough=2, drift_window=3, replan_every_ms=20_000)
     world = World(history.workload, contender, history.seed, WORK, faults=faults)
+    world.rest = Rest(REST_EVERY)
     for act in history.acts:
         world.kernel.at(act.at_ms, _act, world, act)
     world.run()

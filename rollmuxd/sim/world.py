@@ -45,6 +45,7 @@ from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State, state_key
 from rollmuxd.sim.checkers import Witness
+from rollmuxd.sim.checkers.rest import Rest
 from rollmuxd.sim.contender import Contender
 from rollmuxd.sim.faults import DaemonDied, Faults, Trouble
 from rollmuxd.sim.fluid import WORK
@@ -78,7 +79,7 @@ LAUNCHES: dict[str, int] = {
 }
 #: who is started again by every move has to come to the end of an iteration between two
 MOVE_RELAUNCHED_MS = 900_000
-#: inputs between two checks of every invariant over the whole state; the witness checks at each
+#: inputs between two checks of every invariant over the whole state, and that it is at rest; the witness checks at each
 CHECK_EVERY = 2_000
 #: time after the last job's end in which everything is to be cleared away
 SETTLE_MS = 3_600_000
@@ -198,6 +199,7 @@ class World:
         self.core = Scheduler(self.config, policy)
         excused_ms = faults.longest_ms if faults is not None else 0
         self.witness = Witness(self.config, cap=getattr(policy, "max_group", None), excused_ms=excused_ms)
+        self.rest = Rest(CHECK_EVERY)
         self.meter = Meter(workload, self.inventory.pool_of)
         self.listeners, self.hear, self.progress = list(listeners), hear, progress
         self.outcome = Outcome(contender.name, workload.name, seed, "phase", accounting)
@@ -304,6 +306,7 @@ class World:
         trouble = self.trouble
         if trouble is not None and trouble.doomed and trouble.daemon_dies_of(given):
             raise DaemonDied
+        self.rest.look(self.core, self.kernel.now, given)
         decision = self.core.handle(given, self.kernel.now)
         self.keep(given, decision)
         heeded = self._heeded
@@ -324,6 +327,7 @@ class World:
         facts = decision.facts
         self.last.extend(facts)
         self.witness.hear(now, given, decision)
+        self.rest.hear(decision)
         for listener in self.listeners:
             listener.hear(now, given, decision, self.core.state)
         if not facts:
