@@ -15,9 +15,11 @@ What is dear is said by the **objective**:
   their full price when they are scarce; what is left to be won is progress.
 
 What a plan cannot say (times not known yet, nodes by name or by GPUs, pools that share nodes) goes by the paper's
-rule, of which this is a kind.
+rule, of which this is a kind. With ``throughput`` such a job goes where it disturbs least instead: free nodes first,
+then the nodes that have the fewest jobs.
 """
 
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import combinations
 from math import inf
@@ -57,7 +59,18 @@ from rollmuxd.core.model import (
     NodeStatus,
     PoolName,
 )
-from rollmuxd.core.placement import TIGHT_SLO, Candidate, Miss, RollMux, Shape, enough, may_share
+from rollmuxd.core.placement import (
+    TIGHT_SLO,
+    Candidate,
+    Miss,
+    RollMux,
+    Shape,
+    enough,
+    free_nodes,
+    may_share,
+    price_of_pins,
+    subsets,
+)
 from rollmuxd.core.policy import Move, Placed, Replan
 from rollmuxd.core.state import State
 from rollmuxd.core.wheel import Binding, Bound, Leg, binding, borne
@@ -159,7 +172,7 @@ class Loom(RollMux):
         """Where the group's value grows by least; a tie keeps an existing group, the fullest."""
         need = need_of(job, promised=job.spec.slo is not None)
         if need is None:
-            return super().place(state, job)
+            return self._unplanned(state, job)
         planner, free = self._planner(state), free_by_pool(state)
         alone = self._isolated(state, job)
         if alone is not None and job.spec.slo is None:
@@ -167,7 +180,41 @@ class Loom(RollMux):
         joined = self._join(state, planner, free, job, need, waits=alone is None)
         if alone is not None and (joined is None or planner.alone(need).value < joined[0]):
             return self._placed(state, Shape(job, ()), alone)
-        return super().place(state, job) if joined is None else joined[1]
+        return self._unplanned(state, job) if joined is None else joined[1]
+
+    def _unplanned(self, state: State, job: Job) -> Placed | None:
+        """The place of a job that no plan can say: by the paper's rule, or where it disturbs least."""
+        if self.objective != "throughput":
+            return super().place(state, job)
+        shape = Shape(job, self.whole_pools)
+        best = self._isolated(state, job) or self._first(state, shape, iter(self._least_crowded(state, shape)))
+        return None if best is None else self._placed(state, shape, best)
+
+    def _least_crowded(self, state: State, shape: Shape) -> list[Candidate]:
+        """Places in groups: those where the most crowded node has the fewest jobs first, then the smallest groups."""
+        groups = [it for it in state.groups.values() if self._worth_trying(state, shape, it)]
+        found: list[tuple[int, int, int, Candidate]] = []
+        for group in groups:
+            if not may_share(state, shape.job, group):
+                continue
+            jobs = [state.jobs[name] for name in (*group.jobs, *group.coming)]
+            there = Counter(node for it in jobs for pins in state.pins_in(it, group.id).values() for node in {*pins})
+            for place in (*self._beside(state, shape.job, group), *self._packings(state, shape.job, group)):
+                crowd = max(there[node] for nodes in place.pins.values() for node in nodes)
+                found.append((crowd, len(jobs), len(found), place))
+        return [place for *_, place in sorted(found)]
+
+    def _beside(self, state: State, job: Job, group: Group) -> Iterator[Candidate]:
+        """Free nodes of the pools that have enough of them, beside nodes of the group's in the others."""
+        wants = job.spec.wants
+        if job.spec.colocate or any(want.named for want in wants) or not self.bears(state, group.id):
+            return
+        bought = [want for want in wants if free_nodes(state, job, [want])]
+        pins = free_nodes(state, job, bought) if bought else None
+        if pins:
+            used_for = self._summary(state, group).used_for
+            for rest in subsets(state, [want for want in wants if want not in bought], used_for, set()):
+                yield Candidate(group, {**rest, **pins}, "scaling", price_of_pins(state, pins))
 
     def _join(
         self,
@@ -272,7 +319,7 @@ class Loom(RollMux):
 
     def _borne_order(
         self, state: State, group: Group, sitting: Sitting, job: Job, need: Need, plan: Plan, pins: Pins
-    ) -> tuple[int, ...] | None:
+    ) -> tuple[tuple[int, int], ...] | None:
         """The plan's order, as it is or beginning with the job: that in which everybody bears the first turns.
 
         By what he has in hand, and at once; who is not judged yet, by the time that he is.
@@ -280,7 +327,10 @@ class Loom(RollMux):
         if self.dispatch is Dispatch.CREDIT:
             return plan.order  # nobody goes by it
         legs = [
-            [Leg(it.job, tuple(n for pool in pools for n in mine[pool]), took, gap) for pools, took, gap in it.phases]
+            [
+                Leg(it.job, tuple(n for pool in pools for n in mine[pool]), took, gap, phase)
+                for phase, (pools, took, gap) in enumerate(it.phases)
+            ]
             for it, mine in zip(plan.needs, (*sitting.pins, pins), strict=True)
         ]
         bounds = {}
@@ -289,10 +339,10 @@ class Loom(RollMux):
                 credit, left = credit_ms(known) or 0, JUDGED_AFTER - known.progress.finished
                 bounds[it.job] = Bound(it.limit_ms, credit if left > 0 else max(0, credit), max(1, left))
         each = {it.job: len(it.phases) for it in plan.needs}
-        first = plan.order.index(len(plan.needs) - 1)
+        first = plan.order.index((len(plan.needs) - 1, 0))
         before = [leg for leg in self._summary(state, group).legs if leg.job in each]
         for order in dict.fromkeys((plan.order, plan.order[first:] + plan.order[:first])):
-            if borne(before, [leg for place in order for leg in legs[place]], each, bounds):
+            if borne(before, [legs[place][phase] for place, phase in order], each, bounds):
                 return order
         return None
 
@@ -315,9 +365,8 @@ class Loom(RollMux):
     ) -> Placed:
         """A plan's last job, as a placement; ``members`` are the plan's jobs."""
         once = () if group is None else tuple(PlannedVisit(v.job, v.phase, True) for v in group.wheel if v.once)
-        phases = {name: [phase.name for phase in state.jobs[name].spec.phases] for name in members if name != job.id}
-        phases[job.id] = [phase.name for phase in job.spec.phases]
-        visits = (PlannedVisit(members[at], phase) for at in plan.order for phase in phases[members[at]])
+        phases = [(job if name == job.id else state.jobs[name]).spec.phases for name in members]
+        visits = (PlannedVisit(members[at], phases[at][phase].name) for at, phase in plan.order)
         return Placed(
             group=None if group is None else group.id,
             pins={want.pool: pins[want.pool] for want in job.spec.wants},
@@ -359,9 +408,8 @@ class Loom(RollMux):
         plan = planner.fit_named(pins)
         if plan is None:
             return stands
-        phases = {name: [phase.name for phase in state.jobs[name].spec.phases] for name in sitting.jobs}
-        members = (sitting.jobs[at] for at in plan.order)
-        wheel = tuple(PlannedVisit(name, phase) for name in members for phase in phases[name])
+        phases = [state.jobs[name].spec.phases for name in sitting.jobs]
+        wheel = tuple(PlannedVisit(sitting.jobs[at], phases[at][phase].name) for at, phase in plan.order)
         return Replan(plan.period_ms, wheel=wheel)
 
     def binding(self, state: State, group: GroupId) -> Binding | None:

@@ -4,8 +4,9 @@ A **plan** says how often each job goes round in a turn (its rate), which nodes 
 the iterations follow each other. Round robin is among the candidates, being the one in which every rate is 1. The
 search (research/policy.md section 5): some job goes round 1 to 8 times in a turn, the others as often as their bounds
 then ask for; each pool's nodes are filled to that turn, as few as will do; then a few orders in which every job's
-iterations are spread evenly are tried, until one is certified (:mod:`~rollmuxd.core.wheel`). Counts matter, orders
-hardly ever do.
+iterations are spread evenly are tried, until one is certified (:mod:`~rollmuxd.core.wheel`). Counts matter; orders of
+iterations hardly ever do. Where phases are over several pools, the pipelined order of phases is tried as well, and the
+shorter turn is taken.
 
 Nodes are numbers here, counted per pool: those that a group has (``seats``), then those that it would take. Whoever is
 seated stays where he sits. The same search serves an arrival (all but one are seated), a set of jobs as such (nobody
@@ -25,7 +26,7 @@ from typing import Final, TypeAlias, TypeVar
 from rollmuxd.core.loom_fill import Filled, Filling, orders
 from rollmuxd.core.loom_words import Need, Pins, Plan, Room, Seats, numbered
 from rollmuxd.core.model import Millis, PoolName
-from rollmuxd.core.wheel import Step, settles, settles_narrow
+from rollmuxd.core.wheel import Step, pipelined, settles, settles_narrow, spanning
 
 #: iterations of one job in a turn, and of all of them, at most (more is hardly ever of use: research 2.2)
 MOST_ROUNDS, MOST_TOKENS = 8, 24
@@ -104,7 +105,7 @@ class Planner:
             needs=(need,),
             seats=({pool: tuple(range(width)) for pool, width in need.widths},),
             nodes=dict(need.widths),
-            order=(0,),
+            order=tuple((0, phase) for phase in range(len(need.phases))),
             period_ms=need.solo_ms,
             price=price,
             value=price - self.mu * self.worth(need),
@@ -265,6 +266,8 @@ class _Tries:
         self.wide = {pool: [widths.get(pool, 0) for widths in self.widths] for pool in self.pools}
         self.most = {pool: self._most(pool) for pool in self.pools}
         self.worth = [planner.worth(need) for need in needs]
+        #: by job: which of its phases claim another's pools, and more
+        self.spans = [spanning([pools for pools, _, _ in need.phases]) for need in needs]
 
     def best(self, below: float = inf) -> Generator[None, None, Plan | None]:
         """Candidates by what they could at best be worth, until one is certified that no later one can beat."""
@@ -403,11 +406,17 @@ class _Tries:
         narrow = all(len(nodes) == 1 for steps in mine for _, nodes, _, _ in steps)
         slim = [[(place, nodes[0], took, gap) for place, nodes, took, gap in steps] for steps in mine if narrow]
         for order in orders(counts, narrow=narrow):
+            visits = [(place, phase) for place in order for phase in range(len(mine[place]))]
             if narrow:
                 settled = partial(settles_narrow, [step for place in order for step in slim[place]], clocks)
             else:
-                settled = partial(settles, [step for place in order for step in mine[place]], clocks)
+                settled = partial(settles, [mine[place][phase] for place, phase in visits], clocks)
             period = self._period(settled, counts, low, turn)
+            other = [] if narrow or period == low else pipelined(order, self.spans)
+            if other:
+                settled = partial(settles, [mine[place][phase] for place, phase in other], clocks)
+                shorter = self._period(settled, counts, low, turn if period is None else period - 1)
+                period, visits = (period, visits) if shorter is None else (shorter, other)
             if period is not None:
                 price = sum(nodes[pool] * self.rooms[pool].price for pool in self.pools)
                 return Plan(
@@ -417,7 +426,7 @@ class _Tries:
                         for place in range(len(self.needs))
                     ),
                     nodes=nodes,
-                    order=order,
+                    order=tuple(visits),
                     period_ms=period,
                     price=price,
                     value=price - self._progress(counts, period),

@@ -55,8 +55,8 @@ class Plan(Struct, frozen=True):
     seats: tuple[dict[PoolName, tuple[int, ...]], ...]
     #: nodes per pool
     nodes: dict[PoolName, int]
-    #: iterations of one turn, as places among ``needs``
-    order: tuple[int, ...]
+    #: the visits of one turn: a place among ``needs``, and the number of a phase
+    order: tuple[tuple[int, int], ...]
     period_ms: Millis
     #: dollars per hour
     price: float
@@ -65,7 +65,7 @@ class Plan(Struct, frozen=True):
 
     def rate(self, place: int) -> int:
         """Iterations of a member in one turn."""
-        return self.order.count(place)
+        return self.order.count((place, 0))
 
 
 def numbered(

@@ -43,7 +43,7 @@ from rollmuxd.core.model import (
 from rollmuxd.core.policy import Move, Placed, Refusal, Replan, Verdict
 from rollmuxd.core.shares import over_its_nodes
 from rollmuxd.core.state import State, leaves_mb
-from rollmuxd.core.wheel import Leg, certified, closed_form_is_exact, period_ms
+from rollmuxd.core.wheel import Leg, certified, closed_form_is_exact, period_ms, pipelined, spanning
 
 #: subsets of a group's rollout nodes that are tried for one job, at most
 SUBSETS_TRIED = 64
@@ -58,6 +58,9 @@ class Summary(Struct, frozen=True):
 
     version: int
     legs: tuple[Leg, ...]
+    #: each member's cycle, in the order in which they begin; none where a member goes round several times in a turn.
+    #: A phase whose time is not known takes no time here
+    cycles: tuple[tuple[Leg, ...], ...]
     #: load per node and turn
     load: dict[NodeId, Millis]
     #: the longest job alone (T_cycle), and the load of the busiest node (T_load), per turn
@@ -154,7 +157,7 @@ class RollMux:
 
     def _scaled(self, state: State, shape: "Shape", groups: list[Group]) -> Candidate | None:
         """The first group that does with further rollout nodes; these are the same for every group."""
-        more = _free_nodes(state, shape.job, self._parts(shape.job))
+        more = free_nodes(state, shape.job, self._parts(shape.job))
         candidates = (c for group in groups for c in self._scaling(state, shape.job, group, more))
         return self._first(state, shape, candidates)
 
@@ -237,7 +240,7 @@ class RollMux:
             text = f"pool {want.pool} has {len(free)} free nodes, and a group of its own needs {needed} there"
             reasons.append(Reason("no_free_nodes", text, {"pool": want.pool, "free": len(free)}))
             wishes.append("" if want.gpus else f"{want.nodes - len(free)} more free {want.pool} node(s)")
-        if _free_nodes(state, job, others) is None:
+        if free_nodes(state, job, others) is None:
             text = "of the free nodes, not enough have the RAM for its parked states on their hosts, or they overlap"
             reasons.append(Reason("no_ram", text))
         elif wishes and all(wishes) and not any(want.named for want in job.spec.wants):
@@ -267,7 +270,7 @@ class RollMux:
         return bool(most) and owner is not None and len(owner.nodes) + wanted > (most or 0)
 
     def _why_too_many_alone(self, state: State, job: Job) -> list[Reason]:
-        pins = _free_nodes(state, job, [want for want in job.spec.wants if not want.named], {})
+        pins = free_nodes(state, job, [want for want in job.spec.wants if not want.named], {})
         miss = None if pins is None else self._miss_nodes(state, job, Candidate(None, pins, "isolated", 0.0))
         return [] if miss is None else [miss.reason]
 
@@ -319,12 +322,12 @@ class RollMux:
             return
         parts = [want for want in self._parts(job) if want.pool not in named]
         fixed = {**whole, **named}
-        ways = list(_subsets(state, parts, used_for, {node for nodes in fixed.values() for node in nodes}))
+        ways = list(subsets(state, parts, used_for, {node for nodes in fixed.values() for node in nodes}))
         if len(ways) > 1:  # they cost the same, so the least busy nodes come first: everybody's turn is shortest there
             load = self._summary(state, group).load
             ways.sort(key=lambda pins: max((load[name] for nodes in pins.values() for name in nodes), default=0))
         for pins in ways:
-            yield Candidate(group, {**fixed, **pins}, "packing", _price(state, named))
+            yield Candidate(group, {**fixed, **pins}, "packing", price_of_pins(state, named))
 
     def _scaling(
         self, state: State, job: Job, group: Group, more: dict[PoolName, tuple[NodeId, ...]] | None
@@ -334,7 +337,7 @@ class RollMux:
             return
         whole = self._whole(state, job, group)
         if whole:
-            yield Candidate(group, {**whole, **more}, "scaling", _price(state, more))
+            yield Candidate(group, {**whole, **more}, "scaling", price_of_pins(state, more))
 
     def _colocated(
         self, state: State, job: Job, group: Group, whole: dict[PoolName, tuple[NodeId, ...]]
@@ -351,10 +354,10 @@ class RollMux:
         """Free nodes of its own, those it sat on before first, then the cheapest."""
         named = _named_nodes(state, job, None)
         rest = [want for want in job.spec.wants if not want.named]
-        pins = None if named is None else _free_nodes(state, job, rest, named)
+        pins = None if named is None else free_nodes(state, job, rest, named)
         if pins is None:
             return None
-        candidate = Candidate(None, pins, "isolated", _price(state, pins))
+        candidate = Candidate(None, pins, "isolated", price_of_pins(state, pins))
         shape = Shape(job, self.whole_pools)
         nodes = [name for names in pins.values() for name in names]
         moves = job.spec.park is Park.AT_RELEASE or len(set(nodes)) < len(nodes)
@@ -371,7 +374,8 @@ class RollMux:
         if group is None or self._too_slow_ms(state, shape, candidate) is None:
             return short
         summary = self._summary(state, group)
-        slow = _slo_miss(state, shape, summary, group, self._period_ms((*summary.legs, *shape.legs(candidate.pins))))
+        period = self._period_ms(self._joined(summary, shape.legs(candidate.pins)))
+        slow = _slo_miss(state, shape, summary, group, period)
         return slow if short is None else Miss(slow.reason)
 
     def _fits(self, state: State, shape: "Shape", candidate: Candidate) -> bool:
@@ -408,11 +412,29 @@ class RollMux:
         if bound > limit:
             return bound
         legs = shape.legs(candidate.pins)
-        return None if self._within(summary, legs, limit) else self._period_ms((*summary.legs, *legs))
+        return None if self._within(summary, legs, limit) else self._period_ms(self._joined(summary, legs))
 
     def _within(self, summary: Summary, legs: tuple[Leg, ...], limit: Millis) -> bool:
         """Whether everybody's iteration stays within the limit when these legs join a group that has room for them."""
-        return (summary.exact and _joins_exactly(summary, legs)) or certified((*summary.legs, *legs), limit)
+        if summary.exact and _joins_exactly(summary, legs):
+            return True
+        if certified((*summary.legs, *legs), limit):
+            return True
+        other = self._pipelined(summary, legs)
+        return bool(other) and certified(other, limit)
+
+    def _joined(self, summary: Summary, legs: tuple[Leg, ...]) -> tuple[Leg, ...]:
+        """The group's wheel with a newcomer: its legs at the end, or all legs pipelined where that turn is shorter."""
+        last, other = (*summary.legs, *legs), self._pipelined(summary, legs)
+        return other if other and self._period_ms(other) < self._period_ms(last) else last
+
+    def _pipelined(self, summary: Summary, legs: tuple[Leg, ...]) -> tuple[Leg, ...]:
+        """All legs in the pipelined order; none where there is no such order, or where requests go as they come."""
+        cycles = (*summary.cycles, legs)
+        if self.dispatch is Dispatch.READY or len(cycles) < 2:
+            return ()
+        order = pipelined(range(len(cycles)), [spanning([leg.nodes for leg in cycle]) for cycle in cycles])
+        return tuple(cycles[job][phase] for job, phase in order)
 
     def _period_ms(self, legs: tuple[Leg, ...]) -> Millis:
         """What everybody's iteration takes in a group of these legs. Another order within groups has another."""
@@ -454,7 +476,7 @@ class RollMux:
         if why:
             return Miss(Reason("shares_not", f"group {group.id} ({names}): {why}", {"group": group.id}))
         misses: list[Miss] = []
-        more = _free_nodes(state, shape.job, self._parts(shape.job))
+        more = free_nodes(state, shape.job, self._parts(shape.job))
         candidates = chain(self._packings(state, shape.job, group), self._scaling(state, shape.job, group, more))
         for candidate in candidates:
             found = self._miss(state, shape, candidate)
@@ -478,17 +500,25 @@ class RollMux:
 
     def _placed(self, state: State, shape: "Shape", candidate: Candidate) -> Placed:
         group, job = candidate.group, shape.job
-        legs = shape.legs(candidate.pins) if shape.solo_ms is not None else ()
-        before: tuple[PlannedVisit, ...] = ()
+        legs = shape.legs(candidate.pins)
+        wheel = [PlannedVisit(job.id, phase.name) for phase in job.spec.phases]
         unknown = shape.solo_ms is None
         if group is not None:
-            before = tuple(PlannedVisit(visit.job, visit.phase, visit.once) for visit in group.wheel)
             summary = self._summary(state, group)
-            legs, unknown = (*summary.legs, *legs), unknown or summary.unknown
+            unknown = unknown or summary.unknown
+            there = [PlannedVisit(visit.job, visit.phase, visit.once) for visit in group.wheel]
+            other = self._pipelined(summary, legs)
+            # without everybody's times nothing is certified, and what is pipelined is hardly ever slower
+            legs = other if unknown else self._joined(summary, legs)
+            if other and legs == other:
+                there = [visit for visit in there if visit.once]
+                jobs = {**state.jobs, job.id: job}
+                wheel = [PlannedVisit(leg.job, jobs[leg.job].spec.phases[leg.phase].name) for leg in legs]
+            wheel = [*there, *wheel]
         return Placed(
             group=None if group is None else group.id,
             pins={want.pool: candidate.pins[want.pool] for want in job.spec.wants},
-            wheel=(*before, *(PlannedVisit(job.id, phase.name) for phase in job.spec.phases)),
+            wheel=tuple(wheel),
             admission=candidate.admission,
             status=JobStatus.PROBING if shape.solo_ms is None else JobStatus.ADMITTED,
             promised=job.spec.slo is not None and shape.solo_ms is not None,
@@ -532,9 +562,9 @@ class Shape:
     def legs(self, pins: dict[PoolName, tuple[NodeId, ...]]) -> tuple[Leg, ...]:
         """The job's legs in a shared group on these nodes."""
         made = []
-        for phase, busy in self.busy:
+        for number, (phase, busy) in enumerate(self.busy):
             nodes = tuple(dict.fromkeys(node for pool in phase.pools for node in pins.get(pool, ())))
-            made.append(Leg(self.job.id, nodes, self.scaled(phase, busy, len(nodes)), phase.gap_ms))
+            made.append(Leg(self.job.id, nodes, self.scaled(phase, busy, len(nodes)), phase.gap_ms, number))
         return tuple(made)
 
 
@@ -597,6 +627,7 @@ def _summarise(state: State, group: Group, whole_pools: tuple[PoolName, ...]) ->
     load: dict[NodeId, Millis] = dict.fromkeys(group.nodes, 0)
     used: dict[PoolName, dict[NodeId, None]] = {}
     own: dict[JobId, dict[str, Leg]] = {}
+    cycles: dict[JobId, tuple[Leg, ...]] = {}
     unknown = False
     for visit in group.wheel:  # who has left the wheel takes no time any more, and was promised nothing that counts
         if visit.job not in own:
@@ -607,13 +638,16 @@ def _summarise(state: State, group: Group, whole_pools: tuple[PoolName, ...]) ->
             shape = Shape(job, whole_pools)
             known = shape.solo_ms is not None
             unknown = unknown or not known
-            names = (phase.name for phase in job.spec.phases)
-            own[visit.job] = dict(zip(names, shape.legs(pins), strict=True)) if known else {}
+            names = [phase.name for phase in job.spec.phases]
+            cycle = shape.legs(pins)
+            cycles[visit.job] = cycle
+            own[visit.job] = dict(zip(names, cycle, strict=True)) if known else {}
         leg = own[visit.job].get(visit.phase)
         if leg is not None:  # a side phase comes once, and is in no plan
             legs.append(leg)
             for node in leg.nodes:
                 load[node] = load.get(node, 0) + leg.busy_ms
+    begins = [visit.job for visit in group.wheel if visit.phase == state.jobs[visit.job].spec.phases[0].name]
     limit: Millis | None = None
     limit_job, longest = None, 0
     rates = {name: rate_of(group, state.jobs[name]) for name, mine in own.items() if mine}
@@ -626,6 +660,7 @@ def _summarise(state: State, group: Group, whole_pools: tuple[PoolName, ...]) ->
     return Summary(
         version=group.version,
         legs=tuple(legs),
+        cycles=tuple(cycles[name] for name in begins) if len(set(begins)) == len(begins) else (),
         load=load,
         longest_ms=longest,
         busiest_ms=max(load.values(), default=0),
@@ -709,7 +744,7 @@ def enough(state: State, want: Want, nodes: Sequence[NodeId]) -> bool:
     return len(nodes) >= want.nodes
 
 
-def _subsets(
+def subsets(
     state: State, parts: list[Want], used_for: dict[PoolName, tuple[NodeId, ...]], taken: set[NodeId]
 ) -> Iterator[dict[PoolName, tuple[NodeId, ...]]]:
     """Ways to put the wanted parts on nodes that the group uses for those pools, in a stable order."""
@@ -721,7 +756,7 @@ def _subsets(
         name for name in used_for.get(first.pool, ()) if name not in taken and _serves(state.nodes[name], first.pool)
     ]
     for chosen in islice(_choices(state, first, here), SUBSETS_TRIED):
-        for others in _subsets(state, rest, used_for, taken | set(chosen)):
+        for others in subsets(state, rest, used_for, taken | set(chosen)):
             yield {first.pool: chosen, **others}
 
 
@@ -740,7 +775,7 @@ def _choices(state: State, want: Want, nodes: list[NodeId]) -> Iterator[tuple[No
             return
 
 
-def _free_nodes(
+def free_nodes(
     state: State, job: Job, wants: list[Want], named: dict[PoolName, tuple[NodeId, ...]] | None = None
 ) -> dict[PoolName, tuple[NodeId, ...]] | None:
     """Free nodes for the wanted pools beside those named, or None. The pool with the fewest chooses first."""
@@ -787,7 +822,7 @@ def _free_colocated(
     ram = sum(spec.ram_mb for spec in job.spec.states if spec.pool in pools)
     one = replace(job.spec, wants=(most,), states=(StateSpec(pool=most.pool, ram_mb=ram),), colocate=False)
     here = replace(state, nodes={n.id: n for n in state.nodes.values() if all(pool in n.pools for pool in pools)})
-    chosen = _free_nodes(here, Job(job.id, job.owner, job.user, one, 0, last_pins=job.last_pins), [most])
+    chosen = free_nodes(here, Job(job.id, job.owner, job.user, one, 0, last_pins=job.last_pins), [most])
     return None if chosen is None else {**named, **dict.fromkeys(pools, chosen[most.pool])}
 
 
@@ -806,7 +841,7 @@ def _node_price(node: Node) -> float:
     return node.price_per_gpu_hour * len(node.gpus)
 
 
-def _price(state: State, pins: dict[PoolName, tuple[NodeId, ...]]) -> float:
+def price_of_pins(state: State, pins: dict[PoolName, tuple[NodeId, ...]]) -> float:
     """Per hour, of the nodes among the pins that nobody uses yet."""
     names = dict.fromkeys(name for nodes in pins.values() for name in nodes)
     return sum(_node_price(state.nodes[name]) for name in names if state.nodes[name].group is None)

@@ -10,7 +10,9 @@ and who cannot go himself skips nobody.
 
 In a group that is dispatched as *ready* there is a line instead: the requests that wait, by when they came, or by
 *credit*: by how much their jobs are ahead of their bounds. A node's
-next is the first in the line that claims it, so the first of all is next on all its nodes.
+next is the first in the line that claims it, so the first of all is next on all its nodes. By credit a request over
+several pools comes before every request over one of them, while all its nodes are free: it is short, and what waits for
+one pool would make the other pool idle.
 """
 
 from collections.abc import Container, Iterator
@@ -33,6 +35,7 @@ from rollmuxd.core.model import (
     PhaseSpec,
     Slot,
     SlotId,
+    SlotStatus,
     Visit,
 )
 from rollmuxd.core.state import State
@@ -41,6 +44,8 @@ from rollmuxd.core.state import State
 PROMISED_NOTHING: Final = 10.0
 #: and who has waited for as long as so many of its iterations take goes before who has less credit
 PATIENCE: Final = 3
+#: slots that have ended, and whose GPUs only have to be parked or seen clear
+ENDED: Final = (SlotStatus.RELEASED, SlotStatus.RECLAIMING)
 
 
 class Projection(Struct):
@@ -51,6 +56,8 @@ class Projection(Struct):
     on: dict[NodeId, tuple[int, ...]]
     #: nodes of each (job, phase)
     nodes: dict[tuple[JobId, str], tuple[NodeId, ...]]
+    #: each (job, phase) that claims all nodes of a phase of the job's cycle, and more
+    spans: frozenset[tuple[JobId, str]]
     #: wheel indices of each (job, phase)
     visits: dict[tuple[JobId, str], tuple[int, ...]]
 
@@ -96,11 +103,12 @@ class Rotation:
         return head
 
     def line(self, state: State, group: Group, node: NodeId, absent: Container[SlotId], now: Millis) -> list[Slot]:
-        """The requests that wait for a node, the first comer first; by credit, who has least of it.
+        """The requests that wait for a node, the first comer first; by credit, the job that has least of it.
 
         Without those of ``absent``, of paused jobs, and for nodes that are out: nobody waits for them.
         """
-        nodes = self.projection(state, group).nodes
+        projection = self.projection(state, group)
+        nodes = projection.nodes
         waiting = []
         for name in group.jobs:
             job = state.jobs[name]
@@ -112,8 +120,18 @@ class Rotation:
                 waiting.append(slot)
         waiting.sort(key=lambda slot: (slot.queued_at, len(slot.id), slot.id))
         if group.dispatch is Dispatch.CREDIT:
-            waiting.sort(key=lambda slot: _standing(state.jobs[slot.job], slot, now))
+            stands = {slot.id: _standing(state.jobs[slot.job], slot, now) for slot in waiting}
+            at_once = {slot.id: self.goes_at_once(state, group, slot.job, slot.phase) for slot in waiting}
+            waiting.sort(key=lambda slot: (stands[slot.id][:2], not at_once[slot.id], stands[slot.id]))
         return waiting
+
+    def goes_at_once(self, state: State, group: Group, job: JobId, phase: str) -> bool:
+        """Whether a phase spans several pools, and no slot uses a GPU there."""
+        projection = self.projection(state, group)
+        if (job, phase) not in projection.spans:
+            return False
+        holders = (gpu.holder for name in projection.nodes[job, phase] for gpu in state.nodes[name].gpus.values())
+        return all(holder is None or state.slots[holder].status in ENDED for holder in holders)
 
     def before(self, state: State, group: Group, index: int) -> Iterator[Visit]:
         """Visits that come before this one on any of its nodes, once each per turn that is due."""
@@ -187,9 +205,15 @@ def _project(state: State, group: Group) -> Projection:
         visits.setdefault(key, []).append(index)
         for node in nodes[key]:
             on.setdefault(node, []).append(index)
+    spans = (
+        (job, name)
+        for (job, name), claims in nodes.items()
+        if any(set(nodes.get((job, phase.name), claims)) < set(claims) for phase in state.jobs[job].spec.phases)
+    )
     return Projection(
         version=group.version,
         on={node: tuple(indices) for node, indices in on.items()},
         nodes=nodes,
+        spans=frozenset(spans),
         visits={key: tuple(indices) for key, indices in visits.items()},
     )

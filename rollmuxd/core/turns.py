@@ -17,6 +17,7 @@ from rollmuxd.core.model import (
     NodeId,
     NodeStatus,
     OrderKind,
+    PhaseSpec,
     Slot,
     SlotId,
     SlotStatus,
@@ -28,6 +29,8 @@ from rollmuxd.core.rotation import find_phase, overtakes_at
 #: nodes on which nothing can be started, for who knows how long
 OUT = (NodeStatus.OCCUPIED, NodeStatus.DRAINING, NodeStatus.DRAINED, NodeStatus.QUARANTINED, NodeStatus.LOST)
 
+#: a job that has ended a phase asks for the next one within this time, where it has no time of its own in between
+ASKS_WITHIN_MS = 250
 #: a state stays for at least so many times what loading and parking it takes
 HOLD_SWITCHES = 5
 
@@ -88,6 +91,8 @@ def advance(c: Cycle, group: Group, job: Job, slot: Slot) -> bool:
             if absent.job == job.id or (may_skip(c, group, head) and not keeps_its_place(c, absent, slot)):
                 c.fact(f.VisitSkipped(c.now, group.id, head, absent.job, absent.phase))
                 return True
+    if group.dispatch is Dispatch.CREDIT and not job.guarded and makes_way(c, group, slot, nodes):
+        return False
     if not make_room(c, group, visit, job, nodes) or not first_everywhere:
         return False
     gpus = claimable(c, job, slot, nodes)
@@ -95,6 +100,39 @@ def advance(c: Cycle, group: Group, job: Job, slot: Slot) -> bool:
         return False
     claim(c, job, slot, visit, gpus)
     return True
+
+
+def makes_way(c: Cycle, group: Group, slot: Slot, nodes: tuple[NodeId, ...]) -> bool:
+    """Whether a request waits for a moment, as another job is about to ask for a phase that goes before it.
+
+    Such a phase spans several pools, some of these nodes among them. It is no more than a call away: its job has just
+    ended the phase before it.
+    """
+    if c.rotation.goes_at_once(c.state, group, slot.job, slot.phase):
+        return False
+    for name in group.jobs:
+        job = c.state.jobs[name]
+        ended = job.progress.idle_from
+        if name == slot.job or job.slot is not None or job.queued is not None or job.status not in SERVED:
+            continue
+        if ended is None or c.now >= ended + ASKS_WITHIN_MS or not (phase := next_phase(c, job)) or phase.gap_ms:
+            continue
+        claims = c.rotation.nodes_of(c.state, group, name, phase.name)
+        if not set(claims).isdisjoint(nodes) and c.rotation.goes_at_once(c.state, group, name, phase.name):
+            c.soft.at(ended + ASKS_WITHIN_MS, "dispatch", group.id)
+            return True
+    return False
+
+
+def next_phase(c: Cycle, job: Job) -> PhaseSpec | None:
+    """The phase that the job's cycle goes on with; None: it has not begun."""
+    phases = job.spec.phases
+    for name in reversed(c.state.slots_of[job.id]):
+        slot = c.state.slots[name]
+        if slot.run == job.run and slot.released and not slot.side:
+            at = next((at for at, phase in enumerate(phases, 1) if phase.name == slot.phase), 0)
+            return phases[at % len(phases)]
+    return None
 
 
 def next_on(c: Cycle, group: Group, node: NodeId) -> int | None:

@@ -11,10 +11,12 @@ turn: then its iteration takes the period by its **rate**, and its promise is ke
 so the m-th turn ends by z + m P, whatever the durations are within what was planned; a job that leaves takes its
 visits along, which makes A smaller. Hence a mean iteration over m turns of at most P / rate + z / (m rate).
 
+A wheel may take one job after the other, phase by phase (*job-major*), or be :func:`pipelined`.
+
 Everything here is arithmetic on plain numbers; times are integer milliseconds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -31,10 +33,41 @@ class Leg(Struct, frozen=True):
     busy_ms: Millis
     #: the job's own time before it
     gap_ms: Millis = 0
+    #: its place in its job's cycle
+    phase: int = 0
 
 
 #: a leg in numbers: its job's place among the clocks, its nodes' places, how long it is busy, its gap before
 Step: TypeAlias = tuple[int, tuple[int, ...], Millis, Millis]
+
+
+def spanning(claims: Sequence[Collection[str]]) -> tuple[bool, ...]:
+    """Of a job's phases, by what each claims: which claim all that another claims, and more."""
+    return tuple(any(set(other) < set(mine) for other in claims) for mine in claims)
+
+
+def pipelined(order: Sequence[int], spans: Sequence[Sequence[bool]]) -> list[tuple[int, int]]:
+    """The order of phases in which one job begins its iteration while the job before it ends its own.
+
+    A job-major wheel serves ``A.rollout A.train A.sync B.rollout ...``. A sync over both pools then keeps B from its
+    rollout while A trains. This order is ``A.rollout B.train B.sync B.rollout A.train A.sync``.
+
+    Args:
+        order: iterations of a turn, as numbers of jobs.
+        spans: by job, which of its phases are :func:`spanning`.
+
+    Returns:
+        Visits as (job, phase). None at all where no phase spans, or where a job would follow itself.
+    """
+    follows = list(zip((order[-1], *order), order, strict=False))
+    if not any(map(any, spans)) or any(before == job for before, job in follows):
+        return []
+    begins = [flags.index(False) + 1 for flags in spans]  # the least claim of a job spans no other
+    visits = []
+    for before, job in follows:
+        visits += [(job, phase) for phase in range(begins[job])]
+        visits += [(before, phase) for phase in range(begins[before], len(spans[before]))]
+    return visits
 
 
 def settles(steps: Sequence[Step], clocks: int, period_ms: Millis, turns: int | None = None) -> bool:
@@ -159,7 +192,7 @@ def borne(
     Args:
         before: the wheel as it turns.
         after: the wheel with him; its visits keep the turn that they have, his join the turn at hand.
-        each: by job, how many legs make an iteration.
+        each: by job, how many phases make an iteration.
         bounds: of those to whom something is promised.
     """
     steps, clocks = steps_of((*before, *after))
@@ -199,18 +232,23 @@ def _borne(
         if done[name] % each[name] == 0:
             since[name] = end
     turn = min(passed)
-    known: dict[JobId, list[int]] = {}
+    known: dict[tuple[JobId, int], list[int]] = {}
     for leg, count in zip(before, passed, strict=True):
-        known.setdefault(leg.job, []).append(count)
+        known.setdefault((leg.job, leg.phase), []).append(count)
     visits = [
-        (leg.job, step, known[leg.job].pop(0) if known.get(leg.job) else turn)
+        (leg, step, known[leg.job, leg.phase].pop(0) if known.get((leg.job, leg.phase)) else turn)
         for leg, step in zip(after, steps[len(before) :], strict=True)
     ]
     finished = dict.fromkeys(each, 0)
     for now in range(turn, turn + PLAYED):
-        for name, step, first in visits:
+        for leg, step, first in visits:
+            name = leg.job
             if now < first:
                 continue  # it has been passed in this turn
+            if done[name] % each[name] != leg.phase:  # its job passes it when it asks for a later one
+                for node in step[1]:
+                    z[node] = max(z[node], z[step[0]])
+                continue
             end = _visit(z, step)
             done[name] += 1
             if done[name] % each[name]:

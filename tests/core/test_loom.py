@@ -397,6 +397,31 @@ def test_nodes_that_one_owns_slow_nobody_while_some_are_idle(prices: tuple[float
     cluster.keeps_every_promise()
 
 
+def unmeasured(name: str, slo: float | None) -> JobSpec:
+    spec = job(name, 1, 1, slo, movable=Movable.NO)
+    return replace(spec, phases=tuple(replace(phase, planned_ms=None) for phase in spec.phases))
+
+
+@pytest.mark.parametrize("slo", [1.5, None])
+def test_jobs_that_state_no_times_take_free_nodes_and_then_those_that_have_the_fewest_jobs(slo: float | None) -> None:
+    cluster = Cluster(2, 2, Loom(uncertain=True, rounds=1))
+    placed = [cluster.arrives(unmeasured(f"j{number}", slo)) for number in range(5)]
+    assert [one and one.admission for one in placed] == ["isolated"] * 2 + ["packing"] * 3
+    assert [len(mates) for mates in cluster.mates()] == [3, 2]
+    thrifty = Cluster(2, 2, Loom(objective="cost"))
+    for number in range(5):
+        thrifty.arrives(unmeasured(f"j{number}", 1.5))
+    assert [len(mates) for mates in thrifty.mates()] == [5]  # as the paper has it
+
+
+def test_a_job_that_states_no_times_takes_a_free_rollout_node_beside_a_train_node_that_is_not_free() -> None:
+    cluster = Cluster(3, 1, Loom(uncertain=True, rounds=1))
+    placed = [cluster.arrives(unmeasured(f"j{number}", None)) for number in range(4)]
+    assert [one and one.admission for one in placed] == ["isolated", "scaling", "scaling", "packing"]
+    assert len({one.pins["rollout"] for one in placed[:3] if one is not None}) == 3
+    assert len({one.pins["train"] for one in placed if one is not None}) == 1
+
+
 @pytest.mark.parametrize("prices", [(1.0, 3.0), (2.0, 2.0), (0.0, 0.0)], ids=["train dearer", "all alike", "unsaid"])
 @pytest.mark.parametrize("pools", [("rollout", "train"), ("write", "learn"), ("generate", "learn")])
 def test_jobs_that_mostly_roll_out_share_a_train_node_and_have_rollout_nodes_of_their_own(

@@ -190,8 +190,8 @@ def test_a_longer_visit_never_makes_the_period_shorter(wheel: list[Leg], which: 
     assert period_ms(longer) >= period_ms(wheel)
 
 
-def leg(name: str, node: str, busy_ms: int) -> Leg:
-    return Leg(name, (node,), busy_ms)
+def leg(name: str, node: str, busy_ms: int, phase: int = 0) -> Leg:
+    return Leg(name, (node,), busy_ms, 0, phase)
 
 
 def test_the_first_turns_are_borne_by_who_joins_and_by_who_was_there() -> None:
@@ -213,8 +213,20 @@ def test_the_first_turns_are_borne_by_who_joins_and_by_who_was_there() -> None:
 
 def test_who_was_there_counts_from_the_end_of_his_last_iteration() -> None:
     """When somebody comes whose 300 go first he is 50 into an iteration: it takes 50 + 300 + 100."""
-    before = [leg("a", "u", 50), leg("a", "v", 50), leg("a", "r", 100)]
-    after = [leg("b", "r", 300), leg("b", "w", 10), *before]
+    before = [leg("a", "u", 50), leg("a", "v", 50, 1), leg("a", "r", 100, 2)]
+    after = [leg("b", "r", 300), leg("b", "w", 10, 1), *before]
     each = {"a": 3, "b": 2}
     assert borne(before, after, each, {"a": Bound(400, 50, 1)})
     assert not borne(before, after, each, {"a": Bound(400, 49, 1)})
+
+
+def test_a_pipelined_wheel_is_borne_as_its_jobs_go_through_it() -> None:
+    """Who joins begins with its rollout, though the wheel has its train and sync before that."""
+    a = [Leg("a", ("r",), 40, 0, 0), Leg("a", ("t",), 30, 0, 1), Leg("a", ("r", "t"), 5, 0, 2)]
+    b = [Leg("b", it.nodes, it.busy_ms, 0, it.phase) for it in a]
+    after = [a[0], b[1], b[2], b[0], a[1], a[2]]
+    each = {"a": 3, "b": 3}
+    assert period_ms(after) == 90
+    # at worst b comes as a begins to roll out: it waits 40, and then goes with the wheel
+    assert borne(a, after, each, {"b": Bound(90, 40, 1), "a": Bound(90, 15, 1)})
+    assert not borne(a, after, each, {"b": Bound(90, 39, 1)})

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from rollmuxd.core.loom_plan import Planner
 from rollmuxd.core.loom_words import Need, Plan, Room
-from rollmuxd.core.wheel import Leg, binding, certified, lower_bound_ms, period_ms
+from rollmuxd.core.wheel import Leg, binding, certified, lower_bound_ms, period_ms, pipelined, spanning
 
 ROOMS = {"rollout": Room(1.0, 1.0), "train": Room(3.0, 3.0)}
 TURNS = 40
@@ -54,10 +54,10 @@ def drawn_plans(widest: int, count: int = PLANS) -> list[Plan]:
 def legs_of(plan: Plan) -> list[Leg]:
     """The wheel of a plan, spelled out."""
     legs = []
-    for place in plan.order:
+    for place, phase in plan.order:
         need, seats = plan.needs[place], plan.seats[place]
-        for pools, took, gap in need.phases:
-            legs.append(Leg(need.job, tuple(f"{pool}{node}" for pool in pools for node in seats[pool]), took, gap))
+        pools, took, gap = need.phases[phase]
+        legs.append(Leg(need.job, tuple(f"{pool}{node}" for pool in pools for node in seats[pool]), took, gap, phase))
     return legs
 
 
@@ -162,6 +162,31 @@ def test_what_binds_is_a_cycle_of_legs_that_takes_the_period() -> None:
 def test_a_wheel_that_takes_no_time_hangs_on_nothing() -> None:
     assert binding([]) is None
     assert binding([Leg("a", ("r1",), 0)]) is None
+
+
+def test_a_sync_over_both_pools_takes_its_own_time_only_where_the_next_job_rolls_out_while_one_trains() -> None:
+    """Job after job the second could not roll out before the first has handed its weights on."""
+    phases = ((("rollout",), 4000, 0), (("train",), 3000, 0), (("rollout", "train"), 500, 0))
+    one = Need("a", phases, (("rollout", 1), ("train", 1)), 7500, 7500, None)
+    spans = [spanning([pools for pools, _, _ in phases])] * 2
+    order = pipelined((0, 1), spans)
+    assert order == [(0, 0), (1, 1), (1, 2), (1, 0), (0, 1), (0, 2)]
+    plan = Planner(ROOMS).fit([one, replace(one, job="b")])
+    assert plan is not None
+    assert plan.nodes == {"rollout": 1, "train": 1}
+    assert (plan.order, plan.period_ms) == (tuple(order), 9000)
+    by_job = [leg for name in "ab" for leg in legs_of(plan) if leg.job == name]
+    assert period_ms(sorted(by_job, key=lambda leg: (leg.job, leg.phase))) == 15_000
+
+
+def test_an_order_is_pipelined_only_where_a_phase_spans_and_another_job_comes_next() -> None:
+    narrow, wide = (False, False), (False, True)
+    assert pipelined((0, 1), [narrow, narrow]) == []
+    assert pipelined((0,), [wide]) == []
+    assert pipelined((0, 0, 1), [wide, wide]) == []
+    assert pipelined((0, 1), [narrow, wide]) == [(0, 0), (1, 1), (1, 0), (0, 1)]
+    # a sync that comes first, as with verl, begins the iteration
+    assert pipelined((0, 1), [(True, False, False)] * 2)[:3] == [(0, 0), (0, 1), (1, 2)]
 
 
 def test_a_short_job_goes_round_thrice_while_a_long_one_goes_round_once() -> None:

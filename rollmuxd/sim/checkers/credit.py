@@ -21,8 +21,9 @@ PATIENCE: Final = 3
 #: a phase that nobody has stated is known after so many observations, of which the last so many count
 ENOUGH, REMEMBERED = 3, 64
 
-#: whom one goes before: guarded jobs first, then who has waited for very long, then by credit, then who came first
-Rank: TypeAlias = tuple[bool, bool, Millis, Millis, int, SlotId]
+#: whom one goes before: guarded jobs first, then a job that has waited for very long, then a phase over several pools
+#: that are free, then by credit, then the first comer
+Rank: TypeAlias = tuple[bool, bool, bool, Millis, Millis, int, SlotId]
 
 
 class Account(Struct):
@@ -78,7 +79,8 @@ class Credit(Books):
     def who_is_least_ahead_goes_first(self, name: SlotId, asked: Asked, party: Party, stay: Stay) -> None:
         """In a line by credit nobody goes ahead who has more of it than another who waits for one of his nodes.
 
-        But who is guarded, or has waited for very long, has less than nobody. The other is there, and could go. One
+        But who is guarded, or has waited for very long, has less than nobody; and a phase over several pools goes first
+        while all of them are free. The other is there, and could go. One
         whose state is loaded where the other's is not may be used meanwhile, as in every line.
         """
         mine = self._rank(name, asked)
@@ -101,8 +103,8 @@ class Credit(Books):
             if theirs is not None and theirs < mine:
                 self._broken(
                     "who_is_least_ahead_goes_first",
-                    f"slot {name} of {asked.job}, {mine[2]} ms ahead, goes before slot {other} of {job}, "
-                    f"{theirs[2]} ms ahead ({mine} and {theirs})",
+                    f"slot {name} of {asked.job}, {mine[3]} ms ahead, goes before slot {other} of {job}, "
+                    f"{theirs[3]} ms ahead ({mine} and {theirs})",
                 )
 
     def a_guard_knows_what_a_job_has_earned(self, fact: f.JobGuarded | f.GuardEnded) -> None:
@@ -123,7 +125,16 @@ class Credit(Books):
         promised = spec.slo if spec.slo is not None and account.promised else PROMISED_NOTHING
         patient = self.now - asked.queued_at < PATIENCE * takes
         ahead = account.ahead_ms(promised, self.now)
-        return not account.guarded, patient, ahead, asked.queued_at, len(name), name
+        return not account.guarded, patient, not self._at_once(asked), ahead, asked.queued_at, len(name), name
+
+    def _at_once(self, asked: Asked) -> bool:
+        """Whether a request is for all nodes of a phase of its cycle and more, and no slot holds anything there."""
+        member = self.members[asked.job]
+        stay, cycle = member.stays[asked.phase], (member.stays[phase.name] for phase in member.spec.phases)
+        if not any(set(less.nodes) < set(stay.nodes) for less in cycle):
+            return False
+        holders = (self.slots[self.held[gpu]] for gpu in stay.gpus if gpu in self.held)
+        return all(holder.status not in ("loading", "running", "tail") for holder in holders)
 
     # ---- what facts tell ---------------------------------------------------------------------------------------------
 
