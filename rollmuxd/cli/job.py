@@ -136,6 +136,8 @@ def _planned_on(seen: dict[str, Any]) -> str:
 def _promise(view: dict[str, Any]) -> str:
     if view.get("slo") is None:
         return "none: best effort"
+    if view.get("unmet"):
+        return str(view["unmet"])
     if view.get("at_risk"):
         return f"{cell(view['slo'])}, promised, and at risk: the plan has no room for it"
     return f"{cell(view['slo'])}, {'promised' if view.get('promised') else 'not promised (yet)'}"

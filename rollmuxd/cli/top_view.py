@@ -35,14 +35,20 @@ def picture(
     holders = {slot["slot"]: slot for slot in seen["slots"]}
     placed = [job for job in seen["jobs"] if job["status"] != "waiting"]
     waiting = [job for job in seen["jobs"] if job["status"] == "waiting"]
-    room = _room(rows, len(seen["pools"]), len(seen["nodes"]), len(placed), len(waiting))
+    unmet = [job for job in placed if job.get("unmet")]
+    room = _room(rows, len(seen["pools"]), len(seen["nodes"]), len(placed), len(waiting), len(unmet))
     nodes, jobs, few = seen["nodes"][: room.nodes], _sorted(placed, sort)[first:][: room.jobs], waiting[: room.waiting]
     parts: list[RenderableType] = [_head(seen, sort, trouble), _pools(seen["pools"], held), Text()]
     parts += [_nodes(nodes, holders, names, width), *_more("nodes", len(nodes), len(seen["nodes"])), Text()]
     parts.append(_jobs(jobs, holders, seen["at"], width) if placed else Text("no job has a placement"))
     parts += _more("jobs", first + len(jobs), len(placed))
+    if unmet:
+        some = unmet[: room.unmet]
+        told = _reasons("NO PROMISE", some, "unmet", width, whole=rows is None)
+        parts += [Text(), told, *_more("without their promise", len(some), len(unmet))]
     if waiting:
-        parts += [Text(), _waiting(few, width, whole=rows is None), *_more("waiting", len(few), len(waiting))]
+        told = _reasons("WAITING", few, "reason", width, whole=rows is None)
+        parts += [Text(), told, *_more("waiting", len(few), len(waiting))]
     return Group(*parts)
 
 
@@ -52,19 +58,21 @@ class Room(NamedTuple):
     nodes: int | None
     jobs: int | None
     waiting: int | None
+    unmet: int | None
 
 
-def _room(rows: int | None, pools: int, nodes: int, jobs: int, waiting: int) -> Room:
+def _room(rows: int | None, pools: int, nodes: int, jobs: int, waiting: int, unmet: int) -> Room:
     """Share a screen of so many rows out: each table has a head, a blank line before it, and a line of what is left."""
     if rows is None:
-        return Room(None, None, None)
+        return Room(None, None, None, None)
     left = rows - 2 - pools - 1  # the first line, and the pools with their head
-    few = min(waiting, 3)
+    few, some = min(waiting, 3), min(unmet, 3)
     left -= few + 2 + (waiting > few) if waiting else 0
+    left -= some + 2 + (unmet > some) if unmet else 0
     left -= 2  # the heads of nodes and jobs
     of_nodes = min(nodes, max(2, left // 3))
     left -= of_nodes + (nodes > of_nodes) + 2
-    return Room(of_nodes, max(1, left - 1) if jobs > left else max(1, left), few)
+    return Room(of_nodes, max(1, left - 1) if jobs > left else max(1, left), few, some)
 
 
 def _head(seen: Mapping[str, Any], sort: str, trouble: str) -> Text:
@@ -268,18 +276,18 @@ def _against(job: Mapping[str, Any]) -> str:
     return f"{bar(share, 8)} {slo:g}{'' if job.get('promised') else ' (not promised)'}"
 
 
-def _waiting(jobs: Sequence[Mapping[str, Any]], width: int, *, whole: bool) -> RenderableType:
-    """Who waits and why, on a line each; ``whole``: all of the reason, on however long a line."""
+def _reasons(head: str, jobs: Sequence[Mapping[str, Any]], reason: str, width: int, *, whole: bool) -> RenderableType:
+    """Jobs and why it is so, on a line each; ``whole``: all of the reason, on however long a line."""
     rows: list[list[str | Text]] = [
         [
             printable(job["name"]),
             printable(job["owner"]),
             "-" if job.get("slo") is None else f"{job['slo']:g}",
-            printable(_silent(job) or job.get("reason") or f"rollmuxd job explain {job['job']}"),
+            printable((reason == "reason" and _silent(job)) or job.get(reason) or f"rollmuxd job explain {job['job']}"),
         ]
         for job in jobs
     ]
-    return _table(["WAITING", "OWNER", "#SLO", "WHY"], rows, None if whole else width)
+    return _table([head, "OWNER", "#SLO", "WHY"], rows, None if whole else width)
 
 
 def _more(what: str, shown: int, there: int) -> list[RenderableType]:

@@ -538,11 +538,17 @@ class _Ear:
     def __init__(self, talk: Talk, address: Address) -> None:
         self._talk = talk
         self._address = address
+        #: what was said last of a promise that is not kept
+        self._unmet = ""
 
     def directed(self, directives: list[Directive]) -> None:
+        unmet = next((directive.reason for directive in directives if directive.kind == "unpromised"), self._unmet)
+        if unmet != self._unmet:
+            self._unmet = unmet
+            say(f"{self._talk.name}: {unmet}")
         held = self._talk.held
         if held is not None:
-            ours = [directive for directive in directives if directive.slot in {None, held.slot}]
+            ours = [it for it in directives if it.slot in {None, held.slot} and it.kind != "unpromised"]
             held.directive = ours[-1] if ours else None
             # Said of a slot that is ours no more. To be raised when the phase is left, by the answer to its release.
             held.lost = held.lost or any(directive.kind == "stop" for directive in ours)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from math import ceil
 from typing import Final, NamedTuple
 
 from rollmuxd.core import draining, forecast
@@ -28,6 +29,7 @@ from rollmuxd.core.model import (
     JobMove,
     JobStatus,
     Millis,
+    Movable,
     Node,
     NodeStatus,
     OrderStatus,
@@ -204,6 +206,33 @@ class Explainer:
             sentences.append(f"Over {job.progress.finished} iterations its slowdown is {slower:.2f}{ahead}.")
         return sentences
 
+    def unmet(self, name: JobId) -> str:
+        """Why a placed job goes without the promise that it asked for, and what would help; empty: it does not.
+
+        A job that was measured in its place learns then whether its SLO holds there. A promise is at risk where phases
+        take longer than they did.
+        """
+        job = self._c.state.jobs[name]
+        group = self._c.state.groups.get(job.group or "")
+        if job.spec.slo is None or group is None or job.status is JobStatus.PROBING or len(group.jobs) < 2:
+            return ""
+        if not job.pins or (job.promised and not job.at_risk):
+            return ""
+        has = "its promise is at risk" if job.promised else "it is promised nothing"
+        helps = ["more nodes"]
+        if job.spec.movable is Movable.NO:
+            helps.append('movable="warm", with which it can move to nodes that become free')
+        why, solo, turn = "", solo_ms(job), self._c.policy.period_ms(self._c.state, group.id)
+        if solo and turn:
+            took = iteration_ms(turn, group, job)
+            if took <= job.spec.slo * solo:
+                return ""
+            others = "another job" if len(group.jobs) == 2 else f"{len(group.jobs) - 1} other jobs"
+            times = f"{took / solo:.2f} times the {_s(solo)} s that it takes alone"
+            why = f": beside {others} of group {group.id} its iteration takes {times}"
+            helps.insert(0, f"slo={ceil(100 * took / solo) / 100:g}")
+        return f"it asked for slo={job.spec.slo:g}, and {has}{why}. What would help: {', or '.join(helps)}"
+
     def _drained(self, job: Job) -> list[str]:
         """Why it stays where nodes are drained."""
         nodes, why = draining.drained(self._c, job), draining.stays(self._c, job)
@@ -224,13 +253,13 @@ class Explainer:
         said = [f"The group turns once in {_s(turn)} s{often}."]
         if solo:
             said.append(f"So its iteration takes {took / solo:.2f} times the {_s(solo)} s that it takes alone.")
+        if unmet := self.unmet(job.id):
+            return [*said, f"{unmet[0].upper()}{unmet[1:]}."]
         if job.spec.slo is None or not job.promised:
             return [*said, "It is promised nothing (best effort)."]
         if not solo:
             return [*said, f"It is promised {job.spec.slo:g} times what it takes alone."]
         bound = int(job.spec.slo * solo)
-        if job.at_risk:
-            said.append("Its promise is at risk: the plan has no room for it, as long as phases take what they do now.")
         spare = f"{_s(abs(bound - took))} s {'to spare' if bound >= took else 'too little'}"
         return [*said, f"It is promised {job.spec.slo:g} times, {_s(bound)} s: {spare}."]
 

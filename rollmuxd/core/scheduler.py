@@ -184,6 +184,10 @@ class Scheduler:
         """Why it waits, or where it sits and why: reasons as data, sentences, and what would let it in."""
         return self._explainer.explain(job, now)
 
+    def unmet(self, job: JobId) -> str:
+        """Why a placed job goes without the promise that it asked for, and what would help; empty: it does not."""
+        return self._explainer.unmet(job)
+
     def lease_left_ms(self, session: SessionId, now: Millis) -> Millis:
         """How long a session's lease lasts without another heartbeat."""
         seen = self.soft.seen.get(session)

@@ -90,6 +90,8 @@ class JobView(Answer, frozen=True):
     promised: bool = False
     #: as long as phases take what they do now, the group's plan has no room for its promise
     at_risk: bool = False
+    #: why it goes without the promise that it asked for, and what would help
+    unmet: str = ""
     priority: int = 0
     iterations: int = 0
     #: mean iteration / solo iteration; judged from the eighth iteration on
@@ -143,7 +145,8 @@ class SessionView(Answer, frozen=True):
 
 class Directive(Answer, frozen=True):
     """What the daemon asks of a running slot: ``shrink`` (to ``keep``), ``stop``; offers: ``grow`` (to ``gpus``); or
-    tells: ``move`` (from the next iteration on, the job is on ``gpus``).
+    tells: ``move`` (from the next iteration on, the job is on ``gpus``). ``unpromised`` tells of the job, whatever it
+    holds: its SLO is not kept where it is, and ``reason`` says what would help.
     """
 
     kind: str

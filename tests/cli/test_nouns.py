@@ -150,6 +150,12 @@ def test_a_promise_at_risk_is_shown_as_such(rollmuxd, daemon, a_job):
     assert "at risk" in rollmuxd("job show j1").out
 
 
+def test_a_promise_that_is_not_kept_is_shown_with_what_would_help(rollmuxd, daemon, a_job):
+    daemon["GET /v1/jobs/j1"] = a_job(slo=2.0, unmet="it asked for slo=2. What would help: slo=3")
+
+    assert "What would help: slo=3" in rollmuxd("job show j1").out
+
+
 @pytest.mark.parametrize(
     ("command", "call"),
     [

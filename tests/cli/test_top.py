@@ -121,6 +121,15 @@ def test_one_look_shows_pools_nodes_jobs_against_their_bounds_and_what_waits(rol
     assert rollmuxd("top --once").out == PICTURE
 
 
+def test_a_job_without_the_promise_that_it_asked_for_is_told_of_with_what_would_help(rollmuxd, there, table):
+    table["/v1/jobs"][0] |= {"promised": False, "unmet": "it asked for slo=2. What would help: slo=3"}
+
+    said = rollmuxd("top --once").out
+
+    assert "2 (not promised)" in said
+    assert "NO PROMISE  OWNER   SLO  WHY\nmath-7b     vision    2  it asked for slo=2. What would help: slo=3\n" in said
+
+
 def test_where_there_is_no_terminal_it_prints_once_without_colours(rollmuxd, there):
     assert rollmuxd("top").out == PICTURE
 

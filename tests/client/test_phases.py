@@ -420,6 +420,16 @@ def test_a_directive_for_another_slot_is_not_for_this_one(daemon):
         assert slot.directive is None
 
 
+def test_a_promise_that_is_not_kept_is_said_once_on_stderr(daemon, capfd):
+    with rollmuxd.job("a") as job, job.phase("rollout") as slot:
+        for _ in range(2):
+            daemon.tell([Directive("unpromised", reason="it asked for slo=1.5. What would help: slo=2")])
+            daemon.tell([])
+        assert slot.directive is None
+        assert not slot.lost
+    assert capfd.readouterr().err.count("rollmuxd: a: it asked for slo=1.5. What would help: slo=2\n") == 1
+
+
 def test_a_daemon_that_goes_away_in_mid_phase_is_only_a_pause(daemon, capfd):
     with rollmuxd.job("a") as job:
         with job.phase("rollout"):

@@ -511,3 +511,21 @@ async def test_the_loop_continues_while_a_process_finds_out_what_would_let_a_job
             assert explained == []
             held_questions.let_go()
     assert explained[0]["wishes"]
+
+
+async def test_a_job_whose_promise_is_not_kept_hears_so_with_each_heartbeat_and_is_shown_so(running, body_of_job):
+    async with running() as world, world.client() as client:
+        phases = [{"name": "rollout", "pools": ["rollout"]}, {"name": "train", "pools": ["train"]}]
+        for name in ("first", "second"):
+            made = (await client.post("/v1/jobs", json=body_of_job(name, slo=1.5, phases=phases))).json()
+            assert made["status"] == "probing"
+        session = (await client.post(f"/v1/jobs/{made['job']}/sessions", json={"pid": 1, "host": "h1"})).json()
+        before = (await client.post(f"/v1/sessions/{session['session']}/heartbeat")).json()
+        assert before["directives"] == []
+        world.state.jobs[made["job"]].status = JobStatus.ADMITTED  # as when it was measured, and its SLO does not hold
+        (told,) = (await client.post(f"/v1/sessions/{session['session']}/heartbeat")).json()["directives"]
+        assert (told["kind"], told["slot"]) == ("unpromised", None)
+        assert told["reason"].startswith("it asked for slo=1.5, and it is promised nothing")
+        assert 'What would help: more nodes, or movable="warm"' in told["reason"]
+        shown = (await client.get(f"/v1/jobs/{made['job']}")).json()
+        assert shown["unmet"] == told["reason"]

@@ -115,6 +115,7 @@ def job_view(told: Told, job: Job, now: Millis, *, waiting: bool, reason: str | 
         slo=job.spec.slo,
         promised=job.promised,
         at_risk=job.at_risk,
+        unmet=told.text(core.unmet(job.id)),
         priority=job.spec.priority,
         iterations=job.progress.finished,
         slowdown=None if slowdown is None else round(slowdown, 4),

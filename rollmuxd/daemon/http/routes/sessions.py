@@ -9,7 +9,7 @@ from rollmuxd.daemon.access import find_job, find_session
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.glue import Call, Routes
 from rollmuxd.daemon.http.routes._query import BODY
-from rollmuxd.wire.answers import HeartbeatView, SessionView
+from rollmuxd.wire.answers import Directive, HeartbeatView, SessionView
 from rollmuxd.wire.requests import HeartbeatBody, SessionBody
 
 routes = Routes("sessions")
@@ -22,7 +22,7 @@ async def heartbeat(call: Call, session: str, body: HeartbeatBody) -> HeartbeatV
     With ``gone`` it is the last beat: the process of the session has ended, and its job is lost at once. 409 where the
     session is that of another process.
     """
-    await call.act_on(find_session, session)
+    _, mine = await call.act_on(find_session, session)
     if body.gone is not None:
         gone = ProcessGone(session=session, pid=body.gone.pid, started=body.gone.started)
         await call.submit(gone, session, _status_of(session))
@@ -30,9 +30,10 @@ async def heartbeat(call: Call, session: str, body: HeartbeatBody) -> HeartbeatV
     given = Heartbeat(session=session, slot=body.slot, done=body.done, total=body.total)
     answer = await call.submit(given, session, once=session)
     told = call.told(call.services.driver.scheduler)
-    return HeartbeatView(
-        lease_s=call.shared.lease_s, directives=[views.directive(given, told) for given in answer.directives]
-    )
+    directives = [views.directive(given, told) for given in answer.directives]
+    if unmet := told.core.unmet(mine.id):
+        directives.append(Directive("unpromised", reason=unmet))
+    return HeartbeatView(lease_s=call.shared.lease_s, directives=directives)
 
 
 @routes.post("/v1/jobs/{job}/sessions", status=201, also=(200,), problems=(*BODY, 404, 409))
