@@ -12,6 +12,7 @@
 (Paragraphs of ``research/rollmux.md``: 1.9, 1.15, 1.18.) Times are integer milliseconds, prices dollars per hour.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
@@ -619,14 +620,20 @@ _OURS: Final[tuple[Contender, ...]] = (
     *LOOMS,
     *GUARDED,
 )
+#: the policy of a daemon whose configuration names none
+DAEMONS: Final = "loom-guarded-owned-replanned"
 #: of these, also as they are where plans follow what phases are seen to take
 _ALSO_REPLANNED: Final = ("rollmux-unpruned", "loom-warm", *(guarded.name for guarded in GUARDED))
 
 
 def contenders() -> dict[str, Contender]:
-    """Ours, then the policies of installed packages, none of which is imported before it is used."""
+    """Ours, the daemon's default, then the policies of installed packages, none imported before it is used."""
     replanned = (Replanned(contender) for contender in _OURS if contender.name in _ALSO_REPLANNED)
-    known = {contender.name: contender for contender in (*_OURS, *replanned)}
+    known: dict[str, Contender] = {contender.name: contender for contender in (*_OURS, *replanned)}
+    default = copy.copy(known[DAEMONS])
+    default.name, default.summary = "default", f"what a daemon runs by default: {DAEMONS}"
+    known[DAEMONS].summary += "; the daemon's default"
+    known[default.name] = default
     return known | {name: Plugged(name) for name in discovery.names("policy") if name not in known}
 
 
