@@ -60,6 +60,19 @@ def test_a_live_benchmark_runs_to_its_end(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.e2e
+def test_two_jobs_with_a_sync_share_two_nodes() -> None:
+    assert len(measured("twopool")["slowdowns"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+def test_jobs_without_times_are_spread_over_all_nodes() -> None:
+    assert measured("spread", within=290)["jobs_per_node_pair"] == [3, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
 def test_the_dashboard_is_measured_in_a_browser() -> None:
     pytest.importorskip("playwright", reason="playwright is not there: pip install playwright")
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
