@@ -18,7 +18,7 @@ from typing import Final
 from figures import Json, say, short
 
 #: in a few minutes; abuse loads the machine, the demo takes six by itself, the simulator three, the soak as long as it
-#: is given, the dashboard needs a browser, trl a torch and a TRL, twopool three minutes; they are run when they are named
+#: is given, the dashboard needs a browser, trl a torch and a TRL, twopool three minutes; they run when they are named
 QUICK: Final = ("core", "handover", "restart", "waiting")
 ALL: Final = (*QUICK, "abuse", "sim", "demo", "soak", "web", "trl", "twopool", "spread")
 #: a module of that very name would take the place of the package
