@@ -1,7 +1,7 @@
 """``rollmuxd daemon``: run it here, or in the background; stop it; ask how it is.
 
-A daemon writes ``daemon.json`` (pid, url, socket) into its state directory. Stopping or restarting it never stops a
-job: what is held stays held, and clients wait for it to come back.
+A daemon writes ``daemon.json`` (pid, start time, url, socket) into its state directory. Stopping or restarting it never
+stops a job: what is held stays held, and clients wait for it to come back.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import click
 
 from rollmuxd.cli.calls import NO_DAEMON, Failed, fields, print_json
+from rollmuxd.cli.processes import started
 
 START_S = 30.0
 STOP_S = 30.0
@@ -183,14 +184,14 @@ def stop(config: Path | None, as_json: bool) -> None:
     state_dir, running = _running(config)
     if running is None:
         raise Failed(f"no daemon runs on {state_dir}", NO_DAEMON)
-    began = _started(running.pid)
+    began = started(running.pid)
     try:
         with suppress(ProcessLookupError):
             os.kill(running.pid, signal.SIGTERM)
     except PermissionError:
         raise Failed(f"the daemon, pid {running.pid}, is another user's; stop it as that user, or as root") from None
     give_up = time.monotonic() + STOP_S
-    while _started(running.pid) == began is not None:
+    while started(running.pid) == began is not None:
         if time.monotonic() > give_up:
             raise Failed(f"the daemon, pid {running.pid}, has not ended after {STOP_S:g} s; see {state_dir}/daemon.log")
         time.sleep(0.05)
@@ -253,36 +254,18 @@ def _running(config: Path | None) -> tuple[Path, Running | None]:
 def find(state_dir: Path) -> Running | None:
     """The daemon that runs on this state directory, if one does.
 
-    A pid that is left over in the file may be any process by now: it counts only if it is one of rollmuxd's.
+    A pid that is left over in the file may be another process by now: that one started at another time.
     """
     try:
         said = json.loads((state_dir / "daemon.json").read_text())
         pid = int(said["pid"])
+        began = str(said["started"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if not _is_daemon(pid):
+    if started(pid) != began:
         return None
     path = Path(said.get("socket") or state_dir / "rollmux.sock")
     return Running(pid, said.get("url"), path, said.get("fingerprint"), said.get("certificate"), said.get("clock"))
-
-
-def _is_daemon(pid: int) -> bool:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    except OSError:
-        return False
-    return "rollmux" in words and _started(pid) is not None
-
-
-def _started(pid: int) -> str | None:
-    """When the process with this pid began, by the kernel's clock; None if it is gone, or a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    # The name, in brackets, may hold spaces and brackets.
-    after = stat.rpartition(")")[2].split()
-    return None if after[0] in "ZX" else after[19]
 
 
 def ready(path: Path) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from rollmuxd.cli import processes
 from rollmuxd.cli.calls import Call, Failed, part, print_json, talks
 from rollmuxd.cli.completion import names_of
 
@@ -38,7 +39,7 @@ def begin(folder: Path, roles: Iterable[str]) -> None:
 
 def watched_by(folder: Path, pid: int) -> None:
     """Note who looks after the run: it is over when that process is gone."""
-    (folder / "pid").write_text(f"{pid} {_started(pid)}\n", encoding="ascii")
+    (folder / "pid").write_text(f"{pid} {processes.started(pid)}\n", encoding="ascii")
 
 
 @click.command()
@@ -110,7 +111,7 @@ class _Files:
             pid, started = (self._folder / "pid").read_text(encoding="ascii").split()
         except (OSError, ValueError):
             return True
-        return _started(int(pid)) != started
+        return processes.started(int(pid)) != started
 
 
 def _from_daemon(call: Call, job: str, *, follow: bool) -> None:
@@ -126,12 +127,3 @@ def _from_daemon(call: Call, job: str, *, follow: bool) -> None:
             return
         else:
             time.sleep(LOOK_S)
-
-
-def _started(pid: int) -> str:
-    """When a process was started, as the kernel says it; "gone": it is not there."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return "gone"
-    return "gone" if fields[0] in ("Z", "X") else fields[19]

@@ -133,7 +133,16 @@ def descendants() -> list[int]:
         mine = children.get(line.pop(), [])
         found += mine
         line += mine
-    return [pid for pid in found if not _is_dead(pid)]
+    return [pid for pid in found if started(pid) is not None]
+
+
+def started(pid: int) -> str | None:
+    """When the process with this pid was started, by the kernel's clock; None: it has ended.
+
+    A pid names another process later. Its pid and its start time together name one process.
+    """
+    fields = _stat(str(pid))
+    return None if not fields or fields[0] in ("Z", "X") else fields[19]
 
 
 def _children(of: int) -> list[int]:
@@ -146,11 +155,6 @@ def _parents() -> list[tuple[int, int]]:
         for folder in Path("/proc").iterdir()
         if folder.name.isdecimal() and (fields := _stat(folder.name))
     ]
-
-
-def _is_dead(pid: int) -> bool:
-    fields = _stat(str(pid))
-    return not fields or fields[0] in ("Z", "X")
 
 
 def _stat(pid: str) -> list[str]:

@@ -93,6 +93,8 @@ class Ready(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a daemon is to be found: also the content of ``daemon.json`` in its state directory."""
 
     pid: int
+    #: when this process was started, by the kernel's clock: a later process with this pid has another start time
+    started: str
     #: None: it listens on no TCP port
     url: str | None
     socket: str
@@ -434,7 +436,7 @@ def listening(settings: Settings) -> Iterator[Sequence[socket.socket]]:
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(path.stat(), bound):
                         path.unlink()
-            if _pid_in(found) == os.getpid():
+            if _is_own(found):
                 found.unlink(missing_ok=True)
 
 
@@ -587,6 +589,7 @@ def publish(settings: Settings, sockets: Sequence[socket.socket], tls: Tls | Non
             url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     ready = Ready(
         pid=os.getpid(),
+        started=_own_start(),
         url=url,
         socket=str(settings.daemon.socket_path),
         fingerprint=None if tls is None else tls.fingerprint,
@@ -597,12 +600,18 @@ def publish(settings: Settings, sockets: Sequence[socket.socket], tls: Tls | Non
     return ready
 
 
-def _pid_in(found: Path) -> int | None:
-    """Whose ``daemon.json`` that is; None: nobody's."""
+def _own_start() -> str:
+    # The name (field 2) is in brackets and may hold anything; field 22 is the 20th after it.
+    return Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+
+
+def _is_own(found: Path) -> bool:
+    """Whether this process has written that ``daemon.json``."""
     try:
-        return msgspec.json.decode(found.read_bytes(), type=Ready).pid
+        ready = msgspec.json.decode(found.read_bytes(), type=Ready)
     except (OSError, msgspec.MsgspecError):
-        return None
+        return False
+    return (ready.pid, ready.started) == (os.getpid(), _own_start())
 
 
 def _write_ready(path: Path, ready: Ready) -> None:

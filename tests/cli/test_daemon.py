@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rollmuxd.cli import daemon
+from rollmuxd.cli.processes import started
 
 
 @pytest.fixture
@@ -30,26 +31,25 @@ def config(tmp_path, state_dir):
 
 @pytest.fixture
 def process():
-    """Starts processes that do nothing, under the given words of a command line."""
-    started = []
+    """Starts processes that do nothing."""
+    children = []
 
-    def start(*words):
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *words])
-        started.append(child)
-        # Where it has just been started it has no command line for a moment.
-        while not Path(f"/proc/{child.pid}/cmdline").read_bytes().endswith(words[-1].encode() + b"\0"):
-            time.sleep(0.01)
+    def start():
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+        children.append(child)
         return child
 
     yield start
-    for child in started:
+    for child in children:
         child.kill()
         child.wait()
 
 
 def said(state_dir, pid, **more):
+    """What the process with this pid would write as a daemon."""
     state_dir.mkdir(exist_ok=True)
-    (state_dir / "daemon.json").write_text(json.dumps({"pid": pid, "url": "", "socket": "/tmp/x.sock", **more}))
+    text = {"pid": pid, "started": started(pid), "url": "", "socket": "/tmp/x.sock", **more}
+    (state_dir / "daemon.json").write_text(json.dumps(text))
 
 
 def test_without_its_file_there_is_no_daemon(state_dir):
@@ -65,22 +65,23 @@ def test_a_file_that_says_nothing_is_no_daemon(state_dir, text):
 
 
 def test_a_pid_that_another_process_has_by_now_is_no_daemon(state_dir, process):
-    said(state_dir, process("something", "else").pid)
+    """Also where the later process has rollmuxd in its command line, as everything has in a folder of that name."""
+    said(state_dir, process().pid, started="1")
 
     assert daemon.find(state_dir) is None
 
 
 def test_a_pid_of_nobody_is_no_daemon(state_dir, process):
-    child = process("rollmuxd")
+    child = process()
+    said(state_dir, child.pid)
     child.kill()
     child.wait()
-    said(state_dir, child.pid)
 
     assert daemon.find(state_dir) is None
 
 
 def test_a_daemon_is_found_by_what_it_wrote(state_dir, process):
-    child = process("-m", "rollmuxd", "daemon", "run")
+    child = process()
     said(state_dir, child.pid, url="http://127.0.0.1:7878")
 
     found = daemon.find(state_dir)
@@ -97,7 +98,7 @@ def test_where_none_runs_the_exit_status_is_3(rollmuxd, config, state_dir, comma
 
 
 def test_a_daemon_that_does_not_answer_is_not_ready(rollmuxd, config, state_dir, process):
-    said(state_dir, process("rollmuxd").pid, socket=str(state_dir / "nobody.sock"))
+    said(state_dir, process().pid, socket=str(state_dir / "nobody.sock"))
 
     ran = rollmuxd(f"daemon status --config {config}")
 
@@ -109,7 +110,7 @@ def test_a_daemon_that_does_not_answer_is_not_ready(rollmuxd, config, state_dir,
 @pytest.mark.parametrize("amiss", ["", "it could not be looked after"])
 def test_what_a_ready_daemon_says_of_its_journal_is_shown(rollmuxd, config, state_dir, process, amiss):
     path = state_dir / "it.sock"
-    said(state_dir, process("rollmuxd").pid, socket=str(path))
+    said(state_dir, process().pid, socket=str(path))
     body = json.dumps({"status": "ready", "reason": amiss}).encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as there:
         there.bind(str(path))
@@ -135,7 +136,7 @@ def test_what_a_ready_daemon_says_of_its_journal_is_shown(rollmuxd, config, stat
 
 
 def test_a_second_daemon_on_the_same_state_is_refused(rollmuxd, config, state_dir, process):
-    child = process("rollmuxd")
+    child = process()
     said(state_dir, child.pid)
 
     ran = rollmuxd(f"daemon start --config {config}")
@@ -163,7 +164,7 @@ def test_a_typo_in_the_configuration_is_one_line_and_1(rollmuxd, tmp_path):
 def test_a_daemon_that_runs_is_found_and_stopped_whatever_has_become_of_its_configuration(
     rollmuxd, config, state_dir, process, broken
 ):
-    child = process("rollmuxd")
+    child = process()
     said(state_dir, child.pid, socket=str(state_dir / "nobody.sock"))
     config.write_text(config.read_text() + broken)
 
@@ -187,7 +188,7 @@ def test_of_a_file_that_may_mean_another_directory_none_is_guessed(rollmuxd, tmp
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "usual"))
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     (tmp_path / "usual").mkdir()
-    child = process("rollmuxd")
+    child = process()
     said(tmp_path / "usual" / "rollmux", child.pid)
     file = tmp_path / "rollmux.toml"
     file.write_text(text.format(tmp_path))
@@ -234,6 +235,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as there:
     there.bind("it.sock")
     there.listen()
     said = {"pid": os.getpid(), "url": None, "socket": str(state / "it.sock")}
+    said["started"] = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
     (state / "daemon.json").write_text(json.dumps(said))
     asked, _ = there.accept()
     asked.recv(1000)

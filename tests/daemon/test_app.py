@@ -21,6 +21,7 @@ import pytest
 import structlog
 
 import rollmuxd
+from rollmuxd.cli.processes import started
 from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.inputs import HostSpec, RegisterJob
@@ -73,7 +74,12 @@ def client(where: app.Ready, **options) -> httpx.AsyncClient:
 async def test_it_serves_on_both_sockets_and_says_where(settings, tmp_path):
     async with running(settings()) as where:
         said = json.loads((tmp_path / "state" / "daemon.json").read_bytes())
-        assert said == {"pid": os.getpid(), "url": where.url, "socket": str(tmp_path / "state" / "rollmux.sock")}
+        assert said == {
+            "pid": os.getpid(),
+            "started": started(os.getpid()),
+            "url": where.url,
+            "socket": str(tmp_path / "state" / "rollmux.sock"),
+        }
         assert stat.S_IMODE(os.stat(where.socket).st_mode) == 0o600
         umask = os.umask(0)
         os.umask(umask)
@@ -281,7 +287,7 @@ async def test_a_daemon_whose_directory_was_moved_takes_nothing_from_the_one_tha
         here.mkdir()
         with socket.socket(socket.AF_UNIX) as others:
             others.bind(str(here / "rollmux.sock"))
-            (here / "daemon.json").write_text('{"pid": 1, "url": null, "socket": ""}')
+            (here / "daemon.json").write_text('{"pid": 1, "started": "5", "url": null, "socket": ""}')
     assert sorted(path.name for path in here.iterdir()) == ["daemon.json", "rollmux.sock"]
 
 

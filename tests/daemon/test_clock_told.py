@@ -51,7 +51,7 @@ async def test_who_starts_a_daemon_or_asks_how_it_is_is_told(tmp_path, days, sai
 
 async def test_it_is_said_again_every_hour_and_when_it_is_over(tmp_path, monkeypatch):
     path, said = tmp_path / "daemon.json", ["3 days ahead"]
-    path.write_text('{"pid": 17, "url": null, "socket": "/x", "fingerprint": "new"}')
+    path.write_text('{"pid": 17, "started": "5", "url": null, "socket": "/x", "fingerprint": "new"}')
     monkeypatch.setattr(app, "CLOCK_EVERY_S", 0.01)
     with structlog.testing.capture_logs() as logs:
         async with anyio.create_task_group() as tasks:
@@ -59,7 +59,7 @@ async def test_it_is_said_again_every_hour_and_when_it_is_over(tmp_path, monkeyp
             while len(logs) < 2:
                 await anyio.sleep(0.01)
             assert json.loads(path.read_text()) == {
-                "pid": 17, "url": None, "socket": "/x", "fingerprint": "new", "clock": "3 days ahead",
+                "pid": 17, "started": "5", "url": None, "socket": "/x", "fingerprint": "new", "clock": "3 days ahead",
             }  # fmt: skip
             said[0] = ""
             with anyio.fail_after(5):
