@@ -69,7 +69,7 @@ def run(config: Path | None) -> None:
         settings = _settings(config)
     except Failed as error:
         raise Failed(error.message, app.CANNOT) from error
-    sys.exit(app.main(settings))
+    app.main(settings)
 
 
 @daemon.command()

@@ -6,6 +6,7 @@ What would surprise:
 
 - Signals are ours, not uvicorn's: it would raise them once more after it has stopped. The first SIGTERM or SIGINT
   lets calls come to an end, writes a snapshot and exits with 0; the second one exits at once, which is safe.
+- The state directory's lock is released last, and then the process ends, whatever its threads still do.
 - Sockets are bound here, before anything is told: a port in use is a sentence, and not uvicorn's ``sys.exit``.
 - Jobs do not notice a stop: what they hold is in the journal, and their clients ask again until the daemon is back.
 """
@@ -24,7 +25,7 @@ from collections.abc import AsyncIterator, Callable, Container, Iterator, Mappin
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from zlib import crc32
 
 import anyio
@@ -234,22 +235,38 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
                 driver.stop()
                 await driver.stopped.wait()
                 tasks.cancel_scope.cancel()
-        log.info("stopped")
+    log.info("stopped")
 
 
-def main(settings: Settings) -> int:
-    """Run a daemon in this process; the exit status. Uses uvloop where it is installed."""
+def main(settings: Settings) -> NoReturn:
+    """Run a daemon in this process, and end the process with it. Uses uvloop where it is installed."""
     logs.set_up(settings.log.level, settings.log.format)
     raise_open_files()
     gc.set_threshold(50_000, 50, 50)  # a thousand waiting clients are many objects, and none of them is a cycle
+    anyio.run(_until_exit, settings, backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None})
+    raise AssertionError  # the process has ended
+
+
+async def _until_exit(settings: Settings) -> NoReturn:
+    """Run a daemon, then exit at once.
+
+    The state directory's lock is free by then. Python would still wait for every thread, and one of them may compute an
+    answer for minutes: the process would live on without its lock.
+    """
+    status = 0
     try:
-        anyio.run(serve, settings, backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None})
+        await serve(settings)
     except (CannotStart, BadSettings) as error:
         print(f"rollmuxd: {error}", file=sys.stderr)  # noqa: T201  # to whoever has started it
-        return NOT_NOW if may_pass(error) else CANNOT
+        status = NOT_NOW if may_pass(error) else CANNOT
     except BrokenInvariant:
-        return 70  # EX_SOFTWARE; the log has it in full
-    return 0
+        status = 70  # EX_SOFTWARE; the log has it in full
+    except Exception:  # noqa: BLE001  # Python's own end, without its wait
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def may_pass(error: BaseException | None) -> bool:

@@ -169,6 +169,42 @@ def test_a_caller_that_holds_up_the_stop_costs_no_job_its_slot(live):
     a.do("leave")
 
 
+#: a policy that never finishes placing a job, and notes that it is at it
+ENDLESS = """
+import pathlib
+
+from rollmuxd.core.placement import RollMux
+
+
+class Endless(RollMux):
+    def place(self, state, job):
+        pathlib.Path({begun!r}).touch()
+        while True:
+            pass
+"""
+
+
+def test_a_stop_ends_while_a_plan_is_being_computed_and_the_directory_is_free_afterwards(live):
+    plugins, begun = live.folder / "plugins", live.folder / "begun"
+    info = plugins / "rollmuxd_policy_endless-0.dist-info"
+    info.mkdir(parents=True)
+    (plugins / "rollmuxd_policy_endless.py").write_text(ENDLESS.format(begun=str(begun)))
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rollmuxd-policy-endless\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[rollmuxd.policies]\nendless = rollmuxd_policy_endless:Endless\n")
+    daemon = live.daemon(policy="endless", shutdown_s=1.0)
+    job = {"name": "a", "phases": [{"name": "rollout", "pools": ["rollout"], "seconds": 1}], "wants": {"rollout": {}}}
+    call = json.dumps({"jobs": [job]}).encode()
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(str(daemon.socket))
+        caller.sendall(b"POST /v1/plan HTTP/1.1\r\nhost: rollmuxd\r\ncontent-length: %d\r\n\r\n%s" % (len(call), call))
+        live.until("the plan is being computed", begun.exists)
+
+        assert daemon.stop() == 0
+    daemon.restart()
+
+    assert len(daemon.facts("daemon_started")) == 2
+
+
 def test_a_disk_that_takes_nothing_more_is_answered_with_503_and_all_go_on_when_it_does(live):
     daemon = live.daemon()
     a = live.holder("a")
