@@ -261,7 +261,7 @@ async def _until_exit(settings: Settings) -> NoReturn:
         status = NOT_NOW if may_pass(error) else CANNOT
     except BrokenInvariant:
         status = 70  # EX_SOFTWARE; the log has it in full
-    except Exception:  # noqa: BLE001  # Python's own end, without its wait
+    except Exception:  # Python's own end, without its wait
         sys.excepthook(*sys.exc_info())
         status = 1
     sys.stdout.flush()

@@ -86,7 +86,6 @@ def test_the_dashboard_is_measured_in_a_browser() -> None:
 
 @pytest.mark.slow
 @pytest.mark.e2e
-@pytest.mark.timeout(240)
 def test_the_hook_for_trl_is_measured_on_real_runs() -> None:
     for name in ("torch", "trl"):
         if importlib.util.find_spec(name) is None:

@@ -11,6 +11,7 @@ import time
 
 import httpx
 import pytest
+from patience import PATIENCE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -32,7 +33,7 @@ def callers(path, number):
 
 
 def test_without_descriptors_it_says_so_holders_keep_what_they_hold_and_it_recovers(live):
-    daemon = live.daemon(lease_s=6.0)
+    daemon = live.daemon()
     a = live.holder("a")
     b, asked = live.waiter("b")
     before = daemon.last_seq()
@@ -41,13 +42,13 @@ def test_without_descriptors_it_says_so_holders_keep_what_they_hold_and_it_recov
 
     resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (open_now + 2, limits[1]))
     with callers(daemon.socket, 30):
-        live.until("it says so", lambda: "Too many open files" in daemon.log.read_text(), within=60)
+        live.until("it says so", lambda: "Too many open files" in daemon.log.read_text())
         assert daemon.process.poll() is None
     resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, limits)
 
-    a.do("leave", within=30)
-    assert "error" not in b.answer(asked, within=30)
-    b.do("leave", within=30)
+    a.do("leave")
+    assert "error" not in b.answer(asked)
+    b.do("leave")
     assert [
         fact for fact in daemon.facts(after=before) if fact["fact"] in {"slot_lost", "session_lost", "job_lost"}
     ] == []
@@ -76,7 +77,7 @@ def test_who_floods_the_port_keeps_nobody_from_the_unix_socket_and_fills_no_log(
             stderr=to,
         )
     try:
-        give_up = time.monotonic() + 30
+        give_up = time.monotonic() + PATIENCE_S
         while not told.exists():
             assert daemon.poll() is None, log.read_text()
             assert time.monotonic() < give_up
@@ -90,7 +91,7 @@ def test_who_floods_the_port_keeps_nobody_from_the_unix_socket_and_fills_no_log(
                 one.setblocking(False)
                 one.connect_ex((host, int(port)))
             for _ in range(5):
-                with httpx.Client(transport=httpx.HTTPTransport(uds=ready["socket"]), timeout=10) as operator:
+                with httpx.Client(transport=httpx.HTTPTransport(uds=ready["socket"]), timeout=PATIENCE_S) as operator:
                     assert operator.get("http://localhost/v1/jobs").status_code == 200
                 assert len(os.listdir(f"/proc/{daemon.pid}/fd")) < 200
                 time.sleep(0.2)
@@ -227,21 +228,20 @@ def test_on_a_full_disk_newcomers_are_refused_and_what_is_held_can_still_be_rele
 
     fill(small_disk)
     # Somebody else's release spends what is reserved, at the latest.
-    a.do("leave", within=30)
-    b.answer(asked, within=30)
+    a.do("leave")
+    b.answer(asked)
     fill(small_disk)  # the reserve that was given up is not all for us
     refused = live.until(
         "it refuses newcomers",
         lambda: (answer := daemon.call("POST", "/v1/jobs", NEWCOMER)).status_code == 503 and answer,
-        within=30,
     )
     assert refused.headers["content-type"] == "application/problem+json"
     assert "full" in refused.json()["detail"]
     assert b.process.poll() is None
 
     (small_disk / "ballast").unlink()
-    b.do("leave", within=60)
-    live.until("newcomers are let in", lambda: daemon.call("POST", "/v1/jobs", NEWCOMER).status_code == 201, within=60)
+    b.do("leave")
+    live.until("newcomers are let in", lambda: daemon.call("POST", "/v1/jobs", NEWCOMER).status_code == 201)
     assert daemon.facts("slot_lost", "session_lost", after=before) == []
     assert (small_disk / "reserve").stat().st_size > 0
 
@@ -250,7 +250,7 @@ def test_killed_on_a_full_disk_it_starts_again_with_all_that_was_acknowledged(li
     daemon = live.daemon()
     a = live.holder("a")
     fill(small_disk)
-    a.do("leave", within=30)
+    a.do("leave")
     acknowledged = daemon.last_seq()
 
     daemon.kill9()
@@ -259,8 +259,8 @@ def test_killed_on_a_full_disk_it_starts_again_with_all_that_was_acknowledged(li
 
     assert daemon.last_seq() > acknowledged
     assert daemon.facts("slot_released", slot=a.happened("granted")[0]["slot"])
-    a.do("enter", phase="train", within=30)
-    a.do("leave", within=30)
+    a.do("enter", phase="train")
+    a.do("leave")
 
 
 def test_a_state_directory_that_cannot_be_written_is_said_at_the_start(live, small_disk):
@@ -272,7 +272,7 @@ def test_a_state_directory_that_cannot_be_written_is_said_at_the_start(live, sma
         [sys.executable, "-m", "rollmuxd", "daemon", "run", "--config", str(daemon.folder / "rollmux.toml")],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         cwd=daemon.folder,
     )
 
@@ -287,17 +287,17 @@ def test_a_state_directory_that_cannot_be_written_is_said_at_the_start(live, sma
 
 
 def test_files_that_may_not_grow_are_answered_with_503_and_holders_keep_what_they_hold(live):
-    daemon = live.daemon(lease_s=4.0)
+    daemon = live.daemon()
     a = live.holder("a")
     before = daemon.last_seq()
     unlimited = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
 
     resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (0, unlimited[1]))
     live.until("it refuses", lambda: daemon.call("POST", "/v1/jobs", NEWCOMER).status_code == 503)
-    time.sleep(5.0)  # longer than a lease, in which nobody can be written down as lost
+    time.sleep(live.lease_s + 1.0)  # longer than a lease, in which nobody can be written down as lost
     assert daemon.process.poll() is None
     resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, unlimited)
 
-    a.do("leave", within=30)
+    a.do("leave")
     assert daemon.facts("slot_lost", "session_lost", "job_lost", after=before) == []
-    live.until("it takes newcomers", lambda: daemon.call("POST", "/v1/jobs", NEWCOMER).status_code == 201, within=30)
+    live.until("it takes newcomers", lambda: daemon.call("POST", "/v1/jobs", NEWCOMER).status_code == 201)

@@ -10,17 +10,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 STORM = Path(__file__).with_name("storm.py")
 
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.timeout(480)
 def test_a_short_storm_loses_nothing_and_everybody_finishes():
     with blowing("--budget", "18", "--clients", "8", "--seed", "short") as ended:
         # What the storm itself allows to its parts adds up to less, with its start and its verdict.
-        stdout, stderr = ended.communicate(timeout=420)
+        stdout, stderr = ended.communicate(timeout=PATIENCE_S)
 
     assert stdout, stderr[-3000:]
     found = json.loads(stdout)
@@ -38,7 +38,6 @@ def test_a_short_storm_loses_nothing_and_everybody_finishes():
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_storm_that_is_told_to_stop_leaves_no_process_behind(tmp_path):
     with blowing("--budget", "300", "--clients", "2", "--seed", "stop", "--keep", str(tmp_path)) as storm:
         while not any(path.stat().st_size for path in tmp_path.glob("c*.jsonl")):
@@ -46,9 +45,9 @@ def test_a_storm_that_is_told_to_stop_leaves_no_process_behind(tmp_path):
             time.sleep(0.1)
         assert len(at_work_in(tmp_path)) >= 2, "the daemon and a client"
         storm.terminate()
-        storm.communicate(timeout=60)
+        storm.communicate(timeout=PATIENCE_S)
         assert storm.returncode == 128 + signal.SIGTERM
-        until = time.monotonic() + 10
+        until = time.monotonic() + PATIENCE_S
         while left := at_work_in(tmp_path):
             assert time.monotonic() < until, left
             time.sleep(0.1)
@@ -71,7 +70,7 @@ def blowing(*arguments):
             if storm.poll() is None:
                 storm.terminate()
                 with suppress(subprocess.TimeoutExpired):
-                    storm.communicate(timeout=40)
+                    storm.communicate(timeout=PATIENCE_S)
             with suppress(ProcessLookupError):
                 os.killpg(storm.pid, signal.SIGKILL)
 

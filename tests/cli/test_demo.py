@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.cli.calls import Failed
 from rollmuxd.cli.demo import command, live, reached, run, show
@@ -265,7 +266,7 @@ def test_a_core_says_that_it_is_up_and_the_rate_of_a_window_that_is_over_is_0():
         text=True,
     ) as core:
         assert core.stdout.readline() == "ready\n"
-        out, _ = core.communicate(f"{time.monotonic() - 60}\n", timeout=120)
+        out, _ = core.communicate(f"{time.monotonic() - 60}\n", timeout=PATIENCE_S)
 
     assert out.split() == ["0.0", "0.0"]
 

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from patience import PATIENCE_S, until
 
 from rollmuxd.cli.main import cli
 
@@ -153,31 +153,26 @@ def test_a_disk_that_is_full_is_said_to_be() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_whoever_ends_a_comparison_ends_the_runs_of_other_processes_too(by: signal.Signals) -> None:
     """A run takes half a minute, and as many are begun as there are processes."""
     words = [sys.executable, "-c", "from rollmuxd.cli.main import main; main()", "sim", "compare", "--policies", "solo"]
     more = ("--workload", "weave-production", "--fidelity", "phase", "--jobs", "2", "--seeds", "3")
     with subprocess.Popen([*words, *more], start_new_session=True, stderr=subprocess.PIPE, text=True) as asked:
-        while len(_group(asked.pid)) < 4:  # it, its resource tracker, and two at work
-            time.sleep(0.05)
+        # it, its resource tracker, and two at work
+        until("four processes run", lambda: len(_group(asked.pid)) >= 4 or asked.poll() is not None)
         os.kill(asked.pid, by)
-        _, said = asked.communicate(timeout=60)
+        _, said = asked.communicate(timeout=PATIENCE_S)
     if by == signal.SIGINT:
         assert asked.returncode == 1
         assert "Aborted" in said
         assert "Traceback" not in said
     else:
         assert asked.returncode == -by
-    give_up = time.monotonic() + 60
-    while (left := _group(asked.pid)) and time.monotonic() < give_up:  # the resource tracker goes a moment later
-        time.sleep(0.05)
-    assert left == []
+    until("all of them have ended", lambda: not _group(asked.pid))  # the resource tracker goes a moment later
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_ctrl_c_while_other_processes_are_being_started_ends_them_as_well() -> None:
     """All runs would take ten minutes."""
     script = (
@@ -193,7 +188,7 @@ def test_ctrl_c_while_other_processes_are_being_started_ends_them_as_well() -> N
     words = ["sim", "compare", "--policies", "solo", "--workload", "weave-production", "--fidelity", "phase"]
     asked = subprocess.run(
         [sys.executable, "-c", script, *words, "--jobs", "2", "--seeds", "40"],
-        capture_output=True, text=True, timeout=100, start_new_session=True, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, start_new_session=True, check=False,
     )  # fmt: skip
     assert asked.returncode == 1
     assert "Aborted" in asked.stderr
@@ -213,5 +208,5 @@ def _group(leader: int) -> list[int]:
 
 def test_the_command_line_does_not_import_the_simulator_to_say_help() -> None:
     code = "import sys; import rollmuxd.cli.main; print([m for m in sys.modules if m.startswith('rollmuxd.sim')])"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert ended.stdout.strip() == "[]"

@@ -300,7 +300,6 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
 
 
-@pytest.mark.timeout(240)
 def test_on_a_terminal_it_stays_sorts_outlives_a_restart_of_the_daemon_and_ends_at_q(table, tmp_path):
     socket = tmp_path / "rollmux.sock"
     with Daemon(str(socket), handler(table)) as server:

@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 import rollmuxd
 from rollmuxd.client.heartbeat import Beater
@@ -247,11 +248,11 @@ def test_a_forked_child_tells_nothing_and_hangs_on_nothing_though_its_parent_was
     def tell():
         with pulse._lock:
             held.set()
-            let_go.wait(20)
+            let_go.wait(PATIENCE_S)
 
     teller = threading.Thread(target=tell)
     teller.start()
-    assert held.wait(20)
+    assert held.wait(PATIENCE_S)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads, which is the point
         child = os.fork()
@@ -302,7 +303,7 @@ def test_its_end_while_it_is_started_again_ends_the_new_process_as_well(monkeypa
         pulse = HeartbeatProcess(find(f"http://127.0.0.1:{hangs.getsockname()[1]}").address, Heard())
         pulse.session(SessionView("s1", "j1", 1, 60.0, 0.05))
         os.kill(pulse.pid, signal.SIGKILL)
-        pulse._thread.join(30)
+        pulse._thread.join(PATIENCE_S)
         for connection in connections:
             connection.close()
 
@@ -322,7 +323,7 @@ def test_its_end_between_a_start_and_the_first_word_is_no_error(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     pulse = Ended(find("http://127.0.0.1:9").address, Heard())
     pulse.session(SessionView("s1", "j1", 1, 60.0, 0.05))
-    pulse._thread.join(20)
+    pulse._thread.join(PATIENCE_S)
 
     assert not pulse._thread.is_alive()
 

@@ -8,6 +8,7 @@ import threading
 from concurrent import futures
 
 import pytest
+from patience import PATIENCE_S
 
 import rollmuxd
 from rollmuxd import testing
@@ -827,7 +828,7 @@ def test_a_loop_in_a_thread_waits_until_the_test_lets_it_go(daemon, until):
     until(lambda: len(daemon.asked("POST", "/slots")) > 3)
     assert order == ["rollout"]
     daemon.go("train")
-    thread.join(20)
+    thread.join(PATIENCE_S)
 
     assert order == ["rollout", "train"]
 

@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
+from patience import PATIENCE_S
 
 import rollmuxd
 from rollmuxd import testing
@@ -59,7 +60,7 @@ def crew(loop, count=3, store=None, **settings):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
     return outcome
 
@@ -88,10 +89,10 @@ def test_the_slot_is_released_when_the_last_rank_has_left(daemon):
         with job.phase("train"):
             if rank == 2:
                 inside.set()
-                assert may_leave.wait(20)
+                assert may_leave.wait(PATIENCE_S)
 
     def watch():
-        assert inside.wait(20)
+        assert inside.wait(PATIENCE_S)
         released_early.append(bool(daemon.asked("POST", "/release")))
         may_leave.set()
 
@@ -312,7 +313,7 @@ def test_a_store_that_takes_no_last_word_holds_up_no_end(daemon, monkeypatch, ho
 
     ended = threading.Thread(target=end, daemon=True)
     ended.start()
-    ended.join(20)
+    ended.join(PATIENCE_S)
     held_up = ended.is_alive()
     let_go.set()
     assert not held_up
@@ -428,7 +429,7 @@ def test_the_same_store_serves_a_second_start(daemon):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
 
     assert sorted(Counter(seen).values()) == [2, 2]  # both ranks, both times, in the same slot
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from msgspec import structs
+from patience import PATIENCE_S
 
 import rollmuxd
 from rollmuxd.client import calls, errors
@@ -58,7 +59,7 @@ class Hanging(FakeDaemon):
     def handle(self, method, path, params, content):
         if self.hangs[0] == method and path.endswith(self.hangs[1]):
             self.is_asked.set()
-            self.goes_on.wait(20)
+            self.goes_on.wait(PATIENCE_S)
             raise errors.Unreachable("it hangs")
         return super().handle(method, path, params, content)
 
@@ -90,8 +91,8 @@ def test_a_coroutine_that_is_dropped_with_its_loop_in_a_call_is_closed_without_a
     command = [sys.executable, "-c", DROPS]
     program = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environ, cwd=ROOT)
     try:
-        assert fake.is_asked.wait(20)
-        assert program.communicate("go on\n", timeout=20) == ("closed\n", "")
+        assert fake.is_asked.wait(PATIENCE_S)
+        assert program.communicate("go on\n", timeout=PATIENCE_S) == ("closed\n", "")
     finally:
         fake.goes_on.set()
         program.kill()
@@ -185,7 +186,7 @@ def test_a_daemon_that_did_not_answer_in_time_may_have_heard(listening):
             daemon.call(structs.replace(calls.job("j1"), timeout_s=0.2))
         finally:
             fake.goes_on.set()
-    assert fake.is_asked.wait(20)
+    assert fake.is_asked.wait(PATIENCE_S)
     assert raised.value.heard
 
 

@@ -7,6 +7,7 @@ import gzip
 
 import anyio
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.spi import ContactLost, HostConfig, NotDone, OrderKind, PluginError, StateOrder, StateSpec
 from rollmuxd.spi.fakes import FakeChannel
@@ -54,7 +55,7 @@ async def opened(driver, **options):
 
 async def tell(driver, told):
     """The driver's word on an order."""
-    with anyio.fail_after(50):
+    with anyio.fail_after(PATIENCE_S):
         await getattr(driver, told.kind.value)(told)
 
 

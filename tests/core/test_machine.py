@@ -27,7 +27,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -1017,7 +1016,6 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         self.faults_stop()
 
 
-@pytest.mark.timeout(900)
 def test_whatever_anybody_does_the_sentences_stay_true() -> None:
     run_state_machine_as_test(
         ClientsOperatorsAndBackends,

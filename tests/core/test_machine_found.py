@@ -10,6 +10,7 @@ from rollmuxd.core import inventory
 
 sys.path.insert(0, str(Path(__file__).parent))
 import machine
+from patience import PATIENCE_S
 
 #: seed 117: both hosts of a job whose process came back are restarted, and its request waits for word of its states
 STOOD_STILL = (
@@ -39,6 +40,6 @@ def test_a_sequence_that_fails_is_made_shorter(monkeypatch: pytest.MonkeyPatch) 
     assert len(steps) == len(STOOD_STILL) + len(looks)
     wrong = machine.play(steps)
     assert wrong.startswith("AssertionError: never granted")
-    found = machine.shorter(steps, wrong, time.monotonic() + 60)
+    found = machine.shorter(steps, wrong, time.monotonic() + PATIENCE_S)
     assert machine.play(found).startswith("AssertionError: never granted")
     assert len(found) < len(STOOD_STILL)

@@ -19,6 +19,7 @@ import anyio
 import httpx
 import pytest
 import structlog
+from patience import PATIENCE_S
 
 import rollmuxd
 from rollmuxd.cli.processes import started
@@ -59,7 +60,7 @@ async def running(settings: Settings):
             ready.set()
 
         tasks.start_soon(run)
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             await ready.wait()
         yield found[0]
         os.kill(os.getpid(), signal.SIGTERM)
@@ -67,7 +68,7 @@ async def running(settings: Settings):
 
 def client(where: app.Ready, **options) -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        transport=httpx.AsyncHTTPTransport(uds=where.socket), base_url="http://rollmuxd", timeout=30, **options
+        transport=httpx.AsyncHTTPTransport(uds=where.socket), base_url="http://rollmuxd", timeout=PATIENCE_S, **options
     )
 
 
@@ -481,7 +482,7 @@ async def test_a_job_on_a_node_that_was_taken_out_of_the_configuration_is_warned
     with structlog.testing.capture_logs() as before:
         async with running(settings("0", "1")) as where, client(where) as unix:
             job = (await unix.post("/v1/jobs", json=body)).json()["job"]
-            with anyio.fail_after(20):
+            with anyio.fail_after(PATIENCE_S):
                 while not (await unix.get(f"/v1/jobs/{job}")).json()["pins"]:
                     await anyio.sleep(0.05)
             assert (await unix.post("/v1/nodes/box/gpu0/drain", json={})).status_code == 200
@@ -608,7 +609,7 @@ async def test_a_broken_invariant_stops_the_daemon_and_is_what_it_dies_of(settin
                 await unix.post("/v1/jobs", json=body)
 
     async with anyio.create_task_group() as tasks:
-        with anyio.fail_after(20), pytest.raises(BrokenInvariant, match="two slots hold"):
+        with anyio.fail_after(PATIENCE_S), pytest.raises(BrokenInvariant, match="two slots hold"):
             await serve(settings(), on_ready=lambda where: tasks.start_soon(poke, where))
 
 
@@ -632,7 +633,7 @@ async def test_a_daemon_waits_nowhere_for_a_systemd_that_has_no_room_and_tells_i
         systemd.setblocking(False)
         while app.notify("STATUS=of another service"):
             pass
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             async with running(settings()):
                 heard = b"STATUS"
                 while heard.startswith(b"STATUS"):
@@ -705,7 +706,7 @@ async def test_a_signal_in_a_long_replay_ends_it_and_nothing_is_written(settings
             yield told
 
     monkeypatch.setattr(Journal, "_facts_after", replayed)
-    with anyio.fail_after(20):
+    with anyio.fail_after(PATIENCE_S):
         await serve(settings(), on_ready=read.append)
     assert 100 <= read[-1] < 500
     left = sorted(path.name for path in (tmp_path / "state").iterdir())

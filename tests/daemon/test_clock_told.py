@@ -8,6 +8,7 @@ import time
 import anyio
 import pytest
 import structlog
+from patience import PATIENCE_S
 
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
@@ -27,7 +28,7 @@ async def begin(state_dir, at):
 
 def typed(tmp_path, *words):
     words = [sys.executable, "-m", "rollmuxd", "daemon", *words, "--config", tmp_path / "rollmux.toml"]
-    return subprocess.run(words, capture_output=True, text=True, timeout=50).stdout
+    return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S).stdout
 
 
 @pytest.mark.e2e
@@ -62,7 +63,7 @@ async def test_it_is_said_again_every_hour_and_when_it_is_over(tmp_path, monkeyp
                 "pid": 17, "started": "5", "url": None, "socket": "/x", "fingerprint": "new", "clock": "3 days ahead",
             }  # fmt: skip
             said[0] = ""
-            with anyio.fail_after(5):
+            with anyio.fail_after(PATIENCE_S):
                 while "clock" in json.loads(path.read_text()):
                     await anyio.sleep(0.01)
             count = len(logs)

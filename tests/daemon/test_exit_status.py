@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.daemon.app import CannotStart, may_pass
 from rollmuxd.daemon.journal import Journal, JournalFailed, JournalRefused
@@ -28,7 +29,7 @@ def run(folder, *, before="", text="", listen=""):
         f"import sys; sys.argv = ['rollmuxd', 'daemon', 'run', '--config', '{folder}/rollmux.toml']\n"
         "from rollmuxd.cli.main import main; main()\n"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
     return ran.returncode, ran.stderr.splitlines()[-1]
 
 
@@ -62,7 +63,7 @@ def test_a_really_full_disk_is_tried_again_and_with_its_reserve_it_starts(tmp_pa
         def started():
             """Whether a daemon gets ready; it is killed then. Its exit status, if it does not."""
             with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as daemon:
-                until = time.monotonic() + 30
+                until = time.monotonic() + PATIENCE_S
                 while daemon.poll() is None and time.monotonic() < until and not (place / "daemon.json").exists():
                     time.sleep(0.05)
                 if daemon.poll() is None:

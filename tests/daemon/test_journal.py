@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.core.facts import HostAdded, SlotQueued
 from rollmuxd.core.inputs import HostSpec
@@ -114,7 +115,7 @@ async def test_a_large_snapshot_is_kept_compressed_and_read_as_it_was(tmp_path):
 async def test_a_large_snapshot_is_not_kept_when_a_commit_failed_while_it_was_compressed(tmp_path, monkeypatch):
     """The facts that it is of may not have been written, and others of their numbers be written since."""
     recovered, pack = threading.Event(), journal_file.packed
-    monkeypatch.setattr(journal_file, "packed", lambda body: recovered.wait(20) and pack(body))
+    monkeypatch.setattr(journal_file, "packed", lambda body: recovered.wait(PATIENCE_S) and pack(body))
     journal = FaultyJournal.open(tmp_path)
     journal.fault = sqlite3.OperationalError("disk I/O error")
     lost, kept = journal.append([(1, host(1))]), journal.snapshot(1, LARGE)

@@ -15,6 +15,7 @@ import textwrap
 
 import anyio
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.core.config import Config
 from rollmuxd.core.facts import HostAdded
@@ -67,7 +68,11 @@ def scenario(tmp_path, body):
     code = HEAD + textwrap.dedent(body) + "\nasyncio.run(main())\nprint(json.dumps(said))\n"
     try:
         ran = subprocess.run(
-            [*ALONE, sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=50, check=False
+            [*ALONE, sys.executable, "-c", code, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
         )
     except FileNotFoundError:
         pytest.skip("unshare is not installed")
@@ -394,7 +399,7 @@ async def test_a_writer_that_cannot_read_its_journal_goes_on_trying(tmp_path, mo
 
         monkeypatch.setattr(journal_file, "connect", no_file_is_left)
         driver._end(Unavailable("a commit failed"))
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             while not driver._up:
                 await anyio.sleep(0.05)
         assert len(tried) == 3

@@ -14,6 +14,7 @@ import anyio
 import anyio.from_thread
 import pytest
 import structlog
+from patience import PATIENCE_S
 
 from rollmuxd.daemon import log_file
 
@@ -47,7 +48,7 @@ def run(folder):
         try:
             words = [sys.executable, "-c", BEGINS.format(path=str(folder / "daemon.log")) + program]
             env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-            ran = subprocess.run(words, stdout=log if out is None else out, stderr=log, env=env, timeout=50)
+            ran = subprocess.run(words, stdout=log if out is None else out, stderr=log, env=env, timeout=PATIENCE_S)
         finally:
             os.close(log)
         found = {file.name: file.read_text() for file in folder.iterdir()}
@@ -103,7 +104,7 @@ def test_a_link_to_another_disk_is_left_to_who_made_it(run, folder):
 def test_a_stderr_that_is_no_file_is_left_alone(folder):
     (folder / "daemon.log").write_text(LONG)
     program = BEGINS.format(path=str(folder / "daemon.log")) + "tend(); say('there')"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=50)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=PATIENCE_S)
     assert ran.stderr == b"there\n"
     assert [file.name for file in folder.iterdir()] == ["daemon.log"]
 
@@ -269,7 +270,7 @@ def test_a_daemon_begins_its_log_anew_and_goes_on_writing(tmp_path):
 
     def typed(*words):
         words = [sys.executable, "-m", "rollmuxd", "daemon", *words, "--config", tmp_path / "rollmux.toml"]
-        ran = subprocess.run(words, capture_output=True, text=True, timeout=50)
+        ran = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
         assert ran.returncode == 0, ran.stderr
         return json.loads(ran.stdout)
 
@@ -279,7 +280,7 @@ def test_a_daemon_begins_its_log_anew_and_goes_on_writing(tmp_path):
 
     pid = typed("start", "--json")["pid"]
     try:
-        until = time.monotonic() + 40
+        until = time.monotonic() + PATIENCE_S
         while not begun_anew():
             assert time.monotonic() < until
             time.sleep(0.05)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.client import where
 from rollmuxd.client.errors import RollmuxError
@@ -68,7 +69,7 @@ def leaky(tmp_path):
         process = subprocess.Popen(words, stdout=to, stderr=to, env=environ, cwd=tmp_path)
     try:
         told = tmp_path / "state" / "daemon.json"
-        give_up = time.monotonic() + 20
+        give_up = time.monotonic() + PATIENCE_S
         while not told.exists():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < give_up, log.read_text()
@@ -76,7 +77,7 @@ def leaky(tmp_path):
         yield json.loads(told.read_text()), tmp_path, process
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        process.wait(PATIENCE_S)
 
 
 def files_under(folder: Path) -> dict[str, str]:
@@ -102,7 +103,7 @@ def bundled(folder: Path) -> dict[str, str]:
     """What is in the file that one sends with a bug report."""
     words = [sys.executable, "-m", "rollmuxd", "doctor", "--bundle", str(folder / "bundle.tar.gz")]
     done = subprocess.run(
-        [*words, "--config", str(folder / "rollmux.toml")], capture_output=True, text=True, timeout=60
+        [*words, "--config", str(folder / "rollmux.toml")], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     with tarfile.open(folder / "bundle.tar.gz") as archive:

@@ -12,6 +12,7 @@ import anyio
 import httpx
 import pytest
 import structlog
+from patience import PATIENCE_S
 
 from rollmuxd.client import where
 from rollmuxd.client.aio import AsyncDaemon
@@ -50,7 +51,7 @@ async def running(settings):
             await serve(settings, on_ready=lambda ready: (found.append(ready), is_ready.set()))
 
         tasks.start_soon(run)
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             await is_ready.wait()
         yield found[0]
         tasks.cancel_scope.cancel()
@@ -241,7 +242,7 @@ async def test_a_certificate_that_was_renewed_is_shown_without_a_restart(setting
         with Daemon(address=address(ready, ROLLMUX_CA_FILE=str(certificate))) as connected:
             assert await anyio.to_thread.run_sync(connected.get, "/healthz")
             make_own(certificate, key, ["127.0.0.1", "gpu.example.org"])
-            with anyio.fail_after(20):
+            with anyio.fail_after(PATIENCE_S):
                 while json.loads(state.read_text())["fingerprint"] == ready.fingerprint:
                     await anyio.sleep(0.02)
             new = fingerprint_of(certificate.read_text())
@@ -261,12 +262,12 @@ async def test_a_certificate_without_its_key_changes_nothing_until_the_key_is_th
             tasks.start_soon(tls.renew, known, told.append, 0.01)
             make_own(tmp_path / "other.pem", tmp_path / "others.pem", ["127.0.0.1"])
             shutil.copy(tmp_path / "other.pem", known.certificate)
-            with anyio.fail_after(20):
+            with anyio.fail_after(PATIENCE_S):
                 while not any(line["event"] == "certificate_not_renewed" for line in logged):
                     await anyio.sleep(0.01)
             assert told == []
             shutil.copy(tmp_path / "others.pem", known.key)
-            with anyio.fail_after(20):
+            with anyio.fail_after(PATIENCE_S):
                 while not told:
                     await anyio.sleep(0.01)
             assert [it.fingerprint for it in told] == [fingerprint_of(known.certificate.read_text())]

@@ -28,7 +28,6 @@ RUN = [name for name, page in BY_NAME.items() if any(console.typed(block) for bl
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", RUN)
 def test_what_a_page_has_one_type_works_and_shows_what_it_says(name, tmp_path):
     for seen in console.run(BY_NAME[name], tmp_path):

@@ -1,6 +1,6 @@
 """Live tests: a real daemon, real client processes, and the record of the mock backend as witness.
 
-``live.daemon()`` starts a daemon of the test's own, with leases of three seconds; ``live.trainer(name)`` gives
+``live.daemon()`` starts a daemon of the test's own, with leases of ten seconds; ``live.trainer(name)`` gives
 a trainer (``workloads/trainer.py``), which does phase by phase what the test tells it, on its main thread, through the
 public API; ``live.script(path)`` starts a whole program. What was started is killed at the end of the test, whatever
 happened, and the logs of all of them are shown where the test has failed. What must hold in every test (no GPU held
@@ -20,23 +20,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from patience import PATIENCE_S, until
 
 from rollmuxd.client.sync import Daemon as Line
 
 WORKLOADS = Path(__file__).with_name("workloads")
-LEASE_S, HEARTBEAT_S = 3.0, 0.3
+LEASE_S, HEARTBEAT_S = 10.0, 0.5
 #: what may come on top of any time limit: other people use this machine too
-SLACK_S = 1.5
-#: for what is to happen at some time
-EVENTUALLY_S = 60.0
-#: of a whole test, where it says nothing else: only what waits without a limit of its own comes to this one
-TEST_S = 300
+SLACK_S = 5.0
 
 CONFIG = """
 [daemon]
@@ -78,18 +74,6 @@ gpu_gb = 96
 """
 
 
-def until(what: str, look: Callable[[], Any], within: float = EVENTUALLY_S, every: float = 0.04) -> Any:
-    """Return what ``look`` finds, as soon as it finds something."""
-    give_up = time.monotonic() + within
-    while True:
-        found = look()
-        if found:
-            return found
-        if time.monotonic() > give_up:
-            pytest.fail(f"after {within:g} s still not: {what}")
-        time.sleep(every)
-
-
 def clean_environment(home: Path, **more: str) -> dict[str, str]:
     """The environment of all that is started: nothing of rollmuxd's that whoever runs the tests has set."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX_", "XDG_", "PYTEST"))}
@@ -120,12 +104,12 @@ def descendants_of(pid: int) -> list[int]:
     return [*children, *(below for child in children for below in descendants_of(child))]
 
 
-def end(process: "subprocess.Popen[Any]", within: float = EVENTUALLY_S) -> None:
+def end(process: "subprocess.Popen[Any]") -> None:
     """Ask it to end, once, and kill what is left of it after that, with what it had started."""
     started = descendants_of(process.pid)
     process.terminate()
     try:
-        process.wait(within)
+        process.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
         started += descendants_of(process.pid)
         process.kill()
@@ -151,12 +135,12 @@ class LiveDaemon:
         numbers = {
             "lease_s": LEASE_S,
             "heartbeat_s": HEARTBEAT_S,
-            "reattach_s": EVENTUALLY_S,
+            "reattach_s": PATIENCE_S,
             "grace_s": 1.0,
             "shutdown_s": 10.0,
             "mode": "share",
-            "order_s": EVENTUALLY_S,
-            "clear_s": 2 * EVENTUALLY_S,
+            "order_s": PATIENCE_S,
+            "clear_s": 2 * PATIENCE_S,
             "observe_s": 0.5,
             "hold_s": 0.0,
             "policy": "loom",
@@ -185,7 +169,7 @@ class LiveDaemon:
         """Where it listens on TCP."""
         return str(json.loads((self.state / "daemon.json").read_text())["url"])
 
-    def start(self, within: float = EVENTUALLY_S) -> None:
+    def start(self) -> None:
         beside = [str(self.folder / "plugins"), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -196,7 +180,7 @@ class LiveDaemon:
                 env=clean_environment(self.folder, PYTHONPATH=os.pathsep.join(beside)),
                 cwd=self.folder,
             )
-        until("the daemon is ready", self._ready, within=within, every=0.05)
+        until("the daemon is ready", self._ready, every=0.05)
 
     def _ready(self) -> bool:
         assert self.process is not None
@@ -220,7 +204,7 @@ class LiveDaemon:
         assert self.process is not None
         self._line.close()
         self.process.terminate()
-        return self.process.wait(EVENTUALLY_S)
+        return self.process.wait(PATIENCE_S)
 
     def restart(self) -> None:
         assert self.process is not None
@@ -248,7 +232,7 @@ class LiveDaemon:
         transport = httpx.HTTPTransport() if tcp else httpx.HTTPTransport(uds=str(self.socket))
         headers = {"authorization": f"Bearer {key}"} if key else {}
         with httpx.Client(
-            transport=transport, base_url=self.tcp if tcp else "http://rollmuxd", timeout=EVENTUALLY_S
+            transport=transport, base_url=self.tcp if tcp else "http://rollmuxd", timeout=PATIENCE_S
         ) as line:
             return line.request(method, path, json=body, headers=headers)
 
@@ -395,7 +379,7 @@ class Trainer:
             self.process.stdin.flush()
             return self._asked
 
-    def answer(self, number: int, within: float = EVENTUALLY_S) -> dict[str, Any]:
+    def answer(self, number: int) -> dict[str, Any]:
         """What came of it."""
 
         def look() -> dict[str, Any] | None:
@@ -403,22 +387,22 @@ class Trainer:
                 pytest.fail(f"{self.name} has ended with {self.process.returncode}:\n{self.log.read_text()}")
             return self.done(number)
 
-        found = until(f"{self.name} answers", look, within)
+        found = until(f"{self.name} answers", look)
         assert isinstance(found, dict)
         return found
 
     def done(self, number: int) -> dict[str, Any] | None:
         return next((event for event in self.events if event.get("number") == number), None)
 
-    def do(self, do: str, within: float = EVENTUALLY_S, **what: Any) -> dict[str, Any]:
+    def do(self, do: str, **what: Any) -> dict[str, Any]:
         """Tell it to do something; what came of it, which must be well."""
-        answer = self.answer(self.ask(do, **what), within)
+        answer = self.answer(self.ask(do, **what))
         assert "error" not in answer, answer
         return answer
 
-    def fails(self, do: str, within: float = EVENTUALLY_S, **what: Any) -> dict[str, Any]:
+    def fails(self, do: str, **what: Any) -> dict[str, Any]:
         """Tell it to do something; the error that came of it."""
-        answer = self.answer(self.ask(do, **what), within)
+        answer = self.answer(self.ask(do, **what))
         assert "error" in answer, answer
         return answer
 
@@ -462,7 +446,7 @@ class Trainer:
         if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
-        self._reader.join(5)
+        self._reader.join(30)
 
 
 def overlaps(*trainers: Trainer) -> list[str]:
@@ -530,13 +514,12 @@ class Live:
         nodes: tuple[tuple[str, str], ...] = one_and_one,
         *,
         tables: str = "",
-        within: float = EVENTUALLY_S,
         **settings: float | str,
     ) -> LiveDaemon:
-        """A daemon that runs, ``within`` seconds. ``nodes``: GPUs and pool of each. ``tables``: more of its file."""
+        """A daemon that runs. ``nodes``: GPUs and pool of each. ``tables``: more of its file."""
         made = LiveDaemon(self.folder, nodes=nodes, settings=settings, tables=tables)
         self.daemons.append(made)
-        made.start(within)
+        made.start()
         return made
 
     def trainer(self, name: str, url: str | None = None, *, bytes_: bool = True, **job: Any) -> Trainer:
@@ -584,12 +567,6 @@ class Live:
             trainer.close()
         for daemon in self.daemons:
             daemon.close()
-
-
-def pytest_itemcollected(item):
-    """The waits of a live test have limits, which say what was waited for; its own comes after them."""
-    if item.get_closest_marker("timeout") is None:
-        item.add_marker(pytest.mark.timeout(TEST_S))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,18 +10,19 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 pytest.importorskip("numpy")
 pytest.importorskip("rollmuxd.daemon.app")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 SHORT = ["--json", "--iterations", "3", "--scale", "0.05"]
 
 
 def demo(*options):
     return subprocess.run(
-        [sys.executable, "-m", "rollmuxd", "demo", *SHORT, *options], capture_output=True, text=True, timeout=500
+        [sys.executable, "-m", "rollmuxd", "demo", *SHORT, *options], capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 
@@ -98,13 +99,13 @@ def test_a_ctrl_c_leaves_no_process_behind(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    give_up = time.monotonic() + 200
+    give_up = time.monotonic() + PATIENCE_S
     while not list(kept.glob("at-once/*.stderr")) and time.monotonic() < give_up:
         time.sleep(0.1)
     time.sleep(1.0)
 
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=100)
+    out, err = child.communicate(timeout=PATIENCE_S)
 
     assert child.returncode == 1
     assert (out, "Traceback" in err) == ("", False)

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 LOOPS = Path(__file__).parents[2] / "plugins" / "hooks" / "tests" / "loops.py"
 FRAMEWORKS = Path(sys.prefix) / "frameworks"
@@ -19,7 +20,7 @@ SKYRL = ("skyrl", "0.3.0")
 OPENRLHF = ("openrlhf", "0.11.2", "--train.colocate_all", "--vllm.enable_sleep", "--ds.enable_sleep")
 AREAL = ("areal", "1.0.4")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def loops(tmp_path):
 
     def ended():
         for name, process in started.items():
-            assert process.wait(240) == 0, (tmp_path / f"{name}.err").read_text()
+            assert process.wait(PATIENCE_S) == 0, (tmp_path / f"{name}.err").read_text()
         return {name: json.loads((tmp_path / f"{name}.out").read_text().splitlines()[-1]) for name in started}
 
     start.ended = ended

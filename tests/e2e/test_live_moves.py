@@ -62,7 +62,7 @@ def test_two_jobs_move_again_and_again_and_the_daemon_is_killed_in_the_middle_of
         daemon.kill9()
         daemon.restart()
     for one, number in zip(trainers, asked, strict=True):
-        assert "error" not in one.answer(number, within=60)
+        assert "error" not in one.answer(number)
         one.do("end")
 
     assert {len(one.happened("granted")) for one in trainers} == {28}
@@ -115,6 +115,6 @@ def test_a_job_on_the_move_says_from_where_to_where_and_why(live, restless):
     said = " ".join(daemon.get("/v1/jobs/a/explain")["sentences"])
     assert "moves from mock/gpu0, mock/gpu1 to mock/gpu2, mock/gpu3" in said
     assert "there is another place" in said
-    assert "error" not in a.answer(number, within=60)
+    assert "error" not in a.answer(number)
     assert daemon.facts("move_abandoned") == []
     a.do("end")

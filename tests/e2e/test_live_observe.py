@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import PATIENCE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -62,7 +63,7 @@ def test_what_sharing_would_have_gained_is_worked_out_from_what_was_seen(live):
     def asked(*command):
         told = subprocess.run(
             [sys.executable, "-m", "rollmuxd", *command, "--url", daemon.url, "--json"],
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
         return json.loads(told.stdout) if told.returncode == 0 else told.stderr
 
@@ -84,8 +85,8 @@ def test_what_rollmuxd_run_starts_keeps_the_gpus_that_it_sees(live, tmp_path):
     command = ["run", "--job", "job.toml", "--url", daemon.url, "--", sys.executable, "-c", show]
     told = subprocess.run(
         [sys.executable, "-m", "rollmuxd", *command],
-        cwd=tmp_path, env={**os.environ, "CUDA_VISIBLE_DEVICES": "3,4"}, capture_output=True, text=True, timeout=60,
-        check=False,
+        cwd=tmp_path, env={**os.environ, "CUDA_VISIBLE_DEVICES": "3,4"}, capture_output=True, text=True,
+        timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert (told.returncode, told.stdout) == (0, "3,4 math\n"), told.stderr
     assert daemon.job("math")["status"] == "ended"

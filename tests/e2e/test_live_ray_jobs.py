@@ -15,8 +15,9 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 WORKLOAD = Path(__file__).with_name("workloads") / "placement_groups.py"
 RAY = Path(sys.executable).with_name("ray")
@@ -74,13 +75,13 @@ class OnRay:
                 assert process.poll() is None, f"{name} has ended: {process.communicate()}"
             return all(name in daemon.jobs() and daemon.waits(name) for name in self.started)
 
-        self.live.until("all wait", all_wait, within=150)
+        self.live.until("all wait", all_wait)
         holder.do("leave")
         holder.do("end")
 
     def said(self, name):
         """What a job has said, to its good end."""
-        out, err = self.started[name].communicate(timeout=300)
+        out, err = self.started[name].communicate(timeout=PATIENCE_S)
         assert self.started[name].returncode == 0, f"{out}\n{err}"
         return {key: value for line in out.splitlines() for key, value in json.loads(line).items()}
 
@@ -100,7 +101,7 @@ class OnRay:
         for process in self.started.values():
             process.terminate()
         for process in self.started.values():
-            process.communicate(timeout=90)
+            process.communicate(timeout=PATIENCE_S)
 
 
 @pytest.fixture
@@ -156,7 +157,7 @@ def shared(tmp_path):
         head = subprocess.Popen(argv, env={**plain, **OPEN, "PYTHONWARNINGS": ""}, stdout=log, stderr=log)
     address = folder / "ray_current_cluster"
     try:
-        give_up = time.monotonic() + 200
+        give_up = time.monotonic() + PATIENCE_S
         while not (address.exists() and address.read_text()):
             assert head.poll() is None, (tmp_path / "head.log").read_text()
             assert time.monotonic() < give_up, (tmp_path / "head.log").read_text()
@@ -164,7 +165,7 @@ def shared(tmp_path):
         yield address.read_text().strip()
     finally:
         head.terminate()
-        head.wait(60)
+        head.wait(PATIENCE_S)
         shutil.rmtree(folder, ignore_errors=True)
 
 

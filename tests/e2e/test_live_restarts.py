@@ -61,7 +61,7 @@ def test_a_holder_that_was_killed_while_the_daemon_was_away_is_lost_one_lease_af
 
 
 def test_killed_again_and_again_under_load_every_job_does_all_its_iterations(live):
-    # (A client that has found nobody for long looks again after ten seconds: by then a lease of three would be over for
+    # (A client that has found nobody for long looks again after ten seconds: by then a lease of ten may be over for
     # who was just about to open a session. Nobody dies here, so leases may be long.)
     daemon = live.daemon(lease_s=60.0)
     trainers = [live.trainer(name) for name in "abc"]
@@ -75,7 +75,7 @@ def test_killed_again_and_again_under_load_every_job_does_all_its_iterations(liv
         daemon.restart()
         seen = daemon.last_seq()
     for one, number in asked:
-        assert "error" not in one.answer(number, within=100)
+        assert "error" not in one.answer(number)
 
     assert {len(one.happened("granted")) for one in trainers} == {8}
     # Every stay is in the journal once, under the fence that its client was told.
@@ -224,8 +224,8 @@ def test_a_disk_that_takes_nothing_more_is_answered_with_503_and_all_go_on_when_
     assert b.done(asked) is None
 
     resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, unlimited)
-    assert "error" not in a.answer(leaving, within=60)
-    assert "error" not in b.answer(asked, within=60)
+    assert "error" not in a.answer(leaving)
+    assert "error" not in b.answer(asked)
     assert daemon.process.poll() is None
     assert not any(fact["fact"] == "slot_lost" for fact in daemon.facts(after=before))
     assert "late" not in daemon.jobs()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from patience import PATIENCE_S
 
 from rollmuxd.cli import job_file
 from rollmuxd.cli.main import cli
@@ -107,7 +108,7 @@ def test_a_command_is_one_run_on_its_gpus_and_its_exit_status_is_ours(live, runs
     daemon = live.daemon()
     process = runs.loop(2, 3)
 
-    out, err = process.communicate(timeout=90)
+    out, err = process.communicate(timeout=PATIENCE_S)
 
     assert process.returncode == 3, err
     assert json.loads(out.splitlines()[0]) == {
@@ -131,7 +132,7 @@ def test_a_command_that_knows_nothing_of_rollmuxd_has_its_place_until_it_ends(li
     assert daemon.job("math")["status"] in ("probing", "admitted")
     process.send_signal(signal.SIGTERM)
 
-    out, err = process.communicate(timeout=90)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (7, "told 15\n"), err
     job = daemon.job("math")
     assert (job["status"], job["reason"]) == ("ended", "main ended with exit status 7")
@@ -153,7 +154,7 @@ def test_roles_see_the_gpus_of_their_pools_and_end_together_with_all_that_they_s
     )
 
     process = runs.start("run", "--job", "job.toml")
-    out, err = process.communicate(timeout=90)
+    out, err = process.communicate(timeout=PATIENCE_S)
 
     assert process.returncode == 0, err
     assert json.loads(out.splitlines()[0])["ROLLMUX_GPUS"] == "mock/gpu1"
@@ -176,7 +177,7 @@ def test_who_waits_for_a_place_is_told_why_and_leaves_nothing_behind_when_interr
 
     process.send_signal(signal.SIGINT)
 
-    process.communicate(timeout=90)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert daemon.job("math")["status"] == "ended"
     other.do("end")
@@ -190,7 +191,7 @@ def test_killing_the_daemon_stops_no_command(live, runs):
     daemon.kill9()
     daemon.restart()
 
-    out, err = process.communicate(timeout=90)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     assert [line for line in out.splitlines() if line.startswith("step")] == [f"step {n}" for n in range(60)]
     assert (daemon.job("math")["run"], daemon.job("math")["status"]) == (1, "ended")
@@ -203,7 +204,7 @@ def test_a_job_that_is_ended_by_somebody_ends_its_commands(live, runs):
 
     assert daemon.call("DELETE", "/v1/jobs/math", {"reason": "no more money"}).status_code == 200
 
-    _, err = process.communicate(timeout=90)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert "run 1 was ended" in err
     assert "no more money" in err
@@ -214,17 +215,17 @@ def test_a_job_that_is_ended_by_somebody_ends_its_commands(live, runs):
 def test_a_detached_job_goes_on_by_itself_and_its_logs_can_be_followed(live, runs):
     daemon = live.daemon()
     told = runs.loop(3, options=("--detach",))
-    out, err = told.communicate(timeout=90)
+    out, err = told.communicate(timeout=PATIENCE_S)
     assert told.returncode == 0, err
     assert out.splitlines()[-1] == "rollmuxd job logs -f math"
 
     logs = runs.start("job", "logs", "-f", "math", "--role", "main")
-    out, err = logs.communicate(timeout=90)
+    out, err = logs.communicate(timeout=PATIENCE_S)
 
     assert logs.returncode == 0, err
     assert out.splitlines()[1:] == ["step 0", "step 1", "step 2"]
     assert (daemon.job("math")["run"], daemon.job("math")["status"]) == (1, "ended")
-    everything = runs.start("job", "logs", "math").communicate(timeout=90)[0].splitlines()
+    everything = runs.start("job", "logs", "math").communicate(timeout=PATIENCE_S)[0].splitlines()
     assert "main | step 2" in everything
     assert any(line.startswith("run | rollmuxd: main: pid ") for line in everything)
 
@@ -259,7 +260,7 @@ def test_a_file_with_nothing_but_a_name_wants_what_a_loop_wants_that_says_no_mor
 def test_a_program_that_is_not_there_is_named_and_the_job_ended(live, runs):
     daemon = live.daemon()
     process = runs.run("/no/such/program")
-    _, err = process.communicate(timeout=90)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert "/no/such/program could not be started" in err
     assert daemon.job("math")["status"] == "ended"

@@ -132,7 +132,7 @@ def test_who_may_do_what_over_tcp_and_over_the_socket(live):
 
     # A trainer with a key, over TCP: its job is its owner's, and its heartbeat has the key too.
     theirs = live.trainer("theirs", url=daemon.tcp, api_key=keys["ann"])
-    theirs.do("enter", phase="train", within=60)
+    theirs.do("enter", phase="train")
     assert (daemon.job("theirs")["owner"], daemon.job("theirs")["user"]) == ("others", "ann")
     seen = daemon.call("GET", "/v1/jobs/theirs", tcp=True, key=keys["ben"])
     assert (seen.status_code, seen.json()["user"]) == (200, "ann")
@@ -194,7 +194,7 @@ def test_a_job_is_paused_at_its_phase_boundary_and_resumed(live):
     asked = a.ask("enter", phase="train")
     waiting = live.until("a waits", lambda: daemon.waits("a"))
     assert waiting["reasons"][0]["code"] == "paused"
-    b.do("loop", rounds=3, seconds=0.02, within=60)
+    b.do("loop", rounds=3, seconds=0.02)
     assert a.done(asked) is None
 
     daemon.post("/v1/jobs/a/resume")

@@ -125,7 +125,7 @@ def test_two_jobs_take_turns_on_hosts_that_are_reached_by_ssh(live, hosts, away)
     a, b = live.trainer("a"), live.trainer("b")
     asked = [(one, one.ask("loop", rounds=2, seconds=0.05)) for one in (a, b)]
     for one, number in asked:
-        assert "error" not in one.answer(number, within=60)
+        assert "error" not in one.answer(number)
 
     assert [len(one.stays()) for one in (a, b)] == [4, 4]
     assert {gpu for gpu, _, _ in a.stays()} == {"h1/gpu0", "h2/gpu0"}
@@ -148,7 +148,7 @@ def test_a_link_that_is_cut_in_the_middle_of_a_park_gives_nothing_on_until_it_is
     assert b.done(asked) is None
 
     hosts.namespaces["h1"].mend()
-    assert "error" not in b.answer(asked, within=60)
+    assert "error" not in b.answer(asked)
     assert b.stays()[0][0] == "h1/gpu0"
 
 

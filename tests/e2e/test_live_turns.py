@@ -4,6 +4,7 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
+from patience import PATIENCE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -60,7 +61,7 @@ def test_a_release_carries_the_request_for_the_next_phase(live):
 
     asked = [(one, one.ask("loop", rounds=3, seconds=0.02, then=True)) for one in (a, b)]
     for one, number in asked:
-        assert "error" not in one.answer(number, within=60)
+        assert "error" not in one.answer(number)
 
     # Of six stays each, five were asked for by the release before.
     for job in daemon.jobs().values():
@@ -75,7 +76,7 @@ def test_the_async_client_and_decorated_functions_take_turns_too(live):
 
     programs = [live.script("asyncio_loop.py", "with-asyncio"), live.script("decorated.py", "decorated")]
     for program in programs:
-        assert program.process.wait(60) == 0, program.log.read_text()
+        assert program.process.wait(PATIENCE_S) == 0, program.log.read_text()
 
     jobs = daemon.jobs()
     for program in programs:

@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 if any(importlib.util.find_spec(needed) is None for needed in ("torch", "ray", "tensordict", "verl")):
     pytest.skip("verl is not installed: .ci/run says what these tests need of it", allow_module_level=True)
 
@@ -87,7 +88,7 @@ class Runs:
 
     def weights(self):
         """By job; of all that were started, which must have ended well, or been killed."""
-        ended, _ = self._all.communicate(timeout=400)
+        ended, _ = self._all.communicate(timeout=PATIENCE_S)
         assert set(json.loads(ended)) <= {0, -signal.SIGKILL}, ended
         self.pids = []
         return re.findall(r"(\S+): weights (\w+)", "".join(log.read_text() for log in self.logs))
@@ -115,11 +116,11 @@ def test_two_runs_on_one_gpu_one_killed_and_resumed_end_with_the_weights_that_ea
     first = runs.start("one", 1, saving, stays=True)
     runs.start("two", 2, "--alone", "trainer.test_freq=8", "+rollmux.side.eval.seconds=10")
     both = ("one", "two")
-    live.until("both wait", lambda: all(name in daemon.jobs() and daemon.waits(name) for name in both), within=200)
+    live.until("both wait", lambda: all(name in daemon.jobs() and daemon.waits(name) for name in both))
     holder.do("leave")
     holder.do("end")
     saved = runs.folder / "one" / "latest_checkpointed_iteration.txt"
-    live.until("a checkpoint is there", lambda: saved.exists() and saved.read_text(), within=200)
+    live.until("a checkpoint is there", lambda: saved.exists() and saved.read_text())
     for pid in (*live.children_of(first), first):
         os.kill(pid, signal.SIGKILL)
     assert int(saved.read_text()) == SAVE_EVERY

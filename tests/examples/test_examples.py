@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LOOPS = EXAMPLES.with_name("rollmuxd") / "cli" / "demo" / "loops"
@@ -33,7 +34,7 @@ def test_an_example_runs_to_its_end_without_a_daemon(program, says, tmp_path):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX", "XDG_"))}
     nowhere = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
     command = [sys.executable, EXAMPLES / program[0], *program[1:]]
-    done = subprocess.run(command, env=kept | nowhere, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=kept | nowhere, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert says in done.stdout
 
@@ -74,14 +75,14 @@ def test_the_tail_gives_gpus_to_a_second_one_of_its_kind(tmp_path):
     ):
         both = []
         try:
-            give_up = time.monotonic() + 20
+            give_up = time.monotonic() + PATIENCE_S
             while not (tmp_path / "state" / "daemon.json").exists():
                 assert time.monotonic() < give_up, (tmp_path / "daemon.log").read_text()
                 time.sleep(0.05)
             tail = [sys.executable, str(EXAMPLES / "tail.py"), "--step-s", "0.01", "--iterations", "2"]
             pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             both += [subprocess.Popen([*tail, "--name", name], env=env, **pipes) for name in "ab"]
-            said = [one.communicate(timeout=60) for one in both]
+            said = [one.communicate(timeout=PATIENCE_S) for one in both]
         finally:
             for process in (*both, daemon):
                 process.terminate()

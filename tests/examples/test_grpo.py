@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 RL = Path(__file__).parents[2] / "rollmuxd" / "cli" / "demo" / "loops"
 JOBS = {"sort_digits": "sort-digits", "close_brackets": "close-brackets", "modular_sum": "modular-sum"}
@@ -58,7 +59,7 @@ def records(request, tmp_path_factory):
         runs.append((process, out / f"{JOBS[request.param]}.json"))
     records = []
     for process, path in runs:
-        printed, _ = process.communicate(timeout=50)
+        printed, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0
         records.append(json.loads(path.read_text()) | {"printed": [json.loads(line) for line in printed.splitlines()]})
         assert path.with_suffix(".npz").exists()

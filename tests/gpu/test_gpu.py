@@ -6,19 +6,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 RUN = Path(__file__).with_name("run.py")
 
 
 def run(*arguments, code=0):
-    done = subprocess.run([sys.executable, RUN, *arguments], capture_output=True, text=True, timeout=280)
+    done = subprocess.run([sys.executable, RUN, *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == code, done.stderr
     return json.loads(done.stdout), done.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_what_needs_torch_only_runs_on_a_cpu_too():
     report, said = run("--cpu", "--gb", "0.01", "--rounds", "1", "--only", "memory,bandwidth,cuda_checkpoint")
     checks = report["checks"]
@@ -31,7 +31,6 @@ def test_what_needs_torch_only_runs_on_a_cpu_too():
 
 @pytest.mark.slow
 @pytest.mark.e2e
-@pytest.mark.timeout(300)
 def test_two_torch_jobs_that_share_a_device_under_a_real_daemon_end_with_the_weights_of_each_alone():
     report, said = run("--cpu", "--only", "two_jobs")
     found = report["checks"]["two_jobs"]
@@ -50,7 +49,6 @@ def test_without_a_gpu_it_says_so_and_measures_nothing():
 
 @pytest.mark.gpu
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here: make gpu says what it would measure")
 def test_on_a_gpu_all_that_can_be_had_holds():
     report, said = run("--rounds", "3")

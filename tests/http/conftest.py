@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.effects import Observe, Perform
@@ -141,7 +142,7 @@ class World:
         """A client with somebody's key; None: without any."""
         headers = {} if name is None else {"Authorization": f"Bearer {self.secrets[name]}"}
         transport = httpx.ASGITransport(self.app)
-        return httpx.AsyncClient(transport=transport, base_url="http://rollmuxd", headers=headers, timeout=20)
+        return httpx.AsyncClient(transport=transport, base_url="http://rollmuxd", headers=headers, timeout=PATIENCE_S)
 
     def on_socket(self, uid: int) -> httpx.AsyncClient:
         """A client at the Unix socket."""
@@ -149,7 +150,7 @@ class World:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await self.app({**scope, "extensions": {PEER_EXTENSION: Peer(1, uid, uid)}}, receive, send)
 
-        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://rollmuxd", timeout=20)
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://rollmuxd", timeout=PATIENCE_S)
 
     async def settle(self) -> None:
         """Let everything that is under way come to its end."""

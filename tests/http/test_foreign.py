@@ -4,6 +4,7 @@ import re
 
 import anyio
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.core.model import JobMove, JobStatus, NodeStatus, SlotStatus
 from rollmuxd.daemon.actuator import Seen
@@ -205,7 +206,7 @@ async def test_facts_of_the_inventory_say_of_whom_a_gpu_is_not_clear_by_id(runni
         await a_job(alice, "beside")
         await alice.post(f"/v1/slots/{slot['slot']}/release", json={"fence": slot["fence"]})
         await alice.delete(f"/v1/jobs/{hers}")
-        with anyio.move_on_after(2):
+        with anyio.fail_after(PATIENCE_S):
             while "gpus_unclear" not in (await stranger.get("/v1/facts")).text:
                 await anyio.sleep(0.02)
         unclear = [fact for fact in (await stranger.get("/v1/facts")).json()["facts"] if fact["fact"] == "gpus_unclear"]

@@ -6,6 +6,7 @@ from functools import partial
 
 import anyio
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.model import Job, JobSpec, JobStatus, NodeStatus, PhaseSpec, SessionStatus, Want
@@ -453,10 +454,10 @@ async def test_a_rank_dials_in_is_told_to_load_and_its_result_is_acknowledged(ru
         async def tell() -> None:
             told.extend(await world.hub.tell(job.id, 1, command))
 
-        with anyio.fail_after(5):
+        with anyio.fail_after(PATIENCE_S):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(tell)
-                asked = await client.get(f"{line}/orders", params={"session": job.session, "rank": 0, "wait_s": 5})
+                asked = await client.get(f"{line}/orders", params={"session": job.session, "rank": 0, "wait_s": 30})
                 assert asked.json()["order"]["kind"] == "load"
                 body = {"session": job.session, "rank": 0, "order": "o7", "ok": False, "error": "no memory"}
                 assert (await client.post(f"{line}/results", json=body)).status_code == 200

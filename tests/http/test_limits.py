@@ -20,6 +20,7 @@ import msgspec
 import pytest
 import structlog
 from msgspec.structs import replace
+from patience import PATIENCE_S
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from rollmuxd.daemon.access import Peer, Rates
@@ -46,7 +47,7 @@ async def served(world, path=None, tls=None, **limits):
 
 async def told(reader):
     """All that comes until the other side hangs up."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(PATIENCE_S):
         return (await reader.read()).decode()
 
 
@@ -303,7 +304,7 @@ async def test_who_sends_much_before_reading_still_reads_why_it_was_refused(runn
     async with running() as world, served(world) as (host, port):
 
         def send() -> int:
-            connection = http.client.HTTPConnection(host, port, timeout=10)
+            connection = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)
             headers = {"Authorization": f"Bearer {world.secrets['alice']}", "Connection": "close"}
             connection.request("POST", "/v1/jobs", body=b"x" * 20_000_000, headers=headers)
             return connection.getresponse().status
@@ -332,7 +333,7 @@ async def test_calls_that_are_sent_ahead_wait_as_bytes_and_all_are_answered_in_o
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(count)
-            with anyio.fail_after(60):
+            with anyio.fail_after(PATIENCE_S):
                 while part := await reader.read(1_000_000):
                     said.append(part)
             tasks.cancel_scope.cancel()
@@ -347,7 +348,7 @@ async def test_who_sends_calls_faster_than_they_are_answered_has_to_wait_with_th
     async with running(limits={"calls_per_s": 0}) as world, served(world) as (host, port):
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(b"GET /healthz HTTP/1.1\r\n\r\n" * 1_200_000)
-        with anyio.fail_after(30):
+        with anyio.fail_after(PATIENCE_S):
             taken = 0
             while taken < 500_000:  # thousands of answers
                 taken += len(await reader.read(100_000))
@@ -413,7 +414,7 @@ async def test_who_is_slow_to_send_is_hung_up_on_however_it_drips(running, how):
             except ConnectionResetError:
                 said = ""
             tasks.cancel_scope.cancel()
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 60, "it was hung up on as an idle connection"  # which takes 75 s
         said = said.partition('{"status":"ok"')[2].partition("}")[2] if "after a call" in how else said
         assert said == "" or said.startswith("HTTP/1.1 408 ")
         assert len(world.state.jobs) == 0
@@ -442,7 +443,7 @@ async def test_who_does_not_take_an_answer_is_hung_up_on(running):
             await loop.sock_sendall(client, b"GET /v1/openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 200)
             await anyio.sleep(1)
             taken = 0
-            with anyio.fail_after(8):
+            with anyio.fail_after(PATIENCE_S):
                 try:
                     while part := await loop.sock_recv(client, 1_000_000):
                         taken += len(part)
@@ -641,7 +642,7 @@ async def test_without_descriptors_connections_wait_and_the_log_says_so_once(mon
         door.open(10)
         begun = loop.time()
         caller.connect(bound.getsockname())
-        with anyio.fail_after(5):
+        with anyio.fail_after(PATIENCE_S):
             await taken.wait()
         assert loop.time() - begun > 0.14
         door.close()
@@ -661,7 +662,7 @@ async def test_a_stop_that_is_cut_short_comes_to_its_end():
     with socket.socket() as bound, socket.socket() as caller:
         bound.bind(("127.0.0.1", 0))
         server = Server(never, [bound], 30, ConnectionLimits())
-        with anyio.fail_after(20), pytest.raises(ExceptionGroup) as failed:
+        with anyio.fail_after(PATIENCE_S), pytest.raises(ExceptionGroup) as failed:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(server.run)
                 caller.connect(bound.getsockname())
@@ -673,5 +674,5 @@ async def test_a_stop_that_is_cut_short_comes_to_its_end():
                     await anyio.sleep(0.01)
                 raise OSError(28, "No space left on device")
         assert [str(error) for error in failed.value.exceptions] == ["[Errno 28] No space left on device"]
-        with anyio.fail_after(1):
+        with anyio.fail_after(PATIENCE_S):
             await server.stop()

@@ -5,11 +5,15 @@ from functools import partial
 
 import anyio
 import pytest
+from patience import eventually
 
-from rollmuxd.core.model import SessionStatus
+from rollmuxd.core.model import SessionStatus, SlotStatus
 from rollmuxd.daemon.http.routes.slots import ended_how
 
 pytestmark = pytest.mark.asyncio
+#: the longest that a call may wait, and a limit for what comes before that
+WAIT_S, SOONER_S = 300, 200
+ENDED = {SlotStatus.OVER, SlotStatus.WITHDRAWN}
 
 
 async def test_a_job_alone_is_granted_its_slot_at_once_with_a_fence_and_its_gpus(running):
@@ -41,12 +45,13 @@ async def test_a_second_job_waits_and_is_granted_when_the_first_one_releases(run
         answers = []
 
         async def wait() -> None:
-            answers.append(await two.ask("rollout", wait_s=10))
+            answers.append(await two.ask("rollout", wait_s=WAIT_S))
 
-        with anyio.fail_after(5):
+        with anyio.fail_after(SOONER_S):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(wait)
-                await anyio.sleep(0.05)
+                await eventually("it waits", lambda: world.state.jobs[two.id].queued)
+                await world.settle()
                 assert not answers
                 assert (await one.give_back(slot)).json()["status"] in ("released", "over")
         assert answers[0].json()["status"] == "running"
@@ -68,7 +73,7 @@ async def test_a_client_that_hangs_up_while_it_waits_is_detached_and_keeps_its_p
     async with running() as world, world.client() as client:
         one, two = await world.job(client, "one"), await world.job(client, "two")
         await one.ask("rollout")
-        body = json.dumps({"phase": "rollout", "request_id": "x", "session": two.session, "wait_s": 60}).encode()
+        body = json.dumps({"phase": "rollout", "request_id": "x", "session": two.session, "wait_s": WAIT_S}).encode()
         messages = [{"type": "http.request", "body": body, "more_body": False}]
         hung_up = anyio.Event()
 
@@ -79,12 +84,11 @@ async def test_a_client_that_hangs_up_while_it_waits_is_detached_and_keeps_its_p
             return {"type": "http.disconnect"}
 
         headers = {"authorization": f"Bearer {world.secrets['alice']}"}
-        with anyio.fail_after(5):
+        with anyio.fail_after(SOONER_S):
             async with anyio.create_task_group() as tasks:
                 call = partial(send_raw, world.app, "POST", f"/v1/jobs/{two.id}/slots", receive, headers=headers)
                 tasks.start_soon(call)
-                await anyio.sleep(0.05)
-                slot = world.state.jobs[two.id].queued
+                slot = await eventually("it waits", lambda: world.state.jobs[two.id].queued)
                 assert world.attached(slot)
                 hung_up.set()
         assert not world.attached(slot)
@@ -98,12 +102,12 @@ async def test_of_two_calls_for_one_request_the_one_that_leaves_does_not_detach_
         stays = []
 
         async def wait() -> None:
-            stays.append(await two.ask("rollout", request_id="same", wait_s=10))
+            stays.append(await two.ask("rollout", request_id="same", wait_s=WAIT_S))
 
-        with anyio.fail_after(5):
+        with anyio.fail_after(SOONER_S):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(wait)
-                await anyio.sleep(0.02)
+                await eventually("it waits", lambda: world.state.jobs[two.id].queued)
                 left = (await two.ask("rollout", request_id="same", wait_s=0.02)).json()
                 assert left["status"] == "queued"
                 assert world.attached(left["slot"])
@@ -118,12 +122,12 @@ async def test_a_draining_daemon_sends_its_waiters_away_with_503_and_when_to_com
         answers = []
 
         async def wait() -> None:
-            answers.append(await two.ask("rollout", wait_s=30))
+            answers.append(await two.ask("rollout", wait_s=WAIT_S))
 
-        with anyio.fail_after(5):
+        with anyio.fail_after(SOONER_S):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(wait)
-                await anyio.sleep(0.05)
+                await eventually("it waits", lambda: world.state.jobs[two.id].queued)
                 world.driver.drain()
         assert answers[0].status_code == 503
         assert int(answers[0].headers["retry-after"]) >= 1
@@ -171,10 +175,11 @@ async def test_a_release_of_a_job_that_parks_at_release_is_answered_when_it_is_p
         async def release() -> None:
             answers.append(await job.give_back(slot))
 
-        with anyio.fail_after(5):
+        with anyio.fail_after(SOONER_S):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(release)
-                await anyio.sleep(0.05)
+                await eventually("it is being parked", lambda: world.backends.hold)
+                await world.settle()
                 assert len(world.backends.hold) == 1
                 assert not answers
                 world.backends.done(world.backends.hold[0])
@@ -230,7 +235,8 @@ async def test_who_asks_for_a_slot_that_has_ended_is_told_how(running, how):
             await job.give_back(first.json())
         elif how == "withdrawn":
             await client.delete(f"/v1/slots/{first.json()['slot']}")
-        await anyio.sleep(0.1)  # its GPUs are seen clear, and it is over
+        slots = [slot for slot in world.state.slots.values() if slot.job == job.id]
+        await eventually("its GPUs are seen clear, and it is over", lambda: {slot.status for slot in slots} <= ENDED)
         answer = await job.ask("rollout", request_id="q")
         assert answer.status_code == 409, answer.text
         data = answer.json()["data"]
@@ -243,9 +249,9 @@ async def test_of_a_slot_that_an_older_version_saw_end_the_session_tells_how(run
         job = await world.job(client)
         slot = (await job.ask("rollout")).json()["slot"]
         await root.post(f"/v1/slots/{slot}/revoke", json={"reason": "maintenance"})
-        await anyio.sleep(0.1)
         found = world.state.slots[slot]
-        assert (found.status, ended_how(world.state, found)) == ("over", "revoked")
+        await eventually("it is over", lambda: found.status == "over")
+        assert ended_how(world.state, found) == "revoked"
         world.state.sessions[job.session].status = SessionStatus.LOST
         assert ended_how(world.state, found) == "revoked", "it is known, whatever became of the session since"
         found.ended = None
@@ -265,12 +271,12 @@ async def test_a_next_that_has_to_wait_is_attended_only_once_somebody_asks_for_i
         assert not world.attached(told["next"]["slot"])
 
         async def wait() -> None:
-            assert (await two.ask("train", request_id="n", wait_s=10)).json()["status"] == "running"
+            assert (await two.ask("train", request_id="n", wait_s=WAIT_S)).json()["status"] == "running"
 
-        with anyio.fail_after(5):
+        with anyio.fail_after(SOONER_S):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(wait)
-                await anyio.sleep(0.02)
+                await eventually("it waits", lambda: world.attached(told["next"]["slot"]))
                 # The release is repeated by a client that has not heard its answer, while it waits already.
                 assert (await two.give_back(mine, next={"phase": "train", "request_id": "n"})).status_code == 200
                 assert world.attached(told["next"]["slot"])
@@ -299,7 +305,7 @@ async def test_a_next_whose_release_is_hung_up_on_while_it_parks_is_granted_to_n
             return {"type": "http.disconnect"}
 
         headers = {"authorization": f"Bearer {world.secrets['alice']}"}
-        with anyio.fail_after(5):
+        with anyio.fail_after(SOONER_S):
             async with anyio.create_task_group() as tasks:
                 call = partial(
                     send_raw, world.app, "POST", f"/v1/slots/{mine['slot']}/release", receive, headers=headers

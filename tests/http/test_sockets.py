@@ -14,6 +14,7 @@ import pytest
 import schemathesis
 import uvicorn
 from hypothesis import HealthCheck, Phase, given, settings
+from patience import PATIENCE_S
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
@@ -68,12 +69,12 @@ def serving(running, path=None):
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(PATIENCE_S)
     try:
         yield found["url"], found["secret"]
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
 
 def test_a_fuzzer_finds_no_crash_and_no_contradiction_to_the_description(running):
@@ -91,7 +92,9 @@ def test_a_fuzzer_finds_no_crash_and_no_contradiction_to_the_description(running
                 def fuzz(case):
                     if case.query.get("wait_ms"):
                         case.query["wait_ms"] = 0
-                    case.call_and_validate(checks=checks, headers={"Authorization": f"Bearer {secret}"}, timeout=10)
+                    case.call_and_validate(
+                        checks=checks, headers={"Authorization": f"Bearer {secret}"}, timeout=PATIENCE_S
+                    )
 
                 fuzz()
 

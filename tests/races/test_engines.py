@@ -31,7 +31,7 @@ from rollmuxd_sglang.fake import FakeSglang
 from rollmuxd_vllm import VllmResidency
 from rollmuxd_vllm.fake import FakeVllm
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.asyncio]
 
 GPU, NODE = "box/gpu0", "box/gpu0"
 LIMIT_S = 3.0

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 HERE = Path(__file__).parent
 PROGRAM = """
@@ -30,7 +31,7 @@ def play(kind: str, seed: int, path: Path, *, hashes: str) -> tuple[str, str]:
     """What a process of its own says, and what it wrote."""
     told = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(HERE / "small.py"), kind, str(seed), str(path)],
-        env={**os.environ, "PYTHONHASHSEED": hashes}, capture_output=True, text=True, check=True, timeout=60,
+        env={**os.environ, "PYTHONHASHSEED": hashes}, capture_output=True, text=True, check=True, timeout=PATIENCE_S,
     )  # fmt: skip
     return told.stdout, hashlib.sha256(path.read_bytes()).hexdigest()
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from msgspec.structs import replace
+from patience import PATIENCE_S
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.inputs import NodeSpec
@@ -356,7 +357,7 @@ def test_a_pipe_is_written_to_and_a_link_is_followed(tmp_path):
     with ThreadPoolExecutor(1) as pool:
         read = pool.submit(pipe.read_bytes)
         perfetto.write(pipe, history.items(STORY))
-        assert Read(read.result(timeout=10)).slices
+        assert Read(read.result(timeout=PATIENCE_S)).slices
     assert pipe.is_fifo()
     link.symlink_to(tmp_path / "there.json")
     perfetto.write(link, history.items(STORY))

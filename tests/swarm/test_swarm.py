@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import Gpu, Movable, OnLoss
@@ -67,7 +68,11 @@ def test_a_history_that_breaks_a_promise_is_made_smaller(monkeypatch: pytest.Mon
 
 def test_the_command_prints_one_object_and_how_many() -> None:
     ended = subprocess.run(
-        [sys.executable, str(HERE / "run.py"), "--budget", "2"], capture_output=True, text=True, timeout=55, check=False
+        [sys.executable, str(HERE / "run.py"), "--budget", "2"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     found = json.loads(ended.stdout)
     assert found["histories"] >= 25
@@ -80,7 +85,7 @@ def test_the_command_ends_when_as_many_histories_are_done_as_were_asked_for() ->
         [sys.executable, str(HERE / "run.py"), "--budget", "50", "--histories", "50", "--from", "300"],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=PATIENCE_S,
         check=False,
     )
     found = json.loads(ended.stdout)

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+from patience import PATIENCE_S
 
 LOAD = Path(__file__).with_name("load.py")
 FORWARD = Path(__file__).with_name("forward.py")
@@ -122,7 +123,7 @@ class Cluster:
     def call(self, method: str, path: str, body: Any = None, **params: Any) -> httpx.Response:
         """A call on the Unix socket, where the kernel says that we are the operator."""
         transport = httpx.HTTPTransport(uds=str(self.socket))
-        with httpx.Client(transport=transport, base_url="http://localhost", timeout=60) as line:
+        with httpx.Client(transport=transport, base_url="http://localhost", timeout=PATIENCE_S) as line:
             return line.request(method, path, json=body, params=params)
 
     def get(self, path: str, **params: Any) -> Any:

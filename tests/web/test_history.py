@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
@@ -57,7 +58,7 @@ def node() -> str:
 def fold(node: str, **given: Any) -> Any:
     told = {"slots": [], "usage": None, **given}
     ended = subprocess.run(
-        [node, HERE / "fold.mjs", WEB], input=json.dumps(told), capture_output=True, text=True, timeout=50
+        [node, HERE / "fold.mjs", WEB], input=json.dumps(told), capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)

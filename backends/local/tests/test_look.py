@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.spi import ContactLost, HostConfig
 from rollmuxd_backend_local import LocalBackend, parcel
@@ -209,7 +210,7 @@ anyio.run(main)
 def test_a_driver_that_hangs_hangs_neither_the_daemon_nor_its_end(tmp_path):
     (tmp_path / "gpus.json").write_text(json.dumps({"gpus": []}))
     ran = subprocess.run(
-        [sys.executable, "-c", _HANGS, tmp_path / "gpus.json"], capture_output=True, text=True, timeout=50
+        [sys.executable, "-c", _HANGS, tmp_path / "gpus.json"], capture_output=True, text=True, timeout=PATIENCE_S
     )
     first, *_, last = ran.stdout.splitlines()
     assert ran.returncode == 0, ran.stderr

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.spi.environment import INHERITED
 from rollmuxd_backend_local.onhost import machine, processes
@@ -309,11 +310,11 @@ def test_the_first_starts_of_all_make_their_lock_and_are_one_at_a_time(place, mo
     monkeypatch.setattr(tempfile, "mkdtemp", slowly)
     late = threading.Thread(target=start_late)
     late.start()
-    assert looked.wait(50)
+    assert looked.wait(PATIENCE_S)
     with processes._one_at_a_time():
         entered.set()
         assert not second.wait(0.5)
-    assert second.wait(50)
+    assert second.wait(PATIENCE_S)
     late.join()
 
 
@@ -333,7 +334,7 @@ def test_a_lock_that_is_cleaned_away_while_it_is_waited_for_is_no_lock(place, mo
         time.sleep(0.2)  # it has the folder open by now
         (folder,) = place.iterdir()
         folder.rmdir()
-    assert entered.wait(50)
+    assert entered.wait(PATIENCE_S)
 
     def last():
         with processes._one_at_a_time():
@@ -343,7 +344,7 @@ def test_a_lock_that_is_cleaned_away_while_it_is_waited_for_is_no_lock(place, mo
     later.start()
     assert not third.wait(0.3)
     go_on.set()
-    assert third.wait(50)
+    assert third.wait(PATIENCE_S)
     waits.join()
     later.join()
 

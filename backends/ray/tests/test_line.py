@@ -5,6 +5,7 @@ import contextlib
 
 import anyio
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.spi import ContactLost
 from rollmuxd_backend_ray import frames, line
@@ -129,11 +130,11 @@ async def test_a_call_that_is_given_up_is_forgotten_by_the_envoy_too_however_it_
             await to.ask(BOX, 1, WISH, 0.02)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(to.ask, BOX, 1, WISH, None)
-            with anyio.fail_after(50):
+            with anyio.fail_after(PATIENCE_S):
                 while len(envoy.asked) < 2:
                     await anyio.sleep(0.001)
             tasks.cancel_scope.cancel()
-        with anyio.fail_after(50):
+        with anyio.fail_after(PATIENCE_S):
             while len(envoy.forgotten) < 2:
                 await anyio.sleep(0.001)
     assert envoy.forgotten == [ask.number for ask in envoy.asked]
@@ -151,7 +152,7 @@ async def test_what_cannot_be_understood_is_contact_lost_for_all_that_wait_and_t
                     await to.ask(BOX, 1, WISH, None)
 
             tasks.start_soon(waits)
-            with anyio.fail_after(50):
+            with anyio.fail_after(PATIENCE_S):
                 while not envoy.asked:
                     await anyio.sleep(0.001)
                 envoy.answer = getattr(envoy, how)

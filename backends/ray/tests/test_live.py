@@ -12,13 +12,14 @@ from pathlib import Path
 import anyio
 import anyio.abc
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.spi import ContactLost, HostConfig, ProcessOrder
 from rollmuxd.spi.contract import BackendContract
 from rollmuxd_backend_ray import RayBackend
 from rollmuxd_backend_ray.line import Line
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 GPUS = ("box/gpu0", "box/gpu1")
 BOX = HostConfig(id="box", gpus=GPUS)
@@ -112,7 +113,7 @@ def opened(live, made_up, tmp_path):
 async def seen(backend, host="box"):
     """Ask again and again, until it is seen; what was said until then."""
     said = []
-    with anyio.fail_after(90):
+    with anyio.fail_after(PATIENCE_S):
         while True:
             try:
                 await backend.observe(host)
@@ -139,7 +140,7 @@ async def test_a_node_that_is_killed_breaks_what_is_under_way_there_and_nothing_
             ended.append(str(lost.value))
 
         tasks.start_soon(last)
-        with anyio.fail_after(90):
+        with anyio.fail_after(PATIENCE_S):
             while not begun.exists():
                 await anyio.sleep(0.02)
             live.kill("box")
@@ -195,7 +196,7 @@ async def test_an_envoy_ends_with_whoever_started_it_and_the_commands_that_it_ha
                 await backend.run("crate", ("sh", "-c", f"echo $$ > {mark}; sleep 600"), timeout_s=600)
 
         tasks.start_soon(last)
-        with anyio.fail_after(90):
+        with anyio.fail_after(PATIENCE_S):
             while not (mark.exists() and mark.read_text().strip()):
                 await anyio.sleep(0.02)
             envoy.stdin.close()  # as it is when the daemon is killed
@@ -266,7 +267,9 @@ async def look():
 anyio.run(look)
 print("with ray" if "ray" in sys.modules else "without ray")
 """
-    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=60, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", asked], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    ).stdout
     assert "cannot be reached" in said
     assert said.endswith("without ray\n")
 

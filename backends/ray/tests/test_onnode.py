@@ -6,6 +6,7 @@ import sys
 
 import anyio
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd_backend_ray.onnode import _KEPT, OnNode
 
@@ -42,7 +43,7 @@ async def test_an_end_reaches_a_command_that_has_closed_its_outputs_and_goes_on(
             said.append(await run(node, "sh", "-c", "exec >&- 2>&-; sleep 600"))
 
         tasks.start_soon(last)
-        with anyio.fail_after(50):
+        with anyio.fail_after(PATIENCE_S):
             while "c" not in node._commands:
                 await anyio.sleep(0)
             await anyio.sleep(0.3)  # by then it most likely has; ended sooner, it is the same
@@ -83,7 +84,7 @@ async def test_a_connection_that_is_closed_before_it_is_open_is_not_kept():
     await node.close("s")
     assert (await node.connect("s", "127.0.0.1", port, 5.0))[0] == "lost"
     assert not node._streams
-    with anyio.fail_after(50):
+    with anyio.fail_after(PATIENCE_S):
         await gone.wait()
     assert (await node.receive("s", 10))[0] == "broken"
     server.close()

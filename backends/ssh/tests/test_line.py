@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import asyncssh
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.spi import ContactLost, HostConfig, NotDone, ProcessOrder
 from rollmuxd_backend_local import asking
@@ -333,7 +334,7 @@ async def test_a_command_cancelled_at_any_moment_leaves_nothing_running(sshd, ke
         with anyio.move_on_after(moment):
             await backend.run("box", ("sh", "-c", "sleep 600; true", str(tmp_path)))
     left = ["?"]
-    with anyio.fail_after(50):
+    with anyio.fail_after(PATIENCE_S):
         while left:
             await asyncio.sleep(0.02)
             lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import PATIENCE_S
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
@@ -580,6 +581,6 @@ def test_shards_of_fsdp_are_parked_also_after_a_forward_alone_and_train_on_as_if
     if not torch.distributed.is_available():
         pytest.skip("this torch was built without torch.distributed")
     command = [sys.executable, "-W", "ignore", "-c", SHARDED, tmp_path / "store"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     said = [f"rank {rank} {how}: True" for rank in (0, 1) for how in ("blocks", "flat", "root")]
     assert sorted(ran.stdout.splitlines()) == said, ran.stderr

@@ -8,6 +8,7 @@ import sys
 import anyio
 import msgspec
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.core.model import Fence
 from rollmuxd.spi import ContactLost, GpuSight, NotDone, OrderKind, Probed, Residency, Sight, StateSpec
@@ -198,7 +199,7 @@ async def test_a_park_that_is_cancelled_ends_its_command(tmp_path):
     code = f"import pathlib, time; pathlib.Path({str(mark)!r}).write_text('there'); time.sleep(600)"
     async with anyio.create_task_group() as group:
         group.start_soon(CommandResidency().park, order(PARK, tmp_path, park=(sys.executable, "-c", code)))
-        with anyio.fail_after(50):
+        with anyio.fail_after(PATIENCE_S):
             while not mark.exists():
                 await anyio.sleep(0.02)
         group.cancel_scope.cancel()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.spi import ContactLost, GpuSight, NotDone, OrderKind, Probed, Ran, Residency, Sight, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
@@ -118,7 +119,7 @@ class TestContract(ResidencyContract):
 
 
 async def failing(call, error, match):
-    with anyio.fail_after(20), pytest.raises(error, match=match) as raised:
+    with anyio.fail_after(PATIENCE_S), pytest.raises(error, match=match) as raised:
         await call
     return str(raised.value)
 

@@ -24,7 +24,7 @@ from rollmuxd_hook_trl import UnknownTrl
 EXAMPLE = Path(__file__).parents[3] / "examples" / "trl_grpo.py"
 
 # TRL and transformers warn of each other; to import both takes its time.
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 CYCLE = ["rollout", "train"]
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd_hook_kit.contract import UnknownFramework, check, differences
 from rollmuxd_hook_verl.contract import MANAGER, PPO_TRAINER, V1_SYNC, V1_TRAINER, VERL
@@ -99,7 +100,9 @@ def started(tmp_path, module, **more):
         path.write_text(text)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "VERL_USE_EXTERNAL_MODULES": "rollmuxd_hook_verl"}
     environment.update(more)
-    return subprocess.run([sys.executable, "-m", module], env=environment, capture_output=True, text=True, timeout=50)
+    return subprocess.run(
+        [sys.executable, "-m", module], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 def test_a_stranger_is_refused_where_its_trainer_is_imported(tmp_path):

@@ -27,7 +27,7 @@ from rollmuxd.testing import fake_daemon
 from rollmuxd_hook_verl import UnknownVerl
 
 # verl, Ray and transformers warn of each other; to import them takes its time.
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 STEP = ["rollout", "train", "sync"]
 

@@ -12,12 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 LOOPS = Path(__file__).with_name("loops.py")
 FRAMEWORKS = Path(sys.prefix) / "frameworks"
 SLEEPING = ("--train.colocate_all", "--vllm.enable_sleep", "--ds.enable_sleep")
-
-pytestmark = pytest.mark.timeout(300)
 
 
 def drive(home, *arguments, hook="", **environment):
@@ -37,7 +36,7 @@ def drive(home, *arguments, hook="", **environment):
         cwd=home,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.spi import NotDone, OrderKind, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
@@ -29,7 +30,6 @@ PYTHON = os.environ.get("ROLLMUX_VLLM_PYTHON") or (sys.executable if importlib.u
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
-    pytest.mark.timeout(900),
     pytest.mark.skipif(not PYTHON, reason="vllm is not installed; `make real-vllm` makes an environment that has it"),
 ]
 START_S = 600
@@ -41,7 +41,7 @@ WORDS = {"prompt": "w1 w2 w3", "max_tokens": 8, "temperature": 0}
 def started(tmp_path_factory):
     """The address of a server with a tiny model, in dev mode."""
     folder = tmp_path_factory.mktemp("vllm")
-    subprocess.run([PYTHON, Path(__file__).with_name("tiny_model.py"), folder / "tiny"], check=True, timeout=300)
+    subprocess.run([PYTHON, Path(__file__).with_name("tiny_model.py"), folder / "tiny"], check=True, timeout=PATIENCE_S)
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     env = {
@@ -65,7 +65,7 @@ def started(tmp_path_factory):
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(30)
+            process.wait(PATIENCE_S)
         process.kill()
         process.wait()
 
@@ -74,7 +74,7 @@ def started(tmp_path_factory):
 def server(started):
     """The same, awake after each test, whatever that has come to."""
     yield started
-    httpx.post(f"{started}/wake_up", timeout=60)
+    httpx.post(f"{started}/wake_up", timeout=PATIENCE_S)
 
 
 def _until_healthy(url, process, log):
@@ -82,7 +82,7 @@ def _until_healthy(url, process, log):
     while True:
         assert process.poll() is None, f"it ended: {log.read_text()[-3000:]}"
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+            if httpx.get(f"{url}/health", timeout=PATIENCE_S).status_code == 200:
                 return
         assert time.monotonic() < give_up, f"not there after {START_S} s: {log.read_text()[-3000:]}"
         time.sleep(0.5)
@@ -102,12 +102,12 @@ class Bench:
 
     def says(self):
         """What it generates: the same for as long as its weights are."""
-        answer = httpx.post(f"{self.url}/v1/completions", json={"model": "tiny", **WORDS}, timeout=120)
+        answer = httpx.post(f"{self.url}/v1/completions", json={"model": "tiny", **WORDS}, timeout=PATIENCE_S)
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"][0]["text"]
 
     def sleeps(self):
-        return httpx.get(f"{self.url}/is_sleeping", timeout=30).json()["is_sleeping"]
+        return httpx.get(f"{self.url}/is_sleeping", timeout=PATIENCE_S).json()["is_sleeping"]
 
 
 CALLS = (
@@ -132,7 +132,7 @@ CALLS = (
 async def answers(url):
     """Status and words of each call in turn; of a refusal its status, for its words are for people."""
     found = []
-    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
         for call in CALLS:
             method, _, path = call.partition(" ")
             answer = await client.request(method, path)
@@ -152,7 +152,9 @@ async def test_the_fake_server_answers_as_the_real_one_without_sleep_mode_does(s
 
 
 def test_its_gauge_is_the_one_that_the_driver_reads(server):
-    lines = [line for line in httpx.get(f"{server}/metrics", timeout=30).text.splitlines() if "sleep_state{" in line]
+    lines = [
+        line for line in httpx.get(f"{server}/metrics", timeout=PATIENCE_S).text.splitlines() if "sleep_state{" in line
+    ]
     states = {"awake": "1.0", "weights_offloaded": "0.0", "discard_all": "0.0"}
     for state, value in states.items():
         assert any(f'sleep_state="{state}"' in line and line.endswith(f" {value}") for line in lines), state

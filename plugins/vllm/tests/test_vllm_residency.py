@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 import pytest_asyncio
+from patience import PATIENCE_S
 
 from rollmuxd.spi import ContactLost, NotDone, OrderKind, Probed, Ran, Residency, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
@@ -58,7 +59,7 @@ class Bench:
 
 
 async def failing(call, error, match):
-    with anyio.fail_after(50), pytest.raises(error, match=match) as raised:
+    with anyio.fail_after(PATIENCE_S), pytest.raises(error, match=match) as raised:
         await call
     return raised.value
 
@@ -67,7 +68,7 @@ async def cut_off(engine, call, *given):
     """Give a call up once it hangs in the engine, and not before."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(call, *given)
-        with anyio.fail_after(50):
+        with anyio.fail_after(PATIENCE_S):
             while engine.faults:
                 await anyio.sleep(0.005)
         tasks.cancel_scope.cancel()
