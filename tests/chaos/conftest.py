@@ -22,7 +22,6 @@ def loaded(path: Path) -> ModuleType:
 
 _e2e = loaded(Path(__file__).parents[1] / "e2e" / "conftest.py")
 live, spares, pytest_pyfunc_call = _e2e.live, _e2e.spares, _e2e.pytest_pyfunc_call
-pytest_itemcollected = _e2e.pytest_itemcollected
 
 
 @pytest.fixture

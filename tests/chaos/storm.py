@@ -32,9 +32,9 @@ from rollmuxd_backend_mock.faults import write as write_faults
 
 MORE_ITERATIONS: Final = 4
 #: for those, once the storm is over: generous, since other people use this machine too
-SETTLE_S: Final = 120.0
+SETTLE_S: Final = 300.0
 #: a daemon that takes longer than this to be ready hangs
-START_S: Final = 60.0
+START_S: Final = 120.0
 #: descriptors that a daemon may have more of at the end than at its beginning, without any client
 SPARE_DESCRIPTORS: Final = 6
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.cli import daemon
 from rollmuxd.cli.processes import started
@@ -316,8 +317,10 @@ def test_nobody_else_is_listened_to_while_a_daemon_starts():
 
 
 @pytest.mark.e2e
-def test_a_daemon_starts_answers_and_stops(rollmuxd, config, state_dir):
+def test_a_daemon_starts_answers_and_stops(rollmuxd, config, state_dir, monkeypatch):
     pytest.importorskip("rollmuxd.daemon.app")
+    monkeypatch.setattr(daemon, "START_S", PATIENCE_S)
+    monkeypatch.setattr(daemon, "STOP_S", PATIENCE_S)
     started = rollmuxd(f"daemon start --config {config} --json")
     try:
         status = rollmuxd(f"daemon status --config {config} --json")
@@ -337,8 +340,9 @@ def test_a_daemon_starts_answers_and_stops(rollmuxd, config, state_dir):
 
 
 @pytest.mark.e2e
-def test_a_daemon_that_cannot_start_says_why(rollmuxd, config, state_dir):
+def test_a_daemon_that_cannot_start_says_why(rollmuxd, config, state_dir, monkeypatch):
     pytest.importorskip("rollmuxd.daemon.app")
+    monkeypatch.setattr(daemon, "START_S", PATIENCE_S)
     config.write_text(
         config.read_text() + '[[hosts]]\nid = "a"\nbackend = "nope"\nnodes = [{gpus = 0, pools = ["x"]}]\n'
     )

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qsl
 
 import pytest
+from patience import PATIENCE_S
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -273,7 +274,7 @@ class Terminal:
             os.execve(sys.executable, [sys.executable, "-m", "rollmuxd", *words], env)
         self.shown = ""
 
-    def sees(self, text, within=60.0):
+    def sees(self, text, within=PATIENCE_S):
         """Read until the text is on the screen."""
         give_up = time.monotonic() + within
         while text not in self.shown:

@@ -2,10 +2,11 @@
 
 import socketserver
 import threading
-import time
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
+import patience
 import pytest
 
 from rollmuxd.client.errors import Unreachable
@@ -103,15 +104,8 @@ def nothing_of_this_machine(monkeypatch, tmp_path):
 
 @pytest.fixture
 def until():
-    """Wait for something to become true; only how long it may take at most depends on the clock."""
-
-    def wait(condition, timeout_s=20.0):
-        end = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < end, "it did not happen"
-            time.sleep(0.01)
-
-    return wait
+    """Wait for something to become true."""
+    return partial(patience.until, "it has happened", every=0.01)
 
 
 @pytest.fixture

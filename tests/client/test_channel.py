@@ -6,6 +6,7 @@ import time
 
 import msgspec
 import pytest
+from patience import PATIENCE_S
 
 import rollmuxd
 from rollmuxd import testing
@@ -274,7 +275,8 @@ def with_discards_at_the_end(daemon):
     daemon._routes = [(m, p, ends if r == end else r) for m, p, r in daemon._routes]
 
 
-def test_a_job_that_ends_stays_on_the_line_until_its_state_is_discarded(daemon):
+def test_a_job_that_ends_stays_on_the_line_until_its_state_is_discarded(daemon, monkeypatch):
+    monkeypatch.setattr("rollmuxd.client.life.DISCARDS_S", PATIENCE_S)
     with_discards_at_the_end(daemon)
     job, seen = rollmuxd.job("a"), []
     job.on_load(lambda order: None, pool="rollout")
@@ -286,29 +288,32 @@ def test_a_job_that_ends_stays_on_the_line_until_its_state_is_discarded(daemon):
 
     assert seen == ["last"]
     assert daemon.results[-1].session == session
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < PATIENCE_S / 2
     assert [call.path for call in daemon.asked("DELETE", "/j1")] == ["/v1/jobs/j1"]
 
 
 def test_a_job_that_ends_waits_for_seconds_only_and_not_at_all_where_nothing_was_loaded(daemon, monkeypatch):
-    monkeypatch.setattr("rollmuxd.client.life.DISCARDS_S", 0.3)
+    monkeypatch.setattr("rollmuxd.client.life.DISCARDS_S", PATIENCE_S)
     job = rollmuxd.job("a", rollout=dict(gpu_gb=2))
     with job:
         began = time.monotonic()
-    assert time.monotonic() - began < 0.2
+    assert time.monotonic() - began < PATIENCE_S / 2
 
+    monkeypatch.setattr("rollmuxd.client.life.DISCARDS_S", 0.3)
     with_discards_at_the_end(daemon)
+    over = threading.Event()
 
     def hangs(hooks, order):
         if order.kind == "discard":
-            time.sleep(3)
+            over.wait(PATIENCE_S)
 
     monkeypatch.setattr(channel.Hooks, "run", hangs)
     job = rollmuxd.job("b", rollout=dict(gpu_gb=2))
     with job:
         daemon.result_of(daemon.order("load", "rollout"))
         began = time.monotonic()
-    assert 0.2 < time.monotonic() - began < 1.5
+    assert 0.2 < time.monotonic() - began < PATIENCE_S / 2
+    over.set()
 
 
 def test_no_question_of_whether_it_was_discarded_outlives_the_seconds_that_an_end_waits_for_that(daemon):

@@ -125,7 +125,7 @@ async def test_a_parked_long_poll_holds_no_stop_up_and_is_answered(settings):
             answers.append((await unix.get("/v1/facts", params={"after": last, "wait_ms": 60_000})).status_code)
 
     async with anyio.create_task_group() as tasks:
-        async with running(settings()) as where:
+        async with running(settings(shutdown_s=50)) as where:
             parked = anyio.Event()
             tasks.start_soon(poll, where, parked)
             await parked.wait()
@@ -133,7 +133,7 @@ async def test_a_parked_long_poll_holds_no_stop_up_and_is_answered(settings):
             began = anyio.current_time()
         took = anyio.current_time() - began
 
-    assert took < 2
+    assert took < 40
     assert answers[0] in (200, 503)
 
 

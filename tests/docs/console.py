@@ -79,7 +79,7 @@ def typed(block: Block) -> list[Typed]:
     return [Typed(command, tuple(shown)) for command, shown in found]
 
 
-def run(page: Path, folder: Path, limit_s: float = 150) -> list[Seen]:
+def run(page: Path, folder: Path, limit_s: float = 600) -> list[Seen]:
     """Type a page's commands into one shell, and see what comes. Whatever it leaves running is ended."""
     lines: list[Typed] = []
     script = ["exec 2>&1 </dev/null"]

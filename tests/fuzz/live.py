@@ -33,7 +33,7 @@ load_all_checks()
 #: what the description cannot say: that a name is taken, that a phase is not in the cycle, that a time has no such day
 LEFT_OUT = ("positive_data_acceptance", "max_response_time", "negative_data_rejection")
 NODES = ("box1/gpu0-1", "box1/gpu2-3", "box2/gpu0-1")
-STARTS_S = 20.0
+STARTS_S = 300.0
 
 CONFIG = """
 [daemon]
@@ -119,7 +119,7 @@ class Live:
 
     def operator(self) -> httpx.Client:
         """An operator, at the Unix socket."""
-        return httpx.Client(transport=httpx.HTTPTransport(uds=self.socket), base_url="http://rollmuxd", timeout=20)
+        return httpx.Client(transport=httpx.HTTPTransport(uds=self.socket), base_url="http://rollmuxd", timeout=300)
 
 
 @contextmanager
@@ -270,7 +270,7 @@ def _fuzz_one(operation, mode, known, key, checks, found, number) -> None:
         _hurry(case.query)
         _hurry(case.body)
         try:
-            answer = case.call(headers=headers, timeout=30)
+            answer = case.call(headers=headers, timeout=300)
         except Exception as error:
             found.finding(f"{operation.label} as {role}: {type(error).__name__}: {error}")
             return
@@ -318,7 +318,7 @@ def fuzz_nearly(daemon: Live, found: Found, until: float, start: int, least: int
     On a slow machine it goes on until there were more than ``least`` cases in all, and a tenth of them went well.
     """
     dice = random.Random(start)
-    with daemon.operator() as operator, httpx.Client(base_url=daemon.url, timeout=30) as user:
+    with daemon.operator() as operator, httpx.Client(base_url=daemon.url, timeout=300) as user:
         made = operator.post("/v1/keys", json={"owner": "team", "user": "near", "role": "lead"}).json()
         user.headers["authorization"] = f"Bearer {made['secret']}"
         known = {"operator": Known(operator, dice), "lead": Known(user, dice)}

@@ -113,10 +113,10 @@ async def test_counting_a_call_costs_less_than_five_microseconds():
         rates.take(f"k{number}")
     best = float("inf")
     for _ in range(5):
-        begun = time.perf_counter()
+        begun = time.thread_time()  # in which other programs have no part
         for number in range(1000):
             rates.take(f"k{number}")
-        best = min(best, time.perf_counter() - begun)
+        best = min(best, time.thread_time() - begun)
     assert best / 1000 < 5e-6
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -34,7 +35,7 @@ from rollmuxd_vllm.fake import FakeVllm
 pytestmark = [pytest.mark.asyncio]
 
 GPU, NODE = "box/gpu0", "box/gpu0"
-LIMIT_S = 3.0
+LIMIT_S, ORDER_S = 8.0, 4.0
 
 
 class Stage:
@@ -53,7 +54,7 @@ class Stage:
         self.journal, clock = MemoryJournal(), SystemClock()
         self.actuator = acting.Actuator(
             {"fake": self.host}, {"it": residency}, state=lambda: self.driver.scheduler.state,
-            post=lambda given: self.driver.post(given), order_s=1.0, now=clock.now,  # noqa: PLW0108  # made below
+            post=lambda given: self.driver.post(given), order_s=ORDER_S, now=clock.now,  # noqa: PLW0108  # made below
         )  # fmt: skip
         node = i.NodeSpec(NODE, "box", (GPU,), ("rollout",), "fake", 40_000, 1.0)
         start = i.Start((i.HostSpec("box", "fake", 100_000),), (node,))
@@ -110,7 +111,7 @@ class Stage:
         return self.state.slots[slot].status.value
 
     async def until(self, look: Callable[[], bool]) -> None:
-        with anyio.move_on_after(25):
+        with anyio.move_on_after(PATIENCE_S):
             while not look():
                 await anyio.sleep(0.02)
             return
@@ -177,7 +178,7 @@ def lacks_sleep_mode(engine):
         (always("POST /sleep", "die"), "no word of the park .* broke off"),
         (always("POST /sleep", "drop"), "no word of the park .* broke off"),
         (always("POST /sleep", "drop_after"), "no word of the park .* broke off"),
-        (always("POST /sleep", "hang"), "no word of the park .* no answer within 1 s"),
+        (always("POST /sleep", "hang"), "no word of the park .* no answer within 4 s"),
         (lacks_sleep_mode, r"left 17.5 GB on box/gpu0 when parked, 1.5 GB were agreed .* more than a left-over"),
     ],
 )

@@ -11,14 +11,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from patience import PATIENCE_S
+from patience import PATIENCE_S, until
 
 LOAD = Path(__file__).with_name("load.py")
 FORWARD = Path(__file__).with_name("forward.py")
@@ -52,16 +51,6 @@ gpu_gb = 96
 gpu_type = "{kind}"
 price_per_gpu_hour = {price}
 """
-
-
-def until(what: str, look: Callable[[], Any], within: float = 60.0) -> Any:
-    """Return what ``look`` finds, as soon as it finds something."""
-    give_up = time.monotonic() + within
-    while True:
-        if found := look():
-            return found
-        assert time.monotonic() < give_up, f"after {within:g} s still not: {what}"
-        time.sleep(0.03)
 
 
 class Cluster:

@@ -36,7 +36,7 @@ class Screen:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.page, name)
 
-    def until(self, what: str, true: str, within_ms: int = 60_000) -> Any:
+    def until(self, what: str, true: str, within_ms: int = 600_000) -> Any:
         """Poll from here: the page's own policy lets nobody evaluate strings in it."""
         for _ in range(within_ms // 50):
             if found := self.page.evaluate(true):

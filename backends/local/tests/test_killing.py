@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.spi import HostConfig
 from rollmuxd.spi.environment import INHERITED
@@ -50,7 +51,7 @@ def lives(pid):
     return stat_of(pid)[0] not in "ZX"
 
 
-def until(true, limit_s=50):
+def until(true, limit_s=PATIENCE_S):
     give_up = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < give_up

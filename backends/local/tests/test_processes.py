@@ -68,7 +68,7 @@ def lives(pid):
         return False
 
 
-def until(true, limit_s=50):
+def until(true, limit_s=PATIENCE_S):
     give_up = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < give_up
