@@ -741,7 +741,9 @@ async def test_space_is_given_back_and_commits_wait_no_more_than_a_moment(tmp_pa
         return day + 3 * DAY, 24_000
 
     writing = asyncio.create_task(write_on())
+    began = time.perf_counter()
     done = await Keeper(journal, ONE, settled).tend()
+    took = time.perf_counter() - began
     going = False
     await writing
     await journal.close()
@@ -751,8 +753,9 @@ async def test_space_is_given_back_and_commits_wait_no_more_than_a_moment(tmp_pa
     assert (tmp_path / "journal.sqlite3").stat().st_size < done.bytes_after + 300 * 4096 < before
     waits.sort()
     assert len(waits) > 20
-    assert waits[len(waits) // 2] < 0.05
-    assert waits[-1] < 0.5  # 10 to 30 ms, as a rule
+    # As a rule a commit waits 1 ms, and 10 to 30 ms at most; all of it takes seconds. A busy machine slows both.
+    assert waits[len(waits) // 2] < took / 40
+    assert waits[-1] < took / 4
     assert check(tmp_path / "journal.sqlite3").good
 
 

@@ -152,7 +152,7 @@ async def test_calls_to_another_node_wait_for_none_to_one_that_is_cut_off_and_th
 
         async def work():
             script = f"echo > {begun}; while [ ! -e {begun}.go ]; do sleep 0.05; done; echo x >> {done}; echo well"
-            said.append((await backend.run("h1", ("sh", "-c", script), timeout_s=60)).stdout)
+            said.append((await backend.run("h1", ("sh", "-c", script), timeout_s=PATIENCE_S)).stdout)
 
         async def look():
             try:

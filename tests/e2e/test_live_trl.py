@@ -25,7 +25,7 @@ STEPS, SAVE_EVERY = 8, 4
 #: by job: what it trains
 THREE = {"trl-high": dict(task="high"), "trl-same": dict(task="same"), "trl-other": dict(task="high", seed=2)}
 #: longer than this no collective may take: who waited for a turn in one would end the process group
-GROUP_TIMEOUT_S = 8
+GROUP_TIMEOUT_S = 20
 RANKS = 4
 
 #: a user's script with the import changed, and what it has to say on CPUs only (PARKING: model and optimizer move)
@@ -249,7 +249,7 @@ def test_four_ranks_outlive_a_pause_and_a_restart_that_take_longer_than_their_co
 
 def test_ranks_that_accelerate_has_launched_under_fsdp_are_parked_shard_by_shard_and_change_no_bit(live, runs):
     # (Ranks that import TRL take all of a machine: a heartbeat may be late, which is not what is looked at here.)
-    daemon = live.daemon((("0", "train"),), hold_s=0, lease_s=10)
+    daemon = live.daemon((("0", "train"),), hold_s=0, lease_s=60)
     sharded = ["--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"]
     layers = ["--fsdp_transformer_layer_cls_to_wrap", "LlamaDecoderLayer"]
     ranks = ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]

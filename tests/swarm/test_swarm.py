@@ -82,7 +82,7 @@ def test_the_command_prints_one_object_and_how_many() -> None:
 
 def test_the_command_ends_when_as_many_histories_are_done_as_were_asked_for() -> None:
     ended = subprocess.run(
-        [sys.executable, str(HERE / "run.py"), "--budget", "50", "--histories", "50", "--from", "300"],
+        [sys.executable, str(HERE / "run.py"), "--budget", str(PATIENCE_S), "--histories", "50", "--from", "300"],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -42,7 +42,7 @@ _SOON: Final = {
 }
 #: a link that is cut is noticed by who asks (eight seconds), and only then by Ray (thirteen), as with Ray's own values
 _LATER: Final = {**_SOON, "health_check_timeout_ms": 4_000}
-_PATIENCE_S: Final = 120.0
+_PATIENCE_S: Final = 600.0
 _LOOK_S: Final = 0.5
 
 

@@ -28,7 +28,7 @@ from rollmuxd_backend_local.testing import Namespace, namespaces_can_be_made
 
 #: where it is, which is not on everybody's path
 SSHD: Final = shutil.which("sshd") or next((path for path in ("/usr/sbin/sshd",) if Path(path).exists()), None)
-_LISTENS_S: Final = 10.0
+_LISTENS_S: Final = 120.0
 _LOOK_S: Final = 0.5
 
 

@@ -32,8 +32,8 @@ LOOPS = Path(__file__).with_name("loops")
 #: The three shapes: trains longer than it samples, samples longer than it trains, and balanced.
 SHAPES = {"modular-sum": "modular_sum.py", "close-brackets": "close_brackets.py", "sort-digits": "sort_digits.py"}
 #: Longer than any phase by far: what has said nothing for so long hangs.
-SILENCE_S = 90.0
-READY_S = 30.0
+SILENCE_S = 240.0
+READY_S = 120.0
 CALIBRATION_SCALE = 0.15
 #: A Unix socket's path may have 107 bytes.
 LONGEST_SOCKET = 100
