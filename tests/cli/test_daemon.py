@@ -255,7 +255,7 @@ def test_a_start_that_takes_long_is_waited_for_while_it_tells_that_it_goes_on(ro
 
 
 def test_a_start_that_tells_nothing_is_ended_and_then_said_to_be(rollmuxd, config, instead):
-    instead('(state / "up").touch()\ntime.sleep(60)', leap_s=40)
+    instead('(state / "up").touch()\ntime.sleep(600)', leap_s=40)
 
     ran = rollmuxd(f"daemon start --config {config}")
 
@@ -265,7 +265,7 @@ def test_a_start_that_tells_nothing_is_ended_and_then_said_to_be(rollmuxd, confi
 
 def test_a_start_that_does_not_end_is_not_said_to_have_ended(rollmuxd, config, instead, monkeypatch):
     monkeypatch.setattr(daemon, "STOP_S", 0.2)
-    instead('signal.signal(signal.SIGTERM, signal.SIG_IGN)\n(state / "up").touch()\ntime.sleep(60)', leap_s=40)
+    instead('signal.signal(signal.SIGTERM, signal.SIG_IGN)\n(state / "up").touch()\ntime.sleep(600)', leap_s=40)
 
     ran = rollmuxd(f"daemon start --config {config}")
     pid = int(ran.err.split("it runs on, pid ")[1].split(";")[0])

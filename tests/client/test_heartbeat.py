@@ -257,7 +257,7 @@ def test_a_forked_child_tells_nothing_and_hangs_on_nothing_though_its_parent_was
         warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads, which is the point
         child = os.fork()
     if child == 0:
-        signal.alarm(10)
+        signal.alarm(300)
         pulse.progress(5, 10)
         os._exit(0)
     let_go.set()
@@ -374,7 +374,7 @@ def trainer(server, body):
 
 
 def test_it_ends_when_its_parent_is_killed(listening, until):
-    program, heart = trainer(listening(HastyDaemon()), "time.sleep(60)")
+    program, heart = trainer(listening(HastyDaemon()), "time.sleep(600)")
     assert alive(heart)
 
     program.kill()
@@ -384,7 +384,7 @@ def test_it_ends_when_its_parent_is_killed(listening, until):
 
 
 def test_it_ends_with_its_parent_though_a_forked_worker_lives_on(listening, until):
-    body = "child = os.fork()\n    if child == 0: time.sleep(60)\n    print(child, flush=True)\n    time.sleep(60)"
+    body = "child = os.fork()\n    if child == 0: time.sleep(600)\n    print(child, flush=True)\n    time.sleep(60)"
     program, heart = trainer(listening(HastyDaemon()), body)
     worker = int(program.stdout.readline())
     try:
@@ -492,7 +492,7 @@ def test_it_beats_while_its_parent_holds_the_interpreter_lock(listening, until):
 
 def test_it_beats_while_its_parent_is_stopped_in_a_debugger(listening, until):
     fake = HastyDaemon()
-    program, _ = trainer(listening(fake), "time.sleep(60)")
+    program, _ = trainer(listening(fake), "time.sleep(600)")
     try:
         os.kill(program.pid, signal.SIGSTOP)
         beats = len(fake.beats)
@@ -509,7 +509,7 @@ def test_of_sigterm_the_program_says_what_it_is_told_to_say(listening, until, ha
     line = "import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)"
     assert line.partition("; ")[2] in (ROOT / "docs" / "how-to" / "use-the-client.md").read_text()
     told = f"{line}\n    " if handled else ""
-    program, heart = trainer(listening(fake), f"{told}print('goes', flush=True)\n    time.sleep(60)")
+    program, heart = trainer(listening(fake), f"{told}print('goes', flush=True)\n    time.sleep(600)")
     assert program.stdout.readline() == "goes\n"
     until(lambda: fake.beats)
 
@@ -523,7 +523,7 @@ def test_of_sigterm_the_program_says_what_it_is_told_to_say(listening, until, ha
 
 def test_ctrl_c_ends_the_trainer_in_good_order_and_the_heartbeat_last(listening, until):
     fake = HastyDaemon()
-    program, heart = trainer(listening(fake), "time.sleep(60)")
+    program, heart = trainer(listening(fake), "time.sleep(600)")
     until(lambda: fake.beats)
 
     os.killpg(program.pid, signal.SIGINT)  # as a terminal does it

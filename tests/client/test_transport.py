@@ -59,7 +59,7 @@ class Hanging(FakeDaemon):
     def handle(self, method, path, params, content):
         if self.hangs[0] == method and path.endswith(self.hangs[1]):
             self.is_asked.set()
-            self.goes_on.wait(PATIENCE_S)
+            self.goes_on.wait()
             raise errors.Unreachable("it hangs")
         return super().handle(method, path, params, content)
 
