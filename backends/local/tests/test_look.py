@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -281,7 +282,8 @@ def test_our_own_binding_has_what_is_asked_of_nvidia_ml_py():
 
 @pytest.mark.parametrize("version", ["3.8", "3.9", "3.13"])
 def test_the_parcel_is_opened_by_pythons_of_other_machines(version, tmp_path):
-    places = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python3")]
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    places = [shutil.which(f"python{version}"), *home.glob(f".pyenv/versions/{version}.*/bin/python3")]
     tried = [
         place for place in places if place and not subprocess.run([place, "-c", ""], capture_output=True).returncode
     ]

@@ -16,7 +16,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from conftest import GPUS, OwnServer
-
 from rollmuxd.spi import HostConfig
 from rollmuxd_backend_local import parcel
 from rollmuxd_backend_ssh import SshBackend
