@@ -10,6 +10,8 @@ import os
 import shutil
 import tempfile
 
+from hypothesis import HealthCheck, settings
+
 from rollmuxd.client.where import VARIABLES
 
 for name in list(os.environ):
@@ -18,6 +20,10 @@ for name in list(os.environ):
         del os.environ[name]
 os.environ["HOME"] = tempfile.mkdtemp(prefix="rollmuxd-home-")
 atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
+
+# An example may take as long as it takes: the machine may be busy.
+settings.register_profile("any machine", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 # looptime asks for "the" event loop before every test, synchronous ones too, and the policy would make one, which
 # nobody closes. After this it makes none.
