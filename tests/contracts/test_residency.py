@@ -59,7 +59,7 @@ class TestChannelResidency(ResidencyContract):
     """Two ranks; the first of them has the mock's GPUs."""
 
     tolerance_mb = 0
-    patience_s = 5.0
+    patience_s = 300.0
 
     async def make(self) -> Rig:
         backend = await MockBackend.open([HOST], OPTIONS)
@@ -77,7 +77,7 @@ class TestChannelResidency(ResidencyContract):
     @pytest.fixture(autouse=True)
     def patience(self):
         yield
-        type(self).patience_s = 5.0
+        type(self).patience_s = 300.0
 
     async def open_with(self, options: Mapping[str, Any]) -> Residency:
         return await ChannelResidency.open(FakeChannel(), options)

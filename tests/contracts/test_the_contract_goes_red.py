@@ -105,7 +105,7 @@ class ClosesOnce(WrappedBackend):
         self.closed = True
 
 
-def backend_contract(wrap, patience=5.0):
+def backend_contract(wrap, patience=300.0):
     class Contract(BackendContract):
         patience_s = patience
 
@@ -247,7 +247,7 @@ class DropsAtClose(WrappedResidency):
 def residency_contract(wrap):
     class Contract(ResidencyContract):
         tolerance_mb = 0
-        patience_s = 5.0
+        patience_s = 300.0
 
         async def make(self):
             backend = await MockBackend.open(

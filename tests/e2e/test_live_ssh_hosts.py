@@ -29,7 +29,7 @@ TABLES = """
 [backends.ssh]
 config = {config}
 python = {python}
-connect_s = 2
+connect_s = 6
 alive_s = 0.5
 
 [residency.mock]

@@ -9,6 +9,7 @@ import signal
 import asyncssh
 import pytest
 
+from rollmuxd_backend_local import asking
 from rollmuxd_backend_ssh.testing import SSHD, Keys, OpenSshd, free_port
 
 GPUS = [{"uuid": f"GPU-{number}", "name": "NVIDIA H20", "total_mb": 80_000} for number in range(2)]
@@ -148,3 +149,9 @@ def own_servers(keys):
 def own_server(own_servers):
     """One of them."""
     return own_servers()
+
+
+@pytest.fixture(autouse=True)
+def time_to_look(monkeypatch):
+    """A look is a program on the host, which takes its time where the host is busy."""
+    monkeypatch.setattr(asking, "LOOK_S", 600.0)

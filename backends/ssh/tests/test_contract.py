@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from rollmuxd.spi import HostConfig
 from rollmuxd.spi.contract import BackendContract
@@ -37,6 +38,7 @@ class SshContract(BackendContract):
             "logs": str(self.state / "logs"),
             "config": str(self.keys.config),
             "python": sys.executable,
+            "connect_s": PATIENCE_S,
         }
 
     async def make(self):

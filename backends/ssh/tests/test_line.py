@@ -24,7 +24,13 @@ async def reached(server, keys, made_up, host="box", **options):
     """A backend for a host behind asyncssh's server, both ended afterwards."""
     await server.start()
     keys.add(host, "127.0.0.1", server.port)
-    said = {"made_up_gpus": made_up(), "config": str(keys.config), "python": sys.executable, **options}
+    said = {
+        "made_up_gpus": made_up(),
+        "config": str(keys.config),
+        "python": sys.executable,
+        "connect_s": PATIENCE_S,
+        **options,
+    }
     backend = await SshBackend.open([HostConfig(id=host)], said)
     try:
         yield backend
@@ -110,6 +116,7 @@ async def test_options_go_over_the_ssh_configuration(own_server, keys, made_up):
         "config": str(keys.config),
         "made_up_gpus": made_up(),
         "python": sys.executable,
+        "connect_s": PATIENCE_S,
     }
     backend = await SshBackend.open([HostConfig(id="box", options=said)], {})
     assert len((await backend.observe("box")).gpus) == 2
@@ -123,7 +130,12 @@ async def test_hosts_are_jumped_over(own_server, keys, made_up, tmp_path):
     """The host itself listens where only the jump host reaches it; here, both are this machine."""
     async with reached(own_server, keys, made_up, host="gate"):
         keys.add("inner", "127.0.0.1", own_server.port, "ProxyJump gate")
-        said = {"made_up_gpus": made_up(), "config": str(keys.config), "python": sys.executable}
+        said = {
+            "made_up_gpus": made_up(),
+            "config": str(keys.config),
+            "python": sys.executable,
+            "connect_s": PATIENCE_S,
+        }
         backend = await SshBackend.open([HostConfig(id="inner")], said)
         assert len((await backend.observe("inner")).gpus) == 2
         assert len(own_server.connections) == 2, "the gate's, and through it the host's"
@@ -175,7 +187,8 @@ async def test_a_host_without_python_is_told_from_one_that_is_away(own_server, k
 @pytest.mark.asyncio
 async def test_a_host_that_takes_commands_and_no_connections_says_so(sshd, keys, made_up):
     keys.add("box", "127.0.0.1", sshd(options=("AllowTcpForwarding no",)).port)
-    backend = await SshBackend.open([HostConfig(id="box")], {"config": str(keys.config), "made_up_gpus": made_up()})
+    said = {"config": str(keys.config), "made_up_gpus": made_up(), "connect_s": PATIENCE_S}
+    backend = await SshBackend.open([HostConfig(id="box")], said)
     with pytest.raises(NotDone, match=r"nobody can be reached at box: 127.0.0.1 port 1 .*AllowTcpForwarding"):
         await backend.connect("box", "127.0.0.1", 1)
     await backend.close()
@@ -228,7 +241,7 @@ async def test_twenty_hosts_are_asked_at_the_same_time(own_servers, keys, made_u
         server.before = before
         await server.start()
         keys.add(f"box{number}", "127.0.0.1", server.port)
-    said = {"made_up_gpus": made_up(), "config": str(keys.config), "python": sys.executable}
+    said = {"made_up_gpus": made_up(), "config": str(keys.config), "python": sys.executable, "connect_s": PATIENCE_S}
     backend = await SshBackend.open([HostConfig(id=f"box{number}") for number in range(20)], said)
     async with anyio.create_task_group() as tasks:
         for number in range(20):
@@ -328,7 +341,7 @@ async def test_an_agent_is_asked_for_keys(own_server, keys, made_up, tmp_path, m
 async def test_a_command_cancelled_at_any_moment_leaves_nothing_running(sshd, keys, tmp_path):
     """Also where it had not yet said which process it is, and the server carries out no signals (as for root)."""
     keys.add("box", "127.0.0.1", sshd().port)
-    backend = await SshBackend.open([HostConfig(id="box")], {"config": str(keys.config)})
+    backend = await SshBackend.open([HostConfig(id="box")], {"config": str(keys.config), "connect_s": PATIENCE_S})
     await backend.run("box", ("true",))
     for moment in (0.0, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08):
         with anyio.move_on_after(moment):

@@ -84,7 +84,6 @@ async def cut_off(engine, call, *given):
 
 class TestContract(ResidencyContract):
     tolerance_mb = 0
-    patience_s = 40.0
 
     async def make(self) -> Rig:
         self.bench = Bench()

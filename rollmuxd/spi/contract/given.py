@@ -22,7 +22,7 @@ class GivenBackend(Cancelling):
     #: a job's owner for whom processes of :meth:`start_process` are: most backends know one by the name of a login
     owner: ClassVar[str] = pwd.getpwuid(os.getuid()).pw_name
     #: seconds after which a call on a healthy host, or a cancelled one, counts as hung
-    patience_s: ClassVar[float] = 20.0
+    patience_s: ClassVar[float] = 300.0
 
     # ---- what you give ------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ class GivenDriver(Cancelling):
     """What an author gives, and what the sentences have in common."""
 
     #: seconds after which an order counts as hung
-    patience_s: ClassVar[float] = 20.0
+    patience_s: ClassVar[float] = 300.0
     #: used memory above what was agreed that still counts as clear
     tolerance_mb: ClassVar[int] = 300
     #: whether the rig's backend sees what the driver moves (turn off only where nothing real is moved)
