@@ -24,7 +24,6 @@ ONLY = ("--only", "micro-train,weave-production")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_two_orders_of_hashes_give_the_same_and_a_changed_digest_is_named(tmp_path):
     before = tmp_path / "before.json"
     first = run(*ONLY)

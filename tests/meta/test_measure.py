@@ -6,10 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.timeout(300)
-
 PROGRAM = Path(__file__).with_name("measure.py")
 spec = importlib.util.spec_from_file_location("measure", PROGRAM)
 measure = importlib.util.module_from_spec(spec)

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(300)
-
 REPOSITORY = Path(__file__).parents[2]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 #: every package of ours, by its path
@@ -99,7 +97,6 @@ def test_what_an_index_shows_of_the_wheel_can_be_followed(wheel):
 
 @pytest.mark.slow
 @pytest.mark.e2e
-@pytest.mark.timeout(600)
 def test_the_demo_runs_from_the_wheel(wheel, tmp_path):
     pytest.importorskip("numpy", reason="numpy is not installed: make setup")
     installed = tmp_path / "installed"

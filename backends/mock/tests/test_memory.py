@@ -217,7 +217,7 @@ async def test_bytes_go_with_their_process(process, waited_for, tmp_path):
     if waited_for:
         process.wait()
     else:
-        with anyio.fail_after(20):
+        with anyio.fail_after(600):
             while alive(process.pid, started):
                 await anyio.sleep(0.001)
     assert await used(backend) == [0, 0]
