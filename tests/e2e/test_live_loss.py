@@ -209,7 +209,7 @@ def test_a_stopped_trainer_keeps_its_slot_through_its_heartbeat_and_goes_on_when
 
 
 def test_a_trainer_that_fails_in_a_phase_gives_its_gpus_back_at_once(live):
-    daemon = live.daemon(lease_s=600.0)
+    daemon = live.daemon(lease_s=6000.0)
     live.script("failing.py", "failing")
     live.until("it holds", lambda: daemon.facts("slot_granted"))
     b, asked = live.waiter("b")
