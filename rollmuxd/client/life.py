@@ -542,10 +542,10 @@ class _Ear:
         self._unmet = ""
 
     def directed(self, directives: list[Directive]) -> None:
-        unmet = next((directive.reason for directive in directives if directive.kind == "unpromised"), self._unmet)
-        if unmet != self._unmet:
-            self._unmet = unmet
+        unmet = next((directive.reason for directive in directives if directive.kind == "unpromised"), "")
+        if unmet and not self._unmet:  # its numbers change all the time
             say(f"{self._talk.name}: {unmet}")
+        self._unmet = self._unmet or unmet
         held = self._talk.held
         if held is not None:
             ours = [it for it in directives if it.slot in {None, held.slot} and it.kind != "unpromised"]

@@ -225,12 +225,13 @@ class Explainer:
         why, solo, turn = "", solo_ms(job), self._c.policy.period_ms(self._c.state, group.id)
         if solo and turn:
             took = iteration_ms(turn, group, job)
-            if took <= job.spec.slo * solo:
+            if took <= job.spec.slo * solo and job.promised:
                 return ""
             others = "another job" if len(group.jobs) == 2 else f"{len(group.jobs) - 1} other jobs"
             times = f"{took / solo:.2f} times the {_s(solo)} s that it takes alone"
             why = f": beside {others} of group {group.id} its iteration takes {times}"
-            helps.insert(0, f"slo={ceil(100 * took / solo) / 100:g}")
+            if took > job.spec.slo * solo:
+                helps.insert(0, f"slo={ceil(100 * took / solo) / 100:g}")
         return f"it asked for slo={job.spec.slo:g}, and {has}{why}. What would help: {', or '.join(helps)}"
 
     def _drained(self, job: Job) -> list[str]:

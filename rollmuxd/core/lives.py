@@ -177,7 +177,7 @@ def resume(c: Cycle, ask: i.ResumeJob) -> Answer:
     if job.status is not JobStatus.PAUSED:
         raise Conflict(f"job {job.spec.name} is {job.status}, and only a paused job can be resumed")
     c.fact(f.JobResumed(c.now, job.id, ask.by))
-    admit(c)
+    admit(c, newcomer=job.id)
     dispatch(c, job.group)
     return Answer(job=job.id)
 

@@ -45,7 +45,7 @@ PROMISED_NOTHING: Final = 10.0
 #: and who has waited for as long as so many of its iterations take goes before who has less credit
 PATIENCE: Final = 3
 #: slots that have ended, and whose GPUs only have to be parked or seen clear
-ENDED: Final = (SlotStatus.RELEASED, SlotStatus.RECLAIMING)
+ENDED: Final = (SlotStatus.RELEASED,)
 
 
 class Projection(Struct):

@@ -264,8 +264,9 @@ async def _until_exit(settings: Settings) -> NoReturn:
     except Exception:  # Python's own end, without its wait
         sys.excepthook(*sys.exc_info())
         status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a closed pipe, or a full disk
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(status)
 
 

@@ -12,7 +12,8 @@ from typing import Final
 #: the variables that are handed on, as patterns: by them a process finds programs, files, the network and GPUs
 INHERITED: Final = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "XDG_*"),
-    *("LD_LIBRARY_PATH", "CUDA_*", "NVIDIA_*", "NCCL_*", "UCX_*", "FI_*", "GLOO_*", "OMP_*"),
+    *("LD_LIBRARY_PATH", "CUDA_*", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_*"),
+    *("NCCL_*", "UCX_*", "FI_*", "GLOO_*", "OMP_*"),
     *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
 )
@@ -26,7 +27,8 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if any(fnmatchcase(name, pattern) for pattern in INHERITED) and not ("://" in value and "@" in value)
+        if any(fnmatchcase(name, pattern) for pattern in INHERITED)
+        and not ("@" in value and ("://" in value or name.lower().endswith("_proxy")))
     }
 
 

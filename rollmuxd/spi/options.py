@@ -3,7 +3,6 @@ meant, and what can be filled in (``http://127.0.0.1:80{gpu}``) with what there 
 """
 
 import difflib
-import math
 import string
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -12,6 +11,9 @@ from rollmuxd.core.model import StateSpec
 from rollmuxd.spi.residency import StateOrder
 
 T = TypeVar("T")
+
+#: the longest time that an option may ask for
+DAY_S = 86_400
 
 #: what may stand in braces in an option that is filled in for each order
 FIELDS = ("job", "name", "owner", "run", "pool", "node", "host", "gpu", "gpus", "pid", "kind", "order", "warm")
@@ -45,10 +47,10 @@ class Options:
         return self._typed(key, default, bool, "true or false")
 
     def seconds(self, key: str, default: float) -> float:
-        """A number of seconds, 0 or more."""
+        """A number of seconds, from 0 to a day."""
         value = self._given.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            raise self._wrong(key, "seconds, 0 or more")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= DAY_S:
+            raise self._wrong(key, "seconds, 0 or more, and at most 86400")
         return float(value)
 
     def one_of(self, key: str, default: T, choices: Iterable[T]) -> T:

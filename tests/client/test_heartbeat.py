@@ -414,7 +414,7 @@ def test_killed_its_parent_is_said_to_be_gone_in_a_last_beat(listening, until, w
     assert gone(fake) == []
 
     program.kill()
-    until(lambda: not alive(heart), 300)
+    until(lambda: not alive(heart))
 
     assert gone(fake) == [{"pid": program.pid, "started": opened["started"]}]
     assert fake.beats[-1]["gone"], "it is the last"
@@ -432,7 +432,7 @@ def test_the_last_beat_is_sent_again_until_a_daemon_hears_it(listening, until):
     program.kill()
     program.communicate()
     server.start()
-    until(lambda: not alive(heart), 300)
+    until(lambda: not alive(heart))
 
     assert len(gone(fake)) == 1
 
@@ -445,9 +445,9 @@ def test_a_process_that_ends_its_part_itself_or_lives_on_sends_no_last_beat(list
     wait = "signal.signal(signal.SIGUSR1, lambda *_: None); signal.pause()"
     program, heart = trainer(listening(fake), f"{wait}; {ends}")
     until(lambda: fake.beats)
-    until(lambda: program.poll() is not None or program.send_signal(signal.SIGUSR1), 300)
+    until(lambda: program.poll() is not None or program.send_signal(signal.SIGUSR1))
     program.communicate()
-    until(lambda: not alive(heart), 300)
+    until(lambda: not alive(heart))
 
     # (What is executed in the process's place is that process until it ends.)
     assert len(gone(fake)) == (1 if "exec" in ends else 0)
@@ -456,7 +456,7 @@ def test_a_process_that_ends_its_part_itself_or_lives_on_sends_no_last_beat(list
 def test_while_its_parent_lives_it_sends_no_last_beat_though_the_pipe_is_closed(listening, until):
     fake = HastyDaemon()
     program, heart = trainer(listening(fake), "os.close(job._life._pulse._stdin.fileno()); time.sleep(600)")
-    until(lambda: not alive(heart), 300)  # after ENDS_S
+    until(lambda: not alive(heart))  # after ENDS_S
 
     assert program.poll() is None
     assert gone(fake) == []
@@ -473,7 +473,7 @@ def test_a_run_that_another_process_may_join_by_its_key_is_kept_for_its_lease(li
     until(lambda: fake.beats)
     program.kill()
     program.communicate()
-    until(lambda: not alive(heart), 300)
+    until(lambda: not alive(heart))
 
     assert gone(fake) == []
 

@@ -277,3 +277,22 @@ async def test_a_page_of_facts_ends_early_where_they_are_large_and_none_is_missi
             after, pages = answer.json()["last"], pages + 1
         assert pages > 3
         assert names == [f"job{number}" for number in range(10)]
+
+
+async def test_a_page_of_jobs_ends_early_where_they_are_large_and_none_is_missing(running, body_of_job, monkeypatch):
+    async with running() as world, world.client() as client:
+        for number in range(6):
+            assert (await client.post("/v1/jobs", json=body_of_job(f"job-{number}"))).status_code == 201
+        whole = (await client.get("/v1/jobs")).json()
+        assert len(whole["items"]) == 6
+        assert whole["next"] is None
+        monkeypatch.setattr(limits, "PAGE", len(httpx.Request("POST", "http://x", json=whole["items"][:2]).content))
+        seen, after = [], {}
+        while True:
+            page = (await client.get("/v1/jobs", params=after)).json()
+            assert 1 <= len(page["items"]) <= 2
+            seen += [job["job"] for job in page["items"]]
+            if page["next"] is None:
+                break
+            after = {"after": page["next"]}
+        assert seen == [job["job"] for job in whole["items"]]

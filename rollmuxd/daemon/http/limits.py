@@ -3,9 +3,9 @@
 :mod:`~rollmuxd.daemon.http.glue` applies the limits of every call, the routes those of their own answers.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anyio
 import msgspec
@@ -14,13 +14,16 @@ from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.wire.plan import PlanBody
 
+T = TypeVar("T")
+V = TypeVar("V")
+
 #: the largest integer of a body, and the smallest below zero: JSON readers that use doubles hold it exactly
 INTEGER: Final = 2**53
 #: bytes of a registration's body; the daemon keeps its content in memory and in the journal
 REGISTRATION: Final = 32_000
 #: bytes of one owner's bodies that have arrived in part and not to their end
 BODIES: Final = 8_000_000
-#: bytes of the facts in a page, after which it ends
+#: bytes of the items of a page, after which it ends
 PAGE: Final = 2_000_000
 #: pages of one owner that are made or wait
 PAGES: Final = 100
@@ -69,6 +72,24 @@ def check_plan(body: PlanBody) -> None:
             f"{PLANNED_NODES} made-up nodes, and {PLANNED} GPUs times jobs: plan for fewer of them at a time",
             data={"in": "body", "field": "pools"},
         )
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------------
+
+
+def fitting(
+    found: Sequence[T], view: Callable[[T], V], key: Callable[[T], str], following: str | None
+) -> tuple[list[V], str | None]:
+    """The views of as many items as a page may have in bytes, at least one; and the key after which the next begins."""
+    views: list[V] = []
+    size = 0
+    for item in found:
+        shown = view(item)
+        size += len(msgspec.json.encode(shown))
+        if views and size > PAGE:
+            return views, key(found[len(views) - 1])
+        views.append(shown)
+    return views, following
 
 
 # ---- bodies ----------------------------------------------------------------------------------------------------------

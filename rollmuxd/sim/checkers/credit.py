@@ -134,7 +134,7 @@ class Credit(Books):
         if not any(set(less.nodes) < set(stay.nodes) for less in cycle):
             return False
         holders = (self.slots[self.held[gpu]] for gpu in stay.gpus if gpu in self.held)
-        return all(holder.status not in ("loading", "running", "tail") for holder in holders)
+        return all(holder.status == "released" for holder in holders)
 
     # ---- what facts tell ---------------------------------------------------------------------------------------------
 

@@ -255,7 +255,8 @@ def _inherited(patterns: list[str]) -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) and not ("://" in value and "@" in value)
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        and not ("@" in value and ("://" in value or name.lower().endswith("_proxy")))
     }
 
 

@@ -15,7 +15,7 @@ from rollmuxd.daemon.access import Caller, Forbidden, check_act, find_job
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.background import ask, copy_of
 from rollmuxd.daemon.http.glue import Call, Query, Routes, status_of_job
-from rollmuxd.daemon.http.limits import REGISTRATION
+from rollmuxd.daemon.http.limits import REGISTRATION, fitting
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.keys import Role
 from rollmuxd.daemon.settings import DefaultsTable
@@ -107,7 +107,11 @@ async def page_of_jobs(call: Call, query: JobsQuery, *, turns: bool = True) -> J
         found, following = views.page(jobs, lambda job: job.id, query.limit, query.after)
         told = call.told(core)
         why = call.shared.why.first(told, found, call.services.driver.last_seq, now, turns=turns)
-        items = [views.job_view(told, job, now, waiting=False, reason=why.get(job.id)) for job in found]
+
+        def view(job: Job) -> JobView:
+            return views.job_view(told, job, now, waiting=False, reason=why.get(job.id))
+
+        items, following = fitting(found, view, lambda job: job.id, following)
         return JobPage(items=items, next=following)
 
     return await call.read(look)

@@ -42,8 +42,9 @@ async def revoke_key(call: Call, key: str) -> KeyView:
     if known is None:
         raise UnknownThing("key", key)
     before = why_shut(known, now) or "good"
-    await call.services.driver.submit(call.noted(key, before, "was revoked"))
+    # First the revocation: were the journal to lose it, the fact would be lost with it, and that is noticed.
     await call.services.journal.revoke_key(key, now)
+    await call.services.driver.submit(call.noted(key, before, "was revoked"))
     await call.shared.gate.load()
     revoked = await _find(call, key)
     assert revoked is not None  # keys are revoked, never removed

@@ -38,6 +38,7 @@ from rollmuxd.daemon.access import find_job, find_slot
 from rollmuxd.daemon.driver import Unavailable
 from rollmuxd.daemon.http import problems, views
 from rollmuxd.daemon.http.glue import Call, ClientGone, Parked, Query, Routes
+from rollmuxd.daemon.http.limits import fitting
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
 from rollmuxd.daemon.keys import Role
@@ -371,7 +372,11 @@ async def list_slots(call: Call, query: SlotsQuery) -> SlotPage:
         slots = filter(wanted, core.state.slots.values())
         found, following = views.page(slots, lambda slot: slot.id, query.limit, query.after)
         told = call.told(core)
-        items = [views.slot_view(told, slot, jobs[slot.job], call.caller, now, why=query.why) for slot in found]
+
+        def view(slot: Slot) -> SlotView:
+            return views.slot_view(told, slot, jobs[slot.job], call.caller, now, why=query.why)
+
+        items, following = fitting(found, view, lambda slot: slot.id, following)
         return SlotPage(items=items, next=following)
 
     return await call.read(look)
