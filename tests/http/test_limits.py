@@ -329,7 +329,7 @@ async def test_calls_that_are_sent_ahead_wait_as_bytes_and_all_are_answered_in_o
             while True:
                 calls = [each for each in gc.get_objects() if type(each) is RequestResponseCycle]
                 most = max(most, sum(not call.response_complete for call in calls))
-                await anyio.sleep(0.2)
+                await anyio.sleep(0.005)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(count)
