@@ -94,6 +94,19 @@ async def test_a_key_works_from_its_making_until_it_is_revoked_and_its_secret_is
         assert secret not in said.out + said.err
 
 
+async def test_a_key_is_revoked_before_the_fact_says_so_as_a_journal_that_loses_its_end_may_lose_the_later_one(
+    running, monkeypatch
+):
+    async with running() as world, world.client("root") as root:
+        made = (await root.post("/v1/keys", json={"owner": "team", "user": "dan", "role": "viewer"})).json()
+        steps = []
+        revoke, append = world.journal.revoke_key, world.journal.append
+        monkeypatch.setattr(world.journal, "revoke_key", lambda *args: (steps.append("revoked"), revoke(*args))[1])
+        monkeypatch.setattr(world.journal, "append", lambda *args: (steps.append("said"), append(*args))[1])
+        assert (await root.delete(f"/v1/keys/{made['key']}")).json()["revoked"] is True
+        assert steps == ["revoked", "said"]
+
+
 async def test_a_key_expires_by_itself_and_says_so_to_whoever_has_it(running):
     async with running() as world, world.client("root") as root:
         made = (await root.post("/v1/keys", json={"owner": "team", "user": "dan", "expires_s": 60})).json()
