@@ -6,7 +6,8 @@ removed), and the daemon is started again. Both clients want the same GPUs, and 
 daemon has told them that their run is over. What is judged:
 
 - ``two_holders``: two clients in a phase on one GPU, by their own records; a load onto the bytes of another job, by the
-  mock's witness; and a fence that two clients were given.
+  mock's witness; and a fence that two clients were given. A run that the daemon has declared lost holds a GPU until the
+  driver has taken its bytes off: it may hear of its loss only later, at its next call.
 - ``stuck``: a client does not get a slot again.
 - ``unsaid``: facts are missing or others than before, and the daemon started without a word of it; or ``journal check``
   said before that the journal is good.
@@ -210,6 +211,8 @@ class Damages:
     def two_holders(self) -> list[str]:
         """By the records of the clients, and of the hardware."""
         lines = {client.name: self.world.lines(client) for client in self.world.clients}
+        witness = world.read_lines(self.world.daemon.record)
+        taken = [line for line in witness if line["event"] in ("park", "discard")]
         died = {life.process.pid: life.died for client in self.world.clients for life in client.lives}
         held = []
         fences: dict[str, str] = {}
@@ -219,12 +222,15 @@ class Damages:
             for line in told:
                 if line["event"] == "granted":
                     until = min(left.get((line["pid"], line["slot"]), float("inf")), died[line["pid"]])
-                    held += [(gpu, line["at"], until, name) for gpu in line["gpus"]]
+                    for gpu in line["gpus"]:
+                        off = [it["mono"] for it in taken if (it["pid"], it["gpu"]) == (line["pid"], gpu)]
+                        ends = min((at for at in off if at > line["at"]), default=until)
+                        held.append((gpu, line["at"], min(until, ends), name))
                     other = fences.setdefault(line["fence"], f"{name} {line['slot']}")
                     if other != f"{name} {line['slot']}":
                         found.append(f"{name} and {other} were given the fence {line['fence']}")
         self.counts["grants"] += len(fences)
-        return [*found, *oracle.overlaps(held), *oracle.two_on_a_gpu(world.read_lines(self.world.daemon.record), died)]
+        return [*found, *oracle.overlaps(held), *oracle.two_on_a_gpu(witness, died)]
 
 
 def facts_of(folder: Path) -> dict[int, str]:

@@ -13,10 +13,6 @@ DAMAGE = Path(__file__).with_name("damage.py")
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=False,
-    reason="one run of two saw a client in its phase for 15 ms after a new grant of its GPUs; cause unknown",
-)
 @pytest.mark.timeout(0)  # it has limits of its own, for each step
 def test_no_damage_of_the_journal_gives_a_gpu_two_holders_or_loses_a_fact_without_a_word():
     number = os.environ.get("ROLLMUX_DAMAGES", "12")
