@@ -66,7 +66,7 @@ class Movable(StrEnum):
     RELAUNCH = "relaunch"
 
 
-class PhaseSpec(Struct, frozen=True, omit_defaults=True):
+class PhaseSpec(Struct, frozen=True, omit_defaults=True, cache_hash=True):
     """One phase of the job's cycle, or a side phase."""
 
     name: str
@@ -81,7 +81,7 @@ class PhaseSpec(Struct, frozen=True, omit_defaults=True):
     every: int = 0
 
 
-class Want(Struct, frozen=True, omit_defaults=True):
+class Want(Struct, frozen=True, omit_defaults=True, cache_hash=True):
     """How much of a pool a job wants: whole nodes, or at least so many GPUs, or nodes by name."""
 
     pool: PoolName
@@ -93,7 +93,7 @@ class Want(Struct, frozen=True, omit_defaults=True):
 OptionValue: TypeAlias = str | bool | int | float | tuple[str, ...]
 
 
-class StateSpec(Struct, frozen=True, omit_defaults=True):
+class StateSpec(Struct, frozen=True, omit_defaults=True, cache_hash=True):
     """What a job keeps on the GPUs of a pool, and what parking it costs."""
 
     pool: PoolName

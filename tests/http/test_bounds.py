@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from rollmuxd.daemon import journal, question
-from rollmuxd.daemon.http import background, limits
+from rollmuxd.daemon.http import background, glue, limits
 from rollmuxd.daemon.http.routes import jobs, plan
 
 pytestmark = pytest.mark.asyncio
@@ -203,6 +203,16 @@ async def test_a_question_of_another_owner_waits_for_one_of_each_owner_and_not_f
         assert answered.index("others") == 1
 
 
+@pytest.mark.looptime
+async def test_after_a_question_that_took_20_ms_of_the_loop_the_next_one_waits_for_2_s():
+    questions = limits.Questions()
+    began = anyio.current_time()
+    async with questions.turn("team"):
+        questions.held(0.02)
+    async with questions.turn("others"):
+        assert anyio.current_time() - began == pytest.approx(2.0)
+
+
 # ---- bodies and answers ----------------------------------------------------------------------------------------------
 
 
@@ -251,6 +261,39 @@ async def test_an_owners_half_sent_bodies_are_counted_together_and_given_back(ru
         hangs_up.set()
         await asyncio.gather(*halves)
         assert (await client.post("/v1/plan", content=in_two(), headers=headers)).status_code == 422
+
+
+async def test_long_answers_that_one_owner_does_not_take_are_counted_together_and_given_back(running, monkeypatch):
+    monkeypatch.setattr(glue, "LONG", 10)
+    monkeypatch.setattr(limits, "ANSWERS", 10_000)
+    async with running() as world, world.client() as client, world.client("stranger") as stranger:
+        await world.job(client, "first")
+        takes, statuses = asyncio.Event(), []
+
+        async def ask():
+            async def receive():
+                return {"type": "http.request", "body": b"", "more_body": False}
+
+            async def send(message):
+                if message["type"] == "http.response.start":
+                    statuses.append(message["status"])
+                elif message["body"] == b"":  # uvicorn waits here until what went before was taken
+                    await takes.wait()
+
+            headers = [(b"authorization", b"Bearer " + world.secrets["alice"].encode())]
+            scope = {"type": "http", "method": "GET", "path": "/v1/jobs", "query_string": b"", "root_path": ""}
+            await world.app({**scope, "headers": headers}, receive, send)
+
+        fit = 10_000 // len((await client.get("/v1/jobs")).content)
+        asked = [asyncio.create_task(ask()) for _ in range(fit + 2)]
+        await world.settle()
+        assert sorted(statuses) == [200] * fit + [429] * 2
+        assert (await stranger.get("/v1/jobs")).status_code == 200, "another owner's answers count for it alone"
+        takes.set()
+        await asyncio.gather(*asked)
+        statuses.clear()
+        await ask()
+        assert statuses == [200]
 
 
 @pytest.mark.parametrize("remembered", [True, False])

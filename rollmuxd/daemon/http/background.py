@@ -8,6 +8,7 @@ import math
 import pickle
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Final, TypeVar, cast
 
@@ -42,10 +43,15 @@ async def ask(call: Call, look: Callable[[Scheduler, Millis], Question[T]]) -> T
     """
     answers: list[bytes] = []
 
+    def make(core: Scheduler, now: Millis) -> Question[T]:
+        began = time.perf_counter()
+        asked = look(core, now)
+        call.shared.questions.held(time.perf_counter() - began)
+        return asked
+
     async def work() -> None:
         async with call.shared.questions.turn(call.caller.owner):
-            asked = await call.read(look)
-            answers.append(await _answered(asked))
+            answers.append(await _answered(await call.read(make)))
 
     if await call.park(work, math.inf) is Parked.GONE:
         raise ClientGone

@@ -45,7 +45,16 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon.access import PEER_EXTENSION, Caller, FailedLogins, Gate, NotKnown, Peer, Rates
 from rollmuxd.daemon.driver import Unavailable
 from rollmuxd.daemon.http import problems
-from rollmuxd.daemon.http.limits import PAGES, Bodies, Lines, Questions, check_integers
+from rollmuxd.daemon.http.limits import (
+    LONG,
+    PAGES,
+    Bytes,
+    Lines,
+    Questions,
+    check_integers,
+    coming_bodies,
+    unread_answers,
+)
 from rollmuxd.daemon.http.problems import Refusal, problem_of
 from rollmuxd.daemon.http.sites import Sites
 from rollmuxd.daemon.http.why import WhyJobsWait
@@ -144,7 +153,9 @@ class Shared:
     #: pages of facts that are made now
     pages: Lines = field(default_factory=lambda: Lines(PAGES, "pages of facts"))
     #: bodies that have arrived in part
-    bodies: Bodies = field(default_factory=Bodies)
+    bodies: Bytes = field(default_factory=coming_bodies)
+    #: long answers that were not taken yet
+    unread: Bytes = field(default_factory=unread_answers)
     #: calls that wait for facts now, by owner
     facts_waiting: dict[str, int] = field(default_factory=dict)
     #: requests that calls attend now, by (job, request id): the last call to go detaches the slot
@@ -326,6 +337,7 @@ class Endpoint:
     async def perform(self, shared: Shared, scope: Scope, receive: Receive, request_id: str) -> tuple[int, Any]:
         """Everything from the caller's name to the handler's answer."""
         caller = await _identify(shared, scope, request_id, needed=self.needs is not None)
+        scope[_OWNER] = caller.owner
         if self.needs is not None and not caller.role.covers(self.needs):
             raise Refusal(
                 problems.FORBIDDEN,
@@ -507,6 +519,7 @@ async def _answer(
     """Do it, and send exactly one answer: the handler's, or a problem."""
     request_id = _request_id(scope)
     headers = [(b"x-request-id", request_id.encode()), _NO_STORE]
+    unread = 0
     try:
         if isinstance(what, Exception):
             raise what
@@ -517,6 +530,9 @@ async def _answer(
             headers += [(name.encode(), text.encode()) for name, text in value.headers]
         else:
             body, kind = _encode(value), _JSON
+        if len(body) > LONG:
+            shared.unread.add(scope[_OWNER], len(body))
+            unread = len(body)
     except ClientGone:
         return
     except Exception as error:
@@ -531,10 +547,21 @@ async def _answer(
     # People make up methods: only those that a route has become labels.
     shared.metrics.answered(path, "any" if isinstance(what, Exception) else scope["method"], status)
     start: Message = {"type": "http.response.start", "status": status, "headers": headers}
-    await send(start)
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+    if scope["method"] == "HEAD":
+        body = b""
+    try:
+        await send(start)
+        await send({"type": "http.response.body", "body": body, "more_body": unread > 0})
+        if unread:
+            await asyncio.sleep(0)  # what is written is sent at the end of a turn of the loop
+            await send({"type": "http.response.body", "body": b""})  # waits until nearly all of it was taken
+    finally:
+        if unread:
+            shared.unread.free(scope[_OWNER], unread)
 
 
+#: the owner of a call's caller, in its scope
+_OWNER: Final = "rollmuxd.owner"
 #: names the journal in which the ids of a call were given
 JOURNAL_HEADER: Final = b"rollmux-journal"
 _NOBODY = Caller(owner="", user="", role=Role.VIEWER, name="nobody")

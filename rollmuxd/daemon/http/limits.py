@@ -23,6 +23,10 @@ INTEGER: Final = 2**53
 REGISTRATION: Final = 32_000
 #: bytes of one owner's bodies that have arrived in part and not to their end
 BODIES: Final = 8_000_000
+#: bytes from which an answer is long
+LONG: Final = 64_000
+#: bytes of one owner's long answers that were not taken yet
+ANSWERS: Final = 32_000_000
 #: bytes of the items of a page, after which it ends
 PAGE: Final = 2_000_000
 #: pages of one owner that are made or wait
@@ -34,6 +38,8 @@ PLANNED_NODES: Final = 5_000
 PLANNED: Final = 1_000_000
 #: questions of one owner that are answered or wait; the first of them competes with other owners' questions
 QUESTIONS: Final = 4
+#: after a question was made from a copy of the state, the loop has so many times longer for others
+QUESTION_PAUSE: Final = 100
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
@@ -92,24 +98,25 @@ def fitting(
     return views, following
 
 
-# ---- bodies ----------------------------------------------------------------------------------------------------------
+# ---- bytes -----------------------------------------------------------------------------------------------------------
 
 
-class Bodies:
-    """How many bytes of bodies have arrived of calls that are not complete, by owner."""
+class Bytes:
+    """How many bytes of each owner's calls the daemon holds: of bodies that come, or of answers that go."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int, what: str, first: str) -> None:
+        self._most, self._what, self._first = most, what, first
         self._held: dict[str, int] = {}
 
     def add(self, owner: str, size: int) -> None:
-        """Count bytes that have arrived. Raises Refusal where the owner's other calls hold too many."""
-        if (held := self._held.get(owner, 0)) + size > BODIES:
+        """Count more bytes. Raises Refusal where the owner's other calls hold too many."""
+        if (held := self._held.get(owner, 0)) + size > self._most:
             raise Refusal(
                 problems.TOO_FAST,
-                f"{held} bytes of bodies of owner {owner} have arrived in calls that are not complete, and the limit "
-                f"is {BODIES}; complete those calls first, and try again",
-                data={"limit": BODIES},
-                headers=(("retry-after", "5"), ("connection", "close")),  # the rest of the body is not read
+                f"{held} bytes of {self._what} of owner {owner} are held by the daemon, and the limit is {self._most}; "
+                f"{self._first}, and try again",
+                data={"limit": self._most},
+                headers=(("retry-after", "5"), ("connection", "close")),  # of a body, the rest is not read
             )
         self._held[owner] = held + size
 
@@ -118,6 +125,16 @@ class Bodies:
         left = self._held.pop(owner, 0) - size
         if left > 0:
             self._held[owner] = left
+
+
+def coming_bodies() -> Bytes:
+    """Of bodies that have arrived in part and not to their end."""
+    return Bytes(BODIES, "bodies in calls that are not complete", "complete those calls first")
+
+
+def unread_answers() -> Bytes:
+    """Of long answers that the caller has not taken."""
+    return Bytes(ANSWERS, "answers that were not taken", "read those answers first")
 
 
 # ---- turns -----------------------------------------------------------------------------------------------------------
@@ -166,9 +183,15 @@ class Questions(Lines):
     def __init__(self) -> None:
         super().__init__(QUESTIONS, "plans and explanations")
         self._one = anyio.Lock()
+        self._next = 0.0
 
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
         """Wait for the turn of a question. Raises Refusal where too many of the owner's wait already."""
         async with super().turn(owner), self._one:
+            await anyio.sleep_until(self._next)
             yield
+
+    def held(self, seconds: float) -> None:
+        """The question was made, and held the loop up for so long: the next one waits."""
+        self._next = anyio.current_time() + QUESTION_PAUSE * seconds

@@ -2,7 +2,7 @@
 
 from collections.abc import Container
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access import Caller
@@ -14,6 +14,9 @@ from rollmuxd.wire.answers import Health
 
 routes = Routes("daemon")
 
+#: read once: probes come every second
+VERSION: Final = version("rollmuxd")
+
 #: no more than that, since anybody may ask
 UNTENDED = "it could not be looked after: see `rollmuxd journal check`, and journal_not_tended in the log"
 
@@ -21,7 +24,7 @@ UNTENDED = "it could not be looked after: see `rollmuxd journal check`, and jour
 @routes.get("/healthz", needs=None)
 async def healthz(call: Call) -> Health:
     """The process lives and its loop turns."""
-    return Health(status="ok", version=version("rollmuxd"))
+    return Health(status="ok", version=VERSION)
 
 
 @routes.get("/readyz", needs=None, problems=(503,))
@@ -33,7 +36,7 @@ async def readyz(call: Call) -> Health:
     if call.services.driver.draining.is_set():
         raise Refusal(problems.DRAINING, "the daemon is being stopped")
     await call.read(lambda core, now: None)
-    return Health(status="ready", version=version("rollmuxd"), reason=UNTENDED if _untended(call) else "")
+    return Health(status="ready", version=VERSION, reason=UNTENDED if _untended(call) else "")
 
 
 def _untended(call: Call) -> bool:
