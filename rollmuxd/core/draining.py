@@ -20,6 +20,7 @@ from rollmuxd.core.admission import admit, over_its_nodes, seat_at_once
 from rollmuxd.core.config import Moves
 from rollmuxd.core.cycle import Cycle
 from rollmuxd.core.facts import PlannedVisit
+from rollmuxd.core.feasible import short_of_memory
 from rollmuxd.core.letting_go import look, nodes_of, settle, stained_by
 from rollmuxd.core.model import (
     Group,
@@ -36,11 +37,10 @@ from rollmuxd.core.model import (
     StateStatus,
 )
 from rollmuxd.core.moving import CHANGES, asks_for, plan, refused
-from rollmuxd.core.placement import short_of_memory
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.reach import out_of_reach, place, within_reach
+from rollmuxd.core.trial import trial_versions, without
 from rollmuxd.core.turns import dispatch, issue, unheld_by
-from rollmuxd.core.wishes import trial_versions, without
 
 #: so long others are heard before anybody is moved: a host's nodes are drained one after the other
 SETTLE_MS: Final = 1_000

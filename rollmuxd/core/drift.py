@@ -24,8 +24,8 @@ from rollmuxd.core.guard import debit_ms
 from rollmuxd.core.model import Dispatch, Group, GroupId, Job, JobStatus, Millis, Movable, PhaseSpec
 from rollmuxd.core.moving import CHANGES, are_on, plan, refused
 from rollmuxd.core.policy import Move, Replan
+from rollmuxd.core.trial import trial_versions
 from rollmuxd.core.turns import dispatch
-from rollmuxd.core.wishes import trial_versions
 
 #: a group whose promises are at risk is looked at again after so long at the earliest
 AGAIN_MS: Final = 60_000

@@ -71,9 +71,9 @@ from rollmuxd.core.placement import (
     price_of_pins,
     subsets,
 )
-from rollmuxd.core.policy import Move, Placed, Replan
+from rollmuxd.core.policy import Binding, Leg, Move, Placed, Replan
 from rollmuxd.core.state import State
-from rollmuxd.core.wheel import Binding, Bound, Leg, binding, borne
+from rollmuxd.core.wheel import Bound, binding, borne
 
 #: some groups as they are: whether looking at them together can find what it did not find before
 Key: TypeAlias = tuple[object, ...]

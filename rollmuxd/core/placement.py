@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import phase_ms, solo_ms
 from rollmuxd.core.facts import PlannedVisit
+from rollmuxd.core.feasible import short_of_memory
 from rollmuxd.core.model import (
     Dispatch,
     Group,
@@ -40,10 +41,10 @@ from rollmuxd.core.model import (
     StateSpec,
     Want,
 )
-from rollmuxd.core.policy import Move, Placed, Refusal, Replan, Verdict
+from rollmuxd.core.policy import Leg, Move, Placed, Refusal, Replan, Verdict
 from rollmuxd.core.shares import over_its_nodes
-from rollmuxd.core.state import State, leaves_mb
-from rollmuxd.core.wheel import Leg, certified, closed_form_is_exact, period_ms, pipelined, spanning
+from rollmuxd.core.state import State
+from rollmuxd.core.wheel import certified, closed_form_is_exact, period_ms, pipelined, spanning
 
 #: subsets of a group's rollout nodes that are tried for one job, at most
 SUBSETS_TRIED = 64
@@ -465,7 +466,8 @@ class RollMux:
 
     def _miss_memory(self, state: State, job: Job, candidate: Candidate) -> Miss | None:
         """On each GPU, the largest state has to fit beside what the parked ones leave there."""
-        return short_of_memory(state, job, candidate.pins)
+        short = short_of_memory(state, job, candidate.pins)
+        return None if short is None else Miss(short)
 
     def _why_not_group(self, state: State, shape: "Shape", group: Group) -> Miss:
         """The reason against the best placement in a group."""
@@ -696,31 +698,6 @@ def _slo_miss(state: State, shape: Shape, summary: Summary, group: Group, period
     )
     data = {"group": group.id, "period_s": period / 1000, "limit_s": limit / 1000, "job": whose.id}
     return Miss(Reason("member_slo", text, data))
-
-
-def short_of_memory(state: State, job: Job, pins: Mapping[PoolName, Sequence[NodeId]]) -> Miss | None:
-    """Which GPU has too little memory for the job on further nodes: its largest state beside what is left by others."""
-    for pool, nodes in pins.items():
-        mine = [spec for spec in job.spec.states if spec.pool == pool]
-        for name in nodes:
-            node = state.nodes[name]
-            if not node.gpu_mb or not mine:
-                continue
-            there = [(spec.gpu_mb, spec.leftover_mb) for spec in mine] + _states_on(state, node)
-            left = sum(leaves for _, leaves in there)
-            need = left + max(max(0, loaded - leaves) for loaded, leaves in there)
-            if need > node.gpu_mb:
-                text = f"a GPU of {name} has {_gb(node.gpu_mb)} GB, and {_gb(need)} GB would be needed there"
-                return Miss(Reason("gpu_memory", text, {"node": name, "need_gb": need / 1000}))
-    return None
-
-
-def _states_on(state: State, node: Node) -> list[tuple[int, int]]:
-    """What jobs keep on each GPU of a node, loaded and parked: those placed there, those to move there, and those that
-    have not left it altogether.
-    """
-    there = [state.states[key] for key in node.states]
-    return [(kept.spec.gpu_mb, leaves_mb(kept)) for kept in there]
 
 
 def _usable(node: Node) -> bool:

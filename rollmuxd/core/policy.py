@@ -14,7 +14,36 @@ from rollmuxd.core.decision import Reason
 from rollmuxd.core.facts import PlannedVisit
 from rollmuxd.core.model import Dispatch, GroupId, Job, JobId, JobStatus, Millis, NodeId, PoolName
 from rollmuxd.core.state import State
-from rollmuxd.core.wheel import Binding
+
+
+class Leg(Struct, frozen=True):
+    """One phase of a job, as the plan sees it: what it claims and for how long."""
+
+    job: JobId
+    nodes: tuple[NodeId, ...]
+    #: in its slot, load and park times included
+    busy_ms: Millis
+    #: the job's own time before it
+    gap_ms: Millis = 0
+    #: its place in its job's cycle
+    phase: int = 0
+
+
+class Link(Struct, frozen=True):
+    """A leg of the cycle that a period hangs on, and what it waits for: the leg before it there."""
+
+    leg: Leg
+    #: the node that the leg before had; None: it was the same job's
+    node: NodeId | None
+
+
+class Binding(Struct, frozen=True):
+    """Why a wheel is not faster: legs, each waiting for the one before, that go round once in so many turns."""
+
+    links: tuple[Link, ...]
+    turns: int
+    #: all of it, gaps included: the period is this by the turns, rounded up
+    took_ms: Millis
 
 
 class Placed(Struct, frozen=True):
@@ -43,6 +72,11 @@ class Refusal(Struct, frozen=True):
 
     reasons: tuple[Reason, ...]
     would_start_with: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """All reasons in one line."""
+        return "; ".join(reason.text for reason in self.reasons)
 
 
 class Verdict(Struct, frozen=True):

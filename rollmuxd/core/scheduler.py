@@ -15,12 +15,11 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core.admission import admit, begin_round, go_on, position
 from rollmuxd.core.config import Config
 from rollmuxd.core.cycle import NOTHING, Cycle
-from rollmuxd.core.decision import Answer, Decision, Reason
+from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.errors import BrokenInvariant, Rejected
 from rollmuxd.core.estimates import credit_ms, slowdown
-from rollmuxd.core.explain import Explainer, Story
 from rollmuxd.core.facts import name
-from rollmuxd.core.model import GroupId, JobId, Millis, SessionId, SlotId
+from rollmuxd.core.model import GroupId, JobId, Millis, SessionId
 from rollmuxd.core.policy import HeedsOwners, Policy
 from rollmuxd.core.soft import Soft
 from rollmuxd.core.state import State
@@ -95,12 +94,16 @@ class Scheduler:
         if isinstance(policy, HeedsOwners):
             policy.max_nodes = {name: owner.max_nodes for name, owner in config.owners.items() if owner.max_nodes}
         self._cycle = Cycle(config, policy, state if state is not None else State())
-        self._explainer = Explainer(self._cycle)
 
     @property
     def state(self) -> State:
         """What is journalled. For reading only: facts write it."""
         return self._cycle.state
+
+    @property
+    def context(self) -> Cycle:
+        """What the steps work with. For reading only: explanations are made of it."""
+        return self._cycle
 
     @property
     def soft(self) -> Soft:
@@ -152,41 +155,9 @@ class Scheduler:
 
     # ---- questions; they change nothing ------------------------------------------------------------------------------
 
-    def why_job_waits(self, job: JobId, now: Millis) -> tuple[Reason, ...]:
-        """Why a job has no placement."""
-        return self._explainer.why_job_waits(job, now).reasons
-
-    def would_start_with(self, job: JobId, now: Millis) -> tuple[str, ...]:
-        """What would let a waiting job in now: ``("slo=2", ...)``."""
-        return self._explainer.why_job_waits(job, now).would_start_with
-
-    def wishes(self, job: JobId) -> tuple[Reason, ...]:
-        """What would let a waiting job in, each wish tried on the policy: a matter of tenths of a second."""
-        return self._explainer.wishes(job)
-
     def job_position(self, job: JobId, now: Millis) -> int:
         """Its place among the waiting jobs; 1: the next to be tried; 0: it does not wait."""
         return position(self._cycle, job, now)
-
-    def why_slot_waits(self, slot: SlotId, now: Millis) -> tuple[Reason, ...]:
-        """Why a slot is not running."""
-        return self._explainer.why_slot_waits(slot, now)
-
-    def slot_position(self, slot: SlotId) -> int:
-        """How many visits come before it; 0: it is next."""
-        return self._explainer.slot_position(slot)
-
-    def expected_wait_ms(self, slot: SlotId, now: Millis) -> Millis | None:
-        """A guess from observed times; None where they are not known."""
-        return self._explainer.expected_wait_ms(slot, now)
-
-    def explain(self, job: JobId, now: Millis) -> Story:
-        """Why it waits, or where it sits and why: reasons as data, sentences, and what would let it in."""
-        return self._explainer.explain(job, now)
-
-    def unmet(self, job: JobId) -> str:
-        """Why a placed job goes without the promise that it asked for, and what would help; empty: it does not."""
-        return self._explainer.unmet(job)
 
     def lease_left_ms(self, session: SessionId, now: Millis) -> Millis:
         """How long a session's lease lasts without another heartbeat."""

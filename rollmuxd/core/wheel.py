@@ -22,20 +22,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from rollmuxd.core.model import JobId, Millis, NodeId
-
-
-class Leg(Struct, frozen=True):
-    """One phase of a job, as the plan sees it: what it claims and for how long."""
-
-    job: JobId
-    nodes: tuple[NodeId, ...]
-    #: in its slot, load and park times included
-    busy_ms: Millis
-    #: the job's own time before it
-    gap_ms: Millis = 0
-    #: its place in its job's cycle
-    phase: int = 0
-
+from rollmuxd.core.policy import Binding, Leg, Link
 
 #: a leg in numbers: its job's place among the clocks, its nodes' places, how long it is busy, its gap before
 Step: TypeAlias = tuple[int, tuple[int, ...], Millis, Millis]
@@ -260,23 +247,6 @@ def _borne(
             if end - since[name] > count * bound.limit_ms + bound.credit_ms:
                 return False
     return True
-
-
-class Link(Struct, frozen=True):
-    """A leg of the cycle that a period hangs on, and what it waits for: the leg before it there."""
-
-    leg: Leg
-    #: the node that the leg before had; None: it was the same job's
-    node: NodeId | None
-
-
-class Binding(Struct, frozen=True):
-    """Why a wheel is not faster: legs, each waiting for the one before, that go round once in so many turns."""
-
-    links: tuple[Link, ...]
-    turns: int
-    #: all of it, gaps included: the period is this by the turns, rounded up
-    took_ms: Millis
 
 
 def binding(wheel: Sequence[Leg]) -> Binding | None:

@@ -170,7 +170,7 @@ def _planned(
     return PlannedJob(
         name=name,
         status=str(job.status),
-        reasons=told.reasons(told.why_job_waits(id, asked.now)) if waits else [],
+        reasons=told.reasons(told.why_job_waits(id, asked.now).reasons) if waits else [],
         wishes=wishes,
         beside=[_name(other, asked) or None for other in beside],
         pins={pool: list(names) for pool, names in job.pins.items()},

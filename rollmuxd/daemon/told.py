@@ -20,6 +20,7 @@ from rollmuxd.core.decision import Reason
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.explain import Explainer, Story
 from rollmuxd.core.model import Job, JobId, Millis, NodeId, Session, SessionId, SlotId
+from rollmuxd.core.policy import Refusal
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.wire import answers as wire
 
@@ -82,24 +83,30 @@ class Told:
 
     # ---- thought of now --------------------------------------------------------------------------------------------
 
-    def why_job_waits(self, job: JobId, now: Millis) -> tuple[Reason, ...]:
-        """As :meth:`Scheduler.why_job_waits`."""
-        return self._thinks.why_job_waits(job, now).reasons if self.hides else self.core.why_job_waits(job, now)
-
-    def would_start_with(self, job: JobId, now: Millis) -> tuple[str, ...]:
-        """As :meth:`Scheduler.would_start_with`."""
-        if self.hides:
-            return self._thinks.why_job_waits(job, now).would_start_with
-        return self.core.would_start_with(job, now)
+    def why_job_waits(self, job: JobId, now: Millis) -> Refusal:
+        """As :meth:`Explainer.why_job_waits`."""
+        return self._explainer.why_job_waits(job, now)
 
     def why_slot_waits(self, slot: SlotId, now: Millis) -> tuple[Reason, ...]:
-        """As :meth:`Scheduler.why_slot_waits`; and first, if the nodes have gone for which it waits."""
+        """As :meth:`Explainer.why_slot_waits`; and first, if the nodes have gone for which it waits."""
         job = self.core.state.jobs[self.core.state.slot(slot).job]
-        return (*self.gone(job), *(self._thinks if self.hides else self.core).why_slot_waits(slot, now))
+        return (*self.gone(job), *self._explainer.why_slot_waits(slot, now))
+
+    def slot_position(self, slot: SlotId) -> int:
+        """As :meth:`Explainer.slot_position`, with every job counted."""
+        return self._of_all.slot_position(slot)
+
+    def expected_wait_ms(self, slot: SlotId, now: Millis) -> Millis | None:
+        """As :meth:`Explainer.expected_wait_ms`, with every job counted."""
+        return self._of_all.expected_wait_ms(slot, now)
+
+    def unmet(self, job: JobId) -> str:
+        """As :meth:`Explainer.unmet`, in words that the caller may read."""
+        return self.text(self._of_all.unmet(job))
 
     def explain(self, job: JobId, now: Millis) -> Story:
-        """As :meth:`Scheduler.explain`; and that its nodes have gone, if they have."""
-        story = (self._thinks if self.hides else self.core).explain(job, now)
+        """As :meth:`Explainer.explain`; and that its nodes have gone, if they have."""
+        story = self._explainer.explain(job, now)
         gone = self.gone(self.core.state.job(job))
         sentences = (f"{reason.text[0].upper()}{reason.text[1:]}." for reason in gone)
         return story._replace(reasons=(*gone, *story.reasons), sentences=(*story.sentences, *sentences))
@@ -120,16 +127,22 @@ class Told:
         return (Reason("node_gone", text, {"nodes": nodes}),)
 
     def wishes(self, job: JobId) -> tuple[Reason, ...]:
-        """As :meth:`Scheduler.wishes`."""
-        return (self._thinks if self.hides else self.core).wishes(job)
+        """As :meth:`Explainer.wishes`."""
+        return self._explainer.wishes(job)
 
     @cached_property
     def hides(self) -> bool:
         """Whether there is a job that the caller may not know of."""
         return not all(map(self._may_read_of, self._owners.of(self.core.state.jobs)))
 
+    @property
+    def _of_all(self) -> Explainer:
+        return Explainer(self.core.context)
+
     @cached_property
-    def _thinks(self) -> Explainer:
+    def _explainer(self) -> Explainer:
+        if not self.hides:
+            return self._of_all
         core, state = self.core, self.core.state
         jobs = cast("dict[JobId, Job]", _Shown(state.jobs, self._shown))
         sessions = cast("dict[SessionId, Session]", _Shown(state.sessions, self._shown_session))

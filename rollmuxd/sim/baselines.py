@@ -37,9 +37,9 @@ from rollmuxd.core.model import (
     Want,
 )
 from rollmuxd.core.placement import Candidate, RollMux, Shape, Summary
-from rollmuxd.core.policy import Placed, Policy
+from rollmuxd.core.policy import Leg, Placed, Policy
 from rollmuxd.core.state import State
-from rollmuxd.core.wheel import Leg, work_conserving_ms
+from rollmuxd.core.wheel import work_conserving_ms
 from rollmuxd.sim.contender import LOOMS, Contender, InWheelOrder, RollMuxPaper, RollMuxUnpruned
 from rollmuxd.sim.guarded import GUARDED
 from rollmuxd.sim.replanned import Replanned

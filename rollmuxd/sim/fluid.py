@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.config import Config, DriverTraits, Moves
+from rollmuxd.core.explain import Explainer
 from rollmuxd.core.inputs import EndJob, Input, RegisterJob, Tick
 from rollmuxd.core.model import GroupId, JobId, Millis, PoolName
 from rollmuxd.core.scheduler import Scheduler
@@ -123,7 +124,7 @@ class _Fluid:
         name = self.tell(RegisterJob("team", "sim", job.spec), job)
         self.outcome.decision_us.append((time.perf_counter() - began) * 1e6)
         if self.workload.on_demand and self.core.state.jobs[name].group is None:
-            why = "; ".join(reason.text for reason in self.core.why_job_waits(name, self.kernel.now))
+            why = Explainer(self.core.context).why_job_waits(name, self.kernel.now).text
             raise TooFewNodes(f"job {job.name} ({job.kind}) waits: {why}")
         if not self.by_work:
             self.kernel.at(job.arrives_ms + job.lasts_ms, self.end, name)

@@ -25,7 +25,8 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from rollmuxd.core.model import Millis, PoolName, StateSpec
-from rollmuxd.core.wheel import Leg, certified, period_ms
+from rollmuxd.core.policy import Leg
+from rollmuxd.core.wheel import certified, period_ms
 from rollmuxd.sim.outcome import JobOutcome, Outcome, PoolOutcome
 from rollmuxd.sim.workload import Impossible, Pool, SimJob, Workload, by_arrival
 

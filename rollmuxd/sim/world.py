@@ -23,6 +23,7 @@ from rollmuxd.core.config import Config, DriverTraits, Moves
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect, Kill, Launch, Observe, Perform, Probe
 from rollmuxd.core.errors import BrokenInvariant, Rejected
+from rollmuxd.core.explain import Explainer
 from rollmuxd.core.model import (
     Fence,
     GpuId,
@@ -408,7 +409,7 @@ class World:
         self.register(process)
         self.outcome.decision_us.append((time.perf_counter() - began) * 1e6)
         if self.trouble is None and self.workload.on_demand and self.core.state.jobs[process.name].group is None:
-            why = "; ".join(reason.text for reason in self.core.why_job_waits(process.name, self.kernel.now))
+            why = Explainer(self.core.context).why_job_waits(process.name, self.kernel.now).text
             raise TooFewNodes(f"job {job.name} ({job.kind}) waits: {why}")
         if not self.by_work:
             self.kernel.at(job.arrives_ms + job.lasts_ms, self.end, process)
@@ -698,7 +699,7 @@ class World:
         """Raise Impossible where all that are left wait, and nobody is there to make room for them."""
         jobs = [self.core.state.jobs[name] for name in self.processes]
         if not any(job.group is not None for job in jobs):
-            why = "; ".join(reason.text for reason in self.core.why_job_waits(jobs[0].id, self.kernel.now))
+            why = Explainer(self.core.context).why_job_waits(jobs[0].id, self.kernel.now).text
             raise Impossible(f"job {jobs[0].spec.name} can never be placed, though everybody else is gone: {why}")
 
     def charge(self, process: Process) -> None:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from rollmuxd.core import draining, drift
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config, DriverTraits, Moves
+from rollmuxd.core.explain import Explainer
 from rollmuxd.core.model import JobSpec, JobState, Movable, PhaseSpec, StateSpec, Want
 from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
@@ -178,7 +179,7 @@ class Cluster:
         return self.core.state.jobs[self.job].pins["rollout"]
 
     def said(self, now):
-        return " ".join(self.core.explain(self.job, now)[1])
+        return " ".join(Explainer(self.core.context).explain(self.job, now)[1])
 
 
 def test_a_state_without_a_job_has_nothing_of_it_on_the_nodes_that_it_has_left_either():

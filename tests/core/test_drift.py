@@ -20,6 +20,7 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core.config import Config, Moves
 from rollmuxd.core.estimates import by_work_ms, has_left, likely_ms, phase_ms
+from rollmuxd.core.explain import Explainer
 from rollmuxd.core.fold import apply
 from rollmuxd.core.loom import Loom
 from rollmuxd.core.model import Dispatch, IfUnmet, JobSpec, Movable, OrderKind, PhaseSpec, StateSpec, Want
@@ -297,7 +298,9 @@ def test_training_is_foreseen_by_the_tokens_that_the_rollout_has_reported() -> N
     train = asks_for_train(cluster, name, 20_000)
     assert by_work_ms(cluster.core.state.jobs[name], train) == pytest.approx(60_000, rel=0.01)
     assert likely_ms(cluster.core.state.jobs[name], train) == pytest.approx(60_000, rel=0.01)
-    assert "For the work that it has reported, 20000" in " ".join(cluster.core.explain(name, cluster.now).sentences)
+    assert "For the work that it has reported, 20000" in " ".join(
+        Explainer(cluster.core.context).explain(name, cluster.now).sentences
+    )
     assert msgspec.json.encode(cluster.replayed) == msgspec.json.encode(cluster.core.state)
 
 

@@ -17,6 +17,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core import loom as loom_policy
 from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits
+from rollmuxd.core.explain import Explainer
 from rollmuxd.core.fold import apply
 from rollmuxd.core.loom import Loom
 from rollmuxd.core.loom_plan import Planner
@@ -287,7 +288,7 @@ def test_who_asks_is_told_what_the_wheel_hangs_on() -> None:
     for name in ("a", "b"):
         cluster.arrives(job(name, 100, 80, 2.0))
     assert cluster.mates() == [{"a", "b"}]
-    story = cluster.core.explain(cluster.core.state.names["team/a"], 0)
+    story = Explainer(cluster.core.context).explain(cluster.core.state.names["team/a"], 0)
     assert [said for said in story.sentences if "turns" in said] == [
         "The group turns once in 200.0 s.",
         "It turns no faster, as each of these waits for the one before: b on r0 (100.0 s), then a on r0 (100.0 s).",
@@ -295,7 +296,10 @@ def test_who_asks_is_told_what_the_wheel_hangs_on() -> None:
     paper = Cluster(4, 4, RollMux())
     for name in ("a", "b"):
         paper.arrives(job(name, 100, 80, 2.0))
-    assert not any("no faster" in said for said in paper.core.explain(paper.core.state.names["team/a"], 0).sentences)
+    assert not any(
+        "no faster" in said
+        for said in Explainer(paper.core.context).explain(paper.core.state.names["team/a"], 0).sentences
+    )
 
 
 def test_jobs_of_different_train_widths_share() -> None:
@@ -485,7 +489,7 @@ def test_a_job_without_a_place_is_told_why() -> None:
     cluster.arrives(job("b", 100, 100, 1.05))  # one rolls out while the other trains
     assert cluster.arrives(job("c", 100, 100, 1.05)) is None
     waiting = cluster.core.state.names["team/c"]
-    codes = [reason.code for reason in cluster.core.why_job_waits(waiting, 0)]
+    codes = [reason.code for reason in Explainer(cluster.core.context).why_job_waits(waiting, 0).reasons]
     assert "no_free_nodes" in codes
     assert any(code in codes for code in ("own_slo", "member_slo"))
 
@@ -495,10 +499,16 @@ def test_who_waits_for_a_members_credit_is_told_of_how_much() -> None:
     assert cluster.arrives(job("a", 100, 20, 1.5)) is not None
     assert cluster.arrives(job("b", 100, 20, 1.5)) is None
     waiting = cluster.core.state.names["team/b"]
-    (why,) = (reason for reason in cluster.core.why_job_waits(waiting, 0) if reason.code == "member_credit")
+    (why,) = (
+        reason
+        for reason in Explainer(cluster.core.context).why_job_waits(waiting, 0).reasons
+        if reason.code == "member_credit"
+    )
     assert "when job a has 165 s of credit, and it has 0 s" in why.text  # 1.5 x 30 s to move away, and one iteration
     cluster.has_run("a", 8, solo_s=120, took_s=120)
-    assert all(reason.code != "member_credit" for reason in cluster.core.why_job_waits(waiting, 0))
+    assert all(
+        reason.code != "member_credit" for reason in Explainer(cluster.core.context).why_job_waits(waiting, 0).reasons
+    )
 
 
 def two_halves(policy: Policy, *, movable: Movable = Movable.WARM, others: int = 0) -> Cluster:

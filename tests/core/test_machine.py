@@ -44,6 +44,7 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.errors import Rejected
+from rollmuxd.core.explain import Explainer
 from rollmuxd.core.facts import PlannedVisit
 from rollmuxd.core.fold import apply
 from rollmuxd.core.model import (
@@ -981,7 +982,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             }  # fmt: skip
             if not waiting:
                 return
-        reasons = {slot: self.core.why_slot_waits(slot, self.now) for slot in waiting}
+        reasons = {slot: Explainer(self.core.context).why_slot_waits(slot, self.now) for slot in waiting}
         raise AssertionError(f"never granted: {reasons}")
 
     def _comes(self, name: str) -> str:

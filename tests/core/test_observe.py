@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
+from rollmuxd.core.explain import Explainer
 from rollmuxd.core.fold import apply
 from rollmuxd.core.model import JobSpec, LaunchSpec, OnLoss, PhaseSpec, SlotStatus, StateSpec, Want
 from rollmuxd.core.observe import Watch
@@ -82,7 +83,7 @@ def test_what_is_explained_of_a_job_that_is_only_watched_names_no_nodes_and_leav
     job, session = watched.job("a")
     slot = watched.ask(job, session, "rollout", "r1")
 
-    said = watched.core.explain(job, watched.now).sentences
+    said = Explainer(watched.core.context).explain(job, watched.now).sentences
 
     assert "It sits in group g1 alone (observed)." in said
     assert f"Its rollout slot {slot.id} is running." in said
@@ -107,4 +108,6 @@ def test_a_process_that_the_daemon_is_to_start_is_not_started_and_the_reason_sai
         i.RegisterJob("team", "ann", JobSpec("a", PHASES, WANTS, launch=LaunchSpec(("train.sh",))))
     ).answer.job
     assert watched.core.state.jobs[job].status == "waiting"
-    assert [reason.code for reason in watched.core.why_job_waits(job, watched.now)] == ["observing"]
+    assert [reason.code for reason in Explainer(watched.core.context).why_job_waits(job, watched.now).reasons] == [
+        "observing"
+    ]

@@ -17,6 +17,7 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core.config import Config
 from rollmuxd.core.errors import Impossible
+from rollmuxd.core.explain import Explainer
 from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
@@ -71,7 +72,7 @@ class Cluster:
         return self.core.group_period_ms(self.core.state.jobs[self.id(name)].group)
 
     def reasons(self, name: str) -> list[str]:
-        return [reason.code for reason in self.core.why_job_waits(self.id(name), self.now)]
+        return [reason.code for reason in Explainer(self.core.context).why_job_waits(self.id(name), self.now).reasons]
 
 
 def job(
@@ -427,7 +428,10 @@ def wishes(
         if cluster.arrives(spec) is not None:
             continue
         assert cluster.reasons(spec.name), "it waits, and no reason is given"
-        found += [(_like(cluster), wish, spec) for wish in cluster.core.would_start_with(cluster.id(spec.name), 0)]
+        found += [
+            (_like(cluster), wish, spec)
+            for wish in Explainer(cluster.core.context).why_job_waits(cluster.id(spec.name), 0).would_start_with
+        ]
         cluster.ends(spec.name)
     return found
 
@@ -436,7 +440,11 @@ def test_no_slo_is_suggested_where_ram_is_short_as_well() -> None:
     cluster = Cluster(1, 1, ram_gb=1000)
     cluster.arrives(job("A", 10, 10, 9, ram_gb=600))
     assert cluster.arrives(job("B", 5, 5, 1, ram_gb=600)) is None
-    assert not [wish for wish in cluster.core.would_start_with(cluster.id("B"), 0) if "slo" in wish]
+    assert not [
+        wish
+        for wish in Explainer(cluster.core.context).why_job_waits(cluster.id("B"), 0).would_start_with
+        if "slo" in wish
+    ]
 
 
 @given(JOBS, st.integers(1, 2), st.integers(1, 2))

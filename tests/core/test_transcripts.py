@@ -30,6 +30,7 @@ from rollmuxd.core import invariants
 from rollmuxd.core.config import Config, DriverTraits, OwnerLimits
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.estimates import phase_ms
+from rollmuxd.core.explain import Explainer
 from rollmuxd.core.fold import apply
 from rollmuxd.core.model import (
     Dispatch,
@@ -364,21 +365,33 @@ class Play:
     def look_why(self, what: str) -> list[str]:
         """Why a slot or a job waits, and what would let it in."""
         if what in self.core.state.slots:
-            at = self.core.slot_position(what)
-            wait = self.core.expected_wait_ms(what, self.now)
+            at = Explainer(self.core.context).slot_position(what)
+            wait = Explainer(self.core.context).expected_wait_ms(what, self.now)
             head = f"= {at} visits before it, about {'?' if wait is None else f'{wait / 1000:g}'} s"
-            return [head, *(f"= {reason.code}: {reason.text}" for reason in self.core.why_slot_waits(what, self.now))]
+            return [
+                head,
+                *(
+                    f"= {reason.code}: {reason.text}"
+                    for reason in Explainer(self.core.context).why_slot_waits(what, self.now)
+                ),
+            ]
         job = self._job(what)
         said = [f"= position {self.core.job_position(job, self.now)}"]
-        said += [f"= {reason.code}: {reason.text}" for reason in self.core.why_job_waits(job, self.now)]
-        return said + [f"= would start with {wish}" for wish in self.core.would_start_with(job, self.now)]
+        said += [
+            f"= {reason.code}: {reason.text}"
+            for reason in Explainer(self.core.context).why_job_waits(job, self.now).reasons
+        ]
+        return said + [
+            f"= would start with {wish}"
+            for wish in Explainer(self.core.context).why_job_waits(job, self.now).would_start_with
+        ]
 
     def look_explain(self, job: str) -> list[str]:
         name, core = self._job(job), self.core
         if core.state.jobs[name].status is JobStatus.WAITING:  # the daemon asks a copy then, as it takes long
             state = msgspec.msgpack.decode(msgspec.msgpack.encode(core.state), type=State)
             core = Scheduler(core.config, self._policy(), state)
-        return [f"= {sentence}" for sentence in core.explain(name, self.now)[1]]
+        return [f"= {sentence}" for sentence in Explainer(core.context).explain(name, self.now)[1]]
 
     def look_due(self) -> list[str]:
         due = self.core.deadline()

@@ -3,6 +3,7 @@
 import msgspec
 
 from rollmuxd.core.config import Config
+from rollmuxd.core.explain import Explainer
 from rollmuxd.core.inputs import (
     EndJob,
     GpuSight,
@@ -70,7 +71,7 @@ def test_since_when_a_node_is_lost_is_not_said_where_an_older_version_did_not_wr
     made.handle(EndJob("j1", "ann"), 3)
     node = made.state.slots["s1"].gpus[0]
     made.handle(HostUnreachable("box", "no route"), 4_000)
-    said = [reason for reason in made.explain("j1", 64_000).sentences if "no word" in reason]
+    said = [reason for reason in Explainer(made.context).explain("j1", 64_000).sentences if "no word" in reason]
     assert len(said) == 1
     assert f"gone from the GPUs of {node} since that node was lost, 60 s ago: an operator" in said[0]
 
@@ -78,5 +79,5 @@ def test_since_when_a_node_is_lost_is_not_said_where_an_older_version_did_not_wr
     for it in older["nodes"].values():
         assert it.pop("lost_at") == 4_000
     loaded = Scheduler(Config(), RollMux(), msgspec.convert(older, State))
-    (said,) = [reason for reason in loaded.explain("j1", 64_000).sentences if "no word" in reason]
+    (said,) = [reason for reason in Explainer(loaded.context).explain("j1", 64_000).sentences if "no word" in reason]
     assert f"gone from the GPUs of {node} since that node was lost: an operator" in said

@@ -9,9 +9,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollmuxd.core.policy import Leg
 from rollmuxd.core.wheel import (
     Bound,
-    Leg,
     borne,
     certified,
     closed_form_is_exact,

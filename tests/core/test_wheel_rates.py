@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from rollmuxd.core.loom_plan import Planner
 from rollmuxd.core.loom_words import Need, Plan, Room
-from rollmuxd.core.wheel import Leg, binding, certified, lower_bound_ms, period_ms, pipelined, spanning
+from rollmuxd.core.policy import Leg
+from rollmuxd.core.wheel import binding, certified, lower_bound_ms, period_ms, pipelined, spanning
 
 ROOMS = {"rollout": Room(1.0, 1.0), "train": Room(3.0, 3.0)}
 TURNS = 40

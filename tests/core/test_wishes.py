@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
+from rollmuxd.core.explain import Explainer
 from rollmuxd.core.loom import Loom
 from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.placement import RollMux
@@ -55,7 +56,7 @@ class Place:
         return self.core.state.names[f"team/{spec.name}"]
 
     def wishes(self, job):
-        return {wish.code: wish for wish in self.core.wishes(job)}
+        return {wish.code: wish for wish in Explainer(self.core.context).wishes(job)}
 
     def again(self):
         """Another scheduler in the same state, with a policy that has derived nothing yet."""
@@ -188,7 +189,7 @@ def test_a_job_that_does_not_wait_has_no_wishes(paused):
     job = place.arrives(spec("a", 1, 1))
     if paused:
         place.hand(i.PauseJob(job, by="ann"))
-    assert place.core.wishes(job) == ()
+    assert Explainer(place.core.context).wishes(job) == ()
 
 
 jobs = st.lists(

@@ -9,8 +9,9 @@ import pytest
 from patience import PATIENCE_S
 
 from rollmuxd.core.decision import Reason
+from rollmuxd.core.explain import Explainer
 from rollmuxd.core.model import Job, JobSpec, JobStatus, NodeStatus, PhaseSpec, SessionStatus, Want
-from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.policy import Refusal
 from rollmuxd.core.state import State
 from rollmuxd.daemon.actuator import Seen
 from rollmuxd.daemon.http.why import WhyJobsWait
@@ -72,11 +73,11 @@ async def test_reasons_are_thought_about_anew_after_what_is_decided_and_not_writ
         one, _, three = [await world.job(client, name, slo=1.0, phases=LONGER) for name in ("one", "two", "three")]
         thoughts = []
 
-        def why(core, job, now):
+        def why(explainer, job, now):
             thoughts.append(job)
-            return (Reason("x", f"{len(core.state.waiting)} wait"),)
+            return Refusal((Reason("x", f"{len(world.state.waiting)} wait"),))
 
-        monkeypatch.setattr(Scheduler, "why_job_waits", why)
+        monkeypatch.setattr(Explainer, "why_job_waits", why)
         append, now = world.journal.append, world.clock.now()
         monkeypatch.setattr(world.clock, "now", lambda: now)  # all of it within one millisecond
         held = []
@@ -139,15 +140,18 @@ async def test_who_waits_for_a_node_that_was_taken_out_of_the_configuration_is_t
         assert explained["reasons"][0]["code"] == "node_gone"
 
 
-async def test_a_thousand_that_wait_cost_a_list_no_more_than_a_few_thoughts():
+async def test_a_thousand_that_wait_cost_a_list_no_more_than_a_few_thoughts(monkeypatch):
     thoughts = []
 
     class Core:
         state = State()
+        context = None
 
-        def why_job_waits(self, job, now):
-            thoughts.append(job)
-            return (Reason("x", "no room"),)
+    def why_job_waits(explainer, job, now):
+        thoughts.append(job)
+        return Refusal((Reason("x", "no room"),))
+
+    monkeypatch.setattr(Explainer, "why_job_waits", why_job_waits)
 
     def job(number, seconds):
         spec = JobSpec(f"n{number}", (PhaseSpec("rollout", ("rollout",), seconds),), (Want("rollout"),))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rollmuxd.core.explain import Explainer
 from rollmuxd.daemon.actuator import Seen
 from rollmuxd.daemon.http.routes import overview
 
@@ -72,9 +73,8 @@ async def test_slots_are_those_that_are_open_or_hold_gpus_and_a_queued_one_is_no
         await one.give_back(done)
         held = (await other.ask("rollout")).json()["slot"]
         waits = (await one.ask("rollout", wait_s=0)).json()["slot"]
-        core = world.driver.scheduler
-        monkeypatch.setattr(core, "why_slot_waits", None)
-        monkeypatch.setattr(core, "slot_position", None)
+        monkeypatch.setattr(Explainer, "why_slot_waits", None)
+        monkeypatch.setattr(Explainer, "slot_position", None)
 
         async def shown(which):
             lists = (await asked(client, slots=which))["lists"]

@@ -19,6 +19,7 @@ from rollmuxd.core import invariants
 from rollmuxd.core import model as m
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.effects import Observe, Perform, Probe
+from rollmuxd.core.explain import Explainer
 from rollmuxd.core.fold import apply
 from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
@@ -177,7 +178,9 @@ class Core:
         return [fact for fact in self.facts if isinstance(fact, kinds)]
 
     def why(self, slot: m.Slot) -> str:
-        return " ".join(reason.text for reason in self.scheduler.why_slot_waits(slot.id, round(self.now * 1000)))
+        return " ".join(
+            reason.text for reason in Explainer(self.scheduler.context).why_slot_waits(slot.id, round(self.now * 1000))
+        )
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
+from rollmuxd.core.explain import Explainer
 from rollmuxd.spi import NotDone
 from rollmuxd.spi.fakes import (
     CrashingBackend,
@@ -360,7 +361,7 @@ async def test_nemo_2523_parked_states_never_need_more_host_ram_than_there_is(st
 
         assert world.job("a").pins
         assert world.job("b").status == "waiting"
-        why = world.driver.scheduler.why_job_waits(world.job("b").id, 10**15)
+        why = Explainer(world.driver.scheduler.context).why_job_waits(world.job("b").id, 10**15).reasons
         assert "parked states" in " ".join(reason.text for reason in why)
         await world.driver.submit(i.EndJob(world.job("a").id, "ann"))
         await world.wait_for(lambda: world.job("b").status in {"probing", "admitted"})

@@ -115,7 +115,7 @@ def job_view(told: Told, job: Job, now: Millis, *, waiting: bool, reason: str | 
         slo=job.spec.slo,
         promised=job.promised,
         at_risk=job.at_risk,
-        unmet=told.text(core.unmet(job.id)),
+        unmet=told.unmet(job.id),
         priority=job.spec.priority,
         iterations=job.progress.finished,
         slowdown=None if slowdown is None else round(slowdown, 4),
@@ -135,10 +135,11 @@ def job_view(told: Told, job: Job, now: Millis, *, waiting: bool, reason: str | 
 
 def waiting_view(told: Told, job: Job, now: Millis) -> wire.Waiting:
     """Why a job waits for a placement, its position, and what would let it in."""
+    why = told.why_job_waits(job.id, now)
     return wire.Waiting(
-        reasons=told.reasons(told.why_job_waits(job.id, now)),
+        reasons=told.reasons(why.reasons),
         position=told.core.job_position(job.id, now),
-        would_start_with=list(told.would_start_with(job.id, now)),
+        would_start_with=list(why.would_start_with),
     )
 
 
@@ -221,8 +222,8 @@ def slot_view(told: Told, slot: Slot, job: Job, caller: Caller, now: Millis, *, 
         fence=fence_text(slot.fence) if on and slot.fence is not None and caller.may_act(job) else None,
         gpus=list(slot.gpus),
         lease_s=seconds(core.lease_left_ms(slot.session, now)) if on else None,
-        position=core.slot_position(slot.id) if queued else None,
-        expected_wait_s=seconds(core.expected_wait_ms(slot.id, now)) if queued else None,
+        position=told.slot_position(slot.id) if queued else None,
+        expected_wait_s=seconds(told.expected_wait_ms(slot.id, now)) if queued else None,
         reason=told.text(slot.reason),
         reasons=told.reasons(told.why_slot_waits(slot.id, now)) if queued or slot.overstays_at is not None else [],
         queued_at=iso(slot.queued_at),

@@ -38,7 +38,7 @@ class WhyJobsWait:
                 if not thoughts:
                     continue
                 thoughts -= 1
-                reasons = told.why_job_waits(job.id, now) if turn is None else told.why_slot_waits(turn, now)
+                reasons = told.why_job_waits(job.id, now).reasons if turn is None else told.why_slot_waits(turn, now)
                 self._known[kind] = reasons[0].text if reasons else ""
             if text := self._known[kind]:
                 found[job.id] = text

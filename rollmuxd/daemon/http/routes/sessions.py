@@ -31,7 +31,7 @@ async def heartbeat(call: Call, session: str, body: HeartbeatBody) -> HeartbeatV
     answer = await call.submit(given, session, once=session)
     told = call.told(call.services.driver.scheduler)
     directives = [views.directive(given, told) for given in answer.directives]
-    if unmet := told.core.unmet(mine.id):
+    if unmet := told.unmet(mine.id):
         directives.append(Directive("unpromised", reason=unmet))
     return HeartbeatView(lease_s=call.shared.lease_s, directives=directives)
 
