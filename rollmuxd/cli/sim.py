@@ -299,7 +299,7 @@ def run(
 
     some = runs.tasks(workload, options, [name], fidelity, [seed], faults=faults)
     (task,) = (one for one in some if one.accounting == accounting)
-    if name in runs.BOUNDS and (facts or trace):
+    if name == runs.OPTIMAL and (facts or trace):
         raise click.UsageError("optimal is computed beside the scheduler, and has no facts: no --facts, no --trace")
     runs.check([task])
     for path in (facts, trace):

@@ -111,7 +111,7 @@ def relieve(c: Cycle, group: Group) -> None:
     """Have a member moved without whom the others' promises hold: of those who can be moved, where it costs least.
 
     Not where jobs go by credit: there a plan is no promise, and whoever runs short is moved by the guard. Moving by
-    the plan as well kept no promise more on logged steps, and cost 1 to 3 % (docs/results.md).
+    the plan as well kept no promise more on logged steps, and cost 1 to 3 %.
     """
     if group.dispatch is Dispatch.CREDIT:
         return

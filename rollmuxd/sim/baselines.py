@@ -12,7 +12,6 @@
 (Paragraphs of ``research/rollmux.md``: 1.9, 1.15, 1.18.) Times are integer milliseconds, prices dollars per hour.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
@@ -40,9 +39,7 @@ from rollmuxd.core.placement import Candidate, RollMux, Shape, Summary
 from rollmuxd.core.policy import Leg, Placed, Policy
 from rollmuxd.core.state import State
 from rollmuxd.core.wheel import work_conserving_ms
-from rollmuxd.sim.contender import LOOMS, Contender, InWheelOrder, RollMuxPaper, RollMuxUnpruned
-from rollmuxd.sim.guarded import GUARDED
-from rollmuxd.sim.replanned import Replanned
+from rollmuxd.sim.contender import DEFAULT, LOOM, Contender, InWheelOrder, RollMuxPaper
 from rollmuxd.sim.workload import Durations, Impossible, SimJob, Starts
 from rollmuxd.spi import discovery
 
@@ -87,8 +84,8 @@ class FirstComeFirstServed(RollMux):
         return -(-makespan_ms(_tracks(legs), ROUNDS) // ROUNDS)
 
 
-class Artifact:
-    """RollMux as its published code behaves."""
+class Artifact(InWheelOrder):
+    """RollMux as its published code behaves. Its groups are in no wheel order, so :meth:`paces` differs."""
 
     name = "rollmux-artifact"
     summary = "as the published code: no pruning, first come first served, groups judged by a simulated makespan"
@@ -96,14 +93,6 @@ class Artifact:
     def policy(self, seed: int) -> Policy:
         """First come first served; nothing is drawn."""
         return FirstComeFirstServed()
-
-    def adapt(self, job: SimJob) -> SimJob:
-        """As it is."""
-        return job
-
-    def move_ms(self) -> Millis:
-        """Nobody is moved."""
-        return 0
 
     def paces(self, policy: Policy, state: State, group: GroupId) -> dict[JobId, Millis]:
         """Each member's own mean period, as nobody waits for the others; alone, it is the solo iteration."""
@@ -609,31 +598,21 @@ class Plugged(InWheelOrder):
 
 
 _OURS: Final[tuple[Contender, ...]] = (
+    DEFAULT,
+    LOOM,
     RollMuxPaper(),
-    RollMuxUnpruned(),
     Artifact(),
     Solo(),
     Colocated(),
     Gavel(),
     AnyGroup(),
     IdlestGroup(),
-    *LOOMS,
-    *GUARDED,
 )
-#: the policy of a daemon whose configuration names none
-DAEMONS: Final = "loom-guarded-owned-replanned"
-#: of these, also as they are where plans follow what phases are seen to take
-_ALSO_REPLANNED: Final = ("rollmux-unpruned", "loom-warm", *(guarded.name for guarded in GUARDED))
 
 
 def contenders() -> dict[str, Contender]:
-    """Ours, the daemon's default, then the policies of installed packages, none imported before it is used."""
-    replanned = (Replanned(contender) for contender in _OURS if contender.name in _ALSO_REPLANNED)
-    known: dict[str, Contender] = {contender.name: contender for contender in (*_OURS, *replanned)}
-    default = copy.copy(known[DAEMONS])
-    default.name, default.summary = "default", f"what a daemon runs by default: {DAEMONS}"
-    known[DAEMONS].summary += "; the daemon's default"
-    known[default.name] = default
+    """Ours, the daemon's default first, then the policies of installed packages, none imported before it is used."""
+    known = {contender.name: contender for contender in _OURS}
     return known | {name: Plugged(name) for name in discovery.names("policy") if name not in known}
 
 

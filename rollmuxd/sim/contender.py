@@ -4,10 +4,13 @@ A contender goes through the scheduler's core like any policy of a live daemon. 
 us is in its :class:`~rollmuxd.core.policy.Policy` and in what it registers; never in the world.
 """
 
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, Protocol
 
 from msgspec.structs import replace
 
+from rollmuxd.core.config import Config
 from rollmuxd.core.estimates import solo_ms
 from rollmuxd.core.loom import Loom
 from rollmuxd.core.model import GroupId, JobId, Millis, Movable
@@ -16,6 +19,11 @@ from rollmuxd.core.policy import Policy
 from rollmuxd.core.state import State
 from rollmuxd.sim.workload import SimJob
 
+#: plans are made with the times that jobs state, and stay so, as in the paper
+AS_STATED: Final[Mapping[str, Any]] = MappingProxyType({"drift": 0.0})
+#: plans follow the times that phases are seen to take, as in a daemon
+AS_OBSERVED: Final[Mapping[str, Any]] = MappingProxyType({"drift": Config().drift})
+
 
 class Contender(Protocol):
     """One competitor."""
@@ -23,6 +31,10 @@ class Contender(Protocol):
     name: str
     #: one line for ``sim policies`` and the report
     summary: str
+    #: fields of the core's :class:`~rollmuxd.core.config.Config` about observed times (phase fidelity)
+    estimates: Mapping[str, Any]
+    #: a job is moved again after this time; 0: the world's own (phase fidelity)
+    move_every_ms: Millis
 
     def policy(self, seed: int) -> Policy:
         """A new policy object for one run."""
@@ -51,6 +63,9 @@ def that_moves(job: SimJob) -> SimJob:
 class InWheelOrder:
     """What contenders in wheel order have in common: everybody's iteration takes the group's period."""
 
+    estimates: Mapping[str, Any] = AS_STATED
+    move_every_ms: Millis = 0
+
     def adapt(self, job: SimJob) -> SimJob:
         """As it is."""
         return job
@@ -64,64 +79,76 @@ class InWheelOrder:
         return {name: -(-period // max(1, rate_of(known, state.jobs[name]))) for name in known.jobs}
 
     def move_ms(self) -> Millis:
-        """Nobody is moved."""
+        """No job is moved."""
         return 0
 
 
 class RollMuxPaper(InWheelOrder):
-    """Algorithm 1 as the paper has it."""
+    """Algorithm 1 as the paper has it.
+
+    Args:
+        prune: leave saturated groups out of the search. The paper's text does, its artifact does not.
+    """
 
     name = "rollmux"
     summary = "the paper's Algorithm 1: packing, scaling, isolated; saturated groups pruned; strict round robin"
 
-    def policy(self, seed: int) -> Policy:
-        """Pruning on."""
-        return RollMux(prune=True)
-
-
-class RollMuxUnpruned(InWheelOrder):
-    """Algorithm 1 without pruning: what the daemon runs as ``rollmux``."""
-
-    name = "rollmux-unpruned"
-    summary = "the same without pruning, as the daemon runs it: only promises, RAM and GPU memory reject"
-
-    def policy(self, seed: int) -> Policy:
-        """Pruning off."""
-        return RollMux(prune=False)
-
-
-class Woven(InWheelOrder):
-    """Loom, in one of its settings. Every job may be moved, and what that takes is charged."""
-
-    def __init__(self, name: str, summary: str, **options: Any) -> None:
-        self.name, self.summary, self._options = name, summary, options
+    def __init__(self, *, prune: bool = True) -> None:
+        self._prune = prune
 
     def policy(self, seed: int) -> Policy:
         """A new one: it draws nothing."""
-        return Loom(**self._options)
+        return RollMux(prune=self._prune)
+
+
+class Moving(InWheelOrder):
+    """A policy that moves jobs. Every job may be moved, and what a move takes is charged.
+
+    Args:
+        name: what it is called.
+        summary: its line.
+        made: a new policy object for one run, from the seconds that a move takes.
+        move_s: the seconds that a move takes.
+        estimates: as in :class:`Contender`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        summary: str,
+        made: Callable[[float], Policy],
+        *,
+        move_s: float = 30,
+        estimates: Mapping[str, Any] = AS_STATED,
+    ) -> None:
+        self.name, self.summary, self.estimates = name, summary, estimates
+        self._made, self._move_s = made, move_s
+
+    def policy(self, seed: int) -> Policy:
+        """A new one: it draws nothing."""
+        return self._made(self._move_s)
 
     def adapt(self, job: SimJob) -> SimJob:
-        """One that may be moved, where this setting moves any."""
-        if self._options.get("regroup") == 1:
-            return job
+        """A job that may be moved."""
         return that_moves(job)
 
     def move_ms(self) -> Millis:
         """As long as the policy takes it to be."""
-        return round(float(self._options.get("warm_s", 30)) * 1000)
+        return round(self._move_s * 1000)
+
+    def where_a_move_takes(self, move_s: float) -> "Moving":
+        """The same, where a move takes so many seconds."""
+        return Moving(self.name, self.summary, self._made, move_s=move_s, estimates=self.estimates)
 
 
-LOOMS = (
-    Woven("loom", "wheels, and regrouping that pays for itself: pairs and triples, 300 s a move; least $/h",
-          objective="cost", warm_s=300),
-    Woven("loom-warm", "the same, 30 s a move", objective="cost", warm_s=30),
-    Woven("loom-work", "the same as loom, with a price on progress: least cost of the work that there is",
-          objective="work", warm_s=300),
-    Woven("loom-work-warm", "the same, 30 s a move", objective="work", warm_s=30),
-    Woven("loom-owned", "for nodes that one owns: idle ones cost nothing, scarce ones their price; 300 s a move",
-          objective="throughput", warm_s=300),
-    Woven("loom-pairs", "loom, regrouping pairs only", objective="cost", warm_s=300, regroup=2),
-    Woven("loom-pairs-work", "the same, with a price on progress", objective="work", warm_s=300, regroup=2),
-    Woven("loom-rr", "loom in strict round robin", objective="cost", warm_s=300, rounds=1),
-    Woven("loom-greedy", "wheels only: nobody is ever moved", objective="cost", regroup=1),
-)  # fmt: skip
+DEFAULT: Final = Moving(
+    "default",
+    "what a daemon runs by default: loom for owned nodes, least credit first, a guard; plans follow observed times",
+    lambda move_s: Loom(objective="throughput", warm_s=move_s, rounds=1, uncertain=True),
+    estimates=AS_OBSERVED,
+)
+LOOM: Final = Moving(
+    "loom",
+    "loom for rented nodes (least $/h), in certified orders, planned on stated times",
+    lambda move_s: Loom(objective="cost", warm_s=move_s),
+)

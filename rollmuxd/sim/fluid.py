@@ -84,6 +84,7 @@ class _Fluid:
             moves=Moves.ON,
             moves_at_a_time=len(self.jobs),
             move_every_ms=0,
+            move_takes_ms=contender.move_ms(),
         )
         self.core = Scheduler(config, self.policy)
         self.kernel = Kernel()

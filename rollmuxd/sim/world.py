@@ -220,11 +220,10 @@ class World:
             max_jobs=len(self.jobs) + 1,
             moves=Moves.ON,
             moves_at_a_time=len(self.jobs) + 1,
-            move_every_ms=getattr(self.contender, "move_every_ms", 0) or (MOVE_RELAUNCHED_MS if again else 0),
+            move_every_ms=self.contender.move_every_ms or (MOVE_RELAUNCHED_MS if again else 0),
             move_takes_ms=self.contender.move_ms(),
         )
-        # who says nothing of estimates plans with what he is told, as the paper does
-        config = replace(config, **{"drift": 0.0, **getattr(self.contender, "estimates", {})})
+        config = replace(config, **self.contender.estimates)
         if self.trouble is not None:
             drivers = {name: self.trouble.traits() for name in names}
             return replace(config, drivers=drivers, launch_hosts=tuple(self.inventory.gpus_of), **LAUNCHES)

@@ -19,10 +19,12 @@ from rollmuxd.core.config import Config
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import Fence, JobSpec, OrderKind, Park, PhaseSpec, StateSpec, Want
+from rollmuxd.core.placement import RollMux
 from rollmuxd.sim import world
 from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.checkers import OF_NO_CONSEQUENCE, Asked, Witness
 from rollmuxd.sim.checkers.books import Place
+from rollmuxd.sim.contender import Moving, RollMuxPaper
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 
 LEASE = world.LEASE_MS
@@ -42,7 +44,11 @@ def job(name, *, at=0, park=Park.LAZY, tail=(), slo=None):
     )
 
 
-def history(*jobs, policy="rollmux-unpruned", accounting="work") -> list[Heard]:
+UNPRUNED = RollMuxPaper(prune=False)
+BY_CREDIT = Moving("by credit", "", lambda _: RollMux(uncertain=True))
+
+
+def history(*jobs, policy=UNPRUNED, accounting="work") -> list[Heard]:
     class Listener:
         def __init__(self) -> None:
             self.heard: list[Heard] = []
@@ -52,7 +58,7 @@ def history(*jobs, policy="rollmux-unpruned", accounting="work") -> list[Heard]:
 
     listener = Listener()
     pools = (Pool("rollout", "H20", 1.85, nodes=1), Pool("train", "H800", 5.28, nodes=1))
-    world.run(Workload("made", jobs, pools), CONTENDERS[policy], seed=0, accounting=accounting, listeners=[listener])
+    world.run(Workload("made", jobs, pools), policy, seed=0, accounting=accounting, listeners=[listener])
     return listener.heard
 
 
@@ -407,20 +413,20 @@ def test_a_line_in_which_the_last_is_first_is_caught(monkeypatch):
     kept = rotation.Rotation.line
     monkeypatch.setattr(rotation.Rotation, "line", lambda *args: kept(*args)[::-1])
     with pytest.raises(BrokenInvariant, match="first_come_first_served"):
-        history(job("X"), job("Y"), job("Z"), policy="rollmux-artifact")
+        history(job("X"), job("Y"), job("Z"), policy=CONTENDERS["rollmux-artifact"])
 
 
 @pytest.fixture(scope="module")
 def by_credit() -> list[Heard]:
     """X, Y and Z wait for each other in a line by credit."""
-    return history(job("X", slo=5.0), job("Y", slo=5.0), job("Z", slo=5.0), policy="guarded")
+    return history(job("X", slo=5.0), job("Y", slo=5.0), job("Z", slo=5.0), policy=BY_CREDIT)
 
 
 def test_a_line_in_which_who_has_most_credit_is_first_is_caught(monkeypatch):
     kept = rotation._standing
     monkeypatch.setattr(rotation, "_standing", lambda *args: (*kept(*args)[:2], -kept(*args)[2]))
     with pytest.raises(BrokenInvariant, match="who_is_least_ahead_goes_first"):
-        history(job("X", slo=5.0), job("Y", slo=5.0), job("Z", slo=2.5), policy="guarded")
+        history(job("X", slo=5.0), job("Y", slo=5.0), job("Z", slo=2.5), policy=BY_CREDIT)
 
 
 def test_a_guarded_job_that_is_overtaken_is_caught(by_credit):

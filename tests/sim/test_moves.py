@@ -7,9 +7,10 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import moving
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, StateStatus, Want
+from rollmuxd.core.placement import RollMux
 from rollmuxd.core.state import State
 from rollmuxd.sim import swarm, world
-from rollmuxd.sim.guarded import Guarded
+from rollmuxd.sim.contender import Moving
 from rollmuxd.sim.restless import Restless
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 
@@ -69,7 +70,8 @@ def test_a_guarded_job_keeps_a_promise_that_its_plan_would_have_broken():
         job("A", 100, 20, slo=2.0, iterations=40),
         job("B", 100, 20, slo=2.5, iterations=40, series=((300, 20),)),
     )
-    guarded, facts = played(Guarded("guarded", 10_000, "unpruned groups"), *jobs)
+    by_credit = Moving("by credit", "", lambda _: RollMux(uncertain=True), move_s=10)
+    guarded, facts = played(by_credit, *jobs)
     open_, _ = played(Restless(move_every_ms=10**9), *jobs, rollout=1, train=1)
 
     assert count(facts, f.JobGuarded) >= 1
