@@ -104,6 +104,12 @@ _WORKLOAD = (
         show_default=True,
         help="What goes wrong, far more often than in life (with --fidelity phase).",
     ),
+    click.option(
+        "--move-s",
+        type=click.IntRange(0, 86_400),
+        metavar="SECONDS",
+        help="What a move takes, for policies that move jobs. Default: 30.",
+    ),
     click.option("--take", default=0, metavar="N", help="So many jobs at most."),
     click.option("--data", default="", metavar="DIR", help="Where large traces lie (default: $ROLLMUX_DATA)."),
     click.option("--set", "more", type=Assigned(), multiple=True, help="A setting of the workload itself."),
@@ -223,6 +229,7 @@ def compare(
     workload: str,
     fidelity: str,
     faults: str,
+    move_s: int | None,
     names: str,
     seeds: int,
     max_group: int,
@@ -243,7 +250,7 @@ def compare(
             raise click.UsageError("--window draws phases in a report: it goes with --html and --fidelity phase")
         if not 0 <= window[0] < window[1] < math.inf:
             raise click.UsageError("--window is FROM:TO in hours, TO after FROM: 5:8")
-    some = runs.tasks(workload, options, asked, fidelity, range(seeds), max_group, faults)
+    some = runs.tasks(workload, options, asked, fidelity, range(seeds), max_group, faults, move_s)
     runs.check(some)
     if html is not None:  # better before hours of runs than after them
         report.check()
@@ -286,6 +293,7 @@ def run(
     workload: str,
     fidelity: str,
     faults: str,
+    move_s: int | None,
     name: str,
     seed: int,
     accounting: str,
@@ -297,7 +305,7 @@ def run(
     from rollmuxd.sim import compare as runs
     from rollmuxd.sim import record, tables
 
-    some = runs.tasks(workload, options, [name], fidelity, [seed], faults=faults)
+    some = runs.tasks(workload, options, [name], fidelity, [seed], faults=faults, move_s=move_s)
     (task,) = (one for one in some if one.accounting == accounting)
     if name == runs.OPTIMAL and (facts or trace):
         raise click.UsageError("optimal is computed beside the scheduler, and has no facts: no --facts, no --trace")
