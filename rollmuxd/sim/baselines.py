@@ -364,16 +364,10 @@ class Gavel(InWheelOrder):
 
     Generous to Gavel: turns change at iteration boundaries at the price of a warm switch (a round of Gavel's, 6 minutes
     by default, begins with a cold start), and rounds are no longer than an iteration, so that no share is rounded.
-
-    Args:
-        prices: dollars per node-hour by pool, for the choice of nodes only; what is paid is what the workload says.
     """
 
     name = "gavel"
     summary = "job-level shares (Gavel+): jobs take turns on a set of nodes, whole iterations at a time"
-
-    def __init__(self, prices: Mapping[PoolName, float] = NODE_PRICES) -> None:
-        self.prices = prices
 
     def policy(self, seed: int) -> Policy:
         """The price-greedy placement, unpruned; that turns are whole iterations is in what is registered."""
@@ -385,11 +379,12 @@ class Gavel(InWheelOrder):
         if job.colocated is None:
             return as_one_phase(pair)
         together = on_one_pool(job)
-        return as_one_phase(min(pair, together, key=self._dollars))
+        return as_one_phase(min(pair, together, key=_dollars))
 
-    def _dollars(self, job: SimJob) -> float:
-        """Of one iteration."""
-        return sum(self.prices.get(want.pool, 0.0) * want.nodes for want in job.spec.wants) * job.solo_ms / 3_600_000
+
+def _dollars(job: SimJob) -> float:
+    """What one iteration costs."""
+    return sum(NODE_PRICES.get(want.pool, 0.0) * want.nodes for want in job.spec.wants) * job.solo_ms / 3_600_000
 
 
 def as_one_phase(job: SimJob) -> SimJob:
@@ -435,8 +430,8 @@ class Heuristic(RollMux):
     paper's figures for these two are of that kind; here a node costs what it costs, and a broken SLO counts as one.
     """
 
-    def __init__(self, seed: int, *, max_group: int = 5) -> None:
-        super().__init__(prune=False, max_group=max_group)
+    def __init__(self, seed: int) -> None:
+        super().__init__(prune=False)
         self.seed = seed
 
     def _choose(self, state: State, shape: Shape) -> Candidate | None:
@@ -527,8 +522,8 @@ class MostIdle(Heuristic):
 
     name = "most-idle"
 
-    def __init__(self, seed: int, *, max_group: int = 5) -> None:
-        super().__init__(seed, max_group=max_group)
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
         #: by group, for one version of it
         self._idle: dict[GroupId, tuple[int, float]] = {}
 

@@ -110,7 +110,7 @@ class Faults(Struct, frozen=True):
     @property
     def any(self) -> bool:
         """Whether anything can go wrong."""
-        return self != NONE and any(
+        return any(
             (
                 self.deaths_per_hour,
                 self.hangs_per_hour,
@@ -134,20 +134,14 @@ class Faults(Struct, frozen=True):
         orders = self.order_limit_ms if self.orders_lost or self.orders_fail else 0
         return 10 * (hosts + bytes_left + hung + daemon) + 2 * orders + (3 * self.operator_ms if self.any else 0)
 
-    @staticmethod
-    def none() -> "Faults":
-        """Nothing goes wrong."""
-        return NONE
 
-
-NONE: Final = Faults()
 _JOBS: Final = Faults(deaths_per_hour=0.5, hangs_per_hour=0.25, stalls_per_hour=0.1, detaches_per_hour=2.0)
 _HOSTS: Final = Faults(outages_per_hour=0.1, orders_fail=0.005, orders_lost=0.005, lingers=0.05)
 _DAEMON: Final = Faults(daemon_deaths_per_hour=4.0)
 
 #: by name, for ``--faults``
 PRESETS: Final[dict[str, Faults]] = {
-    "none": NONE,
+    "none": Faults(),
     "jobs": _JOBS,
     "hosts": _HOSTS,
     "daemon": _DAEMON,

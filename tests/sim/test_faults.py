@@ -97,9 +97,9 @@ def test_the_presets_have_things_go_wrong_that_they_say():
 
 
 def test_nothing_fails_where_nothing_is_to():
-    assert not Faults.none().any
+    assert not Faults().any
     assert not PRESETS["none"].any
-    quiet = world.World(small.small(0), CONTENDERS["rollmux"], 0, "work", float("inf"), faults=Faults.none())
+    quiet = world.World(small.small(0), CONTENDERS["rollmux"], 0, "work", float("inf"), faults=Faults())
 
     assert quiet.trouble is None
     assert quiet.config.lease_ms == world.LEASE_MS
