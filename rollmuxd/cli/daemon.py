@@ -86,7 +86,7 @@ def start(config: Path | None, as_json: bool) -> None:
         raise Failed(f"it runs already, pid {running.pid} ({running.socket}); rollmuxd daemon stop ends it")
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = state_dir / "daemon.log"
-    before = _end_of(log)
+    end = log.stat().st_size if log.exists() else 0
     with _ear() as ear:
         words = ["run", *(["--config", str(config.resolve())] if config is not None else [])]
         pid = _spawn(words, log, "@" + ear.getsockname()[1:].decode())
@@ -98,7 +98,7 @@ def start(config: Path | None, as_json: bool) -> None:
                 break
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                last = _said_last(log, before).removeprefix("rollmuxd: ")
+                last = _said_last(log, end).removeprefix("rollmuxd: ")
                 code = os.waitstatus_to_exitcode(status)
                 raise Failed(f"the daemon ended with status {code}: {last} (log: {log})")
             told = _told(ear, pid)
@@ -110,20 +110,10 @@ def start(config: Path | None, as_json: bool) -> None:
     _answer(running, log, "ready", as_json=as_json)
 
 
-def _end_of(log: Path) -> tuple[int, int]:
-    """Which file the log is now, and where it ends."""
-    if not log.exists():
-        return 0, 0
-    now = log.stat()
-    return now.st_ino, now.st_size
-
-
-def _said_last(log: Path, before: tuple[int, int]) -> str:
-    """The last line since then. A daemon whose log is large begins it anew: all that is in there is since then."""
-    inode, end = before
+def _said_last(log: Path, end: int) -> str:
+    """The last line after this place in the log."""
     with log.open("rb") as file:
-        if os.fstat(file.fileno()).st_ino == inode:
-            file.seek(end)
+        file.seek(end)
         lines = file.read().decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else "it said nothing"
 

@@ -40,7 +40,7 @@ from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import Millis, NodeId
 from rollmuxd.core.observe import Watch
 from rollmuxd.core.state import State
-from rollmuxd.daemon import journal_file, log_file, logs, spans
+from rollmuxd.daemon import journal_file, logs, spans
 from rollmuxd.daemon.actuator import Actuator
 from rollmuxd.daemon.channel import ChannelHub
 from rollmuxd.daemon.clock import SystemClock
@@ -208,7 +208,6 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
                 tasks.start_soon(observer.run)
                 tasks.start_soon(keeper.run)
                 tasks.start_soon(today.run)
-                tasks.start_soon(log_file.watch, settings.daemon.state_dir / "daemon.log")
                 limits = connection_limits(settings)
                 server = Server(make_app(services, metrics), sockets, settings.daemon.shutdown_s, limits, tls)
                 await tasks.start(server.run)

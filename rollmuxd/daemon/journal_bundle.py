@@ -307,15 +307,9 @@ def replayed(connection: sqlite3.Connection, path: Path) -> State:
 def _of_log(path: Path, count: int) -> str:
     most = 400 * count
     try:
-        said = _end(path, most)
+        with path.open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - most))
+            said = log.read(most)
     except OSError as error:
         return f"{path}: {error.strerror}; where systemd or a container keeps the log, add the last of it\n"
-    with suppress(OSError):  # it was never begun anew
-        said = _end(path.with_name(f"{path.name}.1"), most - len(said)) + said
     return "".join(f"{line}\n" for line in said.decode(errors="replace").splitlines()[-count:])
-
-
-def _end(path: Path, most: int) -> bytes:
-    with path.open("rb") as log:
-        log.seek(max(0, os.fstat(log.fileno()).st_size - most))
-        return log.read(most)
