@@ -150,8 +150,5 @@ def _read(found: Iterable[tuple[str, Any]], source: str) -> Iterator[AnyFact]:
             fact = read(body)
         except ValueError as error:
             shown = json.dumps(body) if isinstance(body, dict) else body if isinstance(body, str) else repr(body)
-            raise Failed(
-                f"{source}, {where} is no fact that this rollmuxd knows ({error}): {shown[:120]}; a newer rollmuxd may "
-                "have written it"
-            ) from error
+            raise Failed(f"{source}, {where} is no fact that this rollmuxd knows ({error}): {shown[:120]}") from error
         yield fact

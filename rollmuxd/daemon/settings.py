@@ -100,8 +100,8 @@ class DaemonTable(_Table):
     nothing is held, moved or ended, and ``rollmuxd report`` says what sharing would have gained."""
 
     policy: Name = "loom"
-    """Which policy decides what shares which nodes, by the name of its entry point (``rollmuxd.policies``). Default:
-    ``loom``; ``rollmux``, the paper's rule, where there are options of it and none of loom."""
+    """Which policy decides what shares which nodes, by the name of its entry point (``rollmuxd.policies``):
+    ``loom``, or ``rollmux``, the paper's rule."""
 
     shutdown_s: Seconds = 10.0
     """Seconds that calls may take to come to an end when the daemon stops; then they are cut off."""
@@ -577,16 +577,6 @@ class Settings(BaseSettings):
     def _names_owners(cls, given: Any) -> Any:
         if isinstance(given, dict) and "*" in given:
             raise ValueError('"*" is no owner; [defaults.owner] has what holds for all others')
-        return given
-
-    @model_validator(mode="before")
-    @classmethod
-    def _means_rollmux(cls, given: Any) -> Any:
-        # It was the default: a file that names no policy, and has options of this one, was written for it.
-        daemon, options = given.get("daemon", {}), given.get("policy", {})
-        if isinstance(daemon, dict) and isinstance(options, dict) and "policy" not in daemon:
-            if "rollmux" in options and "loom" not in options:
-                return {**given, "daemon": {**daemon, "policy": "rollmux"}}
         return given
 
     @model_validator(mode="after")
