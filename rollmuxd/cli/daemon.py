@@ -31,6 +31,9 @@ _SENDER = struct.Struct("3i")
 config_option = click.option(
     "--config", type=click.Path(path_type=Path, dir_okay=False), help="The rollmux.toml (default: where it usually is)."
 )
+clock_option = click.option(
+    "--accept-clock", is_flag=True, help="Start although this machine's clock is a month behind the journal."
+)
 
 
 @click.group()
@@ -50,13 +53,12 @@ class Running:
     #: of the certificate at that URL, and the file that it is in
     fingerprint: str | None = None
     certificate: str | None = None
-    #: what speaks against its time
-    clock: str | None = None
 
 
 @daemon.command()
 @config_option
-def run(config: Path | None) -> None:
+@clock_option
+def run(config: Path | None, accept_clock: bool) -> None:
     """Run it here, until Ctrl-C or SIGTERM. Logs go to stderr.
 
     Exits with 0 when it was told to stop. With 75 when it cannot start now and what is in the way may pass by itself (a
@@ -69,13 +71,14 @@ def run(config: Path | None) -> None:
         settings = _settings(config)
     except Failed as error:
         raise Failed(error.message, app.CANNOT) from error
-    app.main(settings)
+    app.main(settings, accept_clock=accept_clock)
 
 
 @daemon.command()
 @config_option
+@clock_option
 @click.option("--json", "as_json", is_flag=True, help="Print pid, url and socket as JSON.")
-def start(config: Path | None, as_json: bool) -> None:
+def start(config: Path | None, accept_clock: bool, as_json: bool) -> None:
     """Start it in the background, and wait until it is ready.
 
     After an upgrade it may have to replay its whole journal, which can take minutes: it is waited for while it goes on.
@@ -89,6 +92,7 @@ def start(config: Path | None, as_json: bool) -> None:
     end = log.stat().st_size if log.exists() else 0
     with _ear() as ear:
         words = ["run", *(["--config", str(config.resolve())] if config is not None else [])]
+        words += ["--accept-clock"] if accept_clock else []
         pid = _spawn(words, log, "@" + ear.getsockname()[1:].decode())
         began = time.monotonic()
         give_up = began + START_S
@@ -214,8 +218,6 @@ def _answer(running: Running, log: Path, said: str, *, as_json: bool, journal: s
         values["journal"] = journal
     if running.fingerprint is not None:
         values |= {"fingerprint": running.fingerprint, "certificate": running.certificate}
-    if running.clock is not None:
-        values["clock"] = running.clock
     if as_json:
         print_json(values)
     else:
@@ -255,7 +257,7 @@ def find(state_dir: Path) -> Running | None:
     if started(pid) != began:
         return None
     path = Path(said.get("socket") or state_dir / "rollmux.sock")
-    return Running(pid, said.get("url"), path, said.get("fingerprint"), said.get("certificate"), said.get("clock"))
+    return Running(pid, said.get("url"), path, said.get("fingerprint"), said.get("certificate"))
 
 
 def ready(path: Path) -> bool:

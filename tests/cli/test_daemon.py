@@ -1,5 +1,6 @@
 """``rollmuxd daemon`` finds the daemon it is to talk about, and no other process that happens to have its pid."""
 
+import asyncio
 import json
 import os
 import re
@@ -16,6 +17,9 @@ from patience import PATIENCE_S
 
 from rollmuxd.cli import daemon
 from rollmuxd.cli.processes import started
+from rollmuxd.core.facts import HostAdded
+from rollmuxd.core.inputs import HostSpec
+from rollmuxd.daemon.journal import Journal
 
 
 @pytest.fixture
@@ -307,6 +311,27 @@ def test_nobody_else_is_listened_to_while_a_daemon_starts():
             other.sendto(b"STATUS=ready", ear.getsockname())
             assert daemon._told(ear, pid) == told
         assert daemon._told(ear, os.getpid()) == {}
+
+
+@pytest.mark.e2e
+def test_a_start_with_a_clock_that_is_far_behind_is_refused_until_it_is_accepted(
+    rollmuxd, config, state_dir, monkeypatch
+):
+    monkeypatch.setattr(daemon, "START_S", PATIENCE_S)
+    monkeypatch.setattr(daemon, "STOP_S", PATIENCE_S)
+
+    async def write():
+        journal = Journal.open(state_dir)
+        await journal.append([(1, HostAdded(round(time.time() * 1000) + 60 * 86_400_000, HostSpec("h", "fake", 0)))])
+        await journal.close()
+
+    asyncio.run(write())
+    refused = rollmuxd(f"daemon start --config {config}")
+    assert (refused.code, "give --accept-clock" in refused.err) == (1, True)
+    try:
+        assert "ready" in rollmuxd(f"daemon start --config {config} --accept-clock").out
+    finally:
+        assert rollmuxd(f"daemon stop --config {config}").code == 0
 
 
 @pytest.mark.e2e
