@@ -36,7 +36,6 @@ class SystemClock:
         self, *, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
     ) -> None:
         self._monotonic = monotonic
-        self._wall = wall
         self._from = monotonic()
         self._anchor_ms = wall() * 1000
         self._last: Millis = 0
