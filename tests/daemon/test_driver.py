@@ -357,15 +357,6 @@ async def test_only_a_start_after_a_kill_is_told_that_the_daemon_crashed(running
     assert told == [[False, False], [False, False], [True, False], [True, False], [False, False]]
 
 
-async def test_a_snapshot_that_cannot_be_read_costs_time_only(running):
-    journal = MemoryJournal()
-    async with running(journal) as rig:
-        await rig.driver.submit(add("a"))
-    await journal.snapshot(2, b'{"jobs": 3}')
-    async with running(journal) as rig:
-        assert rig.hosts() == ["a"]
-
-
 async def hosts_in(journal, running, number):
     async with running(journal) as rig:
         for host in range(number):
