@@ -58,7 +58,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.belongs import EVERYTHING, Belongs, Topic
 from rollmuxd.daemon.clock import Clock
-from rollmuxd.daemon.journal import AnyJournal, JournalFailed, Unreadable, until_large
+from rollmuxd.daemon.journal import Journal, JournalFailed, Unreadable, until_large
 
 T = TypeVar("T")
 #: how often the writer looks whether a full disk has room again
@@ -179,7 +179,7 @@ class Driver:
     def __init__(
         self,
         make: Callable[[State], Scheduler],
-        journal: AnyJournal,
+        journal: Journal,
         clock: Clock,
         perform: Callable[[Sequence[Effect]], None],
         start: Start,

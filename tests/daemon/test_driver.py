@@ -12,6 +12,7 @@ import time
 
 import anyio
 import pytest
+from memory_journal import MemoryJournal
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -23,7 +24,7 @@ from rollmuxd.core.inputs import Heartbeat, HostUnreachable, RegisterJob, Withdr
 from rollmuxd.core.model import JobSpec, Slot
 from rollmuxd.daemon import driver
 from rollmuxd.daemon.driver import Unavailable
-from rollmuxd.daemon.journal import JournalFailed, MemoryJournal
+from rollmuxd.daemon.journal import JournalFailed
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 

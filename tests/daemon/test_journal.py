@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from memory_journal import MemoryJournal
 from patience import PATIENCE_S
 
 from rollmuxd.core.facts import HostAdded, SlotQueued
@@ -30,7 +31,6 @@ from rollmuxd.daemon.journal import (
     JournalFailed,
     JournalInUse,
     JournalRefused,
-    MemoryJournal,
     refuse_remote,
 )
 from rollmuxd.daemon.keys import ApiKey, Role

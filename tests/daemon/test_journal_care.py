@@ -18,6 +18,7 @@ import anyio
 import anyio.from_thread
 import msgspec
 import pytest
+from memory_journal import MemoryJournal
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.config import Config, DriverTraits
@@ -44,7 +45,7 @@ from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon import journal_care
-from rollmuxd.daemon.journal import Journal, JournalDamaged, JournalInUse, MemoryJournal
+from rollmuxd.daemon.journal import Journal, JournalDamaged, JournalInUse
 from rollmuxd.daemon.journal_care import DAY, Care, Keep, Keeper, compact
 from rollmuxd.daemon.journal_tools import backup, check, restore
 from rollmuxd.daemon.reckoning import FactsGone, reckon
