@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import socket
-import struct
 import sys
 import time
 from contextlib import suppress
@@ -23,10 +22,9 @@ import click
 from rollmuxd.cli.calls import NO_DAEMON, Failed, fields, print_json
 from rollmuxd.cli.processes import started
 
+#: after so long a start says that it still waits
 START_S = 30.0
 STOP_S = 30.0
-#: pid, user and group of who sends on a Unix socket (man 7 unix)
-_SENDER = struct.Struct("3i")
 
 config_option = click.option(
     "--config", type=click.Path(path_type=Path, dir_okay=False), help="The rollmux.toml (default: where it usually is)."
@@ -81,7 +79,7 @@ def run(config: Path | None, accept_clock: bool) -> None:
 def start(config: Path | None, accept_clock: bool, as_json: bool) -> None:
     """Start it in the background, and wait until it is ready.
 
-    After an upgrade it may have to replay its whole journal, which can take minutes: it is waited for while it goes on.
+    After an upgrade it may have to replay its whole journal, which can take minutes.
     """
     state_dir = _state_dir(config)
     running = find(state_dir)
@@ -90,27 +88,25 @@ def start(config: Path | None, accept_clock: bool, as_json: bool) -> None:
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = state_dir / "daemon.log"
     end = log.stat().st_size if log.exists() else 0
-    with _ear() as ear:
-        words = ["run", *(["--config", str(config.resolve())] if config is not None else [])]
-        words += ["--accept-clock"] if accept_clock else []
-        pid = _spawn(words, log, "@" + ear.getsockname()[1:].decode())
-        began = time.monotonic()
-        give_up = began + START_S
-        while True:
-            running = find(state_dir)
-            if running is not None and running.pid == pid and ready(running.socket):
-                break
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                last = _said_last(log, end).removeprefix("rollmuxd: ")
-                code = os.waitstatus_to_exitcode(status)
-                raise Failed(f"the daemon ended with status {code}: {last} (log: {log})")
-            told = _told(ear, pid)
-            if "STATUS" in told:
-                click.echo(f"the daemon, pid {pid}, starts: {told['STATUS']}", err=True)
-            give_up = max(give_up, time.monotonic() + int(told.get("EXTEND_TIMEOUT_USEC", 0)) / 1e6)
-            if time.monotonic() > give_up:
-                raise Failed(_given_up(pid, time.monotonic() - began, log))
+    words = ["run", *(["--config", str(config.resolve())] if config is not None else [])]
+    words += ["--accept-clock"] if accept_clock else []
+    pid = _spawn(words, log)
+    say_at: float | None = time.monotonic() + START_S
+    while True:
+        running = find(state_dir)
+        if running is not None and running.pid == pid and ready(running.socket):
+            break
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            last = _said_last(log, end).removeprefix("rollmuxd: ")
+            raise Failed(f"the daemon ended with status {os.waitstatus_to_exitcode(status)}: {last} (log: {log})")
+        if say_at is not None and time.monotonic() > say_at:
+            click.echo(
+                f"the daemon, pid {pid}, still starts; Ctrl-C stops waiting and leaves it running (log: {log})",
+                err=True,
+            )
+            say_at = None
+        time.sleep(0.05)
     _answer(running, log, "ready", as_json=as_json)
 
 
@@ -122,45 +118,12 @@ def _said_last(log: Path, end: int) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def _ear() -> socket.socket:
-    """Where a daemon tells that it goes on with its start, as it tells systemd (``man sd_notify``)."""
-    ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-    ear.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    ear.bind("")  # a name of the kernel's choice, without a file
-    ear.settimeout(0.05)
-    return ear
-
-
-def _told(ear: socket.socket, pid: int) -> dict[str, str]:
-    """What a process tells next, soon or not at all. Others may write there, and are not listened to."""
-    try:
-        said, beside, _, _ = ear.recvmsg(4096, socket.CMSG_SPACE(_SENDER.size))
-    except TimeoutError:
-        return {}
-    if not beside or _SENDER.unpack(beside[0][2])[0] != pid:
-        return {}
-    return dict(line.split("=", 1) for line in said.decode().splitlines())
-
-
-def _given_up(pid: int, waited_s: float, log: Path) -> str:
-    """Tell a daemon that does not become ready to end; what has come of it."""
-    os.kill(pid, signal.SIGTERM)
-    said = f"the daemon was not ready after {waited_s:.0f} s"
-    give_up = time.monotonic() + STOP_S
-    while not os.waitpid(pid, os.WNOHANG)[0]:
-        if time.monotonic() > give_up:
-            said += f", and has not ended {STOP_S:g} s after it was told to: it runs on, pid {pid}"
-            return f"{said}; its log is {log}"
-        time.sleep(0.05)
-    return f"{said} and was ended; its log is {log}"
-
-
-def _spawn(words: list[str], log: Path, tells: str) -> int:
+def _spawn(words: list[str], log: Path) -> int:
     """Start ``rollmuxd daemon`` in a session of its own, which nothing here waits for; its pid."""
     return os.posix_spawn(
         sys.executable,
         [sys.executable, "-m", "rollmuxd", "daemon", *words],
-        os.environ | {"NOTIFY_SOCKET": tells},
+        os.environ,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
@@ -225,18 +188,8 @@ def _answer(running: Running, log: Path, said: str, *, as_json: bool, journal: s
 
 
 def _running(config: Path | None) -> tuple[Path, Running | None]:
-    """The state directory, and the daemon that runs on it: also where it could not be started anew with that file."""
-    from rollmuxd.daemon.settings import state_dir_of
-
-    try:
-        state_dir = _state_dir(config)
-    except Failed as error:
-        known = state_dir_of(config)
-        running = find(known) if known is not None else None
-        if known is None or running is None:
-            raise
-        click.echo(f"rollmuxd: {error.message} (the daemon that runs on {known} began before that)", err=True)
-        return known, running
+    """The state directory, and the daemon that runs on it."""
+    state_dir = _state_dir(config)
     return state_dir, find(state_dir)
 
 

@@ -789,34 +789,6 @@ def load_settings(config: Path | None = None) -> Settings:
     return settings
 
 
-def state_dir_of(config: Path | None = None) -> Path | None:
-    """The state directory that a file names which cannot be used otherwise; None: it does not say for sure.
-
-    To find a daemon by that has begun with what the file was before.
-    """
-    if named := os.environ.get(f"{PREFIX}DAEMON__STATE_DIR"):
-        return Path(named).expanduser()
-    file = _file(config)
-    try:
-        text = "" if file is None else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-    try:
-        table = tomllib.loads(text).get("daemon", {})
-    except tomllib.TOMLDecodeError:  # each line that is about it, by itself
-        lines = re.findall(r"^\s*(state_dir\s*=.*)", text, re.MULTILINE)
-        try:
-            table = tomllib.loads("\n".join(lines))
-        except tomllib.TOMLDecodeError:
-            return None
-    if not isinstance(table, dict) or set(table) - set(DaemonTable.model_fields):  # one of them may be meant for it
-        return None
-    said = table.get("state_dir")
-    if said is None:
-        return default_state_dir()
-    return Path(said).expanduser() if isinstance(said, str) else None
-
-
 def search_path() -> tuple[Path, ...]:
     """Where a file is looked for, in this order."""
     name = "rollmux.toml"
