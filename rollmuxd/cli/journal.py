@@ -1,6 +1,6 @@
 """``rollmuxd journal``: the daemon's memory on disk. Check, back up, restore, make smaller.
 
-These run on the host where the journal lies, as the daemon's user or root; only ``compact`` asks the daemon.
+These run on the host where the journal lies, as the daemon's user or root.
 """
 
 from __future__ import annotations
@@ -157,47 +157,19 @@ def restore(file: Path, state_dir: Path, as_json: bool, settings: Any) -> None:
 def compact(keep_days: int | None, state_dir: Path, as_json: bool, settings: Any) -> None:
     """Close the books of days that are over, let go of facts that are old, and give the space back.
 
-    A daemon does this by itself, every hour. With the daemon stopped it is done here; a running one is asked to, over
-    its socket, and keeps what it is configured to keep.
+    A running daemon does this by itself, every hour. For this command the daemon must be stopped.
     """
-    from rollmuxd.cli.daemon import find
+    from rollmuxd.daemon.journal_care import Keep
+    from rollmuxd.daemon.journal_care import compact as compact_here
 
-    running = find(state_dir)
-    if running is not None:
-        if keep_days is not None:
-            raise Failed(
-                "a running daemon keeps what it is configured to keep; set journal.keep_days and restart it, or stop "
-                "it for --keep-days"
-            )
-        done = _ask_to_compact(f"unix://{running.socket}")
-    else:
-        import msgspec
-
-        from rollmuxd.daemon.journal_care import Keep
-        from rollmuxd.daemon.journal_care import compact as compact_here
-
-        kept = settings.journal
-        days = keep_days if keep_days is not None else kept.keep_days
-        with _refusals():
-            tended = compact_here(state_dir, Keep(days, round(kept.keep_gb * 1e9), kept.keep_audit_days))
-        done = msgspec.to_builtins(tended)
+    kept = settings.journal
+    days = keep_days if keep_days is not None else kept.keep_days
+    with _refusals():
+        done = compact_here(state_dir, Keep(days, round(kept.keep_gb * 1e9), kept.keep_audit_days))
     if as_json:
-        print_json(done)
+        _as_json(done)
         return
     click.echo(
-        f"{done['booked']} days were booked, {done['cut']} facts let go of; the first one is {done['first']} now; "
-        f"{done['bytes_before'] / 1e6:.1f} MB became {done['bytes_after'] / 1e6:.1f} MB"
+        f"{done.booked} days were booked, {done.cut} facts let go of; the first one is {done.first} now; "
+        f"{done.bytes_before / 1e6:.1f} MB became {done.bytes_after / 1e6:.1f} MB"
     )
-
-
-def _ask_to_compact(url: str) -> Any:
-    from rollmuxd.cli.calls import connect, fail
-    from rollmuxd.client.errors import RollmuxError
-
-    daemon = connect(url, None)
-    try:
-        return daemon.post("/v1/journal/compact", {})
-    except RollmuxError as error:
-        fail(error)
-    finally:
-        daemon.close()

@@ -89,8 +89,6 @@ class Tended(Struct, frozen=True):
     first: int
     bytes_before: int
     bytes_after: int
-    #: the longest that a commit of others can have waited for one of these
-    longest_ms: float
 
 
 Write = Callable[[Callable[[sqlite3.Connection], Any]], Any]
@@ -117,7 +115,6 @@ class Care:
         self._write_now = write
         self._pause = pause
         self._on_cut = on_cut
-        self._longest_s = 0.0
 
     def tend(self, now: Millis, durable: int) -> Tended:
         """Do what there is to do. All facts up to ``durable`` are from before ``now``, and all others from after it.
@@ -131,7 +128,6 @@ class Care:
             raise JournalDamaged(error.path, error.what, REMEDY) from error
 
     def _tend(self, now: Millis, durable: int) -> Tended:
-        self._longest_s = 0.0
         with closing(connect(self._path, readonly=True)) as connection:
             before = _size(connection)
             booked = self._book(connection, now, durable)
@@ -140,17 +136,10 @@ class Care:
                 self._cut(connection, day)
             cut = self._sweep(connection, now)
             first = journal_file.cut_of(connection) + 1
-            return Tended(booked, cut, first, before, _size(connection), self._longest_s * 1000)
+            return Tended(booked, cut, first, before, _size(connection))
 
     def _write(self, operation: Callable[[sqlite3.Connection], T]) -> T:
-        def timed(connection: sqlite3.Connection) -> T:
-            began = time.perf_counter()
-            try:
-                return operation(connection)
-            finally:
-                self._longest_s = max(self._longest_s, time.perf_counter() - began)
-
-        result: T = self._write_now(timed)
+        result: T = self._write_now(operation)
         self._pause()
         return result
 

@@ -129,19 +129,3 @@ def test_a_journal_is_compacted_while_no_daemon_runs(rollmuxd, tmp_path):
     ran = rollmuxd(f"journal compact --state-dir {state_dir}")
     assert ran.out.startswith("0 days were booked, 0 facts let go of; the first one is 4 now")
     assert "facts up to 3 were compacted away" in rollmuxd(f"journal check {state_dir}").out
-
-
-def test_a_running_daemon_is_asked_to_compact(rollmuxd, daemon, state_dir, monkeypatch):
-    from rollmuxd.cli import daemon as of_the_daemon
-
-    running = of_the_daemon.Running(17, None, state_dir / "rollmux.sock")
-    monkeypatch.setattr(of_the_daemon, "find", lambda folder: running)
-    daemon["POST /v1/journal/compact"] = {
-        "booked": 1, "cut": 20, "first": 21, "bytes_before": 2_000_000, "bytes_after": 1_000_000, "longest_ms": 1.5,
-    }  # fmt: skip
-    ran = rollmuxd(f"journal compact --state-dir {state_dir}")
-    assert "20 facts let go of; the first one is 21 now; 2.0 MB became 1.0 MB" in ran.out
-    assert daemon.connected == [(f"unix://{state_dir}/rollmux.sock", None)]
-    ran = rollmuxd(f"journal compact --state-dir {state_dir} --keep-days 3")
-    assert ran.code == 1
-    assert "set journal.keep_days" in ran.err
