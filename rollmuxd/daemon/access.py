@@ -22,7 +22,7 @@ from msgspec import Struct
 from rollmuxd.core.errors import Rejected, UnknownThing
 from rollmuxd.core.model import Job, Millis, Session, Slot
 from rollmuxd.core.state import State
-from rollmuxd.daemon.journal import AnyJournal, JournalError
+from rollmuxd.daemon.journal import Journal, JournalError
 from rollmuxd.daemon.keys import ApiKey, Role, fits, key_id_of, why_shut
 
 #: where :class:`rollmuxd.daemon.http.peer.PeerHttpToolsProtocol` puts the credentials of the socket's other end
@@ -172,7 +172,7 @@ class Gate:
     ``require_keys=False`` (setting ``access.require_keys``) makes everybody who reaches the TCP port an operator.
     """
 
-    def __init__(self, journal: AnyJournal, now: Callable[[], Millis], *, require_keys: bool = True) -> None:
+    def __init__(self, journal: Journal, now: Callable[[], Millis], *, require_keys: bool = True) -> None:
         self._journal = journal
         self._now = now
         self._require_keys = require_keys

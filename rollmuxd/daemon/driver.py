@@ -58,7 +58,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.belongs import EVERYTHING, Belongs, Topic
 from rollmuxd.daemon.clock import Clock
-from rollmuxd.daemon.journal import AnyJournal, JournalFailed, Past, Unreadable, until_large
+from rollmuxd.daemon.journal import Journal, JournalFailed, Unreadable, until_large
 
 T = TypeVar("T")
 #: how often the writer looks whether a full disk has room again
@@ -179,7 +179,7 @@ class Driver:
     def __init__(
         self,
         make: Callable[[State], Scheduler],
-        journal: AnyJournal,
+        journal: Journal,
         clock: Clock,
         perform: Callable[[Sequence[Effect]], None],
         start: Start,
@@ -413,13 +413,7 @@ class Driver:
         """
         past = self._journal.load()
         self._stopped_in_order = past.seq == self._journal.last_seq
-        try:
-            state = _state_of(past)
-        except msgspec.MsgspecError as error:
-            # Another version's. The facts say it all, it only takes longer.
-            log.warning("snapshot_unreadable", seq=past.seq, reason=str(error))
-            past = self._journal.load(snapshot=False)
-            state = _state_of(past)
+        state = State() if past.snapshot is None else msgspec.json.decode(past.snapshot, type=State)
         self._seq = past.seq
         all_of_it, told, told_at = self._journal.last_seq - past.seq, False, anyio.current_time()
         with closing(past.facts):
@@ -649,10 +643,6 @@ class Driver:
             log.exception("tick_refused")
         except Exception:
             return  # the writer has ended, which is on record
-
-
-def _state_of(past: Past) -> State:
-    return State() if past.snapshot is None else msgspec.json.decode(past.snapshot, type=State)
 
 
 def _job_key(job: JobId) -> str:

@@ -1,6 +1,6 @@
 """The journal: facts, durable and in order, in one SQLite file that people can open and read.
 
-What may be relied on, of :class:`Journal` and of :class:`MemoryJournal` alike (one contract suite tests both):
+What may be relied on:
 
 - What ``append`` has answered for survives ``kill -9`` and loss of power (WAL, ``synchronous=FULL``).
 - Appends become durable in the order in which they were made; after one has failed, all fail until ``recover``.
@@ -22,7 +22,6 @@ import asyncio
 import errno
 import os
 import queue
-import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -34,7 +33,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 from zlib import crc32
 
-import msgspec
 import structlog
 
 from rollmuxd.core import facts as core_facts
@@ -48,33 +46,28 @@ from rollmuxd.daemon.journal_file import (
     JournalFailed,
     JournalInUse,
     JournalRefused,
-    Lost,
     Mark,
-    Reader,
-    Row,
-    Tip,
     Unreadable,
 )
 from rollmuxd.daemon.keys import ApiKey, Role
 
 __all__ = [
-    "AnyJournal",
     "Journal",
     "JournalDamaged",
     "JournalError",
     "JournalFailed",
     "JournalInUse",
     "JournalRefused",
-    "MemoryJournal",
     "Past",
     "Unreadable",
 ]
 
 T = TypeVar("T")
+R = TypeVar("R", bound=tuple[Any, ...])
 log = structlog.get_logger("rollmuxd.journal")
 
 RESERVE_BYTES: Final = 16_000_000
-#: snapshots kept: the newest, and one more in case this version cannot read it
+#: snapshots kept: the newest, and one more in case that is damaged
 SNAPSHOTS_KEPT: Final = 2
 #: bytes of facts that are read at a time
 READ_BYTES: Final = 1_000_000
@@ -83,7 +76,7 @@ _ROWS_A_STATEMENT: Final = 4_000
 #: file systems on which SQLite's WAL does not work (its index is memory shared between processes of one machine)
 REMOTE_FILESYSTEMS: Final = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "fuse.sshfs", "fuse.rclone")
 
-#: number, time, name, and body twice: as text for the file, and as bytes for the chain
+#: number, time, name, and body twice: as text for the file, and as bytes for the checksum
 _Row: TypeAlias = tuple[int, int, str, str, bytes]
 
 
@@ -158,8 +151,12 @@ class Journal:
         #: commits that have failed
         self._failures = 0
         self._writer = self._connect()
-        #: the last durable fact, which the next one is chained to; the writer thread's
-        self._tip = journal_file.tip_of(self._writer)
+        #: the number of the last durable fact; the writer thread's
+        self._last = journal_file.last_of(self._writer)
+        #: the time of the last fact when the journal was opened; 0: there is none
+        self.last_at: Millis = self._writer.execute(
+            "SELECT coalesce(max(at), 0) FROM facts WHERE seq = (SELECT max(seq) FROM facts)"
+        ).fetchone()[0]
         self._thread = threading.Thread(target=self._write, name="journal-writer", daemon=True)
         self._reader_thread = ThreadPoolExecutor(1, thread_name_prefix="journal-reader")
         self._reader: sqlite3.Connection | None = None
@@ -169,7 +166,7 @@ class Journal:
         self.lost = journal_file.lost_of(self._writer)
         self._mark = os.open(journal_file.mark_of(self.path), os.O_WRONLY)
         #: the first fact that is there; those before it were compacted away
-        self.first = journal_file.cut_of(self._writer).seq + 1
+        self.first = journal_file.cut_of(self._writer) + 1
         #: the reserve is spent: what makes more work has to be refused
         self.tight = not self._make_reserve()
         self._thread.start()
@@ -180,9 +177,8 @@ class Journal:
 
         Raises:
             JournalInUse: another daemon uses the directory.
-            JournalDamaged: facts are damaged or missing, and it is more than a torn tail.
-            JournalRefused: it is on a network file system, cannot be written, is of a newer format, or one was used
-                here and is no more.
+            JournalRefused: it is on a network file system, cannot be written, is of another format, or one was used
+                here and is gone.
         """
         path = state_dir / "journal.sqlite3"
         try:
@@ -221,14 +217,13 @@ class Journal:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         journal_file.prepare(path)
         with closing(journal_file.connect(path)) as connection:
-            journal_file.mend(connection, path)
             journal_file.begin(connection, path)
         return cls(state_dir, lock)
 
     @property
     def last_seq(self) -> int:
         """The number of the last fact that is durable."""
-        return self._tip.seq
+        return self._last
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -372,10 +367,10 @@ class Journal:
 
     async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
         """Facts of a kind that outlive the others, of those that were compacted away."""
-        query = "SELECT seq, CAST(body AS BLOB) FROM kept WHERE seq > ? AND seq < ? AND kind = ? ORDER BY seq LIMIT ?"
+        query = f"{journal_file.ROWS} kept WHERE seq > ? AND seq < ? AND kind = ? ORDER BY seq LIMIT ?"
         loop = asyncio.get_running_loop()
         rows = await loop.run_in_executor(self._reader_thread, self._ask, query, (after, self.first, kind, limit))
-        return journal_file.known_facts(self._decoder, rows)
+        return journal_file.known_facts(self.path, rows)
 
     async def days(self) -> list[Day]:
         """The days that there are rows of, without what is in them."""
@@ -400,58 +395,37 @@ class Journal:
         """
         try:
             with closing(self._connect(readonly=True)) as connection:
-                seq, body = journal_file.newest_snapshot(connection) if snapshot else (0, None)
+                seq, body = journal_file.newest_snapshot(connection, self.path) if snapshot else (0, None)
                 if body is None:
-                    tip, body = journal_file.base_of(connection, self.path)
-                else:
-                    tip = journal_file.tip_at(connection, self.path, seq)
+                    seq, body = journal_file.base_of(connection, self.path)
         except sqlite3.DatabaseError as error:
             raise journal_file.unreadable(self.path, "it", error) from error
-        return Past(tip.seq, body, self._facts_after(tip))
+        return Past(seq, body, self._facts_after(seq))
 
-    def _facts_after(self, tip: Tip) -> Generator[tuple[int, AnyFact]]:
-        decode = core_facts.decode
+    def _facts_after(self, last: int) -> Generator[tuple[int, AnyFact]]:
         try:
             with closing(self._connect(readonly=True)) as connection:
-                reader = Reader(connection, self.path)
-                for seq, body, _ in journal_file.rows_after(connection, tip, self.path):
-                    try:
-                        yield seq, decode(body)
-                    except msgspec.MsgspecError:
-                        if (fact := reader.decode(seq, body)) is not None:
-                            yield seq, fact
+                for seq, body in journal_file.rows_after(connection, last, self.path):
+                    yield seq, journal_file.decode(self.path, seq, body)
         except sqlite3.DatabaseError as error:
             raise journal_file.unreadable(self.path, "it", error) from error
-        if reader.passed:
-            log.warning("facts_passed_over", facts=reader.passed, reason="a newer rollmuxd's; they change nothing")
 
     def _ask(
         self, query: str, values: Sequence[object], take: Callable[[Iterable[Any]], list[Any]] = list
     ) -> list[Any]:
         try:
             if self._reader is None:
-                reader = self._connect(readonly=True)
-                self._decoder = Reader(reader, self.path)
-                self._reader = reader
+                self._reader = self._connect(readonly=True)
             with closing(self._reader.execute(query, values)) as rows:
                 return take(rows)
         except sqlite3.Error as error:
             raise JournalFailed(f"{self.path} cannot be read: {error}") from error
 
     def _read(self, after: int, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
-        query = (
-            "SELECT seq, CAST(coalesce(body, '') AS BLOB), CAST(coalesce(sum, -1) AS INTEGER) FROM facts "
-            "WHERE seq > ? ORDER BY seq LIMIT ?"
-        )
+        query = f"{journal_file.ROWS} facts WHERE seq > ? ORDER BY seq LIMIT ?"
         # What is cut off and not swept yet is gone, too.
-        while found := self._ask(query, (max(after, self.first - 1), limit), until_large):
-            rows = [Row(*row) for row in found]
-            before = self._ask("SELECT seq, sum FROM facts WHERE seq = ?", (rows[0].seq - 1,))
-            damaged = journal_file.damaged_rows(rows, Tip(*before[0]) if before else Tip(0, 0))
-            if facts := journal_file.known_facts(self._decoder, ((row.seq, row.body) for row in rows), damaged):
-                return facts
-            after = rows[-1].seq
-        return []
+        found = self._ask(query, (max(after, self.first - 1), limit), until_large)
+        return journal_file.known_facts(self.path, found)
 
     def _close_reader(self) -> None:
         if self._reader is not None:
@@ -514,21 +488,21 @@ class Journal:
         if len(rows) <= _ROWS_A_STATEMENT and all(write.operation is None for write in writes):
             # A statement outside of a transaction is one by itself. So the interpreter's lock, which the loop wants
             # too, is let go and fought for once, and not once for each of begin, insert and commit.
-            self._move_on(_insert(connection, self._tip, rows))
+            self._move_on(_insert(connection, self._last, rows))
             return [None] * len(writes)
         connection.execute("BEGIN IMMEDIATE")
-        tip = self._tip
+        last = self._last
         for start in range(0, len(rows), _ROWS_A_STATEMENT):
-            tip = _insert(connection, tip, rows[start : start + _ROWS_A_STATEMENT])
+            last = _insert(connection, last, rows[start : start + _ROWS_A_STATEMENT])
         results = [None if write.operation is None else write.operation(connection) for write in writes]
         connection.execute("COMMIT")
-        self._move_on(tip)
+        self._move_on(last)
         return results
 
-    def _move_on(self, tip: Tip) -> None:
+    def _move_on(self, last: int) -> None:
         """This is the last durable fact from now on: first the mark says so, and then the daemon may answer."""
-        self._tip = tip
-        os.pwrite(self._mark, Mark(self.id, tip.seq, self.incarnation).line(), 0)
+        self._last = last
+        os.pwrite(self._mark, Mark(self.id, last, self.incarnation).line(), 0)
 
     def _roll_back(self) -> None:
         if self._writer.in_transaction:
@@ -560,7 +534,7 @@ class Journal:
         self._writer.execute("BEGIN IMMEDIATE")
         self._writer.execute("INSERT OR REPLACE INTO meta VALUES ('test_write', strftime('%s', 'now'))")
         self._writer.execute("COMMIT")
-        self._move_on(journal_file.tip_of(self._writer))
+        self._move_on(journal_file.last_of(self._writer))
         self._failed = None
 
     def _connect(self, *, readonly: bool = False) -> sqlite3.Connection:
@@ -592,121 +566,7 @@ class Journal:
         return True
 
 
-class MemoryJournal:
-    """The same contract without a disk: for tests, and for whoever wants to look at a daemon without leaving a trace.
-
-    ``failing``, while set, is what every commit fails with.
-    """
-
-    def __init__(self, *, incarnation: int = 1) -> None:
-        self.id = secrets.token_hex(16)
-        self.incarnation = incarnation
-        self.lost = Lost(0, "")
-        self.first = 1
-        self.tight = False
-        self.failing: JournalFailed | None = None
-        self._failed: JournalFailed | None = None
-        self._bodies: list[tuple[int, bytes]] = []
-        self._snapshots: dict[int, bytes] = {}
-        self._keys: dict[str, ApiKey] = {}
-
-    @property
-    def last_seq(self) -> int:
-        return self._bodies[-1][0] if self._bodies else 0
-
-    def append(
-        self, facts: Sequence[tuple[int, Fact]], then: "Callable[[asyncio.Future[None]], None] | None" = None
-    ) -> "asyncio.Future[None]":
-        # Encoded although nobody asked: what cannot be journalled must fail here too.
-        rows = [(seq, core_facts.encode(fact)) for seq, fact in facts]
-        committed = self._commit(lambda: self._bodies.extend(rows))
-        if then is not None:
-            committed.add_done_callback(then, context=_IN_ASYNCIO.copy())
-        return committed
-
-    def snapshot(self, seq: int, body: bytes) -> "asyncio.Future[None]":
-        def write() -> None:
-            self._snapshots[seq] = body
-            for old in sorted(self._snapshots)[:-SNAPSHOTS_KEPT]:
-                del self._snapshots[old]
-
-        return self._commit(write)
-
-    async def add_key(self, key: ApiKey) -> None:
-        if key.id in self._keys:
-            raise ValueError(f"there is an API key {key.id!r} already")
-        await self._commit(lambda: self._keys.update({key.id: key}))
-
-    async def list_keys(self) -> list[ApiKey]:
-        return [self._keys[key] for key in sorted(self._keys)]
-
-    async def revoke_key(self, key_id: str, now: Millis) -> bool:
-        key = self._keys.get(key_id)
-        if key is None:
-            return False
-        if key.revoked_at is None:
-            revoked = msgspec.structs.replace(key, revoked_at=now)
-            await self._commit(lambda: self._keys.update({key_id: revoked}))
-        return True
-
-    async def note_use(self, used: Mapping[str, Millis]) -> None:
-        for key_id, at in used.items():
-            if (key := self._keys.get(key_id)) is not None:
-                last = max(at, key.used_at or 0)
-                self._keys[key_id] = msgspec.structs.replace(key, used_at=last)
-
-    async def recover(self) -> None:
-        await asyncio.sleep(0)  # as with the thread: whoever waits for an earlier commit hears of it first
-        if self.failing is not None:
-            raise self.failing
-        self._failed = None
-
-    async def make_reserve(self) -> None:
-        self.tight = False
-
-    async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
-        return []
-
-    async def days(self) -> list[Day]:
-        return []
-
-    async def day(self, day: int) -> Day:
-        raise KeyError(day)
-
-    async def close(self) -> None:
-        pass
-
-    async def read(self, after: int, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
-        start = self._index(after)
-        return list(self._decoded(until_large(self._bodies[start : start + limit])))
-
-    def load(self, *, snapshot: bool = True) -> Past:
-        seq = max(self._snapshots, default=0) if snapshot else 0
-        return Past(seq, self._snapshots.get(seq), self._decoded(self._bodies[self._index(seq) :]))
-
-    def _index(self, after: int) -> int:
-        # Numbers have no holes, so that the place follows from the first one.
-        return max(0, after - self._bodies[0][0] + 1) if self._bodies else 0
-
-    @staticmethod
-    def _decoded(rows: Iterable[tuple[int, bytes]]) -> Generator[tuple[int, AnyFact]]:
-        return ((seq, core_facts.decode(body)) for seq, body in rows)
-
-    def _commit(self, write: Callable[[], object]) -> "asyncio.Future[None]":
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._failed = self._failed or self.failing
-        if self._failed is not None:
-            future.set_exception(self._failed)
-        else:
-            write()
-            future.set_result(None)
-        return future
-
-
-AnyJournal: TypeAlias = Journal | MemoryJournal
-
-
-def until_large(rows: Iterable[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+def until_large(rows: Iterable[R]) -> list[R]:
     """The first of these rows, until they have ``READ_BYTES`` bytes together."""
     found, size = [], 0
     for row in rows:
@@ -737,18 +597,16 @@ def refuse_remote(directory: Path, mountinfo: str) -> None:
         )
 
 
-def _insert(connection: sqlite3.Connection, tip: Tip, rows: Sequence[_Row]) -> Tip:
-    """Write facts behind the last one; the last one then."""
-    last, total = tip
+def _insert(connection: sqlite3.Connection, last: int, rows: Sequence[_Row]) -> int:
+    """Write facts behind the last one; the number of the last one then."""
     values: list[object] = []
     for seq, at, kind, body, raw in rows:
-        # journal_file.link(), written out: it is on the way of every hand-over
-        total = crc32(raw, (total + seq) & 0xFFFFFFFF)
-        values += (seq, at, kind, body, total)
+        # journal_file.sum_of(), written out: it is on the way of every hand-over
+        values += (seq, at, kind, body, crc32(raw, seq & 0xFFFFFFFF))
         last = seq
     places = ",".join(["(?,?,?,?,?)"] * len(rows))
     connection.execute(f"INSERT INTO facts (seq, at, kind, body, sum) VALUES {places}", values)  # noqa: S608  # question marks only
-    return Tip(last, total)
+    return last
 
 
 def _is_full(error: Exception) -> bool:

@@ -30,7 +30,7 @@ from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.fold import apply
 from rollmuxd.core.state import State
 from rollmuxd.daemon import journal_file, journal_tools
-from rollmuxd.daemon.journal_file import JournalError, JournalRefused, Reader, connect
+from rollmuxd.daemon.journal_file import JournalError, JournalRefused, connect
 from rollmuxd.daemon.settings import Settings
 
 LEFT_OUT: Final = "(left out)"
@@ -295,27 +295,19 @@ def _named(options: Any) -> Any:
 
 def replayed(connection: sqlite3.Connection, path: Path) -> State:
     """The state that a journal comes to, read without a word to whoever writes it. Raises JournalError."""
-    tip, base = journal_file.base_of(connection, path)
+    begin, base = journal_file.base_of(connection, path)
     state = State() if base is None else msgspec.json.decode(base, type=State)
-    reader = Reader(connection, path)
-    for seq, body, _ in journal_file.rows_after(connection, tip, path):
-        if (fact := reader.decode(seq, body)) is not None:
-            apply(state, fact)
+    for seq, body in journal_file.rows_after(connection, begin, path):
+        apply(state, journal_file.decode(path, seq, body))
     return state
 
 
 def _of_log(path: Path, count: int) -> str:
     most = 400 * count
     try:
-        said = _end(path, most)
+        with path.open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - most))
+            said = log.read(most)
     except OSError as error:
         return f"{path}: {error.strerror}; where systemd or a container keeps the log, add the last of it\n"
-    with suppress(OSError):  # it was never begun anew
-        said = _end(path.with_name(f"{path.name}.1"), most - len(said)) + said
     return "".join(f"{line}\n" for line in said.decode(errors="replace").splitlines()[-count:])
-
-
-def _end(path: Path, most: int) -> bytes:
-    with path.open("rb") as log:
-        log.seek(max(0, os.fstat(log.fileno()).st_size - most))
-        return log.read(most)

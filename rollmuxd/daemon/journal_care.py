@@ -1,30 +1,24 @@
-"""Keeps the journal small: closes the books of each day, and lets go of facts that are old.
+"""Keeps the journal small: closes the books of each day, and deletes facts that are old.
 
 A day here is a day of UTC. The table ``days`` has a row for each: ``state`` is the state at the day's beginning, after
-fact ``seq``; ``books`` is what was booked in it (:class:`~rollmuxd.daemon.report.Books`), once it is over. Of days
-in a row that begin after the same fact the first has the state, and the one that is open: a clock that jumps makes
-thousands of them.
+fact ``seq``; ``books`` is what was booked in it (:class:`~rollmuxd.daemon.report.Books`), once it is over.
 
 - *Booking* folds the facts of a day that is over into its books. So a report adds up days, and folds facts only where
   its span begins or ends within one.
-- *Cutting* lets go of all facts before some day. What they came to is there: the state at that day's beginning, from
+- *Cutting* leaves out all facts before some day. What they came to is there: the state at that day's beginning, from
   which a replay can begin; the books of the days before; and the facts that people may ask for years later (who did
   what), in ``kept``. The day's state is proven to be readable first, and every step is a commit: a daemon that is
   killed goes on where it was.
 - *Sweeping* deletes the rows and gives the pages back, a little at a time, between commits of others.
-- *Proving*, once a day, looks at what nobody reads as long as all goes well: at the chain of all facts, and at each
-  day's state and books. A day whose row is bad is booked anew. A bad fact before the newest snapshot harms nobody who
-  starts; that it is there must be known, since no backup is made of a journal that is not good.
 
-Today is never cut, so what was seen a moment ago is always there. How old a fact is is counted in days that have passed
-as far as the facts show it (:func:`ago`): a clock that jumps makes nothing old.
+Today is never cut, so what was seen a moment ago is always there.
 """
 
 import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -39,22 +33,12 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from rollmuxd.core import facts as core_facts
 from rollmuxd.core.facts import AnyFact
 from rollmuxd.core.model import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon import journal_file
 from rollmuxd.daemon.journal import Journal
-from rollmuxd.daemon.journal_file import (
-    KNOWN,
-    JournalDamaged,
-    JournalFailed,
-    JournalRefused,
-    Reader,
-    Tip,
-    connect,
-    rows_after,
-)
+from rollmuxd.daemon.journal_file import JournalDamaged, JournalFailed, JournalRefused, connect, rows_after
 from rollmuxd.daemon.report import Ledger
 
 T = TypeVar("T")
@@ -66,8 +50,6 @@ BATCH: Final = 200
 #: rows that are deleted, and pages that are given back, in one commit
 SWEPT: Final = 500
 PAGES: Final = 32
-#: days without a fact whose books are written in one commit
-EMPTY_DAYS: Final = 100
 #: free pages that stay in the file: new facts take them
 SPARE_PAGES: Final = 256
 #: how long a daemon's other work has the disk between two of these
@@ -75,12 +57,8 @@ PAUSE_S: Final = 0.005
 #: how often a daemon looks whether there is something to do, and how soon after its start
 EVERY_S: Final = 3_600.0
 FIRST_S: Final = 60.0
-#: how often all of it is proven; and after each time that something failed
-PROVEN_EVERY_S: Final = 86_400.0
 #: what to do about damage that is found here: whether a daemon would start on it says the check
 REMEDY: Final = "`rollmuxd journal check` says what is damaged, and what to do"
-#: days in a row without a fact that are still days that have passed; more of them say nothing (see :func:`ago`)
-STRETCH: Final = 7
 #: facts that say who did something: they outlive the others
 LASTING: Final = tuple(
     sorted(
@@ -111,8 +89,6 @@ class Tended(Struct, frozen=True):
     first: int
     bytes_before: int
     bytes_after: int
-    #: the longest that a commit of others can have waited for one of these
-    longest_ms: float
 
 
 Write = Callable[[Callable[[sqlite3.Connection], Any]], Any]
@@ -139,47 +115,31 @@ class Care:
         self._write_now = write
         self._pause = pause
         self._on_cut = on_cut
-        self._longest_s = 0.0
 
-    def tend(self, now: Millis, durable: int, *, prove: bool = False) -> Tended:
+    def tend(self, now: Millis, durable: int) -> Tended:
         """Do what there is to do. All facts up to ``durable`` are from before ``now``, and all others from after it.
-
-        ``prove``: look at all that is there. What is found does not keep the rest from being done.
 
         Raises:
             JournalError: a fact is damaged or cannot be read, or nothing can be written.
         """
         try:
-            return self._tend(now, durable, prove)
+            return self._tend(now, durable)
         except JournalDamaged as error:
             raise JournalDamaged(error.path, error.what, REMEDY) from error
 
-    def _tend(self, now: Millis, durable: int, prove: bool) -> Tended:
-        self._longest_s = 0.0
+    def _tend(self, now: Millis, durable: int) -> Tended:
         with closing(connect(self._path, readonly=True)) as connection:
             before = _size(connection)
-            if prove:
-                self._prove_days(connection)
             booked = self._book(connection, now, durable)
             day = self._day_to_cut(connection, now)
             if day is not None:
                 self._cut(connection, day)
             cut = self._sweep(connection, now)
-            if prove:
-                self._prove(connection, durable)
-            return Tended(
-                booked, cut, journal_file.cut_of(connection).seq + 1, before, _size(connection), self._longest_s * 1000
-            )
+            first = journal_file.cut_of(connection) + 1
+            return Tended(booked, cut, first, before, _size(connection))
 
     def _write(self, operation: Callable[[sqlite3.Connection], T]) -> T:
-        def timed(connection: sqlite3.Connection) -> T:
-            began = time.perf_counter()
-            try:
-                return operation(connection)
-            finally:
-                self._longest_s = max(self._longest_s, time.perf_counter() - began)
-
-        result: T = self._write_now(timed)
+        result: T = self._write_now(operation)
         self._pause()
         return result
 
@@ -190,28 +150,20 @@ class Care:
         begun = self._begin(connection)
         if begun is None:
             return 0
-        day, after, state = begun
-        tip = journal_file.tip_at(connection, self._path, after)
-        reader, booked = Reader(connection, self._path), 0
-        closed: list[bytes] = []
+        first, last, state = begun
+        day = first
         while (day + 1) * DAY <= now:
             ledger = Ledger(since=day * DAY, until=(day + 1) * DAY, state=state)
-            tip = self._fold(connection, reader, ledger, tip, durable)
+            last = self._fold(connection, ledger, last, durable)
             books, _ = ledger.close(now)
-            closed.append(msgspec.json.encode(books.without_zeros()))
+            closed = compress(msgspec.json.encode(books.without_zeros()))
+            self._write(partial(_close_day, day, closed, last, msgspec.json.encode(state)))
             day += 1
-            if tip.seq > after or len(closed) == EMPTY_DAYS or (day + 1) * DAY > now:
-                self._write(partial(_close_days, closed, day - len(closed), after, tip.seq, _encoded(state)))
-                after, booked, closed = tip.seq, booked + len(closed), []
-        return booked
+        return day - first
 
     def _begin(self, connection: sqlite3.Connection) -> tuple[int, int, State] | None:
-        """The first day whose books are open, the last fact before it, and the state then."""
-        # It has no state itself where what came after it was left out: then some without facts are booked again.
-        row = connection.execute(
-            "SELECT day, seq, state, sum FROM days WHERE state IS NOT NULL"
-            " AND day <= (SELECT min(day) FROM days WHERE books IS NULL) ORDER BY day DESC LIMIT 1"
-        ).fetchone()
+        """The day whose books are open, the last fact before it, and the state then."""
+        row = connection.execute("SELECT day, seq, state, sum FROM days WHERE books IS NULL").fetchone()
         if row is not None:
             day, seq, packed, total = row
             return day, seq, state_of(packed, total, self._path, day)
@@ -219,62 +171,22 @@ class Care:
         if first is None:
             return None
         day = first[0] // DAY
-        self._write(partial(_open_day, day, 0, _encoded(State())))
+        self._write(partial(_open_day, day, 0, msgspec.json.encode(State())))
         return day, 0, State()
 
-    def _fold(self, connection: sqlite3.Connection, reader: Reader, ledger: Ledger, tip: Tip, durable: int) -> Tip:
+    def _fold(self, connection: sqlite3.Connection, ledger: Ledger, last: int, durable: int) -> int:
         """Book facts until the ledger has enough; the last one that it took."""
-        for rows in self._proven(connection, tip, durable):
-            for seq, body, sum_ in rows:
-                fact = reader.decode(seq, body)
-                if fact is not None and not ledger.see(fact):
-                    return tip
-                tip = Tip(seq, sum_)
-        return tip
-
-    # ---- proving ---------------------------------------------------------------------------------------------------
-
-    def _proven(self, connection: sqlite3.Connection, tip: Tip, durable: int) -> Iterator[list[tuple[int, bytes, int]]]:
-        """The facts after one, some at a time, each proven to follow from the one before. Raises JournalDamaged."""
         # Batches, and no cursor that stays open: it would keep the log from being folded into the file.
-        while tip.seq < durable:
-            rows = list(rows_after(connection, tip, self._path, until=min(tip.seq + BATCH, durable)))
+        while last < durable:
+            rows = list(rows_after(connection, last, self._path, until=min(last + BATCH, durable)))
             if not rows:
-                raise JournalDamaged(self._path, f"facts from {tip.seq + 1} on are missing")
-            yield rows
-            tip = Tip(rows[-1][0], rows[-1][2])
+                raise JournalDamaged(self._path, f"facts from {last + 1} on are missing")
+            for seq, body in rows:
+                if not ledger.see(journal_file.decode(self._path, seq, body)):
+                    return last
+                last = seq
             self._pause()
-
-    def _prove(self, connection: sqlite3.Connection, durable: int) -> None:
-        """Raise JournalDamaged if something is damaged that cannot be made again."""
-        cut, _ = journal_file.base_of(connection, self._path)
-        for day in days_lost(connection):
-            raise JournalDamaged(self._path, f"the books of {date_of(day)} are damaged, and its facts are gone")
-        for _ in self._proven(connection, cut, durable):
-            pass
-
-    def _prove_days(self, connection: sqlite3.Connection) -> None:
-        """Have the first day whose state or books cannot be read booked anew, with all that follow it.
-
-        Those before the cut cannot be: their facts are gone. The state at the cut cannot be made again either.
-        """
-        last = journal_file.tip_of(connection).seq
-        query = "SELECT day FROM days WHERE day >= (SELECT min(day) FROM days WHERE state IS NOT NULL) ORDER BY day"
-        good, good_seq = None, None
-        for (day,) in connection.execute(query).fetchall():
-            seq, state, total, books = connection.execute(
-                "SELECT seq, state, sum, books FROM days WHERE day = ?", (day,)
-            ).fetchone()
-            whole = seq == good_seq if state is None else seq <= last and sum_of(state) == total
-            if not whole and good is None and journal_file.cut_of(connection).seq:
-                return
-            if not whole or (books is not None and sum_of(books) is None):
-                self._write(partial(_book_anew, day if whole else good))
-                log.warning("days_booked_anew", first=date_of(day), reason="what was booked cannot be read")
-                return
-            if state is not None:
-                good, good_seq = day, seq
-            self._pause()
+        return last
 
     # ---- cutting ---------------------------------------------------------------------------------------------------
 
@@ -283,25 +195,24 @@ class Care:
         cut = journal_file.cut_of(connection)
         days = connection.execute(
             "SELECT day, seq FROM days WHERE state IS NOT NULL AND seq > ? AND day <= ? ORDER BY day",
-            (cut.seq, now // DAY),
+            (cut, now // DAY),
         ).fetchall()
-        old = ago(connection, now, self._keep.days) // DAY
+        old = now // DAY - self._keep.days
         wanted = [day for day, _ in days if day <= old]
-        size, tip = _size(connection) - _size_of_empty_days(connection), journal_file.tip_of(connection)
-        if size > self._keep.bytes and tip.seq > cut.seq:
+        size, last = _size(connection), journal_file.last_of(connection)
+        if size > self._keep.bytes and last > cut:
             # As if all facts were of one size; what the next look finds is done then.
-            over = (tip.seq - cut.seq) * (size - self._keep.bytes) // size
-            wanted += [day for day, seq in days if seq >= cut.seq + over][:1] or [day for day, _ in days][-1:]
+            over = (last - cut) * (size - self._keep.bytes) // size
+            wanted += [day for day, seq in days if seq >= cut + over][:1] or [day for day, _ in days][-1:]
         return max(wanted, default=None)
 
     def _cut(self, connection: sqlite3.Connection, day: int) -> None:
         # Here and not in the writer, which would take what fails in it for a failure of its own.
         seq, packed, total = connection.execute("SELECT seq, state, sum FROM days WHERE day = ?", (day,)).fetchone()
         state_of(packed, total, self._path, day)  # nothing goes that could not be begun without
-        sum_ = journal_file.tip_at(connection, self._path, seq).sum
 
         def cut(writer: sqlite3.Connection) -> None:
-            journal_file.set_meta(writer, "cut", f"{seq} {sum_}")
+            journal_file.set_meta(writer, "cut", str(seq))
             writer.execute("UPDATE days SET state = NULL WHERE day < ?", (day,))
             writer.execute("DELETE FROM snapshots WHERE seq < ?", (seq,))
             if self._on_cut is not None:
@@ -314,10 +225,10 @@ class Care:
 
     def _sweep(self, connection: sqlite3.Connection, now: Millis) -> int:
         """Delete what is cut off, and give pages back."""
-        cut, swept = journal_file.cut_of(connection).seq, 0
+        cut, swept = journal_file.cut_of(connection), 0
         while count := self._write(partial(_sweep_some, cut)) if self._left(connection, cut) else 0:
             swept += count
-        old = ago(connection, now, self._keep.audit_days)
+        old = now - self._keep.audit_days * DAY
         if connection.execute("SELECT 1 FROM kept WHERE at < ? LIMIT 1", (old,)).fetchone():
             self._write(lambda writer: writer.execute("DELETE FROM kept WHERE at < ?", (old,)).rowcount)
         if connection.execute("PRAGMA auto_vacuum").fetchone()[0] == 2:
@@ -332,48 +243,14 @@ class Care:
         return connection.execute("SELECT 1 FROM facts WHERE seq <= ? LIMIT 1", (cut,)).fetchone() is not None
 
 
-def ago(connection: sqlite3.Connection, now: Millis, days: int) -> Millis:
-    """The instant so many days before now, of days that have passed as far as the facts show it.
-
-    A stretch of more than a week without any fact is left out. The machine was off, and nothing came that what is there
-    could be too old for; or its clock was set wrong, and what was written yesterday is not years old. So no jump of a
-    clock makes facts go, however far it is, and whether it is found or not.
-    """
-    instant, later = now - days * DAY, now // DAY
-    query = (
-        "SELECT day FROM (SELECT day, seq, lead(seq) OVER (ORDER BY day) AS after FROM days)"
-        " WHERE after > seq AND day < ? ORDER BY day DESC"
-    )
-    for (day,) in connection.execute(query, (later,)).fetchall():
-        if instant >= later * DAY:
-            break
-        if later - day > STRETCH:
-            instant -= (later - day) * DAY
-        later = day
-    return instant
-
-
 def _size(connection: sqlite3.Connection) -> int:
     """Bytes of pages that are in use."""
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     return int((pages - _free(connection)) * connection.execute("PRAGMA page_size").fetchone()[0])
 
 
-def _size_of_empty_days(connection: sqlite3.Connection) -> int:
-    """Bytes that days without facts take: a clock that jumps makes thousands, and no fact is to go for them."""
-    query = (
-        "SELECT coalesce(sum(coalesce(length(state), 0) + coalesce(length(books), 0)), 0) FROM ("
-        "SELECT seq, state, books, lead(seq) OVER (ORDER BY day) AS after FROM days) WHERE after = seq"
-    )
-    return int(connection.execute(query).fetchone()[0])
-
-
 def _free(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA freelist_count").fetchone()[0])
-
-
-def _encoded(state: State) -> bytes:
-    return msgspec.json.encode(state)
 
 
 def _open_day(day: int, seq: int, state: bytes, connection: sqlite3.Connection) -> None:
@@ -381,52 +258,17 @@ def _open_day(day: int, seq: int, state: bytes, connection: sqlite3.Connection) 
     connection.execute(insert, (day, seq, compress(state), crc32(state)))
 
 
-def _close_days(closed: list[bytes], day: int, begun: int, seq: int, state: bytes, writer: sqlite3.Connection) -> None:
-    """Write down the books of days that all begin after one fact, the first of which is open; and open the next."""
-    writer.execute(
-        "UPDATE days SET state = NULL WHERE day = ?"
-        " AND EXISTS (SELECT 1 FROM days WHERE seq = ? AND day < ? AND state IS NOT NULL)",
-        (day, begun, day),
-    )
-    writer.execute("UPDATE days SET books = ? WHERE day = ?", (compress(closed[0]), day))
-    writer.executemany(
-        "INSERT OR REPLACE INTO days (day, seq, state, books, sum) VALUES (?, ?, NULL, ?, 0)",
-        [(day + number, begun, compress(books)) for number, books in enumerate(closed[1:], 1)],
-    )
-    _open_day(day + len(closed), seq, state, writer)
+def _close_day(day: int, books: bytes, seq: int, state: bytes, connection: sqlite3.Connection) -> None:
+    connection.execute("UPDATE days SET books = ? WHERE day = ?", (books, day))
+    _open_day(day + 1, seq, state, connection)
 
 
-def _book_anew(day: int | None, connection: sqlite3.Connection) -> None:
-    """Forget the books of this day, and all of those after it; None: of all days."""
-    connection.execute("DELETE FROM days WHERE day > ?", (-1 if day is None else day,))
-    connection.execute("UPDATE days SET books = NULL WHERE day = ?", (day,))
-
-
-def sum_of(packed: bytes) -> int | None:
+def checksum(packed: bytes) -> int | None:
     """The checksum of what was packed; None: it cannot be unpacked, which has a checksum of its own."""
     try:
         return crc32(decompress(packed))
     except (zlib_error, TypeError):
         return None
-
-
-def as_written(seq: int, at: Millis, kind: str, body: bytes | str) -> bool:
-    """Whether a row of ``kept`` is a fact. It has no checksum: what is changed and still is a fact does not show."""
-    try:
-        fact = core_facts.decode(body)
-    except (msgspec.MsgspecError, TypeError):
-        return seq > 0 and kind not in KNOWN  # another version's
-    return seq > 0 and (core_facts.name(fact), fact.at) == (kind, at)
-
-
-def days_lost(connection: sqlite3.Connection) -> list[int]:
-    """The days whose books cannot be read, and not be made again: their facts are gone."""
-    days = connection.execute(
-        "SELECT day FROM days WHERE books IS NOT NULL"
-        " AND day < coalesce((SELECT min(day) FROM days WHERE state IS NOT NULL), 9e9) ORDER BY day"
-    ).fetchall()
-    books = "SELECT books FROM days WHERE day = ?"
-    return [day for (day,) in days if sum_of(connection.execute(books, (day,)).fetchone()[0]) is None]
 
 
 def _sweep_some(cut: int, connection: sqlite3.Connection) -> int:
@@ -437,7 +279,7 @@ def _sweep_some(cut: int, connection: sqlite3.Connection) -> int:
     span = (rows[0][0], rows[-1][0])
     places = ",".join("?" * len(LASTING))
     which = f"WHERE seq BETWEEN ? AND ? AND kind IN ({places})"
-    copy = f"INSERT OR IGNORE INTO kept (seq, at, kind, body) SELECT seq, at, kind, body FROM facts {which}"  # noqa: S608  # question marks only
+    copy = f"INSERT OR IGNORE INTO kept (seq, at, kind, body, sum) SELECT seq, at, kind, body, sum FROM facts {which}"  # noqa: S608  # question marks only
     connection.execute(copy, (*span, *LASTING))
     connection.execute("DELETE FROM facts WHERE seq BETWEEN ? AND ?", span)
     return len(rows)
@@ -476,14 +318,13 @@ class Keeper:
         self._busy = anyio.Lock()
         #: why the last time failed; "": it has not
         self.trouble = ""
-        self._proven_at = -PROVEN_EVERY_S
 
     async def run(self) -> None:
         """For ever."""
         await anyio.sleep(FIRST_S)
         while True:
             try:
-                await self.tend(prove=anyio.current_time() >= self._proven_at + PROVEN_EVERY_S)
+                await self.tend()
             except (JournalRefused, JournalFailed, sqlite3.Error) as error:
                 # Reports and space suffer; what is promised does not.
                 log.warning("journal_not_tended", reason=str(error))
@@ -491,25 +332,25 @@ class Keeper:
                 log.exception("journal_not_tended")
             await anyio.sleep(EVERY_S)
 
-    async def tend(self, *, prove: bool = False) -> Tended:
+    async def tend(self) -> Tended:
         """Now. Raises JournalError, or Unavailable."""
         try:
             async with self._busy:
-                done = await self._tend(prove or bool(self.trouble))
+                done = await self._tend()
         except Exception as error:
             self.trouble = str(error) or type(error).__name__
             raise
         self.trouble = ""
         return done
 
-    async def _tend(self, prove: bool) -> Tended:
+    async def _tend(self) -> Tended:
         journal = self._journal
         if journal.tight:
             raise JournalFailed(f"{journal.path}: the disk is full: first there must be room again")
         now, durable = await self._settled()
 
-        # A thread cannot be cancelled: it has to look. To prove all of a large journal takes the better part of an
-        # hour, and a daemon that is told to stop must not wait for it.
+        # A thread cannot be cancelled: it has to look. To book many facts takes minutes, and a daemon that is told to
+        # stop must not wait for it.
         given_up = threading.Event()
 
         def pause() -> None:
@@ -528,11 +369,9 @@ class Keeper:
 
         care = Care(journal.path, self._keep, write, pause=pause, on_cut=journal.begins_with)
         try:
-            done = await anyio.to_thread.run_sync(partial(care.tend, now, durable, prove=prove))
+            done = await anyio.to_thread.run_sync(partial(care.tend, now, durable))
         finally:
             given_up.set()  # of who is cancelled as a task, and not by a scope, the thread would not hear
-        if prove:
-            self._proven_at = anyio.current_time()
         if done.booked or done.cut:
             log.info("journal_tended", **msgspec.structs.asdict(done))
         return done
@@ -554,9 +393,8 @@ def compact(state_dir: Path, keep: Keep) -> Tended:
         journal_file.refuse_lost(path)
         journal_file.prepare(path)
         with closing(connect(path)) as writer:
-            journal_file.mend(writer, path)
-            last = journal_file.tip_of(writer)
-            at = writer.execute("SELECT at FROM facts WHERE seq = ?", (last.seq,)).fetchone()
+            last = journal_file.last_of(writer)
+            at = writer.execute("SELECT at FROM facts WHERE seq = ?", (last,)).fetchone()
 
             def write(operation: Callable[[sqlite3.Connection], T]) -> T:
                 writer.execute("BEGIN IMMEDIATE")
@@ -570,7 +408,7 @@ def compact(state_dir: Path, keep: Keep) -> Tended:
 
             # A daemon that starts goes on no earlier than its last fact, whatever the clock says.
             now = max(int(time.time() * 1000), at[0] if at else 0)
-            return Care(path, keep, write).tend(now, last.seq, prove=True)
+            return Care(path, keep, write).tend(now, last)
     except sqlite3.Error as error:
         raise journal_file.unreadable(path, "it", error) from error
     finally:

@@ -1,46 +1,41 @@
-"""The journal's file: its layout and format, the chain that shows damage, and what is done about it.
+"""The journal's file: its layout and format, checksums, the mark, and what a start does about damage.
 
-No thread and no loop in here: the daemon uses it when it opens its journal, ``rollmuxd journal`` when there is none.
+There is no thread and no loop in here. The daemon uses it when it opens its journal; ``rollmuxd journal`` uses it when
+no daemon runs.
 
-**The chain.** Each fact's row has ``sum``: the CRC-32 of its body, begun with the sum of the row before plus its own
-number. So a row that was changed, lost, doubled or moved shows, and shows where. It guards against disks and copies,
-not against people: who can write the file can compute sums too.
+**Checksums.** The row of each fact has ``sum``: the CRC-32 of its number and body. Numbers have no holes. So a row that
+was changed, moved or lost is found when it is read. A snapshot has a checksum too. They guard against disks and copies,
+not against people: a person who can write the file can compute checksums.
 
-**What can be lost at all.** With ``synchronous=FULL`` every commit is on the disk before it is answered: ``kill -9``
-and loss of power cost nothing that was answered for. What remains are disks that say "written" and have not, and files
-that were copied while they were written to. Three kinds of damage come of it, and the chain tells them apart:
+**What can be lost.** With ``synchronous=FULL`` every commit is on the disk before it is answered: ``kill -9`` and loss
+of power cost nothing that was answered for. Two kinds of damage remain, from disks that fail and from files that were
+copied while they were written to:
 
-- *A torn tail*: from some row on no row follows from the one before, to the end, and no snapshot holds any of them. It
-  is what an unsynced end looks like. :func:`mend` puts the rows aside, in a file beside the journal, and goes on.
-- *Damage inside*: a good row comes after a bad one, or a snapshot rests on facts that are not there. What the good rows
-  say hangs on the bad ones, so nobody guesses: :class:`JournalDamaged`, with what to do.
-- *Damage before the newest snapshot* keeps no daemon from starting: those facts are not read then. The upkeep
-  (:mod:`.journal_care`) and the check find it, and :mod:`.journal_mend` goes on without them.
+- *A damaged or missing row.* A start reads the newest snapshot and the facts after it. Where one of these is damaged,
+  the daemon does not start: :class:`JournalDamaged`. Older damage is found by the check and by each backup.
+- *A lost end* leaves no trace in the file: one damaged bit in the write-ahead log, and SQLite drops all that follows.
+  So :class:`Mark`, the file ``mark`` beside the journal, says how far the journal had come. It is written after each
+  commit and before anything is answered. It is not synced, so it survives ``kill -9``, and after a loss of power it may
+  be older than the journal. A journal that is behind its mark has lost its end. Where the mark is of another journal,
+  or cannot be read, that may be so. Where a mark is there and the journal is gone or empty, :func:`refuse_lost` refuses
+  it.
 
-A whole tail that is just not there leaves no trace in the file: one damaged bit in the write-ahead log, and SQLite
-drops all that follows without a word. So :class:`Mark`, the file ``mark`` beside the journal, says how far the journal
-had come. It is written after each commit and before anything is answered. It is not synced, so it survives ``kill -9``,
-and after a loss of power it may be older than the journal. A journal that is behind its mark has lost its end. Where
-the mark is of another journal, or cannot be read, that may be so. Where a mark is there and the journal is gone or
-empty, :func:`refuse_lost` refuses it.
-
-Where the journal has lost facts, or may have, something may have been granted that it does not know. The daemon starts,
-and all runs are lost (``lost`` in ``meta``, until the core has heard of it). Every node is unknown until it was seen.
+Where the journal has lost its end, or may have, something may have been granted that it does not know. The daemon
+starts, and all runs are lost (``lost`` in ``meta``, until the core has heard of it). Every node is unknown until it was
+seen.
 
 Each opening begins a new **incarnation**, so no fence that was given before is ever given again. Each journal has a
 random **id**. A client sends it with its calls, and so no job of a journal that is gone is taken for one of this.
 
-**The format** is the number in ``PRAGMA user_version``; ``least_reader`` in ``meta`` is the oldest format whose
-rollmuxd may use this file. The rule for whoever changes the layout is in ``docs/decisions/0013``: a minor version only
-adds (columns with a default, tables that may be out of date), so that the version one minor before still reads and
-writes it; and a fact that it does not know stops it, unless the journal says that it changes nothing (``passable``).
+**The format** is the number in ``PRAGMA user_version``. It changes with the layout and with what facts mean; a journal
+of another format is refused.
 
 Errors::
 
     JournalError
       JournalRefused     this state directory cannot be used, and why; says the remedy
         JournalInUse     another daemon uses it; says its pid
-        JournalDamaged   facts in it are damaged or missing; says which
+        JournalDamaged   something in it is damaged or missing; says what
       JournalFailed      a commit failed: nobody may be told anything that depends on it; or nothing can be read just
                          now (no open file is left, the disk does not answer), which says nothing of what is in it
 """
@@ -51,13 +46,12 @@ import pwd
 import shutil
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final, NamedTuple, get_args
+from typing import Final, NamedTuple
 from zlib import Z_BEST_SPEED, compress, crc32, decompress
 from zlib import error as zlib_error
 
@@ -66,37 +60,28 @@ import structlog
 
 from rollmuxd.core import facts as core_facts
 from rollmuxd.core.facts import AnyFact
-from rollmuxd.core.fold import WITHOUT_EFFECT
 from rollmuxd.core.state import State
 
 log = structlog.get_logger("rollmuxd.journal")
 
-#: the number of the database's layout; one more whenever a released layout changes
-FORMAT: Final = 2
-#: the oldest format whose rollmuxd may read and write a journal of this one: that of the minor version before
-LEAST_READER: Final = 2
-#: the facts that this version knows, and those of them that change nothing: another version may pass over them
-KNOWN: Final = frozenset(str(kind.__struct_config__.tag) for kind in get_args(AnyFact))
-PASSABLE: Final = tuple(sorted(str(kind.__struct_config__.tag) for kind in WITHOUT_EFFECT))
+#: the number of the layout, and of what facts mean
+FORMAT: Final = 1
 
 _SCHEMA: Final = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE facts (
-    seq INTEGER PRIMARY KEY, at INTEGER NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL, sum INTEGER NOT NULL DEFAULT 0
+    seq INTEGER PRIMARY KEY, at INTEGER NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL, sum INTEGER NOT NULL
 );
-CREATE TABLE snapshots (
-    seq INTEGER PRIMARY KEY, body BLOB NOT NULL, sum INTEGER NOT NULL DEFAULT 0, shape TEXT NOT NULL DEFAULT ''
+CREATE TABLE kept (
+    seq INTEGER PRIMARY KEY, at INTEGER NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL, sum INTEGER NOT NULL
 );
+CREATE TABLE snapshots (seq INTEGER PRIMARY KEY, body BLOB NOT NULL, sum INTEGER NOT NULL, shape TEXT NOT NULL);
+CREATE TABLE days (day INTEGER PRIMARY KEY, seq INTEGER NOT NULL, state BLOB, books BLOB, sum INTEGER NOT NULL);
 CREATE TABLE keys (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, user TEXT NOT NULL, role TEXT NOT NULL, hashed TEXT NOT NULL,
     created_at INTEGER NOT NULL, revoked_at INTEGER, expires_at INTEGER, used_at INTEGER
 ) WITHOUT ROWID;
-INSERT INTO meta VALUES ('incarnation', '1');
-"""
-#: what format 2 has besides: the books of each day, and facts that outlive the rest (see journal_care)
-_ADDED_BY_2: Final = """
-CREATE TABLE days (day INTEGER PRIMARY KEY, seq INTEGER NOT NULL, state BLOB, books BLOB, sum INTEGER NOT NULL);
-CREATE TABLE kept (seq INTEGER PRIMARY KEY, at INTEGER NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL);
+INSERT INTO meta VALUES ('incarnation', '1'), ('id', lower(hex(randomblob(16))));
 """
 
 REMEDY: Final = (
@@ -129,7 +114,7 @@ class JournalInUse(JournalRefused):
 
 
 class JournalDamaged(JournalRefused):
-    """Facts are damaged or missing, and others rest on them."""
+    """Something in the journal is damaged or missing."""
 
     def __init__(self, path: Path, what: str, remedy: str = REMEDY) -> None:
         super().__init__(f"{path}: {what}; {remedy}")
@@ -143,29 +128,13 @@ class JournalFailed(JournalError):
     """
 
 
-class Row(NamedTuple):
-    """A fact as it lies in the file."""
-
-    seq: int
-    body: bytes
-    sum: int
-
-
-class Tip(NamedTuple):
-    """The last fact up to some point, and its sum: what the next one hangs on. ``Tip(0, 0)``: none."""
-
-    seq: int
-    sum: int
-
-
-def link(before: Tip, body: bytes) -> Tip:
-    """The fact that comes next."""
-    seq = before.seq + 1
-    return Tip(seq, crc32(body, (before.sum + seq) & 0xFFFFFFFF))
+def sum_of(seq: int, body: bytes) -> int:
+    """The checksum of a fact."""
+    return crc32(body, seq & 0xFFFFFFFF)
 
 
 #: rows as they are wanted; a damaged page may have anything where a body or a sum was, NULL too
-_ROWS: Final = "SELECT seq, CAST(coalesce(body, '') AS BLOB), CAST(coalesce(sum, -1) AS INTEGER) FROM facts"
+ROWS: Final = "SELECT seq, CAST(coalesce(body, '') AS BLOB), CAST(coalesce(sum, -1) AS INTEGER) FROM"
 
 
 # ---- opening ---------------------------------------------------------------------------------------------------------
@@ -229,35 +198,19 @@ def unreadable(path: Path, what: str, error: sqlite3.Error) -> JournalError:
     return JournalDamaged(path, f"{what} cannot be read ({error})")
 
 
-def prepare(path: Path) -> int:
-    """Make the file usable by this version: laid out if it is empty, upgraded if it is older; the format it had before.
-
-    The caller holds the state directory's lock.
+def prepare(path: Path) -> None:
+    """Lay the file out if it is empty. The caller holds the state directory's lock.
 
     Raises:
-        JournalRefused: it is of a newer format, which does not say that this version may use it.
+        JournalRefused: it is of another format.
     """
     with closing(connect(path)) as connection:
-        found: int = connection.execute("PRAGMA user_version").fetchone()[0]
-        if found == 0:
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            connection.execute("VACUUM")  # only now it is so: WAL has made the first page already
-            connection.executescript(
-                f"BEGIN IMMEDIATE; {_SCHEMA} {_ADDED_BY_2} PRAGMA user_version = {FORMAT}; COMMIT;"
-            )
-        else:
-            refuse_newer(connection, path)
-            if found < 2:
-                _upgrade_to_2(connection)
-                log.info("journal_upgraded", was=found, format=FORMAT)
-        if found <= FORMAT:
-            connection.execute("BEGIN IMMEDIATE")
-            set_meta(connection, "least_reader", str(LEAST_READER))
-            set_meta(connection, "written_by", our_version())
-            set_meta(connection, "passable", " ".join(PASSABLE))
-            connection.execute("INSERT OR IGNORE INTO meta VALUES ('id', lower(hex(randomblob(16))))")
-            connection.execute("COMMIT")
-        return found
+        if connection.execute("PRAGMA user_version").fetchone()[0]:
+            refuse_other_format(connection, path)
+            return
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute("VACUUM")  # only now it is so: WAL has made the first page already
+        connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
 
 
 def refuse_lost(path: Path) -> None:
@@ -274,7 +227,8 @@ def refuse_lost(path: Path) -> None:
         what = "is empty"
     else:
         with closing(connect(path, readonly=True)) as connection:
-            refuse_newer(connection, path)
+            if connection.execute("PRAGMA user_version").fetchone()[0]:
+                refuse_other_format(connection, path)
             if connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]:
                 return
         what = "is no journal"
@@ -285,61 +239,13 @@ def refuse_lost(path: Path) -> None:
     )
 
 
-def refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise JournalRefused if this version must not use the file."""
+def refuse_other_format(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise JournalRefused if the file is not of this version's format."""
     found: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    if found <= FORMAT:
-        return
-    said = dict(connection.execute("SELECT name, value FROM meta WHERE name IN ('least_reader', 'written_by')"))
-    if int(said.get("least_reader", found)) > FORMAT:
-        which = f"that wrote it ({said['written_by']})" if "written_by" in said else "that wrote it"
+    if found != FORMAT:
         raise JournalRefused(
-            f"{path} has format {found}, and this rollmuxd reads up to {FORMAT}: use the "
-            f"newer rollmuxd {which}, or restore the backup made before the upgrade"
+            f"{path} has format {found}, and this rollmuxd reads format {FORMAT} only: use the rollmuxd that wrote it"
         )
-
-
-def _upgrade_to_2(connection: sqlite3.Connection) -> None:
-    """Of format 1: chain the rows. All of it or nothing; then let the file give back space."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        connection.execute("ALTER TABLE facts ADD COLUMN sum INTEGER NOT NULL DEFAULT 0")
-        connection.execute("ALTER TABLE snapshots ADD COLUMN sum INTEGER NOT NULL DEFAULT 0")
-        connection.execute("ALTER TABLE snapshots ADD COLUMN shape TEXT NOT NULL DEFAULT ''")
-        connection.execute("ALTER TABLE keys ADD COLUMN expires_at INTEGER")
-        connection.execute("ALTER TABLE keys ADD COLUMN used_at INTEGER")
-        for statement in filter(str.strip, _ADDED_BY_2.split(";")):
-            connection.execute(statement)
-        tip = Tip(0, 0)
-        while found := connection.execute(
-            "SELECT seq, CAST(body AS BLOB) FROM facts WHERE seq > ? ORDER BY seq LIMIT 10000", (tip.seq,)
-        ).fetchall():
-            sums = []
-            for seq, body in found:
-                tip = link(Tip(seq - 1, tip.sum), body)
-                sums.append((tip.sum, seq))
-            connection.executemany("UPDATE facts SET sum = ? WHERE seq = ?", sums)
-        for seq, body in connection.execute("SELECT seq, body FROM snapshots").fetchall():
-            connection.execute("UPDATE snapshots SET sum = ? WHERE seq = ?", (crc32(body), seq))
-        connection.execute("PRAGMA user_version = 2")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    try:
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        connection.execute("VACUUM")
-    except sqlite3.OperationalError as error:  # no room for it: then space is used again, and not given back
-        log.warning("journal_not_vacuumed", reason=str(error))
-
-
-def our_version() -> str:
-    """The version of this package."""
-    try:
-        return version("rollmuxd")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def get_meta(connection: sqlite3.Connection, name: str) -> str | None:
@@ -356,7 +262,7 @@ def set_meta(connection: sqlite3.Connection, name: str, value: str) -> None:
 
 @cache
 def shape() -> str:
-    """What a snapshot of this version looks like. One of another shape may lack what its facts do say."""
+    """What a snapshot of this version looks like. A snapshot of another shape is not used: the facts are replayed."""
     return f"{crc32(msgspec.json.encode(msgspec.json.schema(State))):08x}"
 
 
@@ -366,7 +272,7 @@ def packed(body: bytes) -> bytes:
 
 
 def unpacked(body: bytes) -> bytes:
-    """A snapshot, however it was kept. A version that knows of no packing cannot read it, and replays the facts."""
+    """A snapshot, however it was kept."""
     return decompress(body) if body.startswith(_PACKED) else body
 
 
@@ -480,7 +386,7 @@ def read_mark(path: Path) -> Mark | None:
 
 def mark_now(connection: sqlite3.Connection) -> Mark:
     """The mark that a journal should have."""
-    return Mark(id_of(connection), tip_of(connection).seq, incarnation_of(connection))
+    return Mark(id_of(connection), last_of(connection), incarnation_of(connection))
 
 
 def write_mark(path: Path, mark: Mark) -> None:
@@ -581,7 +487,7 @@ def _user(uid: int) -> str:
         return str(uid)
 
 
-def put_aside(path: Path, before: str) -> Path | None:
+def put_aside(path: Path) -> Path | None:
     """Have a journal under another name as well, with its log, which must not stay beside a new one; in that folder.
 
     Broken off anywhere it leaves no journal without what is in its log: the log is written into it before; and where
@@ -593,10 +499,10 @@ def put_aside(path: Path, before: str) -> Path | None:
     if _size(wal):
         with suppress(sqlite3.Error, ValueError):
             with closing(connect(path, readonly=True)) as connection:
-                tip_of(connection)  # of what is no journal, SQLite deletes the log when it is opened to write
+                last_of(connection)  # of what is no journal, SQLite deletes the log when it is opened to write
             with closing(connect(path)) as connection:
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    folder = path.with_name(f"before-{before}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%f')}")
+    folder = path.with_name(f"before-restore-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%f')}")
     folder.mkdir(mode=0o700)
     belong(folder)
     if path.exists() and _size(wal):
@@ -623,64 +529,54 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-# ---- the chain -------------------------------------------------------------------------------------------------------
+# ---- facts and snapshots ---------------------------------------------------------------------------------------------
 
 
-def cut_of(connection: sqlite3.Connection) -> Tip:
-    """The last fact that was left out by compaction; ``Tip(0, 0)``: all are there."""
-    said = get_meta(connection, "cut")
-    if said is None:
-        return Tip(0, 0)
-    seq, sum_ = said.split()
-    if int(seq) >= 1 << 63:  # SQLite counts no further, and would raise what nobody expects of it
-        raise ValueError(f"no journal has {seq} facts")
-    return Tip(int(seq), int(sum_))
+def cut_of(connection: sqlite3.Connection) -> int:
+    """The number of the last fact that was left out by compaction; 0: all are there."""
+    cut = int(get_meta(connection, "cut") or 0)
+    if cut >= 1 << 63:  # SQLite counts no further, and would raise what no caller expects of it
+        raise ValueError(f"no journal has {cut} facts")
+    return cut
 
 
-def tip_of(connection: sqlite3.Connection) -> Tip:
-    """The last fact."""
-    cut = cut_of(connection)
-    found = connection.execute("SELECT seq, sum FROM facts WHERE seq > ? ORDER BY seq DESC LIMIT 1", (cut.seq,))
-    row = found.fetchone()
-    return cut if row is None else Tip(*row)
+def last_of(connection: sqlite3.Connection) -> int:
+    """The number of the last fact."""
+    last: int = connection.execute("SELECT coalesce(max(seq), 0) FROM facts").fetchone()[0]
+    return max(last, cut_of(connection))
 
 
-def base_of(connection: sqlite3.Connection, path: Path) -> tuple[Tip, bytes | None]:
+def base_of(connection: sqlite3.Connection, path: Path) -> tuple[int, bytes | None]:
     """What the facts that are there come after: the last fact that is not there, and the state after it.
 
     Raises:
         JournalDamaged: there is no such state.
     """
     cut = cut_of(connection)
-    if not cut.seq:
-        return cut, None
+    if not cut:
+        return 0, None
     query = "SELECT state, sum FROM days WHERE seq = ? AND state IS NOT NULL ORDER BY day DESC LIMIT 1"
-    row = connection.execute(query, (cut.seq,)).fetchone()
+    row = connection.execute(query, (cut,)).fetchone()
     try:
         state = b"" if row is None else decompress(row[0])
     except (zlib_error, TypeError):
         state = b""
     if not state or crc32(state) != row[1]:
-        raise JournalDamaged(path, f"facts up to {cut.seq} were compacted away, and the state after them is damaged")
+        raise JournalDamaged(path, f"facts up to {cut} were compacted away, and the state after them is damaged")
     return cut, state
 
 
-def tip_at(connection: sqlite3.Connection, path: Path, seq: int) -> Tip:
-    """The fact of that number, on which a snapshot rests. Raises JournalDamaged if it is not there."""
-    cut = cut_of(connection)
-    if seq == cut.seq:
-        return cut
-    row = connection.execute("SELECT seq, sum FROM facts WHERE seq = ?", (seq,)).fetchone()
-    if row is None or seq < cut.seq:
-        last = tip_of(connection).seq
-        raise JournalDamaged(path, f"there is a snapshot of fact {seq}, and not the fact (the last one is {last})")
-    return Tip(*row)
+def newest_snapshot(connection: sqlite3.Connection, path: Path) -> tuple[int, bytes | None]:
+    """The newest snapshot that is whole and of this version's shape, and the number of the last fact in it.
 
-
-def newest_snapshot(connection: sqlite3.Connection) -> tuple[int, bytes | None]:
-    """The newest snapshot that is whole and of this version's shape, and the number of the last fact in it."""
+    Raises:
+        JournalDamaged: the journal ends before a snapshot.
+    """
+    last = last_of(connection)
     query = "SELECT seq, CAST(body AS BLOB), sum, shape FROM snapshots ORDER BY seq DESC"
     for seq, body, total, of_shape in connection.execute(query):
+        if seq > last:
+            raise JournalDamaged(path, f"there is a snapshot of fact {seq}, and the last fact is {last}")
         if crc32(body) != total:
             log.warning("snapshot_damaged", seq=seq, reason="its checksum does not fit; an older one or the facts do")
         elif of_shape != shape():
@@ -691,149 +587,38 @@ def newest_snapshot(connection: sqlite3.Connection) -> tuple[int, bytes | None]:
 
 
 def rows_after(
-    connection: sqlite3.Connection, tip: Tip, path: Path, *, until: int = 2**62
-) -> Iterator[tuple[int, bytes, int]]:
-    """The rows (number, body, sum) after a fact, in order, each one proven to follow from the one before.
+    connection: sqlite3.Connection, last: int, path: Path, *, until: int = 2**62
+) -> Iterator[tuple[int, bytes]]:
+    """Numbers and bodies of the facts after one, in order, each with a checksum that fits.
 
     Raises:
-        JournalDamaged: (while running through them) one does not.
+        JournalDamaged: (while running through them) one is damaged or missing.
         JournalFailed: nothing can be read just now.
     """
     try:
-        found = connection.execute(_ROWS + " WHERE seq > ? AND seq <= ? ORDER BY seq", (tip.seq, until))
+        found = connection.execute(f"{ROWS} facts WHERE seq > ? AND seq <= ? ORDER BY seq", (last, until))
         while chunk := found.fetchmany(10_000):
-            for row in chunk:
-                seq, body, sum_ = row
-                # link(), written out: it is done for every fact at each start
-                if seq != tip[0] + 1 or crc32(body, (tip[1] + seq) & 0xFFFFFFFF) != sum_:
-                    raise JournalDamaged(path, _damage(connection, tip, seq))
-                tip = (seq, sum_)  # type: ignore[assignment]
-                yield row
+            for seq, body, total in chunk:
+                if seq != last + 1:
+                    of = last_of(connection)
+                    raise JournalDamaged(path, f"facts {last + 1} to {seq - 1} of {of} are missing")
+                if crc32(body, seq & 0xFFFFFFFF) != total:
+                    of = last_of(connection)
+                    raise JournalDamaged(path, f"fact {seq} of {of} is damaged: its checksum does not fit")
+                last = seq
+                yield seq, body
     except sqlite3.DatabaseError as error:
-        raise unreadable(path, f"what comes after fact {tip[0]}", error) from error
+        raise unreadable(path, f"what comes after fact {last}", error) from error
 
 
-def _damage(connection: sqlite3.Connection, tip: Tip, seq: int) -> str:
-    last = tip_of(connection).seq
-    if seq != tip[0] + 1:
-        return f"facts {tip[0] + 1} to {seq - 1} of {last} are missing"
-    return f"fact {seq} of {last} is damaged, or the one before it was changed: its checksum does not fit"
-
-
-def bad_tail(connection: sqlite3.Connection) -> tuple[Tip, list[Row]]:
-    """The last good fact, and the rows after it: none, as a rule."""
-    cut = cut_of(connection)
-    rows: list[Row] = []
-    found = connection.execute(_ROWS + " WHERE seq > ? ORDER BY seq DESC", (cut.seq,))
-    later: Row | None = None
-    for at in found:
-        row = Row(*at)
-        if later is not None:
-            if link(Tip(row.seq, row.sum), later.body) == Tip(later.seq, later.sum):
-                return Tip(later.seq, later.sum), rows[::-1]
-            rows.append(later)
-        later = row
-    if later is None:
-        return cut, []
-    if link(cut, later.body) == Tip(later.seq, later.sum):
-        return Tip(later.seq, later.sum), rows[::-1]
-    return cut, [later, *rows[::-1]]
-
-
-def mend(connection: sqlite3.Connection, path: Path) -> None:
-    """Put a torn tail aside, if there is one, and note that the journal has lost facts.
-
-    Raises:
-        JournalDamaged: it is more than a tail.
-    """
+def decode(path: Path, seq: int, body: bytes) -> AnyFact:
+    """A fact. Raises JournalRefused if this version does not know it."""
     try:
-        good, tail = bad_tail(connection)
-        newest = connection.execute("SELECT max(seq) FROM snapshots").fetchone()[0] or 0
-    except sqlite3.DatabaseError as error:
-        if passes(error):
-            raise
-        raise JournalDamaged(path, f"its end cannot be read ({error})") from error
-    if newest > good.seq:
-        raise JournalDamaged(
-            path, f"the facts after {good.seq} are damaged or missing, and there is a snapshot of fact {newest}"
-        )
-    if not tail:
-        return
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-    aside = path.with_name(f"torn-{tail[0].seq}-{stamp}.jsonl")
-    lines = [
-        msgspec.json.encode({"seq": row.seq, "sum": row.sum, "body": row.body.decode(errors="replace")}) + b"\n"
-        for row in tail
-    ]
-    write_synced(aside, b"".join(lines))
-    connection.execute("BEGIN IMMEDIATE")
-    connection.execute("DELETE FROM facts WHERE seq > ?", (good.seq,))
-    _unbook_after(connection, good.seq)
-    why = f"the journal lost its end (what comes after fact {good.seq} was damaged)"
-    note_lost(connection, next_incarnation(incarnation_of(connection)), why)
-    connection.execute("COMMIT")
-    log.warning(
-        "journal_tail_torn",
-        first=tail[0].seq,
-        rows=len(tail),
-        good=good.seq,
-        kept_in=str(aside),
-        reason="they do not follow from the facts before: a disk has not written what it said it had",
-    )
-
-
-def _unbook_after(connection: sqlite3.Connection, seq: int) -> None:
-    """Take back what was booked of facts after this one: their numbers are given again, to others.
-
-    The books of a day hold the facts up to where the next day begins. The state at the cut stays, and all before it.
-    """
-    connection.execute("DELETE FROM days WHERE seq > ?", (seq,))
-    connection.execute("UPDATE days SET books = NULL WHERE day = (SELECT max(day) FROM days)")
-
-
-# ---- decoding --------------------------------------------------------------------------------------------------------
-
-
-class _Name(msgspec.Struct):
-    fact: str
-
-
-class Reader:
-    """Decodes facts, also those of a rollmuxd one minor version newer."""
-
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        self._path = path
-        self._written_by = get_meta(connection, "written_by")
-        self._passable = frozenset((get_meta(connection, "passable") or "").split()) - KNOWN
-        #: how many facts were passed over
-        self.passed = 0
-
-    def decode(self, seq: int, body: bytes) -> AnyFact | None:
-        """The fact; None where this version does not know it, and the journal says that it changes nothing.
-
-        Raises:
-            JournalRefused: it cannot be read.
-        """
-        try:
-            return core_facts.decode(body)
-        except msgspec.MsgspecError as error:
-            try:
-                kind = msgspec.json.decode(body, type=_Name).fact
-            except msgspec.MsgspecError:
-                kind = ""
-            if kind in self._passable:
-                self.passed += 1
-                return None
-            if kind and kind not in KNOWN:
-                by = f"rollmuxd {self._written_by} has written here" if self._written_by else "a newer one wrote it"
-                raise JournalRefused(
-                    f"{self._path}: fact {seq} is {kind!r}, which this rollmuxd ({our_version()}) does not know; {by}: "
-                    "use that one, or restore the backup made before the upgrade"
-                ) from error
-            raise JournalRefused(
-                f"{self._path}: fact {seq} cannot be read ({error}); it is damaged, or was written by a newer "
-                "rollmuxd: use that one, or restore a backup"
-            ) from error
+        return core_facts.decode(body)
+    except msgspec.MsgspecError as error:
+        raise JournalRefused(
+            f"{path}: fact {seq} cannot be read ({error}): another version of rollmuxd wrote it; use that one"
+        ) from error
 
 
 class Unreadable(msgspec.Struct, frozen=True):
@@ -842,30 +627,15 @@ class Unreadable(msgspec.Struct, frozen=True):
     reason: str
 
 
-def known_facts(
-    reader: Reader, rows: Iterable[tuple[int, bytes]], damaged: Collection[int] = ()
-) -> list[tuple[int, AnyFact | Unreadable]]:
-    """The facts of these rows that this version knows; in the place of each that cannot be read, why not."""
+def known_facts(path: Path, rows: Iterable[tuple[int, bytes, int]]) -> list[tuple[int, AnyFact | Unreadable]]:
+    """The facts of these rows; in the place of each that cannot be read, why not."""
     found: list[tuple[int, AnyFact | Unreadable]] = []
-    for seq, body in rows:
-        if seq in damaged:
+    for seq, body, total in rows:
+        if sum_of(seq, body) != total:
             found.append((seq, Unreadable("its checksum does not fit: it was changed after it was written")))
             continue
         try:
-            fact = reader.decode(seq, body)
+            found.append((seq, decode(path, seq, body)))
         except JournalRefused:
-            found.append((seq, Unreadable("it is damaged, or a newer rollmuxd wrote it")))
-            continue
-        if fact is not None:
-            found.append((seq, fact))
+            found.append((seq, Unreadable("another version of rollmuxd wrote it")))
     return found
-
-
-def damaged_rows(rows: Iterable[Row], before: Tip) -> set[int]:
-    """The numbers of rows whose sum does not fit; of one whose row before is not there, nothing is known."""
-    damaged = set()
-    for row in rows:
-        if row.seq == before.seq + 1 and link(before, row.body) != Tip(row.seq, row.sum):
-            damaged.add(row.seq)
-        before = Tip(row.seq, row.sum)
-    return damaged

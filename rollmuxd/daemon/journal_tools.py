@@ -26,24 +26,22 @@ from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.fold import apply
 from rollmuxd.core.model import Millis
 from rollmuxd.core.state import State
-from rollmuxd.daemon import journal_file, journal_mend
-from rollmuxd.daemon.journal_care import DAY, as_written, date_of, days_lost, sum_of
+from rollmuxd.daemon import journal_file
+from rollmuxd.daemon.journal_care import checksum, date_of
 from rollmuxd.daemon.journal_file import (
     JournalDamaged,
-    JournalError,
     JournalFailed,
     JournalRefused,
-    Reader,
-    Tip,
     base_of,
     connect,
-    get_meta,
 )
 
 #: what SQLite says of its own pages, at most so many lines of it
 SAID_AT_MOST: Final = 20
 #: how many facts are done is told so often
 TOLD_EVERY: Final = 1_000
+
+REMEDY: Final = "keep a copy of the state directory, and restore the last backup (rollmuxd journal restore FILE)"
 
 #: is told how many facts are done, of how many
 Tell: TypeAlias = Callable[[int, int], None]
@@ -61,7 +59,6 @@ class Checked(Struct, frozen=True):
     #: what to do about what is wrong
     remedy: str = ""
     format: int = 0
-    written_by: str = ""
     incarnation: int = 0
     #: numbers of the first and the last fact that are there; 0: none
     first: int = 0
@@ -99,10 +96,9 @@ def journal_in(path: Path) -> Path:
 
 
 def check(path: Path, tell: Tell = lambda done, total: None) -> Checked:
-    """Read everything: SQLite's pages, the chain, each fact; replay it, and compare with what snapshots and days say.
+    """Read everything: SQLite's pages, each fact; replay it, and compare with what snapshots and days say.
 
-    Books are proven by the checksum that zlib gives them. Facts that were kept beyond their time (who did what) have
-    none: of those it is seen whether they are facts, and not whether one was changed into another, or is missing.
+    Books are proven by the checksum that zlib gives them.
 
     ``tell`` is called now and then with how many facts are done, of how many.
 
@@ -125,7 +121,7 @@ def check(path: Path, tell: Tell = lambda done, total: None) -> Checked:
                 _look(connection, path, found, wrong, notes, tell)
             except JournalDamaged as error:
                 wrong.append(error.what)
-            found["remedy"] = _remedy(connection, path) if wrong else ""
+            found["remedy"] = REMEDY if wrong else ""
             if marked and (why := journal_file.why_lost(journal_file.mark_now(connection), mark)):
                 (notes if mark is None else wrong).append(f"{why}; a daemon that starts on it declares every run lost")
     except JournalRefused as error:
@@ -141,21 +137,6 @@ def check(path: Path, tell: Tell = lambda done, total: None) -> Checked:
     return Checked(str(path), not wrong, wrong, notes, **found)
 
 
-def _remedy(connection: sqlite3.Connection, path: Path) -> str:
-    """What to do about a damaged journal. One whose state is whole is not to be exchanged for one that knows less."""
-    try:
-        good, tail = journal_file.bad_tail(connection)
-        if tail and good.seq >= (connection.execute("SELECT max(seq) FROM snapshots").fetchone()[0] or 0):
-            return ""  # a daemon deals with it, which is said already
-        begin = journal_mend.beginning(connection, path)
-    except (JournalError, sqlite3.Error, ValueError):
-        return "keep a copy of the state directory, and restore the last backup (rollmuxd journal restore FILE)"
-    return (
-        f"a daemon that starts on it has all that was written, up to fact {begin.last}: what is damaged is older; to "
-        "go on without that, stop the daemon and type `rollmuxd journal mend`"
-    )
-
-
 def _pages(connection: sqlite3.Connection) -> list[str]:
     said = [str(line) for (line,) in connection.execute(f"PRAGMA quick_check({SAID_AT_MOST})").fetchall()]
     return [] if said == ["ok"] else [f"SQLite: {line}" for line in said]
@@ -167,60 +148,43 @@ def _look(
     found["format"] = connection.execute("PRAGMA user_version").fetchone()[0]
     if found["format"] == 0:
         raise JournalRefused(f"{path}: it is empty, or no journal")
-    journal_file.refuse_newer(connection, path)
+    journal_file.refuse_other_format(connection, path)
     found["incarnation"] = journal_file.incarnation_of(connection)
-    found["written_by"] = get_meta(connection, "written_by") or ""
-    if found["format"] < 2:
-        notes.append("written before rows had checksums: a daemon that starts on it adds them")
-        return
-    tip, base = base_of(connection, path)
-    found["first"] = tip.seq + 1
+    begin, base = base_of(connection, path)
+    found["first"] = begin + 1
     snapshots = _snapshots(connection, notes)
     found["snapshots"] = len(snapshots)
-    newest = max(snapshots, default=0)
-    good, tail = journal_file.bad_tail(connection)
-    if newest > good.seq:
-        raise JournalDamaged(path, f"the facts after {good.seq} are damaged or missing, and a snapshot needs them")
+    end = journal_file.last_of(connection)
+    if max(snapshots, default=0) > end:
+        raise JournalDamaged(path, f"there is a snapshot of fact {max(snapshots)}, and the last fact is {end}")
     state = State() if base is None else msgspec.json.decode(base, type=State)
-    reader = Reader(connection, path)
-    last = tip.seq
-    days = _days(connection, good.seq, notes)
-    lost = [date_of(day) for day in days_lost(connection)]
-    if lost:
-        wrong.append(f"the books of {', '.join(lost[:5])} are damaged, and the facts are gone ({len(lost)} days)")
-    wrong += _kept(connection, tip)
-    _compare(state, last, snapshots, wrong)
-    for seq, body, _ in journal_file.rows_after(connection, tip, path, until=good.seq):
-        fact = reader.decode(seq, body)
-        if fact is not None:
-            try:
-                apply(state, fact)
-            except (BrokenInvariant, KeyError, ValueError, AttributeError) as error:
-                raise JournalDamaged(path, f"fact {seq} cannot follow from those before it ({error!r})") from error
+    days = _days(connection, end, wrong)
+    wrong += _kept(connection, begin)
+    _compare(state, begin, snapshots, wrong)
+    last = begin
+    for seq, body in journal_file.rows_after(connection, begin, path):
+        fact = journal_file.decode(path, seq, body)
+        try:
+            apply(state, fact)
+        except (BrokenInvariant, KeyError, ValueError, AttributeError) as error:
+            raise JournalDamaged(path, f"fact {seq} cannot follow from those before it ({error!r})") from error
         last = seq
         _compare(state, seq, snapshots, wrong)
         for day in days.get(seq, ()):
             _compare_day(connection, day, state, wrong)
-        if seq % TOLD_EVERY == 0 or seq == good.seq:
-            tell(seq - tip.seq, good.seq - tip.seq)
+        if seq % TOLD_EVERY == 0 or seq == end:
+            tell(seq - begin, end - begin)
     found["last"], found["last_at"] = last, state.at
-    if last == tip.seq:
-        found["first"] = found["last"] = tip.seq
+    if last == begin:
+        found["first"] = found["last"] = begin
     found["jobs"], found["nodes"] = len(state.jobs), len(state.nodes)
     found["held"] = sum(gpu.holder is not None for node in state.nodes.values() for gpu in node.gpus.values())
     try:
         invariants.check(state)
     except BrokenInvariant as error:
         wrong.append(f"the state that the facts come to is impossible: {error}")
-    if reader.passed:
-        notes.append(f"{reader.passed} facts of a newer version were passed over; they change nothing")
-    if tip.seq:
-        notes.append(f"facts up to {tip.seq} were compacted away")
-    if tail:
-        wrong.append(
-            f"a torn tail: {len(tail)} rows from fact {tail[0].seq} on do not follow from the ones before; a daemon "
-            "that starts on it puts them aside and declares every run lost"
-        )
+    if begin:
+        notes.append(f"facts up to {begin} were compacted away")
 
 
 def _snapshots(connection: sqlite3.Connection, notes: list[str]) -> dict[int, bytes]:
@@ -243,32 +207,36 @@ def _compare(state: State, seq: int, snapshots: dict[int, bytes], wrong: list[st
         wrong.append(f"the snapshot of fact {seq} is not what the facts come to")
 
 
-def _days(connection: sqlite3.Connection, last: int, notes: list[str]) -> dict[int, list[int]]:
+def _days(connection: sqlite3.Connection, last: int, wrong: list[str]) -> dict[int, list[int]]:
     """The days whose state can be read, by the facts that it comes after; ``last``: the last fact."""
     found: dict[int, list[int]] = {}
-    anew = "a daemon books them anew from the facts within a day, and `rollmuxd journal compact` at once"
-    for (day,) in connection.execute("SELECT day FROM days WHERE state IS NOT NULL ORDER BY day").fetchall():
-        query = "SELECT seq, state, books, sum FROM days WHERE day = ?"
-        seq, state, books, total = connection.execute(query, (day,)).fetchone()
-        if seq > last or sum_of(state) != total or (books is not None and sum_of(books) is None):
-            notes.append(f"what was booked from {date_of(day)} on is damaged, and not used: {anew}")
-            break
-        found.setdefault(seq, []).append(day)
+    damaged = []
+    for day, seq, state, books, total in connection.execute("SELECT day, seq, state, books, sum FROM days"):
+        if (
+            seq > last
+            or (state is not None and checksum(state) != total)
+            or (books is not None and checksum(books) is None)
+        ):
+            damaged.append(date_of(day))
+        elif state is not None:
+            found.setdefault(seq, []).append(day)
+    if damaged:
+        wrong.append(f"the books of {', '.join(damaged[:5])} are damaged ({len(damaged)} days)")
     return found
 
 
 def _compare_day(connection: sqlite3.Connection, day: int, state: State, wrong: list[str]) -> None:
     packed = connection.execute("SELECT state FROM days WHERE day = ?", (day,)).fetchone()[0]
     said, come_to = decompress(packed), msgspec.json.encode(state)
-    # One of another version lacks what that did not know, and is taken as it is.
+    # One of another shape lacks what that did not know, and is taken as it is.
     if said != come_to and msgspec.json.encode(msgspec.json.decode(said, type=State)) == said:
         wrong.append(f"the state at the beginning of {date_of(day)} is not what the facts come to")
 
 
-def _kept(connection: sqlite3.Connection, cut: Tip) -> list[str]:
+def _kept(connection: sqlite3.Connection, cut: int) -> list[str]:
     """What is wrong with the facts that outlive the others."""
-    rows = connection.execute("SELECT seq, at, kind, CAST(coalesce(body, '') AS BLOB) FROM kept ORDER BY seq")
-    bad = [row[0] for row in rows if row[0] > cut.seq or not as_written(*row)]
+    rows = connection.execute(f"{journal_file.ROWS} kept ORDER BY seq")
+    bad = [seq for seq, body, total in rows if seq > cut or journal_file.sum_of(seq, body) != total]
     return [f"{len(bad)} facts of those that were kept of who did what are damaged, from {bad[0]} on"] if bad else []
 
 
@@ -292,7 +260,7 @@ def backup(path: Path, to: Path, tell: Tell = lambda done, total: None) -> Check
         # Before there is anything in it: keys' hashes are.
         os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         with closing(connect(path, readonly=True)) as connection:
-            journal_file.refuse_newer(connection, path)
+            journal_file.refuse_other_format(connection, path)
             connection.execute("VACUUM INTO ?", (str(part),))
         with closing(connect(part, readonly=True)) as connection:
             if mark is not None and (why := journal_file.why_lost(journal_file.mark_now(connection), mark)):
@@ -335,8 +303,6 @@ class Restored(Struct, frozen=True):
     last_at: Millis
     #: where the journal is now that was there before; "": there was none
     kept: str
-    #: facts of the backup that were left out, as of a time that had not come
-    left_out: int
     #: API keys that open something, for people
     keys: list[str]
     #: those that were revoked since the backup, and stay so
@@ -345,17 +311,14 @@ class Restored(Struct, frozen=True):
     revoked_known: bool
 
 
-def restore(file: Path, state_dir: Path, before: Millis | None = None) -> Restored:
+def restore(file: Path, state_dir: Path) -> Restored:
     """Put a backup in the place of the journal. All runs are lost.
 
     An API key that was revoked stays so, where the journal that was there before can still be read.
 
-    ``before``: leave out the facts from this time on (milliseconds since 1970): a clock that was wrong wrote them.
-
     Raises:
         JournalInUse: a daemon runs on the directory.
-        JournalRefused: the backup is not good, the directory cannot be written, or the facts before that time were
-            compacted away.
+        JournalRefused: the backup is not good, or the directory cannot be written.
     """
     checked = check(file)
     if not checked.good:
@@ -364,7 +327,7 @@ def restore(file: Path, state_dir: Path, before: Millis | None = None) -> Restor
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _held(state_dir):
             try:
-                return _restore(file, state_dir, checked, before)
+                return _restore(file, state_dir, checked)
             finally:
                 with suppress(OSError):
                     journal_file.clear(_new(state_dir))
@@ -386,19 +349,15 @@ def _new(state_dir: Path) -> Path:
     return state_dir / "journal.restoring"
 
 
-def _restore(file: Path, state_dir: Path, checked: Checked, until: Millis | None) -> Restored:
+def _restore(file: Path, state_dir: Path, checked: Checked) -> Restored:
     path = state_dir / "journal.sqlite3"
     new = _new(state_dir)
     journal_file.clear(new)
     os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     with closing(connect(file, readonly=True)) as connection:
         connection.execute("VACUUM INTO ?", (str(new),))
-    journal_file.prepare(new)
     before, mark = _incarnation_of(path), journal_file.read_mark(path)
-    left_out, last, last_at = 0, checked.last, checked.last_at
     with closing(connect(new)) as connection:
-        if until is not None:
-            left_out, last, last_at = _leave_out(connection, file, until)
         revoked = _revoke_again(path, connection)
         keys = _good_keys(connection)
         known = journal_file.incarnation_of(connection)
@@ -412,39 +371,20 @@ def _restore(file: Path, state_dir: Path, checked: Checked, until: Millis | None
     # there is neither yet, the mark keeps a daemon from beginning a new one.
     if not journal_file.mark_of(path).exists():
         journal_file.write_mark(path, now)
-    kept = str(journal_file.put_aside(path, "restore") or "")
+    kept = str(journal_file.put_aside(path) or "")
     new.replace(path)
     journal_file.sync_folder(state_dir)
     journal_file.write_mark(path, now)
     return Restored(
-        str(path), incarnation, last, last_at, kept, left_out, keys, revoked or [], revoked_known=revoked is not None
+        str(path),
+        incarnation,
+        checked.last,
+        checked.last_at,
+        kept,
+        keys,
+        revoked or [],
+        revoked_known=revoked is not None,
     )
-
-
-def _leave_out(connection: sqlite3.Connection, file: Path, before: Millis) -> tuple[int, int, Millis]:
-    """Forget the facts from a time on; how many these are, and the number and time of the last one then."""
-    last = journal_file.tip_of(connection).seq
-    # The state at the cut is of a day's beginning; of a journal that was mended, of any time.
-    cut, packed = base_of(connection, file)
-    base = State() if packed is None else msgspec.json.decode(packed, type=State)
-    day = connection.execute("SELECT max(day) FROM days WHERE seq = ? AND state IS NOT NULL", (cut.seq,)).fetchone()[0]
-    if cut.seq and max((day or 0) * DAY, base.at) >= before:
-        raise JournalRefused(
-            f"{file}: the facts before that time were compacted away, or left out by a mending: it begins with the "
-            f"state after fact {cut.seq}, of {_when(base.at)}; restore a backup that was made before that"
-        )
-    first = connection.execute("SELECT min(seq) FROM facts WHERE seq > ? AND at >= ?", (cut.seq, before)).fetchone()[0]
-    if first is None:
-        first = last + 1
-    connection.execute("BEGIN IMMEDIATE")
-    connection.execute("DELETE FROM facts WHERE seq >= ?", (first,))
-    connection.execute("DELETE FROM snapshots WHERE seq >= ?", (first,))
-    # The last day that is left is not over: it is booked again. Its books may have had facts that are gone now.
-    connection.execute("DELETE FROM days WHERE seq >= ? OR day * ? >= ?", (first, DAY, before))
-    connection.execute("UPDATE days SET books = NULL WHERE day = (SELECT max(day) FROM days)")
-    connection.execute("COMMIT")
-    row = connection.execute("SELECT at FROM facts WHERE seq = ?", (first - 1,)).fetchone()
-    return last + 1 - first, first - 1, row[0] if row else base.at
 
 
 def _revoke_again(path: Path, connection: sqlite3.Connection) -> list[str] | None:

@@ -23,7 +23,7 @@ from rollmuxd.core.facts import AnyFact, Fact
 from rollmuxd.core.model import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon.driver import Unavailable
-from rollmuxd.daemon.journal import AnyJournal, Day, Unreadable
+from rollmuxd.daemon.journal import Day, Journal, Unreadable
 from rollmuxd.daemon.journal_care import BATCH, DAY, date_of, state_of
 from rollmuxd.daemon.journal_file import JournalDamaged, JournalError
 from rollmuxd.daemon.report import Books, Ledger
@@ -61,7 +61,7 @@ class Today:
     begun anew.
     """
 
-    def __init__(self, journal: AnyJournal, settled: Settled) -> None:
+    def __init__(self, journal: Journal, settled: Settled) -> None:
         self._journal = journal
         self._settled = settled
         self._busy = anyio.Lock()
@@ -190,7 +190,7 @@ class Today:
 
 
 async def reckon(
-    journal: AnyJournal,
+    journal: Journal,
     *,
     since: Millis | None,
     until: Millis | None,
@@ -239,7 +239,7 @@ async def reckon(
     return total, max(end, 0)
 
 
-async def _books(journal: AnyJournal, day: int) -> Books | None:
+async def _books(journal: Journal, day: int) -> Books | None:
     """What was booked of a day; None: it is damaged."""
     packed = (await journal.day(day)).books
     try:
@@ -255,7 +255,7 @@ class _Begun(msgspec.Struct):
     seq: int
 
 
-async def _begin(journal: AnyJournal, days: dict[int, Day], number: int) -> _Begun:
+async def _begin(journal: Journal, days: dict[int, Day], number: int) -> _Begun:
     """The nearest state that is there before this day. Raises FactsGone."""
     for near in sorted((day for day, row in days.items() if row.has_state and day <= number), reverse=True):
         row = await journal.day(near)
@@ -267,7 +267,7 @@ async def _begin(journal: AnyJournal, days: dict[int, Day], number: int) -> _Beg
     return _Begun(State(), 0)
 
 
-async def _fold(journal: AnyJournal, ledger: Ledger, after: int, durable: int, pause_s: float = 0) -> int:
+async def _fold(journal: Journal, ledger: Ledger, after: int, durable: int, pause_s: float = 0) -> int:
     """Show a ledger the facts that follow, until it has enough; the last one that it took."""
     while after < durable:
         batch = await journal.read(after, BATCH)

@@ -148,7 +148,7 @@ class Books:
             total.gpus = of_pool.gpus
             for figure in ("capacity", "held", "used", "pinned", "cost", "cost_pinned"):
                 setattr(total, figure, getattr(total, figure) + getattr(of_pool, figure))
-        for group, shared in (later.groups or later.ungrouped()).items():
+        for group, shared in later.groups.items():
             self.groups.setdefault(group, _Shared()).add(shared)
         self.unreadable += later.unreadable
 
@@ -163,14 +163,6 @@ class Books:
             },
             list(self.unreadable),
         )
-
-    def ungrouped(self) -> dict[GroupId, _Shared]:
-        """Of books of a version that did not book groups: all as one, split by what was allocated."""
-        pinned = {job: book.allocated for job, book in self.work.items() if book.allocated}
-        if not pinned:
-            return {}
-        idle = sum(pinned.values()) - sum(book.held for book in self.work.values())
-        return {"": _Shared(idle, sum(book.cost_allocated for book in self.work.values()), {}, pinned)}
 
     def without_zeros(self) -> "Books":
         """The same, less the jobs that nothing was booked for."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rollmuxd.daemon.channel import ChannelHub
     from rollmuxd.daemon.clock import Clock
     from rollmuxd.daemon.driver import Driver
-    from rollmuxd.daemon.journal import Journal, MemoryJournal
+    from rollmuxd.daemon.journal import Journal
     from rollmuxd.daemon.journal_care import Keeper
     from rollmuxd.daemon.reckoning import Today
     from rollmuxd.daemon.settings import Settings
@@ -34,7 +34,7 @@ class Services:
     #: ``await actuator.sight(host, gpus)``: what the backend sees now, for a release or a shrink
     actuator: Actuator
     #: API keys live here too: ``add_key``, ``list_keys``, ``revoke_key``
-    journal: Journal | MemoryJournal
+    journal: Journal
     settings: Settings
     #: the workload's ranks: ``dial``, ``next_order``, ``result``
     hub: ChannelHub

@@ -1,9 +1,8 @@
-"""Writes the corpus of this version: small journals that every later version must load, for ever.
+"""Writes the corpus: small journals of the present format, which every later version of that format must load.
 
-    .venv/bin/python tests/corpus/make.py format-3
+    rm -r tests/corpus/format-1 && .venv/bin/python tests/corpus/make.py format-1
 
-makes ``tests/corpus/format-3/``, and refuses where there is one already: what was once written stays as it is. Run it
-whenever the format goes up (``rollmuxd.daemon.journal_file.FORMAT``) and with each release. In it:
+makes ``tests/corpus/format-1/``. Run it when the format (``rollmuxd.daemon.journal_file.FORMAT``) changes. In it:
 
 - ``NAME.journal``, the journal of a scenario of ``tests/core/transcripts``, and ``NAME.json``, the state it comes to;
   ``compacted.journal`` has lost its first days;
@@ -121,7 +120,7 @@ def main() -> int:
         return 2
     folder = HERE / sys.argv[1]
     if folder.exists():
-        print(f"{folder} is there already, and must stay as it is; name another", file=sys.stderr)
+        print(f"{folder} is there already; remove it first", file=sys.stderr)
         return 1
     folder.mkdir()
     for scenario in SCENARIOS:

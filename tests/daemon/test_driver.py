@@ -12,6 +12,7 @@ import time
 
 import anyio
 import pytest
+from memory_journal import MemoryJournal
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -23,7 +24,7 @@ from rollmuxd.core.inputs import Heartbeat, HostUnreachable, RegisterJob, Withdr
 from rollmuxd.core.model import JobSpec, Slot
 from rollmuxd.daemon import driver
 from rollmuxd.daemon.driver import Unavailable
-from rollmuxd.daemon.journal import JournalFailed, MemoryJournal
+from rollmuxd.daemon.journal import JournalFailed
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
@@ -355,15 +356,6 @@ async def test_only_a_start_after_a_kill_is_told_that_the_daemon_crashed(running
         await live(stopped=stopped)
 
     assert told == [[False, False], [False, False], [True, False], [True, False], [False, False]]
-
-
-async def test_a_snapshot_that_cannot_be_read_costs_time_only(running):
-    journal = MemoryJournal()
-    async with running(journal) as rig:
-        await rig.driver.submit(add("a"))
-    await journal.snapshot(2, b'{"jobs": 3}')
-    async with running(journal) as rig:
-        assert rig.hosts() == ["a"]
 
 
 async def hosts_in(journal, running, number):

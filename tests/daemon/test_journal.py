@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from memory_journal import MemoryJournal
 from patience import PATIENCE_S
 
 from rollmuxd.core.facts import HostAdded, SlotQueued
@@ -30,7 +31,6 @@ from rollmuxd.daemon.journal import (
     JournalFailed,
     JournalInUse,
     JournalRefused,
-    MemoryJournal,
     refuse_remote,
 )
 from rollmuxd.daemon.keys import ApiKey, Role
@@ -237,13 +237,12 @@ async def test_two_daemons_do_not_share_a_state_directory(tmp_path):
     await Journal.open(tmp_path).close()
 
 
-async def test_a_newer_format_is_refused_with_the_remedy(tmp_path):
+async def test_another_format_is_refused_with_the_remedy(tmp_path):
     await Journal.open(tmp_path).close()
     with sqlite3.connect(tmp_path / "journal.sqlite3") as connection:
         connection.execute("PRAGMA user_version = 99")
-        connection.execute("UPDATE meta SET value = '98' WHERE name = 'least_reader'")
     connection.close()
-    with pytest.raises(JournalRefused, match=r"format 99.*newer rollmuxd"):
+    with pytest.raises(JournalRefused, match=r"format 99.*reads format 1 only: use the rollmuxd that wrote it"):
         Journal.open(tmp_path)
 
 

@@ -11,6 +11,7 @@ from random import Random
 
 import anyio
 import pytest
+from memory_journal import MemoryJournal
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -22,7 +23,6 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon.actuator import Actuator
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.driver import Driver, Numbered
-from rollmuxd.daemon.journal import MemoryJournal
 from rollmuxd.daemon.reconcile import Observer
 from rollmuxd.spi import HostConfig, Sight
 from rollmuxd_backend_mock.backend import MockBackend

@@ -10,11 +10,11 @@ from unittest.mock import patch
 
 import anyio
 import pytest
+from memory_journal import MemoryJournal
 
 from rollmuxd.core.state import State
 from rollmuxd.daemon import reckoning
 from rollmuxd.daemon.driver import Unavailable
-from rollmuxd.daemon.journal import MemoryJournal
 from rollmuxd.daemon.reckoning import Today, reckon
 from rollmuxd.daemon.report import Ledger
 from rollmuxd.sim import swarm

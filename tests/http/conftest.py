@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from memory_journal import MemoryJournal
 from patience import PATIENCE_S
 
 from rollmuxd.core.config import Config, DriverTraits
@@ -21,7 +22,6 @@ from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.driver import Driver
 from rollmuxd.daemon.http import background
 from rollmuxd.daemon.http.app import make_app
-from rollmuxd.daemon.journal import MemoryJournal
 from rollmuxd.daemon.keys import Role, new_key
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.owners import scheduler_of

@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from memory_journal import MemoryJournal
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -27,7 +28,6 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon.actuator import Actuator
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.driver import Driver
-from rollmuxd.daemon.journal import MemoryJournal
 from rollmuxd.spi import HostConfig
 from rollmuxd.spi.fakes import SlowBackend, WrappedResidency
 from rollmuxd_backend_mock import MockBackend, MockResidency

@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from memory_journal import MemoryJournal
 from patience import PATIENCE_S
 
 from rollmuxd.core import facts as f
@@ -24,7 +25,6 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon import actuator as acting
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.driver import Driver
-from rollmuxd.daemon.journal import MemoryJournal
 from rollmuxd.spi import Ran
 from rollmuxd.spi.fake_engines import EngineHost
 from rollmuxd_sglang import SglangResidency

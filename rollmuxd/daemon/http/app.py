@@ -14,7 +14,6 @@ from rollmuxd.daemon.http.routes import (
     health,
     inventory,
     jobs,
-    journal,
     keys,
     logs,
     overview,
@@ -41,7 +40,6 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *inventory.routes.endpoints,
     *report.routes.endpoints,
     *plan.routes.endpoints,
-    *journal.routes.endpoints,
     *keys.routes.endpoints,
     *web.routes.endpoints,
 )

@@ -27,7 +27,6 @@ from rollmuxd.core.model import (
     OrderKind,
     OrderStatus,
     Park,
-    SessionStatus,
     Slot,
     SlotId,
     SlotStatus,
@@ -138,31 +137,16 @@ async def _granted(call: Call, slot: SlotId, wait_s: float) -> SlotView:
                 "slot": slot,
                 "status": view.status,
                 "reason": view.reason,
-                "ended": await call.read(lambda core, _: ended_how(core.state, core.state.slot(slot))),
+                "ended": await call.read(lambda core, _: ended_how(core.state.slot(slot))),
                 "granted_at": view.granted_at,
             },
         )
     return view
 
 
-def ended_how(state: State, slot: Slot) -> str:
-    """How a slot that has ended did: ``withdrawn``, ``released``, ``faulted``, ``lost`` or ``revoked``.
-
-    Of one that a version before this saw end, it shows from what else is known.
-    """
-    if slot.ended is not None:
-        return str(slot.ended)
-    if slot.released:
-        return str(SlotStatus.RELEASED)
-    if slot.status not in (SlotStatus.RECLAIMING, SlotStatus.OVER):
-        return str(slot.status)
-    session = state.sessions.get(slot.session)
-    if session is None or session.status is SessionStatus.LOST:
-        return str(SlotStatus.LOST)
-    # These are the core's own words for a load that did not come to its end.
-    if slot.granted_at is None and slot.reason.startswith(("could not load its ", "no word of the load of its ")):
-        return str(SlotStatus.FAULTED)
-    return str(SlotStatus.REVOKED)
+def ended_how(slot: Slot) -> str:
+    """How a slot ended: ``withdrawn``, ``released``, ``faulted``, ``lost`` or ``revoked``."""
+    return str(slot.ended or SlotStatus.RELEASED)
 
 
 @routes.post("/v1/slots/{slot}/release", problems=(*BODY, 404, 409, 503))
