@@ -302,11 +302,6 @@ class LimitsTable(_Table):
     """Gigabytes of used memory, above agreed left-overs, at which a GPU still counts as clear. Default: what a driver
     keeps on an idle GPU."""
 
-    hold_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
-    """Seconds that a state stays loaded at least before it is parked for a side phase, or for another job of a group
-    without a certified order; five times what loading and parking it takes, where that is more. Default: 0, it is
-    parked at once; plans have a load and a park in each visit, and none of the time for which nodes are then kept."""
-
     observe_s: Seconds = 15.0
     """Seconds between two looks at a host, where nothing else asks for one."""
 
@@ -626,7 +621,6 @@ class Settings(BaseSettings):
             lease_ms=_ms(self.lease.lease_s),
             reattach_ms=_ms(self.lease.reattach_s),
             grace_ms=_ms(self.lease.grace_s),
-            hold_ms=_ms(self.limits.hold_s),
             overstay_ms=_ms(self.overstay.least_s),
             overstay_revoke=self.overstay.action == "revoke",
             overstay_grace_ms=_ms(self.overstay.grace_s),
