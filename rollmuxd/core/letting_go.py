@@ -361,10 +361,7 @@ def is_of_use(c: Cycle, job: Job, old: JobState) -> bool:
         return not is_older(job, old) or any(
             it is not None and it.status not in (StateStatus.PARKED, StateStatus.GONE) for it in newest
         )
-    if old.pool in job.newest:
-        return job.has_place and old.node in job.newest[old.pool]
-    here = [c.state.states.get(state_key(job.id, old.pool, name)) for name in job.pins.get(old.pool, ())]
-    return job.has_place and not all(kept is not None and kept.warm and kept.status not in NOT_THERE for kept in here)
+    return job.has_place and old.node in job.newest.get(old.pool, ())
 
 
 def look(c: Cycle, job: Job) -> None:
