@@ -1,7 +1,5 @@
 """Letting go: ending slots, jobs and placements, and believing that GPUs are clear only when they were seen so."""
 
-from typing import Final
-
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -31,9 +29,6 @@ from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.shares import use_of
 from rollmuxd.core.state import state_key
 from rollmuxd.core.turns import dispatch, issue, unheld_by
-
-#: a state on a node that its job cannot rely on, though it was there before
-NOT_THERE: Final = (StateStatus.GONE, StateStatus.DISCARDING, StateStatus.UNKNOWN)
 
 
 def drop_requests(c: Cycle, job: Job, reason: str) -> None:

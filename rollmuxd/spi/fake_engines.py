@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 import anyio
@@ -25,8 +25,6 @@ from rollmuxd.core.model import GpuId, HostId, JobId
 from rollmuxd.spi import here
 from rollmuxd.spi.backend import GpuInfo, HostConfig, Inventory, Ran, Sight
 from rollmuxd.spi.errors import ContactLost
-
-FAULTS: Final = ("error", "half", "missing", "lie", "hang", "hang_after", "drop", "drop_after", "garbage", "die")
 
 Query: TypeAlias = Mapping[str, list[str]]
 Reply: TypeAlias = tuple[int, Any]
