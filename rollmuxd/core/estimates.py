@@ -93,7 +93,7 @@ def by_work_ms(job: Job, phase: PhaseSpec) -> Millis | None:
     times = job.times.get(phase.name)
     if times is None or not job.work:
         return None
-    pairs = [(took, work) for took, work in zip(times.recent_ms, times.works, strict=False) if work > 0]
+    pairs = [(took, work) for took, work in zip(times.recent_ms, times.works, strict=True) if work > 0]
     if len(pairs) < KNOWN:
         return None
     each = sorted(took / work for took, work in pairs)[len(pairs) // 2]

@@ -45,8 +45,6 @@ def in_the_way(c: Cycle, slot: Slot) -> str:
         return f"{job.spec.name} is {job.status}"
     if phase is None:
         return f"{job.spec.name} has no phase {slot.phase} any more"
-    if not slot.claimed:
-        return "which GPUs it gave back is not known: an older version of rollmuxd had it shrink"
     for node in had_on(c, slot):
         if node.status is not NodeStatus.UP:
             return f"node {node.id} is {node.status}"

@@ -185,6 +185,7 @@ ALL: tuple[Callable[[State], Iterator[str]], ...] = (
     a_node_is_in_the_group_of_the_jobs_pinned_to_it,
     a_job_sits_in_one_group_and_comes_to_at_most_one,
     a_state_is_on_a_node_of_its_jobs,
+    a_job_has_a_state_on_each_of_its_nodes,
     an_owner_holds_the_nodes_of_its_placements,
     a_lost_or_ended_job_waits_for_nothing_and_runs_nothing,
     who_is_at_risk_is_placed_and_listed,

@@ -1,7 +1,5 @@
 """Letting go: ending slots, jobs and placements, and believing that GPUs are clear only when they were seen so."""
 
-from typing import Final
-
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
@@ -31,9 +29,6 @@ from rollmuxd.core.rotation import find_phase
 from rollmuxd.core.shares import use_of
 from rollmuxd.core.state import state_key
 from rollmuxd.core.turns import dispatch, issue, unheld_by
-
-#: a state on a node that its job cannot rely on, though it was there before
-NOT_THERE: Final = (StateStatus.GONE, StateStatus.DISCARDING, StateStatus.UNKNOWN)
 
 
 def drop_requests(c: Cycle, job: Job, reason: str) -> None:
@@ -361,10 +356,7 @@ def is_of_use(c: Cycle, job: Job, old: JobState) -> bool:
         return not is_older(job, old) or any(
             it is not None and it.status not in (StateStatus.PARKED, StateStatus.GONE) for it in newest
         )
-    if old.pool in job.newest:
-        return job.has_place and old.node in job.newest[old.pool]
-    here = [c.state.states.get(state_key(job.id, old.pool, name)) for name in job.pins.get(old.pool, ())]
-    return job.has_place and not all(kept is not None and kept.warm and kept.status not in NOT_THERE for kept in here)
+    return job.has_place and old.node in job.newest.get(old.pool, ())
 
 
 def look(c: Cycle, job: Job) -> None:

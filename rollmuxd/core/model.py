@@ -278,7 +278,7 @@ class Node(Struct):
     price_per_gpu_hour: float = 0.0
     status: NodeStatus = NodeStatus.UNKNOWN
     reason: str = ""
-    #: when it was lost last; None: never, or an older version saw it
+    #: when it was lost last; None: never
     lost_at: Millis | None = None
     #: an operator wants it empty; survives the node being lost meanwhile
     drain: bool = False
@@ -365,7 +365,7 @@ class Slot(Struct):
     claimed_at: Millis | None = None
     granted_at: Millis | None = None
     ended_at: Millis | None = None
-    #: how it ended: withdrawn, released, faulted, lost or revoked; None: it has not (or an older version saw it)
+    #: how it ended: withdrawn, released, faulted, lost or revoked; None: it has not
     ended: SlotStatus | None = None
     #: since when it is known to run for too long
     overstays_at: Millis | None = None
@@ -526,8 +526,7 @@ class Job(Struct):
     #: where it sat before: tried first when it is placed again
     last_pins: dict[PoolName, tuple[NodeId, ...]] = field(default_factory=dict)
     #: for each of its pins, in their order, the node that has its state as it was last: another one, after a move,
-    #: until it is loaded there (a snapshot of an older version has none). A process may have it in one place only, so
-    #: that loading it is moving it
+    #: until it is loaded there. A process may have it in one place only, so that loading it is moving it
     newest: dict[PoolName, tuple[NodeId, ...]] = field(default_factory=dict)
     #: where it is to go
     move: JobMove | None = None

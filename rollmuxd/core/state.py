@@ -124,8 +124,6 @@ class State(Struct):
         pins = job.pins.get(kept.pool, ())
         if not parked or kept.node not in pins:
             return None
-        if kept.pool not in job.newest:  # a snapshot of an older version, which counted them off
-            return parked[pins.index(kept.node) % len(parked)] if kept.status is StateStatus.GONE else None
         newest = job.newest[kept.pool][pins.index(kept.node)]
         return next((it for it in parked if it.node == newest), None)
 

@@ -12,7 +12,6 @@ from rollmuxd.core.model import (
     JobId,
     JobState,
     JobStatus,
-    Millis,
     Node,
     NodeId,
     NodeStatus,
@@ -31,8 +30,6 @@ OUT = (NodeStatus.OCCUPIED, NodeStatus.DRAINING, NodeStatus.DRAINED, NodeStatus.
 
 #: a job that has ended a phase asks for the next one within this time, where it has no time of its own in between
 ASKS_WITHIN_MS = 250
-#: a state stays for at least so many times what loading and parking it takes
-HOLD_SWITCHES = 5
 
 
 def dispatch(c: Cycle, group: GroupId | None) -> None:
@@ -140,27 +137,7 @@ def next_on(c: Cycle, group: Group, node: NodeId) -> int | None:
     if group.dispatch is Dispatch.WHEEL:
         return c.rotation.head(c.state, group, node)
     line = c.rotation.line(c.state, group, node, c.soft.awaited, c.now)
-    visits = [c.rotation.visit_of(c.state, group, slot.job, slot.phase) for slot in line]
-    if not visits or visits[0] is None:
-        return None
-    for visit in visits[1:]:  # whose state is left alone for now, uses it meanwhile
-        if visit is not None and stays_for(c, group, visits[0], visit, c.state.nodes[node]):
-            return visit
-    return visits[0]
-
-
-def stays_for(c: Cycle, group: Group, first: int, visit: int, node: Node) -> bool:
-    """Whether the first visitor of a node has to leave a state there alone, and this visit is for that very state."""
-    visitor = group.wheel[visit]
-    phase = find_phase(c.state, visitor.job, visitor.phase)
-    for kept in (c.state.states[key] for key in node.states):
-        if kept.job != visitor.job or phase is None or kept.pool not in phase.pools:
-            continue
-        until = left_alone_until(c, group, first, kept)
-        if kept.status is StateStatus.LOADED and c.now < until:
-            c.soft.at(until, "dispatch", group.id)  # on another node it may be the first who is next meanwhile
-            return True
-    return False
+    return c.rotation.visit_of(c.state, group, line[0].job, line[0].phase) if line else None
 
 
 def may_skip(c: Cycle, group: Group, index: int) -> bool:
@@ -233,30 +210,10 @@ def make_room(c: Cycle, group: Group, visit: int, job: Job, nodes: tuple[NodeId,
                 clear = clear and kept.status is StateStatus.LOADED
                 continue
             if kept.status is StateStatus.LOADED and unheld_by(c, node, kept.job):
-                until = left_alone_until(c, group, visit, kept)
-                if c.now < until:
-                    c.soft.at(until, "dispatch", group.id)
-                    clear = False
-                    continue
                 issue(c, OrderKind.PARK, kept, None)
             # of the others (a tail's, one being discarded, one nobody knows of) each GPU's stain tells
             clear = clear and kept.status is not StateStatus.PARKING
     return clear
-
-
-def left_alone_until(c: Cycle, group: Group, visit: int, kept: JobState) -> Millis:
-    """Until when a loaded state is not parked for the sake of a visit: two jobs would else take turns at parking.
-
-    A wheel's order is certified with every load and park in it, and needs none of this; a line of requests, and a side
-    phase, come when they come.
-    """
-    visitor = group.wheel[visit]
-    certified = group.dispatch is Dispatch.WHEEL and not visitor.once
-    if certified or kept.job == visitor.job or not c.config.hold_ms or kept.loaded_at is None:
-        return 0
-    if c.state.jobs[kept.job].status not in SERVED:  # it is not coming back
-        return 0
-    return kept.loaded_at + max(c.config.hold_ms, HOLD_SWITCHES * kept.switch_ms)
 
 
 def unheld_by(c: Cycle, node: Node, job: JobId) -> bool:

@@ -611,7 +611,6 @@ class Settings(BaseSettings):
             lease_ms=_ms(self.lease.lease_s),
             reattach_ms=_ms(self.lease.reattach_s),
             grace_ms=_ms(self.lease.grace_s),
-            hold_ms=0,
             overstay_ms=_ms(self.overstay.least_s),
             overstay_revoke=self.overstay.action == "revoke",
             overstay_grace_ms=_ms(self.overstay.grace_s),

@@ -228,8 +228,7 @@ class World:
             drivers = {name: self.trouble.traits() for name in names}
             return replace(config, drivers=drivers, launch_hosts=tuple(self.inventory.gpus_of), **LAUNCHES)
         drivers = dict.fromkeys(names, DriverTraits(idempotent=True, copies=True))
-        # nothing is held, as in a daemon that is told nothing
-        return replace(config, lease_ms=LEASE_MS, hold_ms=0, drivers=drivers)
+        return replace(config, lease_ms=LEASE_MS, drivers=drivers)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ class Stage:
         self.stops = True
         self.asked = 0
         config = Config(
-            drivers={"it": residency.traits}, observe_after_ms=50, observe_at_least_ms=200, hold_ms=0,
+            drivers={"it": residency.traits}, observe_after_ms=50, observe_at_least_ms=200,
             clear_limit_ms=round(LIMIT_S * 1000), left_over_ms=200,
         )  # fmt: skip
         self.journal, clock = MemoryJournal(), SystemClock()

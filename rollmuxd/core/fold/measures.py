@@ -48,7 +48,6 @@ def count_release(job: Job, slot: Slot, at: Millis, work: float) -> None:
     times.fresh += 1
     times.total_ms += ran
     times.recent_ms.append(ran)
-    times.works += [0.0] * (len(times.recent_ms) - 1 - len(times.works))  # a snapshot of an older version has none
     times.works.append(job.work)
     if len(times.recent_ms) > TIMES_KEPT:
         del times.recent_ms[0], times.works[0]

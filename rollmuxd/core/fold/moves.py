@@ -60,11 +60,7 @@ def move_ended(state: State, fact: f.MoveEnded) -> None:
     group.version += 1
     there = {name for nodes in move.pins.values() for name in nodes}
     gone = [name for nodes in job.pins.values() for name in nodes if name not in there]
-    job.newest = {
-        pool: follow(was, job.newest.get(pool, was), move.pins[pool])
-        for pool, was in job.pins.items()
-        if pool in job.newest or not job.left
-    }
+    job.newest = {pool: follow(was, job.newest[pool], move.pins[pool]) for pool, was in job.pins.items()}
     job.last_pins, job.pins, job.group, job.placed_at = job.pins, move.pins, group.id, fact.at
     job.admission, job.promised, job.planned_period_ms = move.admission, move.promised, move.period_ms
     job.move, job.moved_at, job.fell_back = None, fact.at, False

@@ -50,7 +50,7 @@ def follow(was: tuple[NodeId, ...], newest: tuple[NodeId, ...], names: tuple[Nod
 def newest_on(job: Job, pool: PoolName, name: NodeId) -> None:
     """From now on the job's state is newer on this node of its than anywhere else."""
     pins = job.pins.get(pool, ())
-    if pool in job.newest and name in pins:
+    if name in pins:
         job.newest[pool] = tuple(name if at == name else it for at, it in zip(pins, job.newest[pool], strict=True))
 
 
@@ -62,11 +62,10 @@ def unpin(state: State, job: Job, names: Iterable[NodeId], owner: Owner) -> None
     for name in dict.fromkeys(names):
         node = state.nodes[name]
         node.pinned.remove(job.id)
-        if name in owner.nodes:  # a snapshot of an older version has no owners
-            owner.nodes[name] -= 1
-            if not owner.nodes[name]:
-                del owner.nodes[name]
-                owner.gpus -= len(node.gpus)
+        owner.nodes[name] -= 1
+        if not owner.nodes[name]:
+            del owner.nodes[name]
+            owner.gpus -= len(node.gpus)
         if not node.pinned and node.group is not None:
             state.groups[node.group].nodes.remove(name)
             node.group = None
