@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.calls import NO_DAEMON, Failed, fields, print_json
+from rollmuxd.cli.common import NO_DAEMON, Failed, fields, print_json
 from rollmuxd.cli.processes import started
 
 #: after so long a start says that it still waits

@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.bars import Bar
-from rollmuxd.cli.calls import Failed, print_json, printable
+from rollmuxd.cli.common import Failed, print_json, printable
+from rollmuxd.cli.progress import Bar
 
 config_option = click.option(
     "--config", type=click.Path(path_type=Path, dir_okay=False), help="The rollmux.toml (default: where it usually is)."
@@ -65,7 +65,7 @@ def _settings(config: Path | None) -> Any:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    from rollmuxd.daemon.journal_file import JournalError
+    from rollmuxd.daemon.journal.file import JournalError
 
     try:
         yield
@@ -89,7 +89,7 @@ def check(file: Path | None, state_dir: Path, as_json: bool, settings: Any) -> N
 
     FILE: a journal, a backup or a state directory; default: the daemon's. Exits with 1 if it is not good.
     """
-    from rollmuxd.daemon import journal_tools
+    from rollmuxd.daemon.journal import backup as journal_tools
 
     with _refusals(), Bar("facts checked") as bar:
         found = journal_tools.check(journal_tools.journal_in(file if file is not None else state_dir), bar)
@@ -109,7 +109,7 @@ def backup(file: Path, state_dir: Path, as_json: bool, settings: Any) -> None:
 
     The hashes of API keys are in it: only you can read it.
     """
-    from rollmuxd.daemon import journal_tools
+    from rollmuxd.daemon.journal import backup as journal_tools
 
     with _refusals(), Bar("copied, facts checked") as bar:
         made = journal_tools.backup(journal_tools.journal_in(state_dir), file, bar)
@@ -131,7 +131,7 @@ def restore(file: Path, state_dir: Path, as_json: bool, settings: Any) -> None:
     API keys that were revoked after the backup stay revoked, if the journal that was there can be read; which keys open
     something is printed.
     """
-    from rollmuxd.daemon import journal_tools
+    from rollmuxd.daemon.journal import backup as journal_tools
 
     with _refusals():
         done = journal_tools.restore(file, state_dir)
@@ -159,8 +159,8 @@ def compact(keep_days: int | None, state_dir: Path, as_json: bool, settings: Any
 
     A running daemon does this by itself, every hour. For this command the daemon must be stopped.
     """
-    from rollmuxd.daemon.journal_care import Keep
-    from rollmuxd.daemon.journal_care import compact as compact_here
+    from rollmuxd.daemon.journal.retention import Keep
+    from rollmuxd.daemon.journal.retention import compact as compact_here
 
     kept = settings.journal
     days = keep_days if keep_days is not None else kept.keep_days

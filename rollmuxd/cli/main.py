@@ -37,7 +37,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "daemon": ("daemon", "The daemon: run, start, stop, status."),
     "demo": ("demo.command", "See it work: real RL loops share two pools."),
     "doctor": ("doctor", "Look at each configured host as an operator would, and say what to do."),
-    "estimate": ("estimate", "Is sharing worth it, from a training log?"),
+    "estimate": ("sim.estimate", "Is sharing worth it, from a training log?"),
     "facts": ("facts", "What happened, in order."),
     "group": ("group", "Co-execution groups: list, show."),
     "host": ("host", "Hosts: list, show, drain, undrain, declare-clear."),
@@ -48,10 +48,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "node": ("node", "Nodes: list, show, drain, undrain, declare-clear."),
     "plan": ("plan", "What would become of jobs, if they came."),
     "report": ("report", "What GPUs were used for, and what sharing saved."),
-    "run": ("run", "Start a job's commands once it has its place."),
-    "sim": ("sim", "Simulate policies on traces."),
+    "run": ("run.command", "Start a job's commands once it has its place."),
+    "sim": ("sim.command", "Simulate policies on traces."),
     "slot": ("slot", "Slots: list, revoke."),
-    "top": ("top", "Live view of pools, jobs and what waits."),
+    "top": ("top.command", "Live view of pools, jobs and what waits."),
     "trace": ("trace", "Look at a history: who ran where and when, what was moved, what waited."),
 }
 

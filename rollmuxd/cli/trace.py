@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rollmuxd.cli.calls import Call, Failed, talks
-from rollmuxd.cli.feed import say_unreadable
+from rollmuxd.cli.common import Call, Failed, talks
+from rollmuxd.cli.top.feed import say_unreadable
 
 if TYPE_CHECKING:
     from rollmuxd.sim.history import AnyFact
@@ -121,7 +121,7 @@ def _of_lines(lines: Any) -> Iterator[AnyFact]:
 
 
 def _of_journal(path: Path) -> Iterator[AnyFact]:
-    from rollmuxd.daemon.journal_file import ROWS, JournalRefused, cut_of, refuse_other_format, sum_of
+    from rollmuxd.daemon.journal.file import ROWS, JournalRefused, cut_of, refuse_other_format, sum_of
 
     path = path / "journal.sqlite3" if path.is_dir() else path
     try:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from rollmuxd.client.pulse import Listener, Pulse
+    from rollmuxd.client.heartbeat import Listener, Pulse
 
 
 class Fake(Protocol):

@@ -2,8 +2,8 @@
 
 A phase is exclusive, so its time in a slot *is* its solo time, shared or not: measuring asks nobody to leave.
 
-Plans reckon with what a job states, until what was measured has left that (:mod:`~rollmuxd.core.drift`); of a phase
-that nobody has stated, with the mean of its first few observations, and then likewise. That changes by facts only, so
+Plans use the times that a job states, until the measured ones differ (:mod:`~rollmuxd.core.steps.replan`). Where the
+job states none, they use the mean of the first few observations, and then likewise. That changes by facts only, so
 a plan and whoever asks about it afterwards see the same times. What is observed is kept as the last 64 times, sorted
 when somebody asks: any quantile of them is exact.
 """

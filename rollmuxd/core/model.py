@@ -1,6 +1,6 @@
 """The nouns: what a job asks for (specs, frozen) and what the scheduler remembers of it (records, mutable).
 
-Records are written by :func:`rollmuxd.core.fold.apply` only. Times are integer milliseconds, sizes integer megabytes
+Records are written by :func:`rollmuxd.core.apply.apply` only. Times are integer milliseconds, sizes integer megabytes
 (1 GB = 1000 MB). Collections whose order matters are dicts and tuples, never sets: a set of strings has another order
 in each process, and two runs of one seed must give the same bytes.
 """

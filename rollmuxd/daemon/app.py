@@ -39,22 +39,22 @@ from anyio.abc import TaskStatus
 from rollmuxd.core.effects import Effect, Kill, Launch
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import Millis, NodeId
-from rollmuxd.core.observe import Watch
 from rollmuxd.core.state import State
-from rollmuxd.daemon import journal_file, logs, spans
-from rollmuxd.daemon.actuator import Actuator
-from rollmuxd.daemon.channel import ChannelHub
+from rollmuxd.daemon import logs
+from rollmuxd.daemon import tracing as spans
+from rollmuxd.daemon.access.owner_limits import scheduler_of
+from rollmuxd.daemon.access.visibility import gone_from
 from rollmuxd.daemon.clock import SystemClock
-from rollmuxd.daemon.driver import Driver, Unavailable
+from rollmuxd.daemon.hosts.actuator import Actuator
+from rollmuxd.daemon.hosts.channel import ChannelHub
+from rollmuxd.daemon.hosts.observer import Observer, fill_in
 from rollmuxd.daemon.http.app import make_app
-from rollmuxd.daemon.http.door import HANDSHAKE_S, Door, Places
+from rollmuxd.daemon.http.listener import HANDSHAKE_S, Door, Places
 from rollmuxd.daemon.http.peer import ConnectionLimits, PeerHttpToolsProtocol, hang_up_slow, limited
-from rollmuxd.daemon.journal import Journal, JournalError, JournalFailed, JournalInUse, JournalRefused
-from rollmuxd.daemon.journal_care import Keep, Keeper
+from rollmuxd.daemon.journal import file
+from rollmuxd.daemon.journal.retention import Keep, Keeper
+from rollmuxd.daemon.journal.store import Journal, JournalError, JournalFailed, JournalInUse, JournalRefused
 from rollmuxd.daemon.metrics import Metrics
-from rollmuxd.daemon.owners import scheduler_of
-from rollmuxd.daemon.reckoning import Today
-from rollmuxd.daemon.reconcile import Observer, fill_in
 from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.settings import (
     SYSTEM_SOCKET,
@@ -65,7 +65,9 @@ from rollmuxd.daemon.settings import (
     split_address,
 )
 from rollmuxd.daemon.tls import NoTls, Tls, open_tls, renew
-from rollmuxd.daemon.told import gone_from
+from rollmuxd.daemon.usage.daily import Today
+from rollmuxd.daemon.writer import Driver, Unavailable
+from rollmuxd.policies.observe import Watch
 from rollmuxd.spi import Backend, PluginError, Residency, StartsProcesses, discovery
 
 log = structlog.get_logger("rollmuxd.daemon")
@@ -281,7 +283,7 @@ async def _until_exit(settings: Settings, accept_clock: bool) -> NoReturn:
 def may_pass(error: BaseException | None) -> bool:
     """Whether what keeps a daemon from starting may be gone without anybody's doing: then it is to be tried again."""
     while error is not None:
-        if isinstance(error, JournalInUse | JournalFailed | Unavailable) or journal_file.passes(error):
+        if isinstance(error, JournalInUse | JournalFailed | Unavailable) or file.passes(error):
             return True
         if isinstance(error, OSError) and error.errno in _PASSING:
             return True

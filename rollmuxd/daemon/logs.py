@@ -19,8 +19,8 @@ from structlog.typing import EventDict, Processor
 from rollmuxd.core import facts as f
 from rollmuxd.core.facts import Fact
 from rollmuxd.core.state import State
-from rollmuxd.daemon.driver import Numbered
 from rollmuxd.daemon.open_orders import OpenOrders
+from rollmuxd.daemon.writer import Numbered
 
 log = structlog.get_logger("rollmuxd.facts")
 

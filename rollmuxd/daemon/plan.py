@@ -16,9 +16,9 @@ from rollmuxd.core.estimates import iteration_ms, solo_ms
 from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis, PoolName
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.daemon.owners import scheduler_of
+from rollmuxd.daemon.access.owner_limits import scheduler_of
+from rollmuxd.daemon.access.visibility import Told
 from rollmuxd.daemon.question import Copy
-from rollmuxd.daemon.told import Told
 from rollmuxd.wire import answers as wire
 from rollmuxd.wire.plan import PlannedJob, PlannedPool, PlanPool, PlanView, Slowed
 

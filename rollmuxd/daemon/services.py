@@ -8,20 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rollmuxd.daemon.told import OwnersOfJobs
+from rollmuxd.daemon.access.visibility import OwnersOfJobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rollmuxd.core.model import Millis
-    from rollmuxd.daemon.actuator import Actuator
-    from rollmuxd.daemon.channel import ChannelHub
     from rollmuxd.daemon.clock import Clock
-    from rollmuxd.daemon.driver import Driver
-    from rollmuxd.daemon.journal import Journal
-    from rollmuxd.daemon.journal_care import Keeper
-    from rollmuxd.daemon.reckoning import Today
+    from rollmuxd.daemon.hosts.actuator import Actuator
+    from rollmuxd.daemon.hosts.channel import ChannelHub
+    from rollmuxd.daemon.journal.retention import Keeper
+    from rollmuxd.daemon.journal.store import Journal
     from rollmuxd.daemon.settings import Settings
+    from rollmuxd.daemon.usage.daily import Today
+    from rollmuxd.daemon.writer import Driver
     from rollmuxd.spi import Residency
 
 

@@ -26,7 +26,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits
 from rollmuxd.core.inputs import HostSpec, NodeSpec, Start
 from rollmuxd.core.model import GpuId, NodeId
-from rollmuxd.daemon.owners import ByOwner
+from rollmuxd.daemon.access.owner_limits import ByOwner
 from rollmuxd.spi import HostConfig
 
 PREFIX: Final = "ROLLMUX_"

@@ -35,10 +35,10 @@ from rollmuxd.core.model import (
     StateSpec,
     Want,
 )
-from rollmuxd.core.placement import Candidate, RollMux, Shape, Summary
 from rollmuxd.core.policy import Leg, Placed, Policy
 from rollmuxd.core.state import State
-from rollmuxd.core.wheel import work_conserving_ms
+from rollmuxd.policies.rollmux import Candidate, RollMux, Shape, Summary
+from rollmuxd.policies.schedule import work_conserving_ms
 from rollmuxd.sim.contender import DEFAULT, LOOM, Contender, InWheelOrder, RollMuxPaper
 from rollmuxd.sim.workload import Durations, Impossible, SimJob, Starts
 from rollmuxd.spi import discovery

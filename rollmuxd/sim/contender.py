@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from rollmuxd.core.config import Config
 from rollmuxd.core.estimates import solo_ms
-from rollmuxd.core.loom import Loom
 from rollmuxd.core.model import GroupId, JobId, Millis, Movable
-from rollmuxd.core.placement import RollMux, rate_of
 from rollmuxd.core.policy import Policy
 from rollmuxd.core.state import State
+from rollmuxd.policies.loom.policy import Loom
+from rollmuxd.policies.rollmux import RollMux, rate_of
 from rollmuxd.sim.workload import SimJob
 
 #: plans are made with the times that jobs state, and stay so, as in the paper

@@ -29,11 +29,11 @@ from msgspec import Struct
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
+from rollmuxd.core.apply import apply
 from rollmuxd.core.config import DriverTraits
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.effects import Kill, Launch
 from rollmuxd.core.errors import BrokenInvariant, Rejected
-from rollmuxd.core.fold import apply
 from rollmuxd.core.model import (
     HostId,
     JobStatus,

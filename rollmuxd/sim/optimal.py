@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from rollmuxd.core.model import Millis, PoolName, StateSpec
 from rollmuxd.core.policy import Leg
-from rollmuxd.core.wheel import certified, period_ms
+from rollmuxd.policies.schedule import certified, period_ms
 from rollmuxd.sim.outcome import JobOutcome, Outcome, PoolOutcome
 from rollmuxd.sim.workload import Impossible, Pool, SimJob, Workload, by_arrival
 

@@ -10,11 +10,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from rollmuxd.core.facts import PlannedVisit
-from rollmuxd.core.loom_sitting import usable
 from rollmuxd.core.model import Job, JobId, JobStatus, Millis, Movable, NodeId, PoolName
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Move, Placed, Policy
 from rollmuxd.core.state import State
+from rollmuxd.policies.loom.snapshot import usable
+from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.sim.contender import InWheelOrder, that_moves
 from rollmuxd.sim.workload import SimJob
 

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from rollmuxd.core import inputs as i
 from rollmuxd.core.errors import BrokenInvariant, Rejected
-from rollmuxd.core.loom import Loom
 from rollmuxd.core.model import (
     JobSpec,
     JobStatus,
@@ -32,9 +31,10 @@ from rollmuxd.core.model import (
     StateSpec,
     Want,
 )
-from rollmuxd.core.observe import Watch
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Policy
+from rollmuxd.policies.loom.policy import Loom
+from rollmuxd.policies.observe import Watch
+from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.checkers.rest import Rest
 from rollmuxd.sim.contender import AS_OBSERVED, Contender, InWheelOrder, Moving, RollMuxPaper

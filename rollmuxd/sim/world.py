@@ -23,7 +23,6 @@ from rollmuxd.core.config import Config, DriverTraits, Moves
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect, Kill, Launch, Observe, Perform, Probe
 from rollmuxd.core.errors import BrokenInvariant, Rejected
-from rollmuxd.core.explain import Explainer
 from rollmuxd.core.model import (
     Fence,
     GpuId,
@@ -42,9 +41,10 @@ from rollmuxd.core.model import (
     SlotStatus,
     StateSpec,
 )
-from rollmuxd.core.rotation import find_phase
+from rollmuxd.core.order import find_phase
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State, state_key
+from rollmuxd.explain.explainer import Explainer
 from rollmuxd.sim.checkers import Witness
 from rollmuxd.sim.checkers.rest import Rest
 from rollmuxd.sim.contender import Contender

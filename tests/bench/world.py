@@ -28,8 +28,8 @@ from rollmuxd.core.inputs import (
     Tick,
 )
 from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.policies.rollmux import RollMux
 
 GPUS: Final = 8
 CONFIG: Final = Config(drivers={"mock": DriverTraits(idempotent=True, probes=True)})

@@ -16,7 +16,7 @@ from rollmuxd.cli import daemon
 from rollmuxd.cli.processes import started
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
-from rollmuxd.daemon.journal import Journal
+from rollmuxd.daemon.journal.store import Journal
 
 
 @pytest.fixture

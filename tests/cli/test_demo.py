@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S
 
-from rollmuxd.cli.calls import Failed
+from rollmuxd.cli.common import Failed
 from rollmuxd.cli.demo import command, live, reached, run, show
 from rollmuxd.cli.demo.measure import JobRecord, Phase, RunRecord, result
 

@@ -10,9 +10,9 @@ import pytest
 from rollmuxd.core import facts as f
 from rollmuxd.core.inputs import HostSpec
 from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.daemon.journal import Journal
-from rollmuxd.daemon.journal_bundle import Scrubber
-from rollmuxd.daemon.keys import Role, new_key
+from rollmuxd.daemon.access.keys import Role, new_key
+from rollmuxd.daemon.journal.bundle import Scrubber
+from rollmuxd.daemon.journal.store import Journal
 
 #: where a secret may be planted, and what it is there
 PLANTED = {

@@ -12,7 +12,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.inputs import HostSpec, NodeSpec
 from rollmuxd.core.model import JobSpec, JobStatus, PhaseSpec, StateSpec, Want
 from rollmuxd.daemon import doctor
-from rollmuxd.daemon.journal import Journal
+from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.settings import HostTable
 from rollmuxd.spi import GpuInfo, GpuSight, Inventory, Sight
 from rollmuxd_backend_local import findings

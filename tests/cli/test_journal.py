@@ -1,4 +1,4 @@
-"""``rollmuxd journal``: what people and scripts are told. (What it does: tests/daemon/test_journal_tools.py.)"""
+"""``rollmuxd journal``: what people and scripts are told. (What it does: tests/daemon/test_journal_backup.py.)"""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ import pytest
 
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
-from rollmuxd.daemon.journal import Journal
+from rollmuxd.daemon.journal.store import Journal
 
 
 @pytest.fixture

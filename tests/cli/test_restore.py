@@ -7,8 +7,8 @@ import pytest
 
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
-from rollmuxd.daemon.journal import Journal
-from rollmuxd.daemon.keys import Role, new_key, why_shut
+from rollmuxd.daemon.access.keys import Role, new_key, why_shut
+from rollmuxd.daemon.journal.store import Journal
 
 NOW = int(time.time() * 1000)
 DAY = 86_400_000

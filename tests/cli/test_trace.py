@@ -10,7 +10,7 @@ from rollmuxd.cli import trace as trace_command
 from rollmuxd.core import facts as f
 from rollmuxd.core.inputs import NodeSpec
 from rollmuxd.core.model import Fence, JobSpec, JobStatus, PhaseSpec, Want
-from rollmuxd.daemon import journal_file
+from rollmuxd.daemon.journal import file
 
 NODE = "box/gpu0"
 SPEC = JobSpec("math-7b", (PhaseSpec("rollout", ("rollout",)),), (Want("rollout"),))
@@ -66,10 +66,10 @@ def state_dir(tmp_path):
     path = tmp_path / "state"
     path.mkdir()
     connection = sqlite3.connect(path / "journal.sqlite3")
-    connection.executescript(journal_file._SCHEMA + f"PRAGMA user_version = {journal_file.FORMAT}")
+    connection.executescript(file._SCHEMA + f"PRAGMA user_version = {file.FORMAT}")
     for seq, fact in enumerate(FACTS, 1):
         body = f.encode(fact)
-        row = (seq, fact.at, f.name(fact), body.decode(), journal_file.sum_of(seq, body))
+        row = (seq, fact.at, f.name(fact), body.decode(), file.sum_of(seq, body))
         connection.execute("INSERT INTO facts (seq, at, kind, body, sum) VALUES (?, ?, ?, ?, ?)", row)
     connection.commit()
     connection.close()

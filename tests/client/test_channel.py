@@ -276,7 +276,7 @@ def with_discards_at_the_end(daemon):
 
 
 def test_a_job_that_ends_stays_on_the_line_until_its_state_is_discarded(daemon, monkeypatch):
-    monkeypatch.setattr("rollmuxd.client.life.DISCARDS_S", PATIENCE_S)
+    monkeypatch.setattr("rollmuxd.client.runtime.DISCARDS_S", PATIENCE_S)
     with_discards_at_the_end(daemon)
     job, seen = rollmuxd.job("a"), []
     job.on_load(lambda order: None, pool="rollout")
@@ -293,13 +293,13 @@ def test_a_job_that_ends_stays_on_the_line_until_its_state_is_discarded(daemon, 
 
 
 def test_a_job_that_ends_waits_for_seconds_only_and_not_at_all_where_nothing_was_loaded(daemon, monkeypatch):
-    monkeypatch.setattr("rollmuxd.client.life.DISCARDS_S", PATIENCE_S)
+    monkeypatch.setattr("rollmuxd.client.runtime.DISCARDS_S", PATIENCE_S)
     job = rollmuxd.job("a", rollout=dict(gpu_gb=2))
     with job:
         began = time.monotonic()
     assert time.monotonic() - began < PATIENCE_S / 2
 
-    monkeypatch.setattr("rollmuxd.client.life.DISCARDS_S", 0.3)
+    monkeypatch.setattr("rollmuxd.client.runtime.DISCARDS_S", 0.3)
     with_discards_at_the_end(daemon)
     over = threading.Event()
 

@@ -11,8 +11,8 @@ import pytest
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
+from rollmuxd.core.apply import apply
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.fold import apply
 from rollmuxd.core.inputs import HostSpec, NodeSpec
 from rollmuxd.core.model import (
     Fence,

@@ -42,11 +42,10 @@ from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
+from rollmuxd.core.apply import apply
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.errors import Rejected
-from rollmuxd.core.explain import Explainer
 from rollmuxd.core.facts import PlannedVisit
-from rollmuxd.core.fold import apply
 from rollmuxd.core.model import (
     Dispatch,
     Fence,
@@ -63,10 +62,11 @@ from rollmuxd.core.model import (
     StateSpec,
     Want,
 )
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Move, Placed, Replan
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State, state_key
+from rollmuxd.explain.explainer import Explainer
+from rollmuxd.policies.rollmux import RollMux
 
 #: the same examples each time: a change is judged by what it changes; `make machine` looks for new ones
 PROFILE = settings(max_examples=400, stateful_step_count=60, derandomize=True)

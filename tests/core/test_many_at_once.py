@@ -7,8 +7,8 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
 from rollmuxd.core.model import JobSpec, PhaseSpec, Want
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.policies.rollmux import RollMux
 
 NODES, JOBS, WAITING = 12, 60, 6
 

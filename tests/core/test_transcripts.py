@@ -27,11 +27,10 @@ from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
+from rollmuxd.core.apply import apply
 from rollmuxd.core.config import Config, DriverTraits, OwnerLimits
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.estimates import phase_ms
-from rollmuxd.core.explain import Explainer
-from rollmuxd.core.fold import apply
 from rollmuxd.core.model import (
     Dispatch,
     Fence,
@@ -48,10 +47,11 @@ from rollmuxd.core.model import (
     StateSpec,
     Want,
 )
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
+from rollmuxd.explain.explainer import Explainer
+from rollmuxd.policies.rollmux import RollMux
 
 FOLDER = Path(__file__).parent / "transcripts"
 REWRITE = os.environ.get("ROLLMUX_REWRITE") == "1"

@@ -2,7 +2,7 @@
 
     rm -r tests/corpus/format-1 && .venv/bin/python tests/corpus/make.py format-1
 
-makes ``tests/corpus/format-1/``. Run it when the format (``rollmuxd.daemon.journal_file.FORMAT``) changes. In it:
+makes ``tests/corpus/format-1/``. Run it when the format (``rollmuxd.daemon.journal.file.FORMAT``) changes. In it:
 
 - ``NAME.journal``, the journal of a scenario of ``tests/core/transcripts``, and ``NAME.json``, the state it comes to;
   ``compacted.journal`` has lost its first days;
@@ -65,11 +65,11 @@ async def write(scenario: str, folder: Path, *, compacted: bool = False) -> None
     ``compacted``: the seconds of the scenario become half days, and the facts of the first ones are let go of.
     """
     from rollmuxd.core import facts as f
-    from rollmuxd.core.fold import apply
+    from rollmuxd.core.apply import apply
     from rollmuxd.core.state import State
-    from rollmuxd.daemon.journal import Journal
-    from rollmuxd.daemon.journal_care import Keep, Keeper
-    from rollmuxd.daemon.keys import ApiKey, Role
+    from rollmuxd.daemon.access.keys import ApiKey, Role
+    from rollmuxd.daemon.journal.retention import Keep, Keeper
+    from rollmuxd.daemon.journal.store import Journal
 
     played = play(scenario)
     facts = [f.decode(body) for body in played.journal]

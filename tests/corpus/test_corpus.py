@@ -12,10 +12,10 @@ import pytest
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import invariants
-from rollmuxd.core.fold import apply
+from rollmuxd.core.apply import apply
 from rollmuxd.core.state import State
-from rollmuxd.daemon.journal import Journal
-from rollmuxd.daemon.journal_file import FORMAT
+from rollmuxd.daemon.journal.file import FORMAT
+from rollmuxd.daemon.journal.store import Journal
 
 HERE = Path(__file__).parent
 JOURNALS = sorted(HERE.glob("*/*.journal"))

@@ -12,15 +12,15 @@ from memory_journal import MemoryJournal
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
+from rollmuxd.core.apply import apply
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect, Observe
 from rollmuxd.core.errors import BrokenInvariant, UnknownThing
-from rollmuxd.core.fold import apply
 from rollmuxd.core.model import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon.clock import SystemClock
-from rollmuxd.daemon.driver import Driver
-from rollmuxd.daemon.journal import Journal
+from rollmuxd.daemon.journal.store import Journal
+from rollmuxd.daemon.writer import Driver
 
 
 class TinyCore:

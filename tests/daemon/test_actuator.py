@@ -26,8 +26,8 @@ from rollmuxd.core.inputs import (
     OrderNotBegun,
 )
 from rollmuxd.core.state import State
-from rollmuxd.daemon.actuator import Actuator
-from rollmuxd.daemon.asking import STOPS_S, STUCK_AT_MOST, NoAnswer, ask
+from rollmuxd.daemon.hosts.actuator import Actuator
+from rollmuxd.daemon.hosts.plugin_calls import STOPS_S, STUCK_AT_MOST, NoAnswer, ask
 from rollmuxd.spi import ContactLost, DriverTraits, NotDone, Probed, Sight
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]

@@ -27,9 +27,11 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.inputs import HostSpec, RegisterJob
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.daemon import app, doctor, driver, journal_care, journal_tools
+from rollmuxd.daemon import app, doctor, writer
 from rollmuxd.daemon.app import CannotStart, make_policy, serve
-from rollmuxd.daemon.journal import Journal
+from rollmuxd.daemon.journal import backup as journal_tools
+from rollmuxd.daemon.journal import retention
+from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.settings import BadSettings, JournalTable, Settings, load_settings
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.e2e]
@@ -694,8 +696,8 @@ async def many_facts(state_dir):
 
 async def test_systemd_is_told_of_a_long_replay_and_gives_it_time(settings, monkeypatch, tmp_path):
     await many_facts(tmp_path / "state")
-    monkeypatch.setattr(driver, "REPLAYED_AT_ONCE", 400)
-    monkeypatch.setattr(driver, "TOLD_EVERY_S", 0)
+    monkeypatch.setattr(writer, "REPLAYED_AT_ONCE", 400)
+    monkeypatch.setattr(writer, "TOLD_EVERY_S", 0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.setblocking(False)
@@ -709,7 +711,7 @@ async def test_systemd_is_told_of_a_long_replay_and_gives_it_time(settings, monk
 
 async def test_a_signal_in_a_long_replay_ends_it_and_nothing_is_written(settings, monkeypatch, tmp_path):
     await many_facts(tmp_path / "state")
-    monkeypatch.setattr(driver, "REPLAYED_AT_ONCE", 10)
+    monkeypatch.setattr(writer, "REPLAYED_AT_ONCE", 10)
     facts_after, read = Journal._facts_after, []
 
     def replayed(self, tip):
@@ -745,7 +747,7 @@ async def test_the_daemon_takes_as_many_open_files_as_it_may_have():
 
 
 async def test_a_running_daemon_is_backed_up_compacted_and_restarted_on_what_is_left(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr(journal_care, "FIRST_S", 0)
+    monkeypatch.setattr(retention, "FIRST_S", 0)
     # Facts of two days ago, as if it had run since.
     ago = int(time.time() * 1000) - 2 * 86_400_000
     journal = Journal.open(tmp_path / "state")

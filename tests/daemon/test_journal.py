@@ -23,9 +23,10 @@ from patience import PATIENCE_S
 
 from rollmuxd.core.facts import HostAdded, SlotQueued
 from rollmuxd.core.inputs import HostSpec
-from rollmuxd.daemon import journal as journal_module
-from rollmuxd.daemon import journal_file
-from rollmuxd.daemon.journal import (
+from rollmuxd.daemon.access.keys import ApiKey, Role
+from rollmuxd.daemon.journal import file
+from rollmuxd.daemon.journal import store as journal_module
+from rollmuxd.daemon.journal.store import (
     RESERVE_BYTES,
     Journal,
     JournalFailed,
@@ -33,7 +34,6 @@ from rollmuxd.daemon.journal import (
     JournalRefused,
     refuse_remote,
 )
-from rollmuxd.daemon.keys import ApiKey, Role
 
 pytestmark = pytest.mark.asyncio
 
@@ -114,8 +114,8 @@ async def test_a_large_snapshot_is_kept_compressed_and_read_as_it_was(tmp_path):
 
 async def test_a_large_snapshot_is_not_kept_when_a_commit_failed_while_it_was_compressed(tmp_path, monkeypatch):
     """The facts that it is of may not have been written, and others of their numbers be written since."""
-    recovered, pack = threading.Event(), journal_file.packed
-    monkeypatch.setattr(journal_file, "packed", lambda body: recovered.wait(PATIENCE_S) and pack(body))
+    recovered, pack = threading.Event(), file.packed
+    monkeypatch.setattr(file, "packed", lambda body: recovered.wait(PATIENCE_S) and pack(body))
     journal = FaultyJournal.open(tmp_path)
     journal.fault = sqlite3.OperationalError("disk I/O error")
     lost, kept = journal.append([(1, host(1))]), journal.snapshot(1, LARGE)
@@ -325,7 +325,7 @@ import asyncio, sys
 from pathlib import Path
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
-from rollmuxd.daemon.journal import Journal
+from rollmuxd.daemon.journal.store import Journal
 
 async def main():
     journal = Journal.open(Path(sys.argv[1]))

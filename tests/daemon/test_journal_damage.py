@@ -14,7 +14,7 @@ import structlog
 
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
-from rollmuxd.daemon.journal import Journal, JournalDamaged, JournalError
+from rollmuxd.daemon.journal.store import Journal, JournalDamaged, JournalError
 
 pytestmark = pytest.mark.asyncio
 

@@ -20,13 +20,13 @@ from patience import PATIENCE_S
 from rollmuxd.core.config import Config
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec, Start
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.daemon import journal_file
 from rollmuxd.daemon.clock import SystemClock
-from rollmuxd.daemon.driver import Driver, Unavailable
-from rollmuxd.daemon.journal import Journal, JournalFailed
-from rollmuxd.daemon.journal_tools import check
+from rollmuxd.daemon.journal import file
+from rollmuxd.daemon.journal.backup import check
+from rollmuxd.daemon.journal.store import Journal, JournalFailed
+from rollmuxd.daemon.writer import Driver, Unavailable
+from rollmuxd.policies.rollmux import RollMux
 
 ALONE = ["unshare", "--user", "--map-root-user", "--mount"]
 
@@ -35,8 +35,8 @@ import asyncio, json, os, resource, signal, subprocess, sys
 from pathlib import Path
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
-from rollmuxd.daemon.journal import Journal, JournalFailed, JournalRefused
-from rollmuxd.daemon.journal_tools import check
+from rollmuxd.daemon.journal.store import Journal, JournalFailed, JournalRefused
+from rollmuxd.daemon.journal.backup import check
 
 disk = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], check=True)
@@ -209,8 +209,8 @@ def test_what_is_written_anew_on_a_disk_that_gets_full_says_so_and_leaves_nothin
     said = scenario(
         tmp_path,
         """
-        from rollmuxd.daemon.journal_care import Keep, compact
-        from rollmuxd.daemon.journal_tools import backup, restore
+        from rollmuxd.daemon.journal.retention import Keep, compact
+        from rollmuxd.daemon.journal.backup import backup, restore
 
         async def main():
             state = disk / "state"
@@ -337,7 +337,7 @@ async def test_a_writer_that_cannot_read_its_journal_goes_on_trying(tmp_path, mo
     )
     async with anyio.create_task_group() as tasks:
         await tasks.start(driver.run)
-        connect, tried = journal_file.connect, []
+        connect, tried = file.connect, []
 
         def no_file_is_left(path, *, readonly=False):
             if readonly and len(tried) < 3:
@@ -345,7 +345,7 @@ async def test_a_writer_that_cannot_read_its_journal_goes_on_trying(tmp_path, mo
                 return sqlite3.connect(f"file:{tmp_path}/no/such?mode=ro", uri=True)
             return connect(path, readonly=readonly)
 
-        monkeypatch.setattr(journal_file, "connect", no_file_is_left)
+        monkeypatch.setattr(file, "connect", no_file_is_left)
         driver._end(Unavailable("a commit failed"))
         with anyio.fail_after(PATIENCE_S):
             while not driver._up:

@@ -18,12 +18,12 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.model import Fence, JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.daemon.actuator import Actuator
 from rollmuxd.daemon.clock import SystemClock
-from rollmuxd.daemon.driver import Driver, Numbered
-from rollmuxd.daemon.reconcile import Observer
+from rollmuxd.daemon.hosts.actuator import Actuator
+from rollmuxd.daemon.hosts.observer import Observer
+from rollmuxd.daemon.writer import Driver, Numbered
+from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import HostConfig, Sight
 from rollmuxd_backend_mock.backend import MockBackend
 from rollmuxd_backend_mock.faults import Faults

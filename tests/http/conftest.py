@@ -14,20 +14,20 @@ from patience import PATIENCE_S
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.effects import Observe, Perform
 from rollmuxd.core.inputs import GpuSight, HostSeen, HostSpec, NodeSpec, OrderDone, OrderFailed, Start
-from rollmuxd.daemon.access import PEER_EXTENSION, Peer
-from rollmuxd.daemon.actuator import Seen
+from rollmuxd.daemon.access.gate import PEER_EXTENSION, Peer
+from rollmuxd.daemon.access.keys import Role, new_key
+from rollmuxd.daemon.access.owner_limits import scheduler_of
 from rollmuxd.daemon.app import make_policy
-from rollmuxd.daemon.channel import ChannelHub
 from rollmuxd.daemon.clock import SystemClock
-from rollmuxd.daemon.driver import Driver
+from rollmuxd.daemon.hosts.actuator import Seen
+from rollmuxd.daemon.hosts.channel import ChannelHub
 from rollmuxd.daemon.http import background
 from rollmuxd.daemon.http.app import make_app
-from rollmuxd.daemon.keys import Role, new_key
 from rollmuxd.daemon.metrics import Metrics
-from rollmuxd.daemon.owners import scheduler_of
-from rollmuxd.daemon.reckoning import Today
 from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.settings import Settings
+from rollmuxd.daemon.usage.daily import Today
+from rollmuxd.daemon.writer import Driver
 from rollmuxd.spi import NotDone, Output
 
 ROLLOUT, TRAIN = "h1/gpu0-1", "h1/gpu2-3"

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.fold import apply
+from rollmuxd.core.apply import apply
 from rollmuxd.core.inputs import HostSpec, NodeSpec
 from rollmuxd.core.model import JobSpec, JobStatus, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
-from rollmuxd.daemon.report import Books, Ledger
+from rollmuxd.daemon.usage.ledger import Books, Ledger
 from rollmuxd.sim import swarm
 from rollmuxd.sim.world import World
 

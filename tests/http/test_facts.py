@@ -8,9 +8,9 @@ import pytest
 from rollmuxd.core.facts import JobRegistered, SlotOver, SlotQueued
 from rollmuxd.core.model import JobSpec
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access import Caller
-from rollmuxd.daemon.belongs import Belongs, wanted
-from rollmuxd.daemon.keys import Role
+from rollmuxd.daemon.access.audience import Belongs, wanted
+from rollmuxd.daemon.access.gate import Caller
+from rollmuxd.daemon.access.keys import Role
 
 pytestmark = pytest.mark.asyncio
 #: the longest that a call may wait, and a limit for what comes before that

@@ -7,7 +7,7 @@ import pytest
 from patience import PATIENCE_S
 
 from rollmuxd.core.model import JobMove, JobStatus, NodeStatus, SlotStatus
-from rollmuxd.daemon.actuator import Seen
+from rollmuxd.daemon.hosts.actuator import Seen
 
 pytestmark = pytest.mark.asyncio
 

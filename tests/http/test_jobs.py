@@ -9,13 +9,13 @@ import pytest
 from patience import PATIENCE_S
 
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.explain import Explainer
 from rollmuxd.core.model import Job, JobSpec, JobStatus, NodeStatus, PhaseSpec, SessionStatus, Want
 from rollmuxd.core.policy import Refusal
 from rollmuxd.core.state import State
-from rollmuxd.daemon.actuator import Seen
-from rollmuxd.daemon.http.why import WhyJobsWait
-from rollmuxd.daemon.told import Told
+from rollmuxd.daemon.access.visibility import Told
+from rollmuxd.daemon.hosts.actuator import Seen
+from rollmuxd.daemon.http.wait_reasons import WhyJobsWait
+from rollmuxd.explain.explainer import Explainer
 from rollmuxd.spi import Output
 
 pytestmark = pytest.mark.asyncio

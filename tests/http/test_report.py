@@ -15,7 +15,7 @@ import pytest
 from rollmuxd.core import facts as f
 from rollmuxd.core.inputs import HostSpec, NodeSpec
 from rollmuxd.core.model import Fence, JobSpec, JobStatus, OrderKind, PhaseSpec, StateSpec, Want
-from rollmuxd.daemon.report import Ledger, as_csv
+from rollmuxd.daemon.usage.ledger import Ledger, as_csv
 
 MINUTE = 60_000
 R, T = ("h/gpu0", "h/gpu1"), ("h/gpu2", "h/gpu3", "h/gpu4", "h/gpu5")

@@ -6,7 +6,7 @@ import pytest
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.model import JobStatus
-from rollmuxd.daemon.keys import Role
+from rollmuxd.daemon.access.keys import Role
 
 pytestmark = pytest.mark.asyncio
 

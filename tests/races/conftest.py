@@ -18,16 +18,16 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core import model as m
+from rollmuxd.core.apply import apply
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.effects import Observe, Perform, Probe
-from rollmuxd.core.explain import Explainer
-from rollmuxd.core.fold import apply
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.daemon.actuator import Actuator
 from rollmuxd.daemon.clock import SystemClock
-from rollmuxd.daemon.driver import Driver
+from rollmuxd.daemon.hosts.actuator import Actuator
+from rollmuxd.daemon.writer import Driver
+from rollmuxd.explain.explainer import Explainer
+from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import HostConfig
 from rollmuxd.spi.fakes import SlowBackend, WrappedResidency
 from rollmuxd_backend_mock import MockBackend, MockResidency

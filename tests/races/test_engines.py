@@ -20,11 +20,11 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core import model as m
 from rollmuxd.core.config import Config
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.daemon import actuator as acting
 from rollmuxd.daemon.clock import SystemClock
-from rollmuxd.daemon.driver import Driver
+from rollmuxd.daemon.hosts import actuator as acting
+from rollmuxd.daemon.writer import Driver
+from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import Ran
 from rollmuxd.spi.fake_engines import EngineHost
 from rollmuxd_sglang import SglangResidency

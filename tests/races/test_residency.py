@@ -9,7 +9,7 @@ import pytest
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core.explain import Explainer
+from rollmuxd.explain.explainer import Explainer
 from rollmuxd.spi import NotDone
 from rollmuxd.spi.fakes import (
     CrashingBackend,

@@ -9,14 +9,14 @@ import msgspec
 from rollmuxd.core import facts as core_facts
 from rollmuxd.core.facts import AnyFact, Fact
 from rollmuxd.core.model import Millis
-from rollmuxd.daemon import journal as on_disk
-from rollmuxd.daemon.journal import SNAPSHOTS_KEPT, Day, JournalFailed, Past, Unreadable, until_large
-from rollmuxd.daemon.journal_file import Lost
-from rollmuxd.daemon.keys import ApiKey
+from rollmuxd.daemon.access.keys import ApiKey
+from rollmuxd.daemon.journal import store as on_disk
+from rollmuxd.daemon.journal.file import Lost
+from rollmuxd.daemon.journal.store import SNAPSHOTS_KEPT, Day, JournalFailed, Past, Unreadable, until_large
 
 
 class MemoryJournal:
-    """The contract of :class:`~rollmuxd.daemon.journal.Journal` without a disk; one suite tests both.
+    """The contract of :class:`~rollmuxd.daemon.journal.store.Journal` without a disk; one suite tests both.
 
     ``failing``, while set, is what every commit fails with.
     """

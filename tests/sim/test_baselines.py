@@ -13,10 +13,10 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
 from rollmuxd.core.model import Dispatch, JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Leg
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.core.wheel import period_ms, work_conserving_ms
+from rollmuxd.policies.rollmux import RollMux
+from rollmuxd.policies.schedule import period_ms, work_conserving_ms
 from rollmuxd.sim import baselines
 from rollmuxd.sim.baselines import CONTENDERS, makespan_ms
 from rollmuxd.sim.contender import Contender, RollMuxPaper

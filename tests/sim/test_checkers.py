@@ -14,12 +14,13 @@ from msgspec.structs import replace
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import rotation, turns
+from rollmuxd.core import order
 from rollmuxd.core.config import Config
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import Fence, JobSpec, OrderKind, Park, PhaseSpec, StateSpec, Want
-from rollmuxd.core.placement import RollMux
+from rollmuxd.core.steps import dispatch
+from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.sim import world
 from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.checkers import OF_NO_CONSEQUENCE, Asked, Witness
@@ -402,7 +403,7 @@ def test_a_slot_that_is_over_while_it_runs_is_caught(pair):
 
 
 def test_a_wheel_whose_order_nobody_keeps_is_caught(monkeypatch):
-    monkeypatch.setattr(turns, "next_on", lambda c, group, node: next(
+    monkeypatch.setattr(dispatch, "next_on", lambda c, group, node: next(
         (index for index, visit in enumerate(group.wheel) if c.state.jobs[visit.job].queued is not None
          and c.state.slots[c.state.jobs[visit.job].queued].phase == visit.phase), None))  # fmt: skip
     with pytest.raises(BrokenInvariant, match="visits_come_in_the_order_of_the_wheel"):
@@ -410,8 +411,8 @@ def test_a_wheel_whose_order_nobody_keeps_is_caught(monkeypatch):
 
 
 def test_a_line_in_which_the_last_is_first_is_caught(monkeypatch):
-    kept = rotation.Rotation.line
-    monkeypatch.setattr(rotation.Rotation, "line", lambda *args: kept(*args)[::-1])
+    kept = order.Rotation.line
+    monkeypatch.setattr(order.Rotation, "line", lambda *args: kept(*args)[::-1])
     with pytest.raises(BrokenInvariant, match="first_come_first_served"):
         history(job("X"), job("Y"), job("Z"), policy=CONTENDERS["rollmux-artifact"])
 
@@ -423,8 +424,8 @@ def by_credit() -> list[Heard]:
 
 
 def test_a_line_in_which_who_has_most_credit_is_first_is_caught(monkeypatch):
-    kept = rotation._standing
-    monkeypatch.setattr(rotation, "_standing", lambda *args: (*kept(*args)[:2], -kept(*args)[2]))
+    kept = order._standing
+    monkeypatch.setattr(order, "_standing", lambda *args: (*kept(*args)[:2], -kept(*args)[2]))
     with pytest.raises(BrokenInvariant, match="who_is_least_ahead_goes_first"):
         history(job("X", slo=5.0), job("Y", slo=5.0), job("Z", slo=2.5), policy=BY_CREDIT)
 
@@ -458,7 +459,7 @@ def test_a_visit_that_is_passed_while_it_is_asked_for_is_caught(monkeypatch):
             return True
         return False
 
-    monkeypatch.setattr(turns, "may_skip", once)
+    monkeypatch.setattr(dispatch, "may_skip", once)
     with pytest.raises(BrokenInvariant, match="nobody_is_passed_over_who_could_go"):
         history(job("X"), job("Y"), job("Z"))
 

@@ -13,9 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
-from rollmuxd.core import loom_plan, loom_words
-from rollmuxd.core.loom import Loom
 from rollmuxd.daemon.settings import Settings
+from rollmuxd.policies.loom import model, plan
+from rollmuxd.policies.loom.policy import Loom
 from rollmuxd.sim import fluid, optimal
 from rollmuxd.sim.compare import Capped, Task, contender, perform
 from rollmuxd.sim.contender import LOOM, Contender, Moving, RollMuxPaper
@@ -160,11 +160,11 @@ class WheelPlanner(Planner):
             known = self.pools.get(name)
             if known is not None:
                 dollars = price / MICRO or _LEAST_PRICE
-                rooms[name] = loom_words.Room(dollars, dollars, known.ram_mb, known.gpu_mb or inf)
-        self._wheels = loom_plan.Planner(rooms)
+                rooms[name] = model.Room(dollars, dollars, known.ram_mb, known.gpu_mb or inf)
+        self._wheels = plan.Planner(rooms)
         self._mine = {id(need): self._wheel_need(need) for need in self.needs}
 
-    def _wheel_need(self, need: Need) -> loom_words.Need:
+    def _wheel_need(self, need: Need) -> model.Need:
         pools = {self.part_pool: need.part, WHOLE: need.whole}
         phases = tuple(
             (
@@ -184,7 +184,7 @@ class WheelPlanner(Planner):
             for pool, states in ((self.part_pool, need.part_states), (WHOLE, need.whole_states))
             if states
         )
-        return loom_words.Need(
+        return model.Need(
             job=need.name,
             phases=phases,
             widths=tuple((pool, width) for pool, width in pools.items() if width),

@@ -4,11 +4,11 @@ import pytest
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
-from rollmuxd.core import moving
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, StateStatus, Want
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.state import State
+from rollmuxd.core.steps import move as moving
+from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.sim import swarm, world
 from rollmuxd.sim.contender import Moving
 from rollmuxd.sim.restless import Restless

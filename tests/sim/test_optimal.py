@@ -18,10 +18,10 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
 from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Leg
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.core.wheel import period_ms
+from rollmuxd.policies.rollmux import RollMux
+from rollmuxd.policies.schedule import period_ms
 from rollmuxd.sim import optimal
 from rollmuxd.sim.optimal import Search, cheapest
 from rollmuxd.sim.workload import Impossible, Pool, SimJob, Workload

@@ -40,8 +40,8 @@ from rollmuxd.core.inputs import (
     Start,
 )
 from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.sim.workload import Malformed, Options, SimJob, Workload
 from rollmuxd.sim.workloads import names, read
 

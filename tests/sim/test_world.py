@@ -296,8 +296,8 @@ def whatever_nobody_holds(cycle, job, slot, nodes):
 
 
 def test_a_broken_promise_says_where_and_when(monkeypatch):
-    monkeypatch.setattr("rollmuxd.core.turns.make_room", lambda *_: True)
-    monkeypatch.setattr("rollmuxd.core.turns.claimable", whatever_nobody_holds)
+    monkeypatch.setattr("rollmuxd.core.steps.dispatch.make_room", lambda *_: True)
+    monkeypatch.setattr("rollmuxd.core.steps.dispatch.claimable", whatever_nobody_holds)
     with pytest.raises(BrokenInvariant) as broken:
         Watched(job("X", iterations=2), job("Y", iterations=2), nodes=1)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rollmuxd.cli.calls import Failed, print_json
+from rollmuxd.cli.common import Failed, print_json
 from rollmuxd.cli.demo.reached import BACKENDS
 
 if TYPE_CHECKING:

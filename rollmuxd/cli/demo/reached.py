@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rollmuxd.cli.calls import Failed
+from rollmuxd.cli.common import Failed
 
 if TYPE_CHECKING:
     from rollmuxd.cli.demo.run import Children

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self, TypeAlias
 
-from rollmuxd.cli.calls import Failed, connect
+from rollmuxd.cli.common import Failed, connect
 from rollmuxd.cli.demo.measure import JobRecord, RunRecord, core_gain
 from rollmuxd.cli.demo.reached import Reached
 

@@ -5,9 +5,9 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from rollmuxd.daemon.access import FailedLogins, Gate, Rates
-from rollmuxd.daemon.http import glue, openapi
-from rollmuxd.daemon.http.glue import Endpoint, Shared
+from rollmuxd.daemon.access.gate import FailedLogins, Gate, Rates
+from rollmuxd.daemon.http import openapi, routing
+from rollmuxd.daemon.http.origin_check import Sites
 from rollmuxd.daemon.http.routes import (
     channel,
     facts,
@@ -23,7 +23,7 @@ from rollmuxd.daemon.http.routes import (
     slots,
     web,
 )
-from rollmuxd.daemon.http.sites import Sites
+from rollmuxd.daemon.http.routing import Endpoint, Shared
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
 
@@ -66,4 +66,4 @@ def make_app(services: Services, metrics: Metrics | None = None) -> ASGIApp:
         rates=Rates(per_s, limits.calls_burst_s) if per_s else None,
         calls_per_s=per_s,
     )
-    return glue.router(shared, list(ENDPOINTS))
+    return routing.router(shared, list(ENDPOINTS))

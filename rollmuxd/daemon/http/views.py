@@ -29,11 +29,11 @@ from rollmuxd.core.model import (
     SlotStatus,
 )
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.daemon.access import Caller
-from rollmuxd.daemon.actuator import Seen
-from rollmuxd.daemon.http import answers
+from rollmuxd.daemon.access.gate import Caller
+from rollmuxd.daemon.access.visibility import Told
+from rollmuxd.daemon.hosts.actuator import Seen
+from rollmuxd.daemon.http import models
 from rollmuxd.daemon.question import Copy
-from rollmuxd.daemon.told import Told
 from rollmuxd.wire import answers as wire
 
 T = TypeVar("T")
@@ -236,7 +236,7 @@ def slot_view(told: Told, slot: Slot, job: Job, caller: Caller, now: Millis, *, 
 # ---- inventory -------------------------------------------------------------------------------------------------------
 
 
-def node_view(told: Told, node: Node, seen: Mapping[GpuId, Seen]) -> answers.NodeView:
+def node_view(told: Told, node: Node, seen: Mapping[GpuId, Seen]) -> models.NodeView:
     """One node, with what was last seen on its GPUs. Jobs of other owners are named by their ids only.
 
     Which processes were seen is for those who may know of every job that can have some there: a pid and a user tell
@@ -246,7 +246,7 @@ def node_view(told: Told, node: Node, seen: Mapping[GpuId, Seen]) -> answers.Nod
     holders = (core.state.slots[gpu.holder].job for gpu in node.gpus.values() if gpu.holder is not None)
     stains = (gpu.stain for gpu in node.gpus.values() if gpu.stain is not None)
     told_whose = all(told.may_read(core.state.jobs[job]) for job in {*node.pinned, *holders, *stains})
-    return answers.NodeView(
+    return models.NodeView(
         node=node.id,
         host=node.host,
         status=str(node.status),
@@ -266,10 +266,10 @@ def node_view(told: Told, node: Node, seen: Mapping[GpuId, Seen]) -> answers.Nod
     )
 
 
-def _gpu_view(name: GpuId, gpu: Gpu, seen: Seen | None, *, processes: bool) -> answers.GpuView:
+def _gpu_view(name: GpuId, gpu: Gpu, seen: Seen | None, *, processes: bool) -> models.GpuView:
     if seen is None:
-        return answers.GpuView(gpu=name, holder=gpu.holder, stain=gpu.stain)
-    return answers.GpuView(
+        return models.GpuView(gpu=name, holder=gpu.holder, stain=gpu.stain)
+    return models.GpuView(
         gpu=name,
         holder=gpu.holder,
         stain=gpu.stain,
@@ -279,10 +279,10 @@ def _gpu_view(name: GpuId, gpu: Gpu, seen: Seen | None, *, processes: bool) -> a
     )
 
 
-def _pinned(told: Told, nodes: Iterable[Node]) -> list[answers.PinnedJob]:
+def _pinned(told: Told, nodes: Iterable[Node]) -> list[models.PinnedJob]:
     """The jobs that are placed on these nodes, each once."""
     ids = dict.fromkeys(job for node in nodes for job in node.pinned)
-    return [answers.PinnedJob(job=job, name=_name_of(told, job)) for job in ids]
+    return [models.PinnedJob(job=job, name=_name_of(told, job)) for job in ids]
 
 
 def _name_of(told: Told, job_id: JobId) -> str:
@@ -291,11 +291,11 @@ def _name_of(told: Told, job_id: JobId) -> str:
     return job.spec.name if job is not None and told.may_read(job) else ""
 
 
-def host_view(told: Told, host: Host) -> answers.HostView:
+def host_view(told: Told, host: Host) -> models.HostView:
     """One host."""
     core = told.core
     nodes = [core.state.nodes[name] for name in host.nodes if name in core.state.nodes]
-    return answers.HostView(
+    return models.HostView(
         host=host.id,
         backend=host.backend,
         ram_gb=host.ram_mb / 1000,

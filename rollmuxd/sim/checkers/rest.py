@@ -13,18 +13,18 @@ from typing import Final, NamedTuple, TypeAlias
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import moving
-from rollmuxd.core.admission import admit
-from rollmuxd.core.cycle import Cycle
+from rollmuxd.core.context import Cycle
 from rollmuxd.core.decision import Decision
 from rollmuxd.core.effects import Effect
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.letting_go import drained_if_empty, end_reclaims, finish_release, park_own, settle
 from rollmuxd.core.model import HostId, Millis, SlotStatus, StateStatus
-from rollmuxd.core.rotation import Rotation
+from rollmuxd.core.order import Rotation
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.core.soft import Soft
-from rollmuxd.core.turns import dispatch, grant_if_loaded
+from rollmuxd.core.steps import move
+from rollmuxd.core.steps.admit import admit
+from rollmuxd.core.steps.dispatch import dispatch, grant_if_loaded
+from rollmuxd.core.steps.reclaim import drained_if_empty, end_reclaims, finish_release, park_own, settle
+from rollmuxd.core.timers import Soft
 
 
 class WouldRecord(Exception):
@@ -102,9 +102,9 @@ def _drains(c: Cycle) -> Iterator[Question]:
 
 def _moves(c: Cycle) -> Iterator[Question]:
     for name in c.state.moving:
-        yield name, partial(moving.advance, c, c.state.jobs[name])
+        yield name, partial(move.advance, c, c.state.jobs[name])
     for name in c.state.leaving:
-        yield name, partial(moving.tidy, c, c.state.jobs[name])
+        yield name, partial(move.tidy, c, c.state.jobs[name])
 
 
 def _dispatches(c: Cycle) -> Iterator[Question]:

@@ -9,12 +9,12 @@ from rollmuxd.core.inputs import DeclareClear, DrainNode, Input, UndrainNode
 from rollmuxd.core.model import HostId, JobId, Millis, Node, NodeId, NodeStatus
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
+from rollmuxd.daemon.access.keys import Role
+from rollmuxd.daemon.access.visibility import Told
 from rollmuxd.daemon.http import views
-from rollmuxd.daemon.http.answers import HostPage, HostView, NodePage, NodeView
-from rollmuxd.daemon.http.glue import Call, Query, Routes
+from rollmuxd.daemon.http.models import HostPage, HostView, NodePage, NodeView
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
-from rollmuxd.daemon.keys import Role
-from rollmuxd.daemon.told import Told
+from rollmuxd.daemon.http.routing import Call, Query, Routes
 from rollmuxd.wire.answers import GroupPage, GroupView, PoolPage, PoolView
 from rollmuxd.wire.requests import DrainBody, ReasonBody
 

@@ -11,13 +11,13 @@ from rollmuxd.core.inputs import EndJob, PauseJob, RegisterJob, ReinstateJob, Re
 from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access import Caller, Forbidden, check_act, find_job
+from rollmuxd.daemon.access.gate import Caller, Forbidden, check_act, find_job
+from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.background import ask, copy_of
-from rollmuxd.daemon.http.glue import Call, Query, Routes, status_of_job
 from rollmuxd.daemon.http.limits import REGISTRATION, fitting
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
-from rollmuxd.daemon.keys import Role
+from rollmuxd.daemon.http.routing import Call, Query, Routes, status_of_job
 from rollmuxd.daemon.settings import DefaultsTable
 from rollmuxd.spi import Residency, TakesOptions
 from rollmuxd.wire.answers import Explanation, JobPage, JobView, RegisteredView

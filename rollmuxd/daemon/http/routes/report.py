@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from rollmuxd.core.model import Millis
 from rollmuxd.daemon.http import problems
-from rollmuxd.daemon.http.glue import Call, Plain, Query, Routes
 from rollmuxd.daemon.http.problems import Refusal
+from rollmuxd.daemon.http.routing import Call, Plain, Query, Routes
 from rollmuxd.daemon.http.views import iso
-from rollmuxd.daemon.reckoning import FactsGone, reckon
-from rollmuxd.daemon.report import as_csv
+from rollmuxd.daemon.usage.daily import FactsGone, reckon
+from rollmuxd.daemon.usage.ledger import as_csv
 from rollmuxd.wire.answers import ReportView
 
 routes = Routes("report")

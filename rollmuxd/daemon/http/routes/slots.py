@@ -33,14 +33,14 @@ from rollmuxd.core.model import (
 )
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access import find_job, find_slot
-from rollmuxd.daemon.driver import Unavailable
+from rollmuxd.daemon.access.gate import find_job, find_slot
+from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.http import problems, views
-from rollmuxd.daemon.http.glue import Call, ClientGone, Parked, Query, Routes
 from rollmuxd.daemon.http.limits import fitting
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
-from rollmuxd.daemon.keys import Role
+from rollmuxd.daemon.http.routing import Call, ClientGone, Parked, Query, Routes
+from rollmuxd.daemon.writer import Unavailable
 from rollmuxd.wire.answers import ReleaseView, SlotPage, SlotView
 from rollmuxd.wire.requests import GrowBody, ReasonBody, ReleaseBody, ShrinkBody, SlotBody
 
