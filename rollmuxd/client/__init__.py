@@ -2,6 +2,6 @@
 
 Read in this order: ``job`` (what users write), ``session`` (the conversation behind it, as flows), ``retry`` (what a
 flow is), ``calls`` (each call as data), ``sync`` and ``aio`` (the two senders), ``transport`` (the only httpx).
-Beside them: ``heartbeat`` (the job's side) and ``heartbeat_process`` (a process of its own), ``channel`` (load and park),
+Beside them: ``heartbeat`` (the side of the job), ``heartbeat_process`` (a process), ``channel`` (load and park),
 ``rank_group`` (followers).
 """

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from rollmuxd.client.heartbeat import Listener, Pulse
+    from rollmuxd.client.heartbeat import Heartbeat, Listener
 
 
 class Fake(Protocol):
@@ -17,7 +17,7 @@ class Fake(Protocol):
         """An httpx transport, for sync and async."""
         ...
 
-    def pulse(self, listener: "Listener") -> "Pulse":
+    def pulse(self, listener: "Listener") -> "Heartbeat":
         """Take the place of the heartbeat process."""
         ...
 

@@ -40,7 +40,7 @@ class Listener(Protocol):
         ...
 
 
-class Pulse(Protocol):
+class Heartbeat(Protocol):
     """Keeps the session alive."""
 
     def session(self, view: SessionView) -> None:

@@ -1,7 +1,7 @@
 """The API for training loops: :func:`job`, its phases, and the slots that they run in.
 
 A phase is one object: a context manager and, in a hat, a decorator. :class:`Job` and :class:`AsyncJob` differ in how
-they run the flows of :class:`~rollmuxd.client.runtime.Life`, and in nothing else.
+they run the flows of :class:`~rollmuxd.client.runtime.Runtime`, and in nothing else.
 """
 
 import functools
@@ -21,7 +21,7 @@ from rollmuxd.client.errors import beside, why_it_ends
 from rollmuxd.client.rank_group import Store
 from rollmuxd.client.registration import call_with_known, registration
 from rollmuxd.client.retry import Flow
-from rollmuxd.client.runtime import Life, Options
+from rollmuxd.client.runtime import Options, Runtime
 from rollmuxd.client.session import Held
 from rollmuxd.wire.answers import Directive
 from rollmuxd.wire.requests import RegisterBody
@@ -39,8 +39,8 @@ _MEASURES = 32
 class Slot:
     """The GPUs of one phase, for as long as it runs. Without a daemon it holds nothing."""
 
-    def __init__(self, life: Life[Any], phase: str, held: Held | None = None) -> None:
-        self._life = life
+    def __init__(self, life: Runtime[Any], phase: str, held: Held | None = None) -> None:
+        self._runtime = life
         #: what the client itself keeps of it
         self.held = held
         self.phase = phase
@@ -81,7 +81,7 @@ class Slot:
 
     def progress(self, done: int, total: int) -> None:
         """Say how far the work is. Cheap: it goes out with the next heartbeat."""
-        self._life.progress(max(0, int(done)), max(0, int(total)))
+        self._runtime.progress(max(0, int(done)), max(0, int(total)))
 
     def measure(self, **figures: float) -> None:
         """Keep figures (tokens, reward, peak memory) with the record of this slot; the last of a name counts.
@@ -99,11 +99,11 @@ class Slot:
 
     def shrink(self, keep: Iterable[str]) -> None:
         """Give all GPUs back but ``keep``, after having cleared the others. Raises :class:`Refused`."""
-        self._life.run(self._life.shrinking(self, list(keep)))
+        self._runtime.run(self._runtime.shrinking(self, list(keep)))
 
     def grow(self) -> None:
         """Take all GPUs of the phase back, as a directive has offered. Raises :class:`Refused`."""
-        self._life.run(self._life.growing(self))
+        self._runtime.run(self._runtime.growing(self))
 
 
 class AsyncSlot(Slot):
@@ -111,28 +111,28 @@ class AsyncSlot(Slot):
 
     async def shrink(self, keep: Iterable[str]) -> None:  # type: ignore[override]
         """Give all GPUs back but ``keep``, after having cleared the others. Raises :class:`Refused`."""
-        await self._life.arun(self._life.shrinking(self, list(keep)))
+        await self._runtime.arun(self._runtime.shrinking(self, list(keep)))
 
     async def grow(self) -> None:  # type: ignore[override]
         """Take all GPUs of the phase back, as a directive has offered. Raises :class:`Refused`."""
-        await self._life.arun(self._life.growing(self))
+        await self._runtime.arun(self._runtime.growing(self))
 
 
 # ---- phases ----------------------------------------------------------------------------------------------------------
 
 
 class _PhaseBase:
-    def __init__(self, life: Life[Any], name: str, then: str | None) -> None:
+    def __init__(self, life: Runtime[Any], name: str, then: str | None) -> None:
         life.check_phase(name)
         if then is not None:
             life.check_phase(then)
-        self._life = life
+        self._runtime = life
         self.name = name
         self._then = then
 
     def left(self, error: BaseException | None) -> Flow[None]:
         with beside(error, f"phase {self.name} was left"):
-            yield from self._life.leaving(self._then, error)
+            yield from self._runtime.leaving(self._then, error)
 
 
 class Phase(_PhaseBase):
@@ -143,17 +143,17 @@ class Phase(_PhaseBase):
     """
 
     def __enter__(self) -> Slot:
-        return cast("Slot", self._life.run(self._life.entering(self.name)))
+        return cast("Slot", self._runtime.run(self._runtime.entering(self.name)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._life.run(self.left(error))
+        self._runtime.run(self.left(error))
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """Run every call of a function in a slot. A coroutine function waits without blocking its loop."""
         if inspect.iscoroutinefunction(function):
-            return cast("Callable[P, T]", _in_slot(self, self._life, function))
+            return cast("Callable[P, T]", _in_slot(self, self._runtime, function))
 
         @functools.wraps(function)
         def in_slot(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -171,24 +171,24 @@ class AsyncPhase(_PhaseBase):
     """
 
     async def __aenter__(self) -> AsyncSlot:
-        return cast("AsyncSlot", await self._life.arun(self._life.entering(self.name)))
+        return cast("AsyncSlot", await self._runtime.arun(self._runtime.entering(self.name)))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if _closed(error, trace):
-            self._life.drop(self.left(error))
+            self._runtime.drop(self.left(error))
         else:
-            await self._life.arun(self.left(error))
+            await self._runtime.arun(self.left(error))
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """Run every call of a coroutine function in a slot."""
         if not inspect.iscoroutinefunction(function):
             raise TypeError(f"{function.__qualname__} is not async; decorate it with a phase of rollmuxd.job(...)")
-        return cast("Callable[P, T]", _in_slot(self, self._life, function))
+        return cast("Callable[P, T]", _in_slot(self, self._runtime, function))
 
 
-def _in_slot(phase: _PhaseBase, life: Life[Any], function: Callable[..., Any]) -> Callable[..., Any]:
+def _in_slot(phase: _PhaseBase, life: Runtime[Any], function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     async def in_slot(*args: Any, **kwargs: Any) -> Any:
         await life.arun(life.entering(phase.name))
@@ -234,31 +234,31 @@ class _Base(Generic[S]):
     def __init__(
         self, describe: Callable[[Iterable[str], str], RegisterBody], slot_kind: type[S], options: Options
     ) -> None:
-        self._life: Life[S] = Life(describe, slot_kind, options)
+        self._runtime: Runtime[S] = Runtime(describe, slot_kind, options)
         self._options = options
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._life}>"
+        return f"<{type(self).__name__} {self._runtime}>"
 
     @property
     def name(self) -> str:
         """The job's name."""
-        return self._life.name
+        return self._runtime.name
 
     @property
     def id(self) -> str:
         """The job's id with the daemon; empty before the start, and without a daemon."""
-        return self._life.id
+        return self._runtime.id
 
     @property
     def slot(self) -> S | None:
         """The slot that is held now: how a decorated function gets at its own."""
-        return self._life.slot
+        return self._runtime.slot
 
     @property
     def alone(self) -> bool:
         """Whether there is no daemon, so that phases wait for nothing. Known once the job has started."""
-        return self._life.alone
+        return self._runtime.alone
 
     def on_load(self, hook: Hook, *, pool: str | None = None) -> Hook:
         """Call ``hook(order)`` to bring state onto the GPUs (``order.pool``, ``order.gpus``, ``order.warm``).
@@ -266,15 +266,15 @@ class _Base(Generic[S]):
         It runs in a thread of its own, while the training loop waits for its slot: set the CUDA device in it. When it
         raises, the load has failed. Returns the hook, so it can be a decorator.
         """
-        return self._life.hook("load", pool, hook)
+        return self._runtime.hook("load", pool, hook)
 
     def on_park(self, hook: Hook, *, pool: str | None = None) -> Hook:
         """Call ``hook(order)`` to move state off the GPUs into host memory; see :meth:`on_load`."""
-        return self._life.hook("park", pool, hook)
+        return self._runtime.hook("park", pool, hook)
 
     def on_discard(self, hook: Hook, *, pool: str | None = None) -> Hook:
         """Call ``hook(order)`` to drop state from GPUs and host memory; see :meth:`on_load`."""
-        return self._life.hook("discard", pool, hook)
+        return self._runtime.hook("discard", pool, hook)
 
 
 class Job(_Base[Slot]):
@@ -285,28 +285,28 @@ class Job(_Base[Slot]):
 
         ``then`` names the phase that will be asked for next: it is requested in the same call that releases this one.
         """
-        return Phase(self._life, name, then)
+        return Phase(self._runtime, name, then)
 
     def start(self) -> None:
         """Register with the daemon, unless that has been done.
 
         Raises :class:`JobAlive` when another process runs this job, :class:`Unprocessable` for what can never be met.
         """
-        self._life.run(self._life.opening())
+        self._runtime.run(self._runtime.opening())
 
     def end(self, reason: str = "finished") -> None:
         """End the job, and free all it held."""
-        self._finish(self._life.ending(reason, keep=False))
+        self._finish(self._runtime.ending(reason, keep=False))
 
     def leave(self) -> None:
         """Close this process's part in good order; the job stays, for a process with the same ``idempotency_key``."""
-        self._finish(self._life.ending("", keep=True))
+        self._finish(self._runtime.ending("", keep=True))
 
     def _finish(self, flow: Flow[None]) -> None:
         try:
-            self._life.run(flow)
+            self._runtime.run(flow)
         finally:
-            self._life.close()
+            self._runtime.close()
 
     def __enter__(self) -> Self:
         self.start()
@@ -315,7 +315,7 @@ class Job(_Base[Slot]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._finish(self._life.ending(why_it_ends(error), keep=self._options.keep or self._options.left(error)))
+        self._finish(self._runtime.ending(why_it_ends(error), keep=self._options.keep or self._options.left(error)))
 
 
 class AsyncJob(_Base[AsyncSlot]):
@@ -323,30 +323,30 @@ class AsyncJob(_Base[AsyncSlot]):
 
     def phase(self, name: str, *, then: str | None = None) -> AsyncPhase:
         """Return a phase, as async context manager and decorator of coroutine functions; see :meth:`Job.phase`."""
-        return AsyncPhase(self._life, name, then)
+        return AsyncPhase(self._runtime, name, then)
 
     async def start(self) -> None:
         """Register with the daemon, unless that has been done; see :meth:`Job.start`."""
-        await self._life.arun(self._life.opening())
+        await self._runtime.arun(self._runtime.opening())
 
     async def end(self, reason: str = "finished") -> None:
         """End the job, and free all it held."""
-        await self._finish(self._life.ending(reason, keep=False))
+        await self._finish(self._runtime.ending(reason, keep=False))
 
     async def leave(self) -> None:
         """Close this process's part in good order; see :meth:`Job.leave`."""
-        await self._finish(self._life.ending("", keep=True))
+        await self._finish(self._runtime.ending("", keep=True))
 
     async def _finish(self, flow: Flow[None]) -> None:
         try:
-            await self._life.arun(flow)
+            await self._runtime.arun(flow)
         except GeneratorExit:  # as in _closed
-            self._life.close()
+            self._runtime.close()
             raise
         except BaseException:
-            await self._life.aclose()
+            await self._runtime.aclose()
             raise
-        await self._life.aclose()
+        await self._runtime.aclose()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -357,7 +357,7 @@ class AsyncJob(_Base[AsyncSlot]):
     ) -> None:
         if not _closed(error, trace):  # else it ends with its process
             await self._finish(
-                self._life.ending(why_it_ends(error), keep=self._options.keep or self._options.left(error))
+                self._runtime.ending(why_it_ends(error), keep=self._options.keep or self._options.left(error))
             )
 
 

@@ -69,7 +69,7 @@ _processes: dict[tuple[str, int], str] = {}
 _untold: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
 
 
-class Crew:
+class RankGroup:
     """One rank's view of the others."""
 
     def __init__(

@@ -20,10 +20,10 @@ from rollmuxd.client import calls, discovery, fakes, retry
 from rollmuxd.client.channel import Channel, Hook, Hooks
 from rollmuxd.client.discovery import Address
 from rollmuxd.client.errors import JobEnded, NoDaemon, RollmuxError, beside, ends_well, is_interruption, why_it_ends
-from rollmuxd.client.heartbeat import HeartbeatProcess, Pulse
-from rollmuxd.client.rank_group import FAILING_S, IF_IT_GOES_ON, Crew
+from rollmuxd.client.heartbeat import Heartbeat, HeartbeatProcess
+from rollmuxd.client.rank_group import FAILING_S, IF_IT_GOES_ON, RankGroup
 from rollmuxd.client.retry import Flow, say
-from rollmuxd.client.session import CLEAN_UP_S, LAST_CALL_S, Held, Talk, new_id
+from rollmuxd.client.session import CLEAN_UP_S, LAST_CALL_S, Held, Session, new_id
 from rollmuxd.client.sync import Daemon
 from rollmuxd.wire.answers import ChannelOrder, Directive
 from rollmuxd.wire.requests import RegisterBody
@@ -72,7 +72,7 @@ class Options(Struct, frozen=True):
         return self.launched and not ends_well(error)
 
 
-class Life(Generic[S]):
+class Runtime(Generic[S]):
     """The flows, and what runs them. Of one thread (or task) at a time.
 
     ``describe`` makes the registration from the pools with hooks and the idempotency key; ``make_slot`` what is given
@@ -82,7 +82,7 @@ class Life(Generic[S]):
     def __init__(
         self,
         describe: Callable[[Iterable[str], str], RegisterBody],
-        make_slot: Callable[["Life[S]", str, Held | None], S],
+        make_slot: Callable[["Runtime[S]", str, Held | None], S],
         options: Options,
     ) -> None:
         if not 0 <= options.rank < options.ranks:
@@ -109,9 +109,9 @@ class Life(Generic[S]):
         self._sync: Daemon | None = None
         self._async: AsyncDaemon | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._talk: Talk | None = None
-        self._crew: Crew | None = None
-        self._pulse: Pulse | None = None
+        self._session: Session | None = None
+        self._rank_group: RankGroup | None = None
+        self._heartbeat: Heartbeat | None = None
         self._channel: Channel | None = None
         #: of a follower: the journal that knows the job
         self._journal = ""
@@ -127,7 +127,7 @@ class Life(Generic[S]):
     @property
     def id(self) -> str:
         """The job's id with the daemon; empty before the start, and without a daemon."""
-        return self._talk.job if self._talk is not None else self._follows[0]
+        return self._session.job if self._session is not None else self._follows[0]
 
     # ---- hooks ----
 
@@ -167,7 +167,7 @@ class Life(Generic[S]):
                 f"job {self.name} belongs to process {self._pid}; make one in this process, or use ranks="
             )
         if self._options.store is not None and self._options.ranks > 1:
-            self._crew = Crew(
+            self._rank_group = RankGroup(
                 self._options.store,
                 self.name,
                 rank=self._rank,
@@ -175,7 +175,7 @@ class Life(Generic[S]):
                 clock=time.monotonic,
                 tell=say,
             )
-            yield from self._crew.meet()
+            yield from self._rank_group.meet()
         if self._rank > 0:
             try:
                 yield from self._following()
@@ -188,7 +188,7 @@ class Life(Generic[S]):
         atexit.register(self._at_exit)
 
     def _registering(self) -> Flow[None]:
-        crew = self._crew
+        crew = self._rank_group
         try:
             patience_s = retry.patience_from(os.environ)
             address = self._find()
@@ -200,15 +200,15 @@ class Life(Generic[S]):
             self._reach(address)
             # A key per start: the same job started twice by one process is two runs.
             self.body = self._describe(self._hooks.pools(), self._options.idempotency_key or new_id())
-            talk = Talk(self.body, patience_s=patience_s)
-            ear = _Ear(talk, address)
+            talk = Session(self.body, patience_s=patience_s)
+            ear = _HeartbeatListener(talk, address)
             # A process with the same key may join this run until its lease has run out.
             joined = self._options.idempotency_key is not None and not self._options.launched
-            self._pulse = (
+            self._heartbeat = (
                 fakes.current.pulse(ear) if fakes.current else HeartbeatProcess(address, ear, last_beat=not joined)
             )
-            talk.on_session = self._pulse.session
-            self._talk = talk
+            talk.on_session = self._heartbeat.session
+            self._session = talk
             self._warn_of_idle_states()
             yield from talk.start()
             if crew is not None:
@@ -220,11 +220,11 @@ class Life(Generic[S]):
             # Registered, and no process of it: nobody would ever end it. (A run that was there before us stays.)
             try:
                 if (
-                    self._talk is not None
+                    self._session is not None
                     and self._options.idempotency_key is None
                     and not isinstance(error, GeneratorExit)
                 ):
-                    yield from self._talk.end("it could not start", keep=False)
+                    yield from self._session.end("it could not start", keep=False)
             finally:  # also should that be interrupted: nothing is to keep the session alive
                 self._close_down("it could not start")
             raise
@@ -241,8 +241,8 @@ class Life(Generic[S]):
             )
 
     def _following(self) -> Flow[None]:
-        assert self._crew is not None
-        told = yield from self._crew.started()
+        assert self._rank_group is not None
+        told = yield from self._rank_group.started()
         if told.get("error"):
             raise RollmuxError(f"rank 0 could not start job {self.name}: {told['error']}. {IF_IT_GOES_ON}")
         self.alone = bool(told.get("alone"))
@@ -279,7 +279,7 @@ class Life(Generic[S]):
         channel = self._hooks or any(state.driver == "channel" for state in self.body.states.values())
         if not channel or self._channel is not None or self._address is None:
             return
-        talk = self._talk
+        talk = self._session
 
         def session() -> str:
             return talk.session if talk is not None else self._follows[1]
@@ -310,8 +310,8 @@ class Life(Generic[S]):
         if self.alone:
             held = None
         elif self._rank > 0:
-            assert self._crew is not None
-            told = yield from self._crew.granted(phase)
+            assert self._rank_group is not None
+            told = yield from self._rank_group.granted(phase)
             self._follows = (self._follows[0], told["session"])
             held = Held(told["slot"], phase, "", told["fence"], tuple(told["gpus"]), told["session"])
         else:
@@ -321,25 +321,27 @@ class Life(Generic[S]):
         return self.slot
 
     def _granting(self, phase: str) -> Flow[Held]:
-        assert self._talk is not None
-        assert self._pulse is not None
-        if self._talk.held is not None:  # interrupted between its grant and its phase: nobody else would release it
-            self._not_begun(self._talk.held, KeyboardInterrupt())
-        if self._crew is not None:
-            self._crew.catch_up()
-            if self._crew.entered:  # the request gives its slot back, and they compute there
-                yield from self._crew.all_left(self._crew.entered, failing=False)
+        assert self._session is not None
+        assert self._heartbeat is not None
+        if self._session.held is not None:  # interrupted between its grant and its phase: nobody else would release it
+            self._not_begun(self._session.held, KeyboardInterrupt())
+        if self._rank_group is not None:
+            self._rank_group.catch_up()
+            if self._rank_group.entered:  # the request gives its slot back, and they compute there
+                yield from self._rank_group.all_left(self._rank_group.entered, failing=False)
         try:
-            held = yield from self._talk.enter(phase)
+            held = yield from self._session.enter(phase)
         except BaseException as error:
-            if self._crew is not None:
+            if self._rank_group is not None:
                 with beside(error, "the other ranks were told"):
-                    self._crew.publish_no_grant(phase, error)
+                    self._rank_group.publish_no_grant(phase, error)
             raise
-        self._pulse.slot(held.slot)
-        if self._crew is not None:
+        self._heartbeat.slot(held.slot)
+        if self._rank_group is not None:
             try:
-                self._crew.publish_grant(phase, slot=held.slot, fence=held.fence, gpus=held.gpus, session=held.session)
+                self._rank_group.publish_grant(
+                    phase, slot=held.slot, fence=held.fence, gpus=held.gpus, session=held.session
+                )
             except BaseException as error:
                 self._not_begun(held, error)
                 raise
@@ -347,13 +349,13 @@ class Life(Generic[S]):
 
     def _not_begun(self, held: Held, error: BaseException) -> None:
         """Our phase was not entered, though other ranks may be in it: the next request gives its slot back."""
-        assert self._talk is not None
-        assert self._pulse is not None
-        self._talk.leave_later(held, {})
-        self._pulse.slot(None)
-        if self._crew is not None and self._crew.entered:
+        assert self._session is not None
+        assert self._heartbeat is not None
+        self._session.leave_later(held, {})
+        self._heartbeat.slot(None)
+        if self._rank_group is not None and self._rank_group.entered:
             with beside(error, "the other ranks were told"):
-                self._crew.publish_over(error, lost=False)
+                self._rank_group.publish_over(error, lost=False)
 
     def leaving(self, then: str | None, error: BaseException | None) -> Flow[None]:
         """Release. ``error`` is what the phase's body raised. Raises :class:`SlotLost`.
@@ -375,51 +377,51 @@ class Life(Generic[S]):
             return
         failing = error is not None
         if self._rank > 0:
-            assert self._crew is not None
-            yield from self._crew.left(slot.phase, failing=failing)
+            assert self._rank_group is not None
+            yield from self._rank_group.left(slot.phase, failing=failing)
             return
-        assert self._talk is not None
-        assert self._pulse is not None
-        until = self._talk.clean_up_ends() if is_interruption(error) else None
+        assert self._session is not None
+        assert self._heartbeat is not None
+        until = self._session.clean_up_ends() if is_interruption(error) else None
         trouble: BaseException | None = None
         try:
-            if self._crew is not None:
+            if self._rank_group is not None:
                 limit_s = FAILING_S if until is None else CLEAN_UP_S - LAST_CALL_S  # a second of it is the release's
-                inside = yield from self._crew.all_left(slot.phase, failing=failing, limit_s=limit_s)
+                inside = yield from self._rank_group.all_left(slot.phase, failing=failing, limit_s=limit_s)
                 if inside:
                     raise RollmuxError(_left_to(inside, slot.phase, slot.held.slot))
-            yield from self._talk.leave(slot.held, measured=slot.measured, then=then, failing=failing, until=until)
+            yield from self._session.leave(slot.held, measured=slot.measured, then=then, failing=failing, until=until)
         except BaseException as raised:
             trouble = raised
-            self._talk.leave_later(slot.held, slot.measured)  # unless the daemon was asked already
-            kept = self._crew is not None and self._crew.entered
+            self._session.leave_later(slot.held, slot.measured)  # unless the daemon was asked already
+            kept = self._rank_group is not None and self._rank_group.entered
             if until is not None and (kept or is_interruption(raised)):
-                self._talk.hurry()
+                self._session.hurry()
             raise
         finally:
-            self._pulse.slot(None)
-            if self._crew is not None:
+            self._heartbeat.slot(None)
+            if self._rank_group is not None:
                 # Once the release was answered nothing is wrong, whatever interrupts us: we may go on, and so do they.
                 answered, lost = slot.held.released, slot.held.lost
                 with beside(trouble, "the other ranks were told"):
-                    self._crew.publish_over(None if answered else trouble, lost=lost and not answered)
+                    self._rank_group.publish_over(None if answered else trouble, lost=lost and not answered)
 
     def progress(self, done: int, total: int) -> None:
         """Have the next heartbeat say how far the slot's work is."""
-        if self._pulse is not None:
-            self._pulse.progress(done, total)
+        if self._heartbeat is not None:
+            self._heartbeat.progress(done, total)
 
     def shrinking(self, slot: Stay, keep: Sequence[str]) -> Flow[None]:
         """Give GPUs of the slot back."""
-        if self._talk is not None and slot.held is not None:
+        if self._session is not None and slot.held is not None:
             self._check_process()
-            yield from self._talk.shrink(slot.held, keep)
+            yield from self._session.shrink(slot.held, keep)
 
     def growing(self, slot: Stay) -> Flow[None]:
         """Take GPUs of the slot back."""
-        if self._talk is not None and slot.held is not None:
+        if self._session is not None and slot.held is not None:
             self._check_process()
-            yield from self._talk.grow(slot.held)
+            yield from self._session.grow(slot.held)
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -431,13 +433,13 @@ class Life(Generic[S]):
             return
         self._started = False
         atexit.unregister(self._at_exit)
-        channel, job, run = self._channel, self.id, self._talk.run if self._talk is not None else 0
+        channel, job, run = self._channel, self.id, self._session.run if self._session is not None else 0
         if channel is not None and keep:
             channel.stop()
         try:
             told = self._rank > 0 and not keep
-            if self._talk is not None:
-                told = yield from self._talk.end(reason, keep=keep)
+            if self._session is not None:
+                told = yield from self._session.end(reason, keep=keep)
             if channel is not None and told and not keep:
                 yield from self._discarding(channel, job, run)
         finally:
@@ -464,9 +466,9 @@ class Life(Generic[S]):
                 return
 
     def _close_down(self, why: str) -> None:
-        pulse, crew = self._pulse, self._crew
+        pulse, crew = self._heartbeat, self._rank_group
         computes = self._rank > 0 and self.slot is not None
-        self._pulse = self._channel = self._talk = self._crew = self.slot = None
+        self._heartbeat = self._channel = self._session = self._rank_group = self.slot = None
         try:
             if pulse is not None:
                 pulse.stop()
@@ -532,11 +534,11 @@ def _left_to(ranks: list[int], phase: str, slot: str) -> str:
     return f"rank 0 left {phase}, and {who} did not: slot {slot} is kept until {who} {have} left it, or the job ends"
 
 
-class _Ear:
+class _HeartbeatListener:
     """What the heartbeat hears, taken to the job. Runs in the heartbeat's thread, with a connection of its own."""
 
-    def __init__(self, talk: Talk, address: Address) -> None:
-        self._talk = talk
+    def __init__(self, talk: Session, address: Address) -> None:
+        self._session = talk
         self._address = address
         #: what was said last of a promise that is not kept
         self._unmet = ""
@@ -544,9 +546,9 @@ class _Ear:
     def directed(self, directives: list[Directive]) -> None:
         unmet = next((directive.reason for directive in directives if directive.kind == "unpromised"), "")
         if unmet and not self._unmet:  # its numbers change all the time
-            say(f"{self._talk.name}: {unmet}")
+            say(f"{self._session.name}: {unmet}")
         self._unmet = self._unmet or unmet
-        held = self._talk.held
+        held = self._session.held
         if held is not None:
             ours = [it for it in directives if it.slot in {None, held.slot} and it.kind != "unpromised"]
             held.directive = ours[-1] if ours else None
@@ -556,15 +558,15 @@ class _Ear:
     def session_refused(self, session: str, status: int, detail: str) -> None:
         daemon = Daemon(address=self._address)
         try:
-            daemon.run(self._talk.beat_refused(session, status, detail))
+            daemon.run(self._session.beat_refused(session, status, detail))
         except JobEnded as ended:
             say(f"{ended}; what runs now goes on to the end of its phase")
         except RollmuxError as error:
-            say(f"the heartbeat of {self._talk.name} is refused: {error}")
+            say(f"the heartbeat of {self._session.name} is refused: {error}")
         finally:
             daemon.close()
 
     def troubled(self, text: str) -> None:
         # While no slot is held, the loop itself is calling the daemon, and says the same.
-        if self._talk.held is not None:
+        if self._session.held is not None:
             say(text)

@@ -117,7 +117,7 @@ def this_process(idempotency_key: str) -> SessionBody:
     )
 
 
-class Talk:
+class Session:
     """The conversation. Its methods are flows; a sender runs them, one at a time (:meth:`beat_refused` excepted)."""
 
     def __init__(

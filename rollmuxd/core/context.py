@@ -12,7 +12,7 @@ from rollmuxd.core.model import GroupId, JobStatus, Millis, SlotStatus
 from rollmuxd.core.order import Rotation
 from rollmuxd.core.policy import Move, Policy
 from rollmuxd.core.state import State
-from rollmuxd.core.timers import Soft
+from rollmuxd.core.timers import Timers
 
 #: the answer that tells nothing
 NOTHING: Final = Answer()
@@ -26,7 +26,7 @@ SERVED: Final = (JobStatus.PROBING, JobStatus.ADMITTED)
 _NO_TRAITS: Final = DriverTraits()
 
 
-class Cycle:
+class Context:
     """The state, what is derived from it, and the facts and effects of the decision at hand.
 
     A fact is applied as it happens, so what follows in the same decision sees it.
@@ -35,7 +35,7 @@ class Cycle:
     def __init__(self, config: Config, policy: Policy, state: State) -> None:
         self.config, self.policy, self.state = config, policy, state
         self.rotation = Rotation()
-        self.soft = Soft()
+        self.timers = Timers()
         self.now: Millis = state.at
         self.facts: list[Fact] = []
         self.effects: list[Effect] = []

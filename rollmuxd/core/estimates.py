@@ -126,7 +126,7 @@ def solo_ms(job: Job) -> Millis | None:
 def iteration_ms(turn_ms: Millis, group: Group, job: Job) -> Millis:
     """What a turn of the group's wheel gives one iteration of the job: it may go round several times in it."""
     first = job.spec.phases[0].name
-    return turn_ms // max(1, sum(visit.job == job.id and visit.phase == first for visit in group.wheel))
+    return turn_ms // max(1, sum(visit.job == job.id and visit.phase == first for visit in group.schedule))
 
 
 def slowdown(job: Job) -> float | None:

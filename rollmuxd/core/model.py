@@ -152,7 +152,7 @@ class Dispatch(StrEnum):
     """Who comes next on a node of a group."""
 
     #: the wheel's order, whose period is certified: a visit is awaited
-    WHEEL = "wheel"
+    SCHEDULE = "wheel"
     #: whoever asked first: no node idles while somebody could use it, and nothing bounds a wait but the line itself
     READY = "ready"
     #: whoever asks and is least ahead of its bound: its credit says so, and the guard acts on it
@@ -261,7 +261,7 @@ class Gpu(Struct):
     #: the slot that holds it
     holder: SlotId | None = None
     #: the job whose bytes may still be on it, until a backend has seen it clear
-    stain: JobId | None = None
+    dirty_by: JobId | None = field(default=None, name="stain")
     #: when what is on it was last to change: a look that began before then says nothing of it
     touched_at: Millis = 0
 
@@ -307,7 +307,7 @@ class Owner(Struct):
     at: Millis = 0
 
 
-class Visit(Struct):
+class ScheduledTurn(Struct):
     """A place for one (job, phase) in a wheel. ``turn`` counts how often it was passed, served or skipped."""
 
     job: JobId
@@ -323,8 +323,8 @@ class Group(Struct):
     id: GroupId
     jobs: list[JobId] = field(default_factory=list)
     nodes: list[NodeId] = field(default_factory=list)
-    wheel: list[Visit] = field(default_factory=list)
-    dispatch: Dispatch = Dispatch.WHEEL
+    schedule: list[ScheduledTurn] = field(default_factory=list, name="wheel")
+    dispatch: Dispatch = Dispatch.SCHEDULE
     #: jobs that are to move here: their visits are in the wheel, and are passed until they are there
     coming: list[JobId] = field(default_factory=list)
     #: grows whenever jobs, nodes or wheel change; what is derived from them is cached under it
@@ -400,7 +400,7 @@ class JobState(Struct):
     load_ms: Millis | None = None
     park_ms: Millis | None = None
     #: what it was seen to leave on each GPU when parked; None: it was not seen to leave anything
-    left_mb: int | None = None
+    residual_mb: int | None = field(default=None, name="left_mb")
 
     @property
     def switch_ms(self) -> Millis:
@@ -484,7 +484,7 @@ class JobMove(Struct):
     promised: bool = False
     period_ms: Millis | None = None
     #: the group's wheel once it has moved, where it stays in its group; else its visits are in the other's wheel
-    wheel: list[Visit] | None = None
+    schedule: list[ScheduledTurn] | None = field(default=None, name="wheel")
     #: since when its status is MOVING
     began_at: Millis | None = None
     #: the nodes that it leaves because they are drained

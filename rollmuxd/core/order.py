@@ -4,7 +4,7 @@ A visit's place in time is ``(turn, index)``: how often it was passed, and where
 order is the wheel's projection on it, so its **head** is the visit on it with the least place. A visit is served when
 it is the head of all its nodes. The group's least visit of all is the head of
 every node that it claims. It is asked for (its nodes drain toward it), or its job is busy with an earlier phase
-(which ends), or it may be skipped. Three rules of ``turns`` make that last one true: who asks for a later visit has
+(which ends), or it may be skipped. Three rules of ``dispatch`` make that last one true: who asks for a later visit has
 passed its own earlier ones; a request that nobody attends, or whose node is out, is awaited no longer than a grace;
 and who cannot go himself skips nobody.
 
@@ -33,10 +33,10 @@ from rollmuxd.core.model import (
     NodeId,
     NodeStatus,
     PhaseSpec,
+    ScheduledTurn,
     Slot,
     SlotId,
     SlotStatus,
-    Visit,
 )
 from rollmuxd.core.state import State
 
@@ -79,12 +79,12 @@ class Rotation:
             self._known = {name: kept for name, kept in self._known.items() if name in state.groups}
         return made
 
-    def visit_of(self, state: State, group: Group, job: JobId, phase: str) -> int | None:
+    def turn_of(self, state: State, group: Group, job: JobId, phase: str) -> int | None:
         """The wheel index of the job's next visit for this phase."""
         indices = self.projection(state, group).visits.get((job, phase))
         if not indices:
             return None
-        wheel = group.wheel
+        wheel = group.schedule
         return indices[0] if len(indices) == 1 else min(indices, key=lambda index: (wheel[index].turn, index))
 
     def nodes_of(self, state: State, group: Group, job: JobId, phase: str) -> tuple[NodeId, ...]:
@@ -93,7 +93,7 @@ class Rotation:
 
     def head(self, state: State, group: Group, node: NodeId) -> int | None:
         """The wheel index of the visit that is next on a node."""
-        wheel = group.wheel
+        wheel = group.schedule
         head = None
         least = -1
         for index in self.projection(state, group).on.get(node, ()):
@@ -133,19 +133,19 @@ class Rotation:
         holders = (gpu.holder for name in projection.nodes[job, phase] for gpu in state.nodes[name].gpus.values())
         return all(holder is None or state.slots[holder].status in ENDED for holder in holders)
 
-    def before(self, state: State, group: Group, index: int) -> Iterator[Visit]:
+    def before(self, state: State, group: Group, index: int) -> Iterator[ScheduledTurn]:
         """Visits that come before this one on any of its nodes, once each per turn that is due."""
-        visit = group.wheel[index]
+        visit = group.schedule[index]
         mine = (visit.turn, index)
         projection = self.projection(state, group)
         seen: set[int] = set()
         for node in projection.nodes.get((visit.job, visit.phase), ()):
             for other in projection.on[node]:
-                if state.jobs[group.wheel[other].job].group != group.id:
+                if state.jobs[group.schedule[other].job].group != group.id:
                     continue  # it is still to move here
-                if other not in seen and (group.wheel[other].turn, other) < mine:
+                if other not in seen and (group.schedule[other].turn, other) < mine:
                     seen.add(other)
-                    yield group.wheel[other]
+                    yield group.schedule[other]
 
 
 def _standing(job: Job, slot: Slot, now: Millis) -> tuple[bool, bool, Millis]:
@@ -197,7 +197,7 @@ def _project(state: State, group: Group) -> Projection:
     on: dict[NodeId, list[int]] = {}
     nodes: dict[tuple[JobId, str], tuple[NodeId, ...]] = {}
     visits: dict[tuple[JobId, str], list[int]] = {}
-    for index, visit in enumerate(group.wheel):
+    for index, visit in enumerate(group.schedule):
         key = (visit.job, visit.phase)
         if key not in nodes:
             phase = find_phase(state, visit.job, visit.phase)

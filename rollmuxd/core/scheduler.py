@@ -10,7 +10,7 @@ from typing import Any
 
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
-from rollmuxd.core.context import NOTHING, Cycle
+from rollmuxd.core.context import NOTHING, Context
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.errors import BrokenInvariant, Rejected
 from rollmuxd.core.estimates import credit_ms, slowdown
@@ -20,13 +20,13 @@ from rollmuxd.core.model import GroupId, JobId, Millis, SessionId
 from rollmuxd.core.policy import HeedsOwners, Policy
 from rollmuxd.core.state import State
 from rollmuxd.core.steps import drain, move, overrun, replan
-from rollmuxd.core.steps.admit import admit, begin_round, go_on, position
+from rollmuxd.core.steps.admit import admit, begin_pass, continue_pass, position
 from rollmuxd.core.steps.dispatch import dispatch
-from rollmuxd.core.timers import Soft
+from rollmuxd.core.timers import Timers
 
 _NO_CHANGE = Decision((), (), NOTHING)
 
-_HANDLERS: dict[type, Callable[[Cycle, Any], Answer]] = {
+_HANDLERS: dict[type, Callable[[Context, Any], Answer]] = {
     i.RegisterJob: jobs.register,
     i.EndJob: jobs.end,
     i.PauseJob: jobs.pause,
@@ -45,10 +45,10 @@ _HANDLERS: dict[type, Callable[[Cycle, Any], Answer]] = {
     i.RevokeSlot: slots.revoke,
     i.DrainNode: hosts.drain,
     i.UndrainNode: hosts.undrain,
-    i.DeclareClear: hosts.declare_clear,
+    i.DeclareClean: hosts.declare_clean,
     i.Audit: hosts.audit,
     i.Start: hosts.start,
-    i.HostSeen: hosts.host_seen,
+    i.HostObserved: hosts.host_observed,
     i.HostUnreachable: hosts.host_unreachable,
     i.OrderDone: orders.order_done,
     i.OrderFailed: orders.order_failed,
@@ -60,7 +60,7 @@ _HANDLERS: dict[type, Callable[[Cycle, Any], Answer]] = {
 }
 
 #: what a deadline of each kind leads to; its key is a session, job, slot, group, host or node
-_DUE: dict[str, Callable[[Cycle, str], None]] = {
+_DUE: dict[str, Callable[[Context, str], None]] = {
     "lease": jobs.lease_ran_out,
     "opened": jobs.never_opened,
     "relaunch": jobs.relaunch,
@@ -69,12 +69,12 @@ _DUE: dict[str, Callable[[Cycle, str], None]] = {
     "dispatch": dispatch,
     "overstay": overrun.due,
     "look": hosts.look_again,
-    "clear": hosts.not_clear,
+    "clear": hosts.clean_limit_passed,
     "move": move.look_again,
     "regroup": move.regroup,
     "relieve": replan.look_again,
     "leave": drain.look_again,
-    "admit": begin_round,
+    "admit": begin_pass,
 }
 
 
@@ -92,7 +92,7 @@ class Scheduler:
         self.config, self.policy = config, policy
         if isinstance(policy, HeedsOwners):
             policy.max_nodes = {name: owner.max_nodes for name, owner in config.owners.items() if owner.max_nodes}
-        self._cycle = Cycle(config, policy, state if state is not None else State())
+        self._cycle = Context(config, policy, state if state is not None else State())
 
     @property
     def state(self) -> State:
@@ -100,14 +100,14 @@ class Scheduler:
         return self._cycle.state
 
     @property
-    def context(self) -> Cycle:
+    def context(self) -> Context:
         """What the steps work with. For reading only: explanations are made of it."""
         return self._cycle
 
     @property
-    def soft(self) -> Soft:
+    def timers(self) -> Timers:
         """What is not journalled. For reading only."""
-        return self._cycle.soft
+        return self._cycle.timers
 
     def handle(self, given: i.Input, now: Millis) -> Decision:
         """Decide upon one input at a time ``now`` (integer milliseconds, never going back).
@@ -139,18 +139,18 @@ class Scheduler:
         cycle = self._cycle
         # A thousand leases may run out at once: each departure lets somebody in, and one look finds all of them.
         cycle.admits_later = False
-        for kind, key in cycle.soft.due(cycle.now, cycle.config):
+        for kind, key in cycle.timers.due(cycle.now, cycle.config):
             _DUE[kind](cycle, key)
         wanted, cycle.admits_later = cycle.admits_later, None
         if wanted:
             admit(cycle)
-        elif cycle.soft.round is not None and not cycle.soft.round.is_over():
-            go_on(cycle)
+        elif cycle.timers.round is not None and not cycle.timers.round.is_over():
+            continue_pass(cycle)
         return NOTHING
 
     def deadline(self) -> Millis | None:
         """When the next ``Tick`` is due at the latest; None: nothing is waited for."""
-        return self._cycle.soft.next_due()
+        return self._cycle.timers.next_due()
 
     # ---- questions; they change nothing ------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class Scheduler:
 
     def lease_left_ms(self, session: SessionId, now: Millis) -> Millis:
         """How long a session's lease lasts without another heartbeat."""
-        seen = self.soft.seen.get(session)
+        seen = self.timers.seen.get(session)
         return 0 if seen is None else max(0, seen + self.config.lease_ms - now)
 
     def silent_ms(self, session: SessionId, now: Millis) -> Millis | None:
@@ -168,12 +168,12 @@ class Scheduler:
 
         A lease has room for two heartbeats at least, so one is late after half of it.
         """
-        seen = self.soft.seen.get(session)
+        seen = self.timers.seen.get(session)
         return None if seen is None or 2 * (now - seen) <= self.config.lease_ms else now - seen
 
     def silent(self, now: Millis) -> list[SessionId]:
         """The sessions of which no heartbeat has come for longer than expected."""
-        return [session for session in self.soft.seen if self.silent_ms(session, now) is not None]
+        return [session for session in self.timers.seen if self.silent_ms(session, now) is not None]
 
     def group_period_ms(self, group: GroupId) -> Millis | None:
         """The group's planned period."""

@@ -13,7 +13,7 @@ from rollmuxd.core.model import GpuId, HostId, JobId, Millis, PoolName, SessionI
 from rollmuxd.core.state import State
 
 
-class Round:
+class AdmissionPass:
     """One pass over the waiting jobs, on the room that there is. New room, or a restart, begins another one."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Round:
         return self.tried == len(self.names)
 
 
-class Soft:
+class Timers:
     """Deadlines and what they are derived from."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Soft:
         #: when who sits where, or could, has changed last
         self.changed_at: Millis = 0
         #: waiting jobs as they are tried on the room that there is; None: all of them are still to be tried
-        self.round: Round | None = None
+        self.round: AdmissionPass | None = None
         self._heap: list[tuple[Millis, str, str]] = []
         self._planned: dict[tuple[str, str], Millis] = {}
 
@@ -139,29 +139,29 @@ class Soft:
 
     # ---- looking again -----------------------------------------------------------------------------------------------
 
-    def look_now(self, host: HostId, now: Millis, config: Config) -> bool:
+    def observe_now(self, host: HostId, now: Millis, config: Config) -> bool:
         """Something on a host should come clear. True: look at once; False: a look is planned soon anyway."""
         soon = self._looks.get(host)
         self._pause[host] = config.observe_after_ms
         if soon is not None and soon <= now + config.observe_after_ms:
             return False
-        self._plan_look(host, now + config.observe_after_ms)
+        self._plan_observation(host, now + config.observe_after_ms)
         return True
 
-    def look_later(self, host: HostId, now: Millis, config: Config) -> None:
+    def observe_later(self, host: HostId, now: Millis, config: Config) -> None:
         """It is not clear yet: look again, each time after twice as long."""
         if host in self._looks:
             return
         # The look that every host gets now and then asks no driver, so it does not take the place of one that does.
         planned = self._overtaken.pop(host, now)
         if planned > now:
-            self._plan_look(host, planned)
+            self._plan_observation(host, planned)
             return
         pause = self._pause.get(host, config.observe_after_ms)
         self._pause[host] = min(2 * pause, config.observe_at_least_ms)
-        self._plan_look(host, now + pause)
+        self._plan_observation(host, now + pause)
 
-    def _plan_look(self, host: HostId, at: Millis) -> None:
+    def _plan_observation(self, host: HostId, at: Millis) -> None:
         self._looks[host] = at
         self._overtaken.pop(host, None)
         self.at(at, "look", host)
@@ -173,7 +173,7 @@ class Soft:
         if since is not None:
             self.looked_at[host] = since
 
-    def may_tell(self, state: str, now: Millis, config: Config) -> bool:
+    def may_discard_again(self, state: str, now: Millis, config: Config) -> bool:
         """Whether a state may be told to be discarded once more: each time after twice as long."""
         due, pause = self._again.get(state, (now, config.observe_after_ms))
         if now < due:
@@ -181,7 +181,7 @@ class Soft:
         self._again[state] = (now + pause, min(2 * pause, config.observe_at_least_ms))
         return True
 
-    def tell_no_more(self, states: Iterable[str]) -> None:
+    def forget_discards(self, states: Iterable[str]) -> None:
         """Nothing has to be discarded there any more."""
         for state in states:
             self._again.pop(state, None)

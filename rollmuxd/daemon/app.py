@@ -49,10 +49,10 @@ from rollmuxd.daemon.hosts.actuator import Actuator
 from rollmuxd.daemon.hosts.channel import ChannelHub
 from rollmuxd.daemon.hosts.observer import Observer, fill_in
 from rollmuxd.daemon.http.app import make_app
-from rollmuxd.daemon.http.listener import HANDSHAKE_S, Door, Places
+from rollmuxd.daemon.http.listener import HANDSHAKE_S, Listener, Places
 from rollmuxd.daemon.http.peer import ConnectionLimits, PeerHttpToolsProtocol, hang_up_slow, limited
 from rollmuxd.daemon.journal import file
-from rollmuxd.daemon.journal.retention import Keep, Keeper
+from rollmuxd.daemon.journal.retention import Keep, RetentionTask
 from rollmuxd.daemon.journal.store import Journal, JournalError, JournalFailed, JournalInUse, JournalRefused
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
@@ -65,7 +65,7 @@ from rollmuxd.daemon.settings import (
     split_address,
 )
 from rollmuxd.daemon.tls import NoTls, Tls, open_tls, renew
-from rollmuxd.daemon.usage.daily import Today
+from rollmuxd.daemon.usage.daily import LiveUsage
 from rollmuxd.daemon.writer import Driver, Unavailable
 from rollmuxd.policies.observe import Watch
 from rollmuxd.spi import Backend, PluginError, Residency, StartsProcesses, discovery
@@ -144,7 +144,7 @@ async def serve(
         async def settled() -> tuple[Millis, int]:
             return await driver.read(lambda core, now: (now, driver.last_seq))
 
-        today = Today(journal, settled)
+        today = LiveUsage(journal, settled)
 
         def begun(state: State) -> None:
             metrics.begin(state)
@@ -184,7 +184,7 @@ async def serve(
             lease_ms=config.lease_ms,
         )
         kept = settings.journal
-        keeper = Keeper(
+        keeper = RetentionTask(
             journal,
             Keep(kept.keep_days, round(kept.keep_gb * 1e9), kept.keep_audit_days),
             settled,
@@ -710,7 +710,7 @@ class _Uvicorn(uvicorn.Server):
             # An operator is to come in whatever happens at the port, and needs no TLS to get to the same machine.
             local = bound.family == socket.AF_UNIX
             places, tls = (self._local_places, None) if local else (self._places, self._tls)
-            door = Door(bound, self._make_protocol, places, tls, self._handshake_s)
+            door = Listener(bound, self._make_protocol, places, tls, self._handshake_s)
             door.open(self.config.backlog)
             doors: list[Any] = self.servers
             doors.append(door)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from rollmuxd.daemon.clock import Clock
     from rollmuxd.daemon.hosts.actuator import Actuator
     from rollmuxd.daemon.hosts.channel import ChannelHub
-    from rollmuxd.daemon.journal.retention import Keeper
+    from rollmuxd.daemon.journal.retention import RetentionTask
     from rollmuxd.daemon.journal.store import Journal
     from rollmuxd.daemon.settings import Settings
-    from rollmuxd.daemon.usage.daily import Today
+    from rollmuxd.daemon.usage.daily import LiveUsage
     from rollmuxd.daemon.writer import Driver
     from rollmuxd.spi import Residency
 
@@ -42,10 +42,10 @@ class Services:
     #: on ``clock``
     started_at: Millis
     #: tends the journal; None: there is none on a disk
-    keeper: Keeper | None = None
+    keeper: RetentionTask | None = None
     #: residency drivers by name: asked what they say to a job's states before it is registered
     drivers: Mapping[str, Residency] = field(default_factory=dict)
     #: whose jobs there are
     owners: OwnersOfJobs = field(default_factory=OwnersOfJobs)
     #: the books of today; None: reports read the facts
-    today: Today | None = None
+    today: LiveUsage | None = None

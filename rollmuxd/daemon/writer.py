@@ -56,7 +56,7 @@ from rollmuxd.core.inputs import (
 from rollmuxd.core.model import JobId, Millis, SlotId
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access.audience import EVERYTHING, Belongs, Topic
+from rollmuxd.daemon.access.audience import EVERYTHING, Audience, Topic
 from rollmuxd.daemon.clock import Clock
 from rollmuxd.daemon.journal.store import Journal, JournalFailed, Unreadable, until_large
 
@@ -213,7 +213,7 @@ class Driver:
         #: the number of the last fact that is durable
         self.durable_seq = 0
         #: whose facts are
-        self.belongs = Belongs()
+        self.belongs = Audience()
         #: set when the daemon is about to stop: long polls answer 503, and come again when it is back
         self.draining = anyio.Event()
         #: set when the writer has come to its end, in whatever way

@@ -5,7 +5,7 @@ from itertools import islice
 from math import ceil
 from typing import Final, NamedTuple
 
-from rollmuxd.core.context import PLACED, Cycle
+from rollmuxd.core.context import PLACED, Context
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import (
     by_work_ms,
@@ -31,20 +31,20 @@ from rollmuxd.core.model import (
     NodeStatus,
     OrderStatus,
     PhaseTimes,
+    ScheduledTurn,
     Slot,
     SlotId,
     SlotStatus,
     StateStatus,
-    Visit,
 )
 from rollmuxd.core.order import find_phase
 from rollmuxd.core.policy import Refusal, SaysWhatBinds
 from rollmuxd.core.steps import drain
 from rollmuxd.core.steps.admit import limits_of, over_its_nodes, waiting_order
-from rollmuxd.core.steps.locality import bound_to, place, within_reach
-from rollmuxd.core.steps.reclaim import given_back, is_to_clear, nodes_of, shrunk, stained_by
+from rollmuxd.core.steps.locality import bound_to, limited_to_locality, place
+from rollmuxd.core.steps.reclaim import given_back, is_dirty_by, must_be_cleaned, nodes_of, shrunk
 from rollmuxd.explain import forecast
-from rollmuxd.explain.what_if import Wishes
+from rollmuxd.explain.what_if import WhatIf
 
 #: how a place was found: of those that keep every promise, the cheapest was taken
 _ADMITTED = {
@@ -74,7 +74,7 @@ class Story(NamedTuple):
 class Explainer:
     """Answers for people, from the scheduler's state."""
 
-    def __init__(self, cycle: Cycle) -> None:
+    def __init__(self, cycle: Context) -> None:
         self._c = cycle
 
     # ---- jobs ------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class Explainer:
             return Refusal(())
         if known.pins:
             nodes = sorted({name for names in known.pins.values() for name in names})
-            stained = any(gpu.stain == job for name in nodes for gpu in state.nodes[name].gpus.values())
+            stained = any(gpu.dirty_by == job for name in nodes for gpu in state.nodes[name].gpus.values())
             what = "GPUs of its run before are not seen clear yet" if stained else "its state is not discarded yet"
             text = f"{what} ({', '.join(nodes)})"
             silent = self._no_word(nodes_of(self._c, known), known, now)
@@ -98,7 +98,7 @@ class Explainer:
             if over:
                 return Refusal((Reason("owner_nodes", over, {"owner": known.owner}),))
         unseen = [node.id for node in state.nodes.values() if node.status is NodeStatus.UNKNOWN]
-        refusal = self._c.policy.why_not(within_reach(self._c, known, state), known)
+        refusal = self._c.policy.why_not(limited_to_locality(self._c, known, state), known)
         pools = {want.pool for want in known.spec.wants}
         wanted = (node for node in state.nodes.values() if not pools.isdisjoint(node.pools))
         reasons = (*refusal.reasons, *islice(self._no_word(wanted, known, now), SILENT_TOLD))
@@ -176,7 +176,7 @@ class Explainer:
         known = state.job(job)
         if known.status is not JobStatus.WAITING or known.pins or bound_to(self._c, known):
             return ()  # it waits for certain nodes: what would do is no matter of how many
-        return Wishes(self._c.policy, state, known).all()
+        return WhatIf(self._c.policy, state, known).all()
 
     def _how_long(self, slot: Slot, now: Millis) -> list[str]:
         """How long a slot has run, and may run yet."""
@@ -287,7 +287,7 @@ class Explainer:
         job = state.jobs[known.job]
         if known.status is SlotStatus.LOADING:
             loading = Reason("loading", "its state is being loaded")
-            return (loading, _NOBODY) if slot in self._c.soft.detached else (loading,)
+            return (loading, _NOBODY) if slot in self._c.timers.detached else (loading,)
         if known.status is not SlotStatus.QUEUED:
             return _overstays(known, now)
         if job.status is JobStatus.WAITING:
@@ -299,7 +299,7 @@ class Explainer:
         if group is None:
             return (Reason("no_placement", "its job has no placement"),)
         reasons = []
-        if slot in self._c.soft.detached:
+        if slot in self._c.timers.detached:
             reasons.append(_NOBODY)
         reasons += self._visits_before(group, known)
         for name in self._c.rotation.nodes_of(state, group, job.id, known.phase):
@@ -315,18 +315,18 @@ class Explainer:
         count = "1 visit comes" if len(names) == 1 else f"{len(names)} visits come"
         return [Reason("turn", f"{count} first: {', '.join(names)}", {"before": names})]
 
-    def _before(self, group: Group, slot: Slot) -> list[Visit | Slot]:
+    def _before(self, group: Group, slot: Slot) -> list[ScheduledTurn | Slot]:
         """What comes before a queued request on its nodes: visits of the wheel, or requests that came earlier."""
         state, rotation = self._c.state, self._c.rotation
-        if group.dispatch is not Dispatch.WHEEL:
+        if group.dispatch is not Dispatch.SCHEDULE:
             ahead: dict[SlotId, Slot] = {}
             for node in rotation.nodes_of(state, group, slot.job, slot.phase):
-                for other in rotation.line(state, group, node, self._c.soft.awaited, self._c.now):
+                for other in rotation.line(state, group, node, self._c.timers.awaited, self._c.now):
                     if other.id == slot.id:
                         break
                     ahead[other.id] = other
             return list(ahead.values())
-        index = rotation.visit_of(state, group, slot.job, slot.phase)
+        index = rotation.turn_of(state, group, slot.job, slot.phase)
         return [] if index is None else list(rotation.before(state, group, index))
 
     def _node_in_the_way(self, node: Node, job: Job) -> list[Reason]:
@@ -344,9 +344,9 @@ class Explainer:
                 name = f"{whose} ({kept.pool})"
                 return [Reason("parking", f"the state of {name} is {kept.status} on {node.id}", {"node": node.id})]
         for gpu, it in node.gpus.items():
-            if it.stain is not None and it.stain != job.id:
-                name = state.jobs[it.stain].spec.name
-                return [Reason("unclear", f"{gpu} has not been seen clear of {name}", {"gpu": gpu, "job": it.stain})]
+            if it.dirty_by is not None and it.dirty_by != job.id:
+                name = state.jobs[it.dirty_by].spec.name
+                return [Reason("unclear", f"{gpu} has not been seen clear of {name}", {"gpu": gpu, "job": it.dirty_by})]
         for key in job.states:
             kept = state.states[key]
             if kept.node == node.id and kept.status in (StateStatus.DISCARDING, StateStatus.UNKNOWN):
@@ -362,7 +362,7 @@ class Explainer:
             if node.status is not NodeStatus.LOST and node.id not in silent:
                 continue
             # what others have had there is in nobody's way once the GPUs were seen clear of it
-            kept = [it for key in node.states if (it := state.states[key]).job == job.id or stained_by(node, it.job)]
+            kept = [it for key in node.states if (it := state.states[key]).job == job.id or is_dirty_by(node, it.job)]
             orders = [state.orders.get(it.order or "") for it in kept]
             lost = next((it for it in orders if it is not None and it.status is OrderStatus.LOST_CONTACT), None)
             if lost is not None:
@@ -371,7 +371,7 @@ class Explainer:
                 what = f"the {lost.kind} of {whose} {lost.pool} state on {node.id} since it was told"
                 otherwise = f"the first look at it after {theirs} process has ended settles it"
                 yield self._silent(node, what, now - lost.issued_at, otherwise)
-            elif node.status is NodeStatus.LOST and is_to_clear(self._c, node):
+            elif node.status is NodeStatus.LOST and must_be_cleaned(self._c, node):
                 what = f"what should be gone from the GPUs of {node.id} since that node was lost"
                 silent_ms = None if node.lost_at is None else now - node.lost_at
                 yield self._silent(node, what, silent_ms, "it has to be seen again")
@@ -443,7 +443,7 @@ class Explainer:
         nodes = [state.nodes[name] for name in rotation.nodes_of(state, group, job.id, known.phase)]
         if any(node.status is not NodeStatus.UP for node in nodes) or any(self._no_word(nodes, job, now)):
             return None
-        if group.dispatch is Dispatch.WHEEL:
+        if group.dispatch is Dispatch.SCHEDULE:
             return forecast.wait_ms(state, rotation, group, known, now)
         total = 0
         for visit in self._before(group, known):
@@ -507,7 +507,7 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _names(c: Cycle, jobs: Sequence[JobId]) -> str:
+def _names(c: Context, jobs: Sequence[JobId]) -> str:
     """The last few of these jobs by their names: ``a, b and 12 more``."""
     named = [c.state.jobs[job].spec.name for job in jobs]
     few = named[-3:]

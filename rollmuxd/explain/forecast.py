@@ -17,7 +17,7 @@ _VISITS = 2_000
 
 def wait_ms(state: State, rotation: Rotation, group: Group, slot: Slot, now: Millis) -> Millis | None:
     """From now until the queued slot is likely granted in the wheel's order; None where a time is not known."""
-    mine = rotation.visit_of(state, group, slot.job, slot.phase)
+    mine = rotation.turn_of(state, group, slot.job, slot.phase)
     if mine is None:
         return None
     jobs: dict[JobId, Millis] = {}
@@ -31,11 +31,11 @@ def wait_ms(state: State, rotation: Rotation, group: Group, slot: Slot, now: Mil
         holders = {gpu.holder for gpu in state.nodes[node].gpus.values() if gpu.holder is not None}
         held = [jobs[state.slots[holder].job] for holder in sorted(holders) if state.slots[holder].job in jobs]
         nodes[node] = max(held, default=0)
-    line = [(visit.turn, index) for index, visit in enumerate(group.wheel)]
+    line = [(visit.turn, index) for index, visit in enumerate(group.schedule)]
     heapify(line)
     for _ in range(_VISITS):
         turn, index = heappop(line)
-        visit = group.wheel[index]
+        visit = group.schedule[index]
         job = state.jobs[visit.job]
         claims = rotation.nodes_of(state, group, visit.job, visit.phase)
         if index == mine:

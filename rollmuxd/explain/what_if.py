@@ -29,7 +29,7 @@ _MORE_NODES: Final = 8
 _LEAVERS, _NAMED = 32, 5
 
 
-class Wishes:
+class WhatIf:
     """The wishes of one waiting job."""
 
     def __init__(self, policy: Policy, state: State, job: Job) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import solo_ms
-from rollmuxd.core.facts import PlannedVisit
+from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.model import GroupId, Job, JobStatus, Millis
 from rollmuxd.core.policy import Move, Placed, Refusal, Replan, Verdict
 from rollmuxd.core.state import State
@@ -28,7 +28,7 @@ class Watch:
         return Placed(
             group=None,
             pins={want.pool: () for want in job.spec.wants},
-            wheel=tuple(PlannedVisit(job.id, phase.name) for phase in job.spec.phases),
+            schedule=tuple(PlannedTurn(job.id, phase.name) for phase in job.spec.phases),
             admission="observed",
             status=JobStatus.ADMITTED,
             promised=False,

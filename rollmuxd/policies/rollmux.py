@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import phase_ms, solo_ms
-from rollmuxd.core.facts import PlannedVisit
+from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.feasible import short_of_memory
 from rollmuxd.core.model import (
     Dispatch,
@@ -111,7 +111,7 @@ class RollMux:
 
     name = "rollmux"
     #: its certificate is that of the wheel's order
-    dispatch = Dispatch.WHEEL
+    dispatch = Dispatch.SCHEDULE
 
     def __init__(
         self,
@@ -503,24 +503,24 @@ class RollMux:
     def _placed(self, state: State, shape: "Shape", candidate: Candidate) -> Placed:
         group, job = candidate.group, shape.job
         legs = shape.legs(candidate.pins)
-        wheel = [PlannedVisit(job.id, phase.name) for phase in job.spec.phases]
+        wheel = [PlannedTurn(job.id, phase.name) for phase in job.spec.phases]
         unknown = shape.solo_ms is None
         if group is not None:
             summary = self._summary(state, group)
             unknown = unknown or summary.unknown
-            there = [PlannedVisit(visit.job, visit.phase, visit.once) for visit in group.wheel]
+            there = [PlannedTurn(visit.job, visit.phase, visit.once) for visit in group.schedule]
             other = self._pipelined(summary, legs)
             # without everybody's times nothing is certified, and what is pipelined is hardly ever slower
             legs = other if unknown else self._joined(summary, legs)
             if other and legs == other:
                 there = [visit for visit in there if visit.once]
                 jobs = {**state.jobs, job.id: job}
-                wheel = [PlannedVisit(leg.job, jobs[leg.job].spec.phases[leg.phase].name) for leg in legs]
+                wheel = [PlannedTurn(leg.job, jobs[leg.job].spec.phases[leg.phase].name) for leg in legs]
             wheel = [*there, *wheel]
         return Placed(
             group=None if group is None else group.id,
             pins={want.pool: candidate.pins[want.pool] for want in job.spec.wants},
-            wheel=tuple(wheel),
+            schedule=tuple(wheel),
             admission=candidate.admission,
             status=JobStatus.PROBING if shape.solo_ms is None else JobStatus.ADMITTED,
             promised=job.spec.slo is not None and shape.solo_ms is not None,
@@ -579,7 +579,7 @@ def limit_of(job: Job) -> Millis | None:
 def rate_of(group: Group, job: Job) -> int:
     """How many iterations the job goes round in one turn of its group's wheel."""
     first = job.spec.phases[0].name
-    return sum(visit.job == job.id and visit.phase == first for visit in group.wheel)
+    return sum(visit.job == job.id and visit.phase == first for visit in group.schedule)
 
 
 def may_share(state: State, job: Job, group: Group) -> bool:
@@ -631,7 +631,7 @@ def _summarise(state: State, group: Group, whole_pools: tuple[PoolName, ...]) ->
     own: dict[JobId, dict[str, Leg]] = {}
     cycles: dict[JobId, tuple[Leg, ...]] = {}
     unknown = False
-    for visit in group.wheel:  # who has left the wheel takes no time any more, and was promised nothing that counts
+    for visit in group.schedule:  # who has left the wheel takes no time any more, and was promised nothing that counts
         if visit.job not in own:
             job = state.jobs[visit.job]
             pins = state.pins_in(job, group.id)
@@ -649,7 +649,7 @@ def _summarise(state: State, group: Group, whole_pools: tuple[PoolName, ...]) ->
             legs.append(leg)
             for node in leg.nodes:
                 load[node] = load.get(node, 0) + leg.busy_ms
-    begins = [visit.job for visit in group.wheel if visit.phase == state.jobs[visit.job].spec.phases[0].name]
+    begins = [visit.job for visit in group.schedule if visit.phase == state.jobs[visit.job].spec.phases[0].name]
     limit: Millis | None = None
     limit_job, longest = None, 0
     rates = {name: rate_of(group, state.jobs[name]) for name, mine in own.items() if mine}

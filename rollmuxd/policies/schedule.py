@@ -5,11 +5,11 @@ passed) and when every node it claims has ended the visit before on it: a max-pl
 turn is the **period**, the paper's meta-iteration (RollMux section 4.2; ``T_meta = max(T_cycle, T_load)``).
 
 Strict round robin is the wheel with one visit for each phase of each job. A job may also go round several times in a
-turn: then its iteration takes the period by its **rate**, and its promise is kept where the period is at most
-``rate x SLO x T_solo``. The proof is the same (research/policy.md section 5): let z be the fixpoint that
-:func:`settles` finds for a period P, with A(z) <= z + P for the recurrence A. A is monotone and A(z + c) = A(z) + c,
-so the m-th turn ends by z + m P, whatever the durations are within what was planned; a job that leaves takes its
-visits along, which makes A smaller. Hence a mean iteration over m turns of at most P / rate + z / (m rate).
+turn: then its iteration takes the period by its **rate**, and its promise is kept where the period is at most ``rate x
+SLO x T_solo``. The proof is the same (research/policy.md section 5): let z be the fixpoint that :func:`is_feasible`
+finds for a period P, with A(z) <= z + P for the recurrence A. A is monotone and A(z + c) = A(z) + c, so the m-th turn
+ends by z + m P, whatever the durations are within what was planned; a job that leaves takes its visits along, which
+makes A smaller. Hence a mean iteration over m turns of at most P / rate + z / (m rate).
 
 A wheel may take one job after the other, phase by phase (*job-major*), or be :func:`pipelined`.
 
@@ -57,7 +57,7 @@ def pipelined(order: Sequence[int], spans: Sequence[Sequence[bool]]) -> list[tup
     return visits
 
 
-def settles(steps: Sequence[Step], clocks: int, period_ms: Millis, turns: int | None = None) -> bool:
+def is_feasible(steps: Sequence[Step], clocks: int, period_ms: Millis, turns: int | None = None) -> bool:
     """Whether a wheel's period is at most this: the fixpoint is found. Exact.
 
     The recurrence is max-plus linear: it stays within the period iff no cycle of its event graph has a greater mean,
@@ -75,10 +75,10 @@ def settles(steps: Sequence[Step], clocks: int, period_ms: Millis, turns: int | 
     return False
 
 
-def settles_narrow(
+def is_feasible_narrow(
     steps: Sequence[tuple[int, int, Millis, Millis]], clocks: int, period_ms: Millis, turns: int
 ) -> bool:
-    """:func:`settles` where every leg has one node, which is most of what a planner asks."""
+    """:func:`is_feasible` where every leg has one node, which is most of what a planner asks."""
     z = [0] * clocks
     for _ in range(turns):
         was = z.copy()
@@ -132,7 +132,7 @@ def steps_of(wheel: Sequence[Leg]) -> tuple[list[Step], int]:
 
 def certified(wheel: Sequence[Leg], period_ms: Millis) -> bool:
     """Whether the wheel's period is at most this, for any durations up to the planned ones. Exact."""
-    return settles(*steps_of(wheel), period_ms)
+    return is_feasible(*steps_of(wheel), period_ms)
 
 
 def period_ms(wheel: Sequence[Leg]) -> Millis:
@@ -141,12 +141,12 @@ def period_ms(wheel: Sequence[Leg]) -> Millis:
         return 0
     low = lower_bound_ms(wheel)
     steps, clocks = steps_of(wheel)
-    if settles(steps, clocks, low):
+    if is_feasible(steps, clocks, low):
         return low
     high = sum(leg.busy_ms + leg.gap_ms for leg in wheel)
     while low + 1 < high:  # low is not certified, high (everything one after the other) is
         middle = (low + high) // 2
-        if settles(steps, clocks, middle):
+        if is_feasible(steps, clocks, middle):
             high = middle
         else:
             low = middle
@@ -167,7 +167,7 @@ class Bound(Struct, frozen=True):
 TURNED, PLAYED = 3, 10
 
 
-def borne(
+def first_turn_feasible(
     before: Sequence[Leg], after: Sequence[Leg], each: Mapping[JobId, int], bounds: Mapping[JobId, Bound]
 ) -> bool:
     """Whether everybody keeps his bound in the first turns of a wheel in which somebody has joined.
@@ -189,10 +189,10 @@ def borne(
         end = _visit(z, step)
         begun.append((end - step[2], end))
     comes = dict.fromkeys(begin for begin, _ in begun[(TURNED - 2) * len(old) : (TURNED - 1) * len(old)])
-    return all(_borne(before, after, steps, begun, at, [at] * clocks, each, bounds) for at in comes)
+    return all(_first_turn_feasible(before, after, steps, begun, at, [at] * clocks, each, bounds) for at in comes)
 
 
-def _borne(
+def _first_turn_feasible(
     before: Sequence[Leg],
     after: Sequence[Leg],
     steps: Sequence[Step],

@@ -39,7 +39,7 @@ from rollmuxd.core.policy import Leg, Placed, Policy
 from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import Candidate, RollMux, Shape, Summary
 from rollmuxd.policies.schedule import work_conserving_ms
-from rollmuxd.sim.contender import DEFAULT, LOOM, Contender, InWheelOrder, RollMuxPaper
+from rollmuxd.sim.policy_under_test import DEFAULT, LOOM, InWheelOrder, PolicyUnderTest, RollMuxPaper
 from rollmuxd.sim.workload import Durations, Impossible, SimJob, Starts
 from rollmuxd.spi import discovery
 
@@ -592,7 +592,7 @@ class Plugged(InWheelOrder):
         return made
 
 
-_OURS: Final[tuple[Contender, ...]] = (
+_OURS: Final[tuple[PolicyUnderTest, ...]] = (
     DEFAULT,
     LOOM,
     RollMuxPaper(),
@@ -605,11 +605,11 @@ _OURS: Final[tuple[Contender, ...]] = (
 )
 
 
-def contenders() -> dict[str, Contender]:
+def policies_under_test() -> dict[str, PolicyUnderTest]:
     """Ours, the daemon's default first, then the policies of installed packages, none imported before it is used."""
     known = {contender.name: contender for contender in _OURS}
     return known | {name: Plugged(name) for name in discovery.names("policy") if name not in known}
 
 
 #: every contender by its name, in the order in which they are shown
-CONTENDERS: Final[dict[str, Contender]] = contenders()
+CONTENDERS: Final[dict[str, PolicyUnderTest]] = policies_under_test()

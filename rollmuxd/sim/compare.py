@@ -18,9 +18,9 @@ from rollmuxd.core.policy import Policy
 from rollmuxd.core.state import State
 from rollmuxd.sim import fluid, optimal, world
 from rollmuxd.sim.baselines import CONTENDERS
-from rollmuxd.sim.contender import Contender, Moving
 from rollmuxd.sim.faults import PRESETS
 from rollmuxd.sim.outcome import Outcome
+from rollmuxd.sim.policy_under_test import Moving, PolicyUnderTest
 from rollmuxd.sim.workload import Options, SimJob, Workload
 from rollmuxd.sim.workloads import read
 
@@ -50,7 +50,7 @@ class Task(Struct, frozen=True):
 class Capped:
     """A contender whose groups have so many jobs at most."""
 
-    def __init__(self, contender: Contender, max_group: int) -> None:
+    def __init__(self, contender: PolicyUnderTest, max_group: int) -> None:
         self._of, self._max_group = contender, max_group
         self.name, self.summary = contender.name, contender.summary
         self.estimates, self.move_every_ms = contender.estimates, contender.move_every_ms
@@ -82,7 +82,7 @@ def policies() -> list[tuple[str, str]]:
     return [*told, (OPTIMAL, best)]
 
 
-def contender(name: str) -> Contender:
+def policy_under_test(name: str) -> PolicyUnderTest:
     """The contender of this name.
 
     Raises:
@@ -118,7 +118,7 @@ def tasks(
         if name == OPTIMAL and fidelity == "phase":
             raise ValueError(f"{name} moves jobs at every event, for nothing: it has no phases to run; use cost")
         if name != OPTIMAL:
-            contender(name)
+            policy_under_test(name)
     return [
         Task(workload, options, name, fidelity, accounting, seed, max_group, faults, move_s)
         for seed in seeds
@@ -136,7 +136,7 @@ def check(some: Sequence[Task]) -> None:
         drawn.check()
         for policy in mine:
             if policy != OPTIMAL:
-                adapted = tuple(contender(policy).adapt(job) for job in drawn.jobs)
+                adapted = tuple(policy_under_test(policy).adapt(job) for job in drawn.jobs)
                 replace(drawn, jobs=adapted).check()
 
 
@@ -156,7 +156,7 @@ def perform(
     drawn = drawn or draw(task)
     if task.policy == OPTIMAL:
         return optimal.run(drawn, seed=task.seed, accounting=task.accounting, max_group=task.max_group)
-    found = contender(task.policy)
+    found = policy_under_test(task.policy)
     if task.move_s is not None and isinstance(found, Moving):
         found = found.where_a_move_takes(task.move_s)
     if task.max_group != optimal.MAX_GROUP:

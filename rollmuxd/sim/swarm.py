@@ -37,10 +37,10 @@ from rollmuxd.policies.observe import Watch
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.checkers.rest import Rest
-from rollmuxd.sim.contender import AS_OBSERVED, Contender, InWheelOrder, Moving, RollMuxPaper
 from rollmuxd.sim.faults import DaemonDied, Faults
 from rollmuxd.sim.fluid import WORK
-from rollmuxd.sim.restless import Restless
+from rollmuxd.sim.policy_under_test import AS_OBSERVED, InWheelOrder, Moving, PolicyUnderTest, RollMuxPaper
+from rollmuxd.sim.restless import ChaosPolicy
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 from rollmuxd.sim.world import World
 
@@ -112,8 +112,8 @@ class Watching(InWheelOrder):
 
 
 #: what runs besides the contenders that are scored; with settings that a daemon's configuration can have
-OTHERS: Final[dict[str, Callable[[], Contender]]] = {
-    RESTLESS: Restless,
+OTHERS: Final[dict[str, Callable[[], PolicyUnderTest]]] = {
+    RESTLESS: ChaosPolicy,
     OBSERVE: Watching,
     "rollmux-unpruned": lambda: RollMuxPaper(prune=False),
     "rollmux-guarded": lambda: Moving("rollmux-guarded", "", lambda _: RollMux(uncertain=True)),

@@ -137,10 +137,10 @@ def sweeps() -> str:
     told = []
     for case, workload, options, *paper in cases:
         outcomes = [o for o in compared(workload, names, seeds=seeds, **options) if o.accounting == "paper"]
-        best = {o.seed: o.cost for o in outcomes if o.contender == "optimal"}
-        row = [case, "optimum" if all(o.exact for o in outcomes if o.contender == "optimal") else "best found"]
+        best = {o.seed: o.cost for o in outcomes if o.policy_under_test == "optimal"}
+        row = [case, "optimum" if all(o.exact for o in outcomes if o.policy_under_test == "optimal") else "best found"]
         for name, theirs in zip(names.split(",")[1:], paper, strict=True):
-            mine = [o for o in outcomes if o.contender == name]
+            mine = [o for o in outcomes if o.policy_under_test == name]
             bill = statistics.mean(o.cost / best[o.seed] for o in mine)
             fined = statistics.mean((o.cost + o.fines) / best[o.seed] for o in mine)
             kept = 100 * statistics.mean(o.attainment or 0 for o in mine)
@@ -283,7 +283,7 @@ def _paper(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def _moves(outcomes: Sequence[Outcome], name: str) -> float:
-    mine = [outcome for outcome in _paper(outcomes) if outcome.contender == name]
+    mine = [outcome for outcome in _paper(outcomes) if outcome.policy_under_test == name]
     return statistics.mean(sum(job.moves for job in outcome.jobs) for outcome in mine)
 
 

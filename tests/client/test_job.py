@@ -176,7 +176,7 @@ def test_ctrl_c_in_a_phase_gives_up_on_a_daemon_that_hangs_and_says_so_beside_it
     monkeypatch.setattr(daemon, "handle", hanging)
     job = rollmuxd.job("a")
     job.start()
-    job._life._talk._clock = lambda: now[0]
+    job._runtime._session._clock = lambda: now[0]
     with pytest.raises(KeyboardInterrupt) as raised, job.phase("rollout"):
         raise KeyboardInterrupt
     assert now[0] - 1000 < 15
@@ -199,7 +199,7 @@ def test_a_second_ctrl_c_leaves_the_job_seconds_no_more(daemon, monkeypatch):
     monkeypatch.setattr(daemon, "handle", interrupted)
     job = rollmuxd.job("a")
     job.start()
-    talk = job._life._talk
+    talk = job._runtime._session
     talk._clock = lambda: 1000.0
     with pytest.raises(KeyboardInterrupt), job.phase("rollout"):
         raise KeyboardInterrupt
@@ -250,7 +250,7 @@ async def test_a_job_that_is_dropped_with_its_coroutine_ends_with_its_process(da
     coroutine.close()
     assert daemon.ended == {}
 
-    job._life._at_exit()  # as the process does
+    job._runtime._at_exit()  # as the process does
     assert daemon.ended == {"a": "its process ended"}
 
 
@@ -662,7 +662,7 @@ def test_a_start_whose_clean_up_is_interrupted_too_keeps_nothing_alive(daemon, m
         job.start()
 
     assert interrupts == []
-    assert (job._life._pulse, job._life._talk) == (None, None)
+    assert (job._runtime._heartbeat, job._runtime._session) == (None, None)
 
 
 # ---- no daemon ----
@@ -719,7 +719,7 @@ def test_a_forked_child_that_unwinds_ends_nothing(daemon):
         if child == 0:
             code = 1
             try:
-                job._life.run(job._life.leaving(None, None))
+                job._runtime.run(job._runtime.leaving(None, None))
                 job.end()
                 code = 0 if len(daemon.calls) == before else 2
             finally:
@@ -776,7 +776,7 @@ def test_a_forked_child_enters_no_phase_of_its_own(daemon, monkeypatch, where):
 def test_a_forked_child_neither_shrinks_nor_grows_the_slot_of_its_parent(daemon, make, what):
     """It would do so over the parent's connection, and give GPUs away on which the parent computes."""
     job = make("a")
-    life = job._life
+    life = job._runtime
     slot = life.run(life.entering("rollout"))
     before = len(daemon.calls)
     child = os.fork()

@@ -252,7 +252,7 @@ def test_a_rank_0_that_has_left_the_job_keeps_nobody_waiting(daemon, how, why, w
 
     def leave(job):
         if how == "fails":
-            job._life.run(job._life.ending("failed: ValueError: bad", keep=False))
+            job._runtime.run(job._runtime.ending("failed: ValueError: bad", keep=False))
         else:
             job.end() if how == "ends" else job.leave()
 
@@ -266,7 +266,9 @@ def test_a_rank_0_that_has_left_the_job_keeps_nobody_waiting(daemon, how, why, w
 
 def test_whoever_is_late_gets_all_that_rank_0_has_left_before_it_went():
     store = Store()
-    leader, late = (rank_group.Crew(store, "a", rank=rank, ranks=2, clock=lambda: 0.0, tell=print) for rank in (0, 1))
+    leader, late = (
+        rank_group.RankGroup(store, "a", rank=rank, ranks=2, clock=lambda: 0.0, tell=print) for rank in (0, 1)
+    )
     leader.publish_start(job="j1")
     leader.publish_grant("train", slot="t1")
     leader.publish_over(None, lost=False)
@@ -289,7 +291,7 @@ def test_where_nobody_can_start_a_thread_any_more_the_others_are_told_that_rank_
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     monkeypatch.setattr(threading.Thread, "start", no_more)
-    job._life._at_exit()
+    job._runtime._at_exit()
     assert json.loads(store.kept["rollmuxd/a/1/gone"]) == {"why": "its process ended"}
 
 
@@ -342,7 +344,7 @@ def test_a_store_that_fails_when_a_failing_program_leaves_its_phase_does_not_hid
     store = Failing("/over", "/left/1")
     Store.set(store, "rollmuxd/a/1/1/left/1" if rank == 0 else "nothing", "{}")
     if rank == 1:
-        leader = rank_group.Crew(store, "a", rank=0, ranks=2, clock=lambda: 0.0, tell=print)
+        leader = rank_group.RankGroup(store, "a", rank=0, ranks=2, clock=lambda: 0.0, tell=print)
         leader.publish_start(job="j1", session="s1", journal="", address="http://rollmuxd")
         leader.publish_grant("train", slot="t1", fence="1.1", gpus=[], session="s1")
 
@@ -388,7 +390,7 @@ def test_a_store_that_fails_at_the_start_hides_no_refusal_and_leaves_no_job_behi
         job.start()
 
     assert noted(raised.value) == "rollmuxd, when the other ranks were told: OSError: the store is gone"
-    assert job._life._pulse is None  # which would keep its session alive
+    assert job._runtime._heartbeat is None  # which would keep its session alive
     assert daemon.ended == ({} if refused else {"a": "it could not start"})
 
 
@@ -456,7 +458,7 @@ def test_ranks_that_torchrun_starts_again_do_not_take_what_those_before_them_hav
 
     def crew_of(rank):
         monkeypatch.setattr(rank_group, "_starts", {})  # a process of its own
-        return rank_group.Crew(store, "a", rank=rank, ranks=2, clock=lambda: 0.0, tell=said.append)
+        return rank_group.RankGroup(store, "a", rank=rank, ranks=2, clock=lambda: 0.0, tell=said.append)
 
     crew_of(0).publish_start(job="j1", session="of those before")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
@@ -476,7 +478,7 @@ def of_several_nodes(monkeypatch, store, counts):
     crews = []
     for rank, count in enumerate(counts):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(count))
-        crews.append(rank_group.Crew(store, "a", rank=rank, ranks=len(counts), clock=lambda: 0.0, tell=print))
+        crews.append(rank_group.RankGroup(store, "a", rank=rank, ranks=len(counts), clock=lambda: 0.0, tell=print))
     return crews
 
 
@@ -521,7 +523,7 @@ def test_a_rank_that_gives_up_meeting_the_others_meets_them_when_it_asks_again(m
         next(flow)
     with pytest.raises(KeyboardInterrupt):
         flows[rank].throw(KeyboardInterrupt())
-    crews[rank] = rank_group.Crew(store, "a", rank=rank, ranks=2, clock=lambda: 0.0, tell=print)
+    crews[rank] = rank_group.RankGroup(store, "a", rank=rank, ranks=2, clock=lambda: 0.0, tell=print)
     flows[rank] = crews[rank].meet()
     for _ in range(4):
         flows = [flow for flow in flows if next(flow, None) is not None]
@@ -557,7 +559,7 @@ def test_every_rank_dials_the_channel_with_the_session_of_rank_0(daemon, until):
 
 def test_a_follower_that_asks_something_itself_asks_the_daemon_of_rank_0(daemon):
     """As it does at the end of a job whose state is still there: whether it was discarded."""
-    outcome = crew(lambda job, rank: job._life._sync.address)
+    outcome = crew(lambda job, rank: job._runtime._sync.address)
 
     assert outcome[1] == outcome[2] == outcome[0]
 
@@ -576,7 +578,7 @@ def test_rank_0_alone_needs_no_store(daemon):
 
 def test_a_follower_looks_less_and_less_often_and_says_each_minute_that_it_waits():
     now, said, store = [0.0], [], Store()
-    follower = rank_group.Crew(store, "a", rank=1, ranks=2, clock=lambda: now[0], tell=said.append)
+    follower = rank_group.RankGroup(store, "a", rank=1, ranks=2, clock=lambda: now[0], tell=said.append)
     pauses = []
     flow = follower.granted("train")
     step = next(flow)
@@ -594,7 +596,7 @@ def test_a_follower_looks_less_and_less_often_and_says_each_minute_that_it_waits
 
 def test_a_rank_0_that_fails_waits_for_the_others_for_seconds_only():
     now, store = [0.0], Store()
-    leader = rank_group.Crew(store, "a", rank=0, ranks=2, clock=lambda: now[0], tell=print)
+    leader = rank_group.RankGroup(store, "a", rank=0, ranks=2, clock=lambda: now[0], tell=print)
     leader.publish_grant("train")
     for step in leader.all_left("train", failing=True):
         now[0] += step.seconds
@@ -610,7 +612,7 @@ def test_a_rank_0_that_is_interrupted_while_it_waits_for_the_others_lets_them_go
             raise interrupts.pop()
         yield Pause(0)
 
-    monkeypatch.setattr(rank_group.Crew, "all_left", all_left)
+    monkeypatch.setattr(rank_group.RankGroup, "all_left", all_left)
     with rollmuxd.job("a", ranks=2, rank=0, store=store) as job:
         with pytest.raises(KeyboardInterrupt), job.phase("rollout"):
             pass
@@ -627,7 +629,7 @@ def test_a_slot_that_rank_0_was_interrupted_in_leaving_is_not_given_back_while_o
     store = Store()
     job = rollmuxd.job("a", ranks=2, rank=0, store=store)
     job.start()
-    life = job._life
+    life = job._runtime
     life.run(life.entering("rollout"))
     leaves = life.leaving(None, None)
     assert isinstance(next(leaves), Pause)  # rank 1 is in there
@@ -659,7 +661,7 @@ def test_a_slot_that_rank_0_was_interrupted_in_leaving_is_not_given_back_while_o
 
 def test_a_job_that_is_started_again_waits_for_no_rank_of_its_former_start(daemon):
     job = rollmuxd.job("a", ranks=2, rank=0, store=Store())
-    life = job._life
+    life = job._runtime
     life.run(life.entering("rollout"))
     leaves = life.leaving(None, None)
     next(leaves)
@@ -681,8 +683,8 @@ class Leader:
         self.daemon, self.store, self.now, self.hangs, self.sent = daemon, store or Store(), 1000.0, False, []
         self.job = rollmuxd.job("a", ranks=1 + others, rank=0, store=self.store)
         self.job.start()
-        self.life = self.job._life
-        self.life._talk._clock = self.life._crew._clock = lambda: self.now
+        self.life = self.job._runtime
+        self.life._session._clock = self.life._rank_group._clock = lambda: self.now
 
     def play(self, flow, at=math.inf, then=lambda: None):
         """Run a flow to its end, and ``then`` at such a time."""
@@ -743,7 +745,7 @@ def left(store, phase, rank=1):
 
 def follow(store, rank=1, count=2):
     """Return a rank that has heard of the start."""
-    follower = rank_group.Crew(store, "a", rank=rank, ranks=count, clock=lambda: 0.0, tell=print)
+    follower = rank_group.RankGroup(store, "a", rank=rank, ranks=count, clock=lambda: 0.0, tell=print)
     at_once(follower.started())
     return follower
 
@@ -900,7 +902,7 @@ def test_a_rank_that_ends_its_part_in_the_midst_of_a_phase_computes_there_until_
     phase = follower.phase("rollout")
     phase.__enter__()
     if at_exit:  # what has not left its phase by then never will
-        follower._life._at_exit()
+        follower._runtime._at_exit()
     else:
         follower.end()
         assert "rollmuxd/a/1/gone/1" not in store.kept
@@ -916,7 +918,7 @@ def test_a_wait_that_a_rank_gives_up_counts_for_nothing(daemon, lead, waits_for)
     """``asyncio.timeout``, a notebook: asked again, it is the same phase of the same start."""
     store = Store()
     job = rollmuxd.job("a", ranks=2, rank=1, store=store)
-    life = job._life
+    life = job._runtime
     if waits_for == "a phase":
         leader = lead(store)
         job.start()
@@ -1035,7 +1037,7 @@ def test_a_rank_whose_last_word_the_store_did_not_take_tells_it_when_it_starts_a
     leaves = leader.life.leaving(None, None)
     assert isinstance(next(leaves), Pause)
 
-    again = rank_group.Crew(store, "a", rank=1, ranks=2, clock=lambda: 0.0, tell=print).started()
+    again = rank_group.RankGroup(store, "a", rank=1, ranks=2, clock=lambda: 0.0, tell=print).started()
     next(again)
     leader.play(leaves)
     assert leader.releases() == 1
@@ -1062,7 +1064,7 @@ def test_ranks_that_start_again_after_the_store_has_failed_at_a_start_meet(daemo
 
     store = Times()
     follower = rollmuxd.job("a", ranks=2, rank=1, store=store)
-    waits = follower._life.entering("rollout")
+    waits = follower._runtime.entering("rollout")
     if comes == "early":
         next(waits)
     if refused:
@@ -1080,9 +1082,9 @@ def test_ranks_that_start_again_after_the_store_has_failed_at_a_start_meet(daemo
             entered = at_once(waits)
         except rollmuxd.RollmuxError:
             follower.end()
-            waits = follower._life.entering("rollout")
+            waits = follower._runtime.entering("rollout")
     assert entered.id == slot.id
-    at_once(follower._life.leaving(None, ValueError("bad")))
+    at_once(follower._runtime.leaving(None, ValueError("bad")))
     leader.leave()
     follower.end()
 
@@ -1166,7 +1168,7 @@ def test_who_is_interrupted_before_the_grant_is_told_tells_nothing_else_of_the_p
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(leader.life._pulse, "slot", interrupted)
+    monkeypatch.setattr(leader.life._heartbeat, "slot", interrupted)
     with pytest.raises(KeyboardInterrupt):
         leader.enter("train")
     leader.enter("train")
@@ -1240,15 +1242,15 @@ def test_that_a_rank_is_out_is_told_again_where_the_store_did_not_take_it(daemon
 def test_a_second_ctrl_c_while_rank_0_waits_for_the_others_leaves_the_end_seconds_no_more(daemon):
     job = rollmuxd.job("a", ranks=2, rank=0, store=Store())
     job.start()
-    life = job._life
-    life._talk._clock = lambda: 1000.0
+    life = job._runtime
+    life._session._clock = lambda: 1000.0
     life.run(life.entering("rollout"))
     leaves = life.leaving(None, KeyboardInterrupt())
     assert isinstance(next(leaves), Pause)  # rank 1 is in there
     with pytest.raises(KeyboardInterrupt):
         leaves.throw(KeyboardInterrupt())
 
-    assert life._talk._clean_until == 1000.0
+    assert life._session._clean_until == 1000.0
     job.end()
 
 

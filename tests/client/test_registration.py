@@ -8,7 +8,7 @@ from rollmuxd.wire.requests import PhaseBody, StateBody, WantBody
 
 
 def body(**settings):
-    return rollmuxd.job("math-7b", **settings)._life.body
+    return rollmuxd.job("math-7b", **settings)._runtime.body
 
 
 def test_the_shortest_job_takes_a_node_of_each_pool_and_has_an_init():

@@ -14,7 +14,7 @@ from rollmuxd.client.errors import (
     Unprocessable,
     Unreachable,
 )
-from rollmuxd.client.session import Held, Talk
+from rollmuxd.client.session import Held, Session
 from rollmuxd.wire.answers import Reason, RegisteredView, ReleaseView, SessionView, SlotView, Waiting
 from rollmuxd.wire.requests import PhaseBody, RegisterBody, WantBody
 
@@ -31,7 +31,7 @@ class Clock:
 @pytest.fixture
 def talk():
     said = []
-    made = Talk(BODY, clock=Clock(), tell=said.append)
+    made = Session(BODY, clock=Clock(), tell=said.append)
     made.said, made.job, made.session = said, "j1", "s1"
     return made
 

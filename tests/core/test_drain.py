@@ -159,7 +159,7 @@ class Cluster:
         self.core = Scheduler(config, self.policy)
         nodes = tuple(i.NodeSpec(name, "h", (f"h/{name}",), ("rollout",)) for name in ("r0", "r1"))
         self.hand(0, i.Start((i.HostSpec("h", "mock", 0),), nodes))
-        self.hand(0, i.HostSeen("h", tuple(i.GpuSight(f"h/{name}", 0) for name in ("r0", "r1"))))
+        self.hand(0, i.HostObserved("h", tuple(i.GpuObservation(f"h/{name}", 0) for name in ("r0", "r1"))))
         at_most, self.policy.max_group = self.policy.max_group, 5 if together else 1
         self.job = self.register("A", movable)
         self.other = None if alone else self.register("B", Movable.NO, "r1")

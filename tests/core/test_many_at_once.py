@@ -32,7 +32,7 @@ def cluster(core):
     ]
     core.handle(i.Start(tuple(i.HostSpec(node.host, "mock", 0) for node in nodes), tuple(nodes)), 1)
     for node in nodes:
-        core.handle(i.HostSeen(node.host, tuple(i.GpuSight(gpu, 0) for gpu in node.gpus)), 1)
+        core.handle(i.HostObserved(node.host, tuple(i.GpuObservation(gpu, 0) for gpu in node.gpus)), 1)
 
     def register(number):
         phases = (PhaseSpec("rollout", ("rollout",), planned_ms=1_000 + number), PhaseSpec("train", ("train",)))

@@ -50,7 +50,7 @@ class Cluster:
                 made.append(i.NodeSpec(name, name, (f"{name}/gpu0",), (pool,), price_per_gpu_hour=price))
         self.hand(i.Start(tuple(hosts), tuple(made)))
         for node in made:
-            self.hand(i.HostSeen(node.host, tuple(i.GpuSight(gpu, 0) for gpu in node.gpus)))
+            self.hand(i.HostObserved(node.host, tuple(i.GpuObservation(gpu, 0) for gpu in node.gpus)))
 
     def hand(self, given: i.Input) -> object:
         """Hand it over, and have every order done at once."""
@@ -62,7 +62,7 @@ class Cluster:
         for effect in decision.effects:
             if isinstance(effect, e.Perform) and effect.order in self.core.state.orders:
                 order = self.core.state.orders[effect.order]
-                clear = tuple(i.GpuSight(gpu, 0) for gpu in self.core.state.nodes[order.node].gpus)
+                clear = tuple(i.GpuObservation(gpu, 0) for gpu in self.core.state.nodes[order.node].gpus)
                 self.hand(i.OrderDone(effect.order, () if order.kind is OrderKind.LOAD else clear))
         return decision.answer
 
@@ -105,7 +105,7 @@ class Cluster:
         state = self.core.state
         free: dict[str, int] = {}
         ends: dict[str, list[int]] = {}
-        wheel = state.groups[group].wheel
+        wheel = state.groups[group].schedule
         for _ in range(TURNS):
             for visit in wheel:
                 job = state.jobs[visit.job]
@@ -247,7 +247,7 @@ def test_a_new_run_keeps_what_was_measured_unless_it_states_another_time() -> No
 @given(
     series=st.lists(st.tuples(st.integers(1_000, 90_000), st.integers(1_000, 90_000)), min_size=4, max_size=40),
     every_ms=st.sampled_from([0, MINUTE, 10 * MINUTE]),
-    dispatch=st.sampled_from([Dispatch.WHEEL, Dispatch.CREDIT]),
+    dispatch=st.sampled_from([Dispatch.SCHEDULE, Dispatch.CREDIT]),
 )
 def test_whatever_phases_take_plans_change_for_a_reason_and_only_so_often(
     series: Sequence[tuple[int, int]], every_ms: int, dispatch: Dispatch
@@ -331,13 +331,13 @@ def test_where_the_wheel_has_no_room_any_more_loom_has_another_for_the_same_memb
     long, short = cluster.comes(spec("long", 90, 10, 1.5)), cluster.comes(spec("short", 5, 20, 4.0))
     group = cluster.core.state.jobs[long].group
     assert group == cluster.core.state.jobs[short].group
-    before = [(visit.job, visit.phase) for visit in cluster.core.state.groups[group].wheel]
+    before = [(visit.job, visit.phase) for visit in cluster.core.state.groups[group].schedule]
     pins = {name: job.pins for name, job in cluster.core.state.jobs.items()}
     for _ in range(4):
         cluster.goes_round(short, 3_000, 5_000)
     replanned = cluster.told(f.GroupReplanned)[-1]
-    assert replanned.wheel
-    after = [(visit.job, visit.phase) for visit in cluster.core.state.groups[group].wheel]
+    assert replanned.schedule
+    after = [(visit.job, visit.phase) for visit in cluster.core.state.groups[group].schedule]
     assert after != before
     assert set(after) == set(before)
     assert {name: job.pins for name, job in cluster.core.state.jobs.items()} == pins
@@ -350,12 +350,12 @@ def test_where_the_wheel_has_no_room_any_more_loom_has_another_for_the_same_memb
 def test_the_wheel_stays_where_it_has_room_for_the_new_times_though_one_goes_round_it_often() -> None:
     cluster = Cluster(Loom(objective="cost", regroup=1))
     long, short = cluster.comes(spec("long", 90, 10, 1.5)), cluster.comes(spec("short", 5, 20, 4.0))
-    wheel = [(visit.job, visit.phase) for visit in cluster.core.state.groups["g1"].wheel]
+    wheel = [(visit.job, visit.phase) for visit in cluster.core.state.groups["g1"].schedule]
     assert wheel.count((short, "rollout")) > wheel.count((long, "rollout"))
     for _ in range(4):
         cluster.goes_round(short, 5_000, 24_000)
-    assert [fact.wheel for fact in cluster.told(f.GroupReplanned)] == [()]
-    assert [(visit.job, visit.phase) for visit in cluster.core.state.groups["g1"].wheel] == wheel
+    assert [fact.schedule for fact in cluster.told(f.GroupReplanned)] == [()]
+    assert [(visit.job, visit.phase) for visit in cluster.core.state.groups["g1"].schedule] == wheel
 
 
 @pytest.mark.parametrize("seed", range(25))

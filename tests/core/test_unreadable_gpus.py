@@ -5,8 +5,8 @@ import msgspec
 from rollmuxd.core.config import Config
 from rollmuxd.core.inputs import (
     EndJob,
-    GpuSight,
-    HostSeen,
+    GpuObservation,
+    HostObserved,
     HostSpec,
     HostUnreachable,
     NodeSpec,
@@ -33,7 +33,7 @@ def scheduler():
 
 def see(made, now, *gpus, **unread):
     why = {gpu: reason for gpu, reason in zip(GPUS, unread.values(), strict=False) if reason}
-    return made.handle(HostSeen("box", tuple(GpuSight(gpu, 0) for gpu in gpus), "boot1", None, why), now)
+    return made.handle(HostObserved("box", tuple(GpuObservation(gpu, 0) for gpu in gpus), "boot1", None, why), now)
 
 
 def statuses(made):

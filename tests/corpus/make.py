@@ -68,7 +68,7 @@ async def write(scenario: str, folder: Path, *, compacted: bool = False) -> None
     from rollmuxd.core.apply import apply
     from rollmuxd.core.state import State
     from rollmuxd.daemon.access.keys import ApiKey, Role
-    from rollmuxd.daemon.journal.retention import Keep, Keeper
+    from rollmuxd.daemon.journal.retention import Keep, RetentionTask
     from rollmuxd.daemon.journal.store import Journal
 
     played = play(scenario)
@@ -92,7 +92,7 @@ async def write(scenario: str, folder: Path, *, compacted: bool = False) -> None
             async def settled() -> tuple[int, int]:
                 return state.at, len(facts)
 
-            await Keeper(journal, Keep(1, 10**12, 1_000), settled).tend()
+            await RetentionTask(journal, Keep(1, 10**12, 1_000), settled).tend()
             assert journal.first > middle // 2
             scenario = "compacted"
         await journal.close()

@@ -6,16 +6,16 @@ import pytest
 
 from rollmuxd.core import model as m
 from rollmuxd.core.effects import Observe
-from rollmuxd.core.inputs import GpuSight, HostSeen, HostUnreachable
+from rollmuxd.core.inputs import GpuObservation, HostObserved, HostUnreachable
 from rollmuxd.core.state import State
 from rollmuxd.daemon.hosts.actuator import Actuator
-from rollmuxd.daemon.hosts.gpu_identity import Identities
-from rollmuxd.spi import ContactLost, Sight
+from rollmuxd.daemon.hosts.gpu_identity import GpuIdentities
+from rollmuxd.spi import ContactLost, Observation
 
 
 def sight(host, *names):
     gpus = [f"{host}/gpu{number}" for number in range(len(names))]
-    return Sight(tuple(GpuSight(gpu, 0) for gpu in gpus), "boot1", dict(zip(gpus, names, strict=True)))
+    return Observation(tuple(GpuObservation(gpu, 0) for gpu in gpus), "boot1", dict(zip(gpus, names, strict=True)))
 
 
 def all_of(host):
@@ -23,7 +23,7 @@ def all_of(host):
 
 
 def test_the_second_way_to_a_gpu_is_refused_and_the_first_goes_on():
-    identities = Identities()
+    identities = GpuIdentities()
     for _ in range(2):
         identities.check("box", sight("box", "GPU-a", "GPU-b"), all_of("box"))
         with pytest.raises(
@@ -33,20 +33,20 @@ def test_the_second_way_to_a_gpu_is_refused_and_the_first_goes_on():
 
 
 def test_two_hosts_may_be_one_machine_if_each_has_gpus_of_its_own():
-    identities = Identities()
+    identities = GpuIdentities()
     identities.check("box", sight("box", "GPU-a", "GPU-b"), {"box/gpu0"})
     identities.check("alias", sight("alias", "GPU-a", "GPU-b"), {"alias/gpu1"})
 
 
 def test_a_gpu_that_was_replaced_is_forgotten_and_may_be_elsewhere():
-    identities = Identities()
+    identities = GpuIdentities()
     identities.check("box", sight("box", "GPU-a"), all_of("box"))
     identities.check("box", sight("box", "GPU-new"), all_of("box"))
     identities.check("other", sight("other", "GPU-a"), all_of("other"))
 
 
 def test_gpus_without_names_are_taken_as_they_are():
-    Identities().check("box", Sight((GpuSight("box/gpu0", 0),), "boot1"), all_of("box"))
+    GpuIdentities().check("box", Observation((GpuObservation("box/gpu0", 0),), "boot1"), all_of("box"))
 
 
 @pytest.mark.asyncio
@@ -71,7 +71,7 @@ async def test_the_core_hears_that_the_second_host_cannot_be_reached():
     running.cancel()
     first, second = posted
 
-    assert isinstance(first, HostSeen)
+    assert isinstance(first, HostObserved)
     assert isinstance(second, HostUnreachable)
     assert "same GPU as box/gpu0" in second.reason
     assert await actuator.sight("alias", ["alias/gpu0"]) == (), "a release must not rest on it either"

@@ -27,8 +27,8 @@ from rollmuxd.core.decision import Decision
 from rollmuxd.core.effects import Observe, Perform
 from rollmuxd.core.inputs import (
     DrainNode,
-    GpuSight,
-    HostSeen,
+    GpuObservation,
+    HostObserved,
     HostSpec,
     NodeSpec,
     OpenSession,
@@ -45,10 +45,10 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.journal import retention
 from rollmuxd.daemon.journal.backup import backup, check, restore
-from rollmuxd.daemon.journal.retention import DAY, Care, Keep, Keeper, compact
+from rollmuxd.daemon.journal.retention import DAY, Keep, Retention, RetentionTask, compact
 from rollmuxd.daemon.journal.store import Journal, JournalDamaged, JournalInUse
-from rollmuxd.daemon.usage.daily import FactsGone, reckon
-from rollmuxd.daemon.usage.ledger import Ledger
+from rollmuxd.daemon.usage.daily import FactsGone, compute_usage
+from rollmuxd.daemon.usage.ledger import UsageLedger
 from rollmuxd.policies.rollmux import RollMux
 
 pytestmark = pytest.mark.asyncio
@@ -91,11 +91,11 @@ class Cluster:
             if isinstance(effect, Perform):
                 self.orders = [*getattr(self, "orders", []), effect.order]
             elif isinstance(effect, Observe):
-                self.tell(HostSeen(effect.host, self.sights(effect.host), "boot"))
+                self.tell(HostObserved(effect.host, self.sights(effect.host), "boot"))
         return done
 
     def sights(self, host):
-        return tuple(GpuSight(f"{host}/gpu{number}", 0) for number in (0, 1))
+        return tuple(GpuObservation(f"{host}/gpu{number}", 0) for number in (0, 1))
 
     def live(self, until, rng):
         """Somebody does something, at times of nobody's choosing."""
@@ -143,7 +143,7 @@ def keeper(journal, cluster, keep):
     async def settled():
         return cluster.now, len(cluster.facts)
 
-    return Keeper(journal, keep, settled)
+    return RetentionTask(journal, keep, settled)
 
 
 ALL = Keep(days=1_000, bytes=10**12, audit_days=1_000)
@@ -152,7 +152,7 @@ ONE = Keep(days=1, bytes=10**12, audit_days=1_000)
 
 def plainly(cluster, since, until):
     """The report as it always was: fold everything from the first fact on."""
-    ledger = Ledger(since=since or 0, until=until)
+    ledger = UsageLedger(since=since or 0, until=until)
     for fact in cluster.facts:
         if not ledger.see(fact):
             break
@@ -173,7 +173,7 @@ def same(one, other):
 
 
 async def reported(journal, cluster, since, until):
-    books, end = await reckon(journal, since=since, until=until, now=cluster.now, durable=len(cluster.facts))
+    books, end = await compute_usage(journal, since=since, until=until, now=cluster.now, durable=len(cluster.facts))
     return books.view(since or 0, end)
 
 
@@ -466,7 +466,7 @@ async def test_wherever_it_breaks_off_the_next_one_goes_on(tmp_path, lived):
 
         with closing(sqlite3.connect(folder / "journal.sqlite3", isolation_level=None)) as writer:
             try:
-                Care(folder / "journal.sqlite3", ONE, write).tend(lived.now, len(lived.facts))
+                Retention(folder / "journal.sqlite3", ONE, write).tend(lived.now, len(lived.facts))
             except KeyboardInterrupt:
                 stopped += 1
         assert check(folder / "journal.sqlite3").good
@@ -487,7 +487,7 @@ async def test_booking_that_is_cancelled_ends_within_a_batch_and_the_next_one_bo
     of = keeper(journal, lived, ALL)
     monkeypatch.setattr(retention, "BATCH", 10)
     scope, ended, read = anyio.CancelScope(), threading.Event(), []
-    rows_after, tend = retention.rows_after, Care.tend
+    rows_after, tend = retention.rows_after, Retention.tend
 
     async def booking():
         with scope:
@@ -510,7 +510,7 @@ async def test_booking_that_is_cancelled_ends_within_a_batch_and_the_next_one_bo
             ended.set()
 
     monkeypatch.setattr(retention, "rows_after", reading)
-    monkeypatch.setattr(Care, "tend", tending)
+    monkeypatch.setattr(Retention, "tend", tending)
     await asyncio.wait([task])
     assert await asyncio.to_thread(ended.wait, 60)
     assert read == [0, 10, 20, 30, 40, 50]
@@ -574,7 +574,7 @@ async def test_space_is_given_back_and_commits_wait_no_more_than_a_moment(tmp_pa
 
     writing = asyncio.create_task(write_on())
     began = time.perf_counter()
-    done = await Keeper(journal, ONE, settled).tend()
+    done = await RetentionTask(journal, ONE, settled).tend()
     took = time.perf_counter() - began
     going = False
     await writing

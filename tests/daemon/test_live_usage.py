@@ -14,8 +14,8 @@ from memory_journal import MemoryJournal
 
 from rollmuxd.core.state import State
 from rollmuxd.daemon.usage import daily
-from rollmuxd.daemon.usage.daily import Today, reckon
-from rollmuxd.daemon.usage.ledger import Ledger
+from rollmuxd.daemon.usage.daily import LiveUsage, compute_usage
+from rollmuxd.daemon.usage.ledger import UsageLedger
 from rollmuxd.daemon.writer import Unavailable
 from rollmuxd.sim import swarm
 from rollmuxd.sim.world import World
@@ -46,7 +46,7 @@ class Told:
         self.facts = facts
         self.durable = 0
         self.journal = MemoryJournal()
-        self.today = Today(self.journal, self.settled)
+        self.today = LiveUsage(self.journal, self.settled)
         self.today.begin(State())
         self.reads = 0
 
@@ -68,14 +68,14 @@ class Told:
         return batch
 
     async def report(self, since=None):
-        books, end = await reckon(
+        books, end = await compute_usage(
             self.journal, since=since, until=None, now=self.now, durable=self.durable, today=self.today
         )
         return books.view(since or 0, end)
 
     def plainly(self, since=None):
         """The same, of all facts from the first one on."""
-        ledger = Ledger(since=since or 0)
+        ledger = UsageLedger(since=since or 0)
         for fact in self.facts[: self.durable]:
             ledger.see(fact)
         return ledger.report(now=self.now)
@@ -121,9 +121,9 @@ async def test_it_is_what_a_fold_of_all_facts_gives_whenever_somebody_asks(seed)
 async def test_a_report_over_today_looks_at_the_facts_that_came_since_the_last_one_and_at_no_others():
     told = Told(history(1))
     reads, seen = [], []
-    read, see = told.journal.read, Ledger.see
+    read, see = told.journal.read, UsageLedger.see
     told.journal.read = lambda after, limit: reads.append(after) or read(after, limit)
-    with patch.object(Ledger, "see", lambda ledger, fact: seen.append(fact) or see(ledger, fact)):
+    with patch.object(UsageLedger, "see", lambda ledger, fact: seen.append(fact) or see(ledger, fact)):
         await told.tell(500)
         await told.report()  # the daemon has just begun: what is there is read
         for more in (0, 7, 0, 40):
@@ -226,7 +226,7 @@ async def test_facts_are_booked_a_moment_after_they_come_so_that_whoever_asks_wa
         await anyio.sleep(daily.EVERY_S + 1)
         wanted = told.plainly()
         with (
-            patch.object(Ledger, "see", side_effect=AssertionError("it books facts")),
+            patch.object(UsageLedger, "see", side_effect=AssertionError("it books facts")),
             patch.object(told.journal, "read", side_effect=AssertionError("it reads facts")),
         ):
             same(await told.report(), wanted)

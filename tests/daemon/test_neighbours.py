@@ -24,7 +24,7 @@ from rollmuxd.daemon.hosts.actuator import Actuator
 from rollmuxd.daemon.hosts.observer import Observer
 from rollmuxd.daemon.writer import Driver, Numbered
 from rollmuxd.policies.rollmux import RollMux
-from rollmuxd.spi import HostConfig, Sight
+from rollmuxd.spi import HostConfig, Observation
 from rollmuxd_backend_mock.backend import MockBackend
 from rollmuxd_backend_mock.faults import Faults
 from rollmuxd_backend_mock.residency import MockResidency
@@ -40,7 +40,7 @@ ROUNDS = 12
 class Hosts(MockBackend):
     """Mock hosts; to look at one takes time, as it does: what a look says is of its beginning."""
 
-    async def observe(self, host: str) -> Sight:
+    async def observe(self, host: str) -> Observation:
         await anyio.sleep(0.005)
         return await super().observe(host)
 

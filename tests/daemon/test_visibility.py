@@ -11,7 +11,7 @@ from rollmuxd.core.errors import UnknownThing
 from rollmuxd.core.model import Job, JobSpec, Owner
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access.visibility import OwnersOfJobs, Told, own_words
+from rollmuxd.daemon.access.visibility import OwnersOfJobs, Visibility, sanitize
 from rollmuxd.daemon.hosts.plugin_calls import said
 from rollmuxd.policies.observe import Watch
 from rollmuxd.spi import NotDone
@@ -47,7 +47,7 @@ SENTENCES = [
 
 def told(*jobs):
     state = State(jobs={job.id: job for job in jobs})
-    return Told(Scheduler(Config(), Watch(), state), lambda owner: owner == "mine")
+    return Visibility(Scheduler(Config(), Watch(), state), lambda owner: owner == "mine")
 
 
 def a_job(id, owner, name):
@@ -75,13 +75,13 @@ def test_a_name_that_both_have_tells_nothing():
 @pytest.mark.parametrize("sentence", SENTENCES)
 def test_what_others_than_the_core_write_is_shown_as_it_is_whatever_jobs_there_are(sentence):
     """Else whoever writes such a sentence would be told whether there is a job of that name."""
-    written = own_words(sentence.format("secret"))
+    written = sanitize(sentence.format("secret"))
     assert " ".join(written.split()) == sentence.format("secret")
     for end in range(len(written) + 1):  # the core cuts what is long
         shown = f"revoked by ann: {written[:end]}; ended"
         for jobs in ([a_job("j7", "theirs", "secret")], [a_job("j9", "theirs", "other")]):
             assert told(*jobs).text(shown) == shown
-    assert own_words("it is lost, as ever") == "it is lost, as ever"
+    assert sanitize("it is lost, as ever") == "it is lost, as ever"
 
 
 def test_what_a_driver_or_a_backend_says_is_its_own_words():
@@ -115,7 +115,9 @@ def test_for_all_the_names_in_what_is_shown_the_jobs_are_looked_through_twice_at
             return super().values()
 
     jobs = [a_job(f"j{number}", "theirs", f"n{number}") for number in range(5)]
-    view = Told(Scheduler(Config(), Watch(), State(jobs=Jobs({job.id: job for job in jobs}))), lambda owner: False)
+    view = Visibility(
+        Scheduler(Config(), Watch(), State(jobs=Jobs({job.id: job for job in jobs}))), lambda owner: False
+    )
     looked = 0
     for number in range(100):
         view.text("phases of n1 take another time " * 30 + str(number))
@@ -126,11 +128,11 @@ def test_a_job_of_anothers_is_not_named_either_when_it_is_forgotten_and_no_other
     sentence = "h1/gpu0 not seen clear after secret-run released them"
     state = State(jobs={"j1": a_job("j1", "mine", "math")}, owners={"mine": Owner()})
     core = Scheduler(Config(), Watch(), state)
-    alone = Told(core, lambda owner: owner == "mine").text(sentence)
+    alone = Visibility(core, lambda owner: owner == "mine").text(sentence)
     state.owners["theirs"] = Owner()
-    beside = Told(core, lambda owner: owner == "mine").text(sentence)
+    beside = Visibility(core, lambda owner: owner == "mine").text(sentence)
     assert (alone, beside) == (sentence, "h1/gpu0 not seen clear after another owner's released them")
-    assert Told(core, lambda owner: True).text(sentence) == sentence
+    assert Visibility(core, lambda owner: True).text(sentence) == sentence
 
 
 def test_no_further_place_of_the_core_writes_the_name_of_a_job():
@@ -158,7 +160,7 @@ def test_whose_jobs_there_are_is_looked_for_only_when_one_has_come_or_gone():
     walks.clear()
 
     def hides():
-        return Told(core, lambda owner: owner == "mine", owners=owners).hides
+        return Visibility(core, lambda owner: owner == "mine", owners=owners).hides
 
     assert [hides() for _ in range(10)] == [False] * 10
     assert walks == [1_000]

@@ -184,7 +184,7 @@ async def test_a_result_that_comes_while_the_writer_is_down_is_kept(running):
             await rig.driver.submit(add("a"))
         rig.driver.post(i.OrderDone("o1"))
         rig.driver.post(i.OrderNotBegun("o2"))
-        rig.driver.post(i.HostSeen("a", ()))
+        rig.driver.post(i.HostObserved("a", ()))
         journal.failing = None
         await anyio.sleep(1)
 

@@ -45,8 +45,8 @@ class Place:
     def start(self):
         self.hand(i.Start(tuple(self.hosts), tuple(self.nodes)))
         for host in self.hosts:
-            gpus = tuple(i.GpuSight(gpu, 0) for node in self.nodes if node.host == host.id for gpu in node.gpus)
-            self.hand(i.HostSeen(host.id, gpus))
+            gpus = tuple(i.GpuObservation(gpu, 0) for node in self.nodes if node.host == host.id for gpu in node.gpus)
+            self.hand(i.HostObserved(host.id, gpus))
 
     def hand(self, given_):
         return self.core.handle(given_, self.core.state.at).facts
@@ -136,11 +136,11 @@ def test_more_nodes_are_told_by_pool_where_one_pools_would_do():
     other = place.again()
     other.add("rollout")
     other.hand(i.Start(tuple(other.hosts), tuple(other.nodes)))
-    gpus = tuple(i.GpuSight(gpu, 0) for node in other.nodes for gpu in node.gpus)
+    gpus = tuple(i.GpuObservation(gpu, 0) for node in other.nodes for gpu in node.gpus)
     facts = [
         fact
         for host in other.hosts
-        for fact in other.hand(i.HostSeen(host.id, tuple(gpu for gpu in gpus if gpu.gpu.startswith(f"{host.id}/"))))
+        for fact in other.hand(i.HostObserved(host.id, tuple(gpu for gpu in gpus if gpu.gpu.startswith(f"{host.id}/"))))
     ]
     assert placed(facts, late)
 

@@ -25,7 +25,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from rollmuxd.daemon.access.gate import Peer, Rates
 from rollmuxd.daemon.app import Server, connection_limits
-from rollmuxd.daemon.http.listener import Door, Places
+from rollmuxd.daemon.http.listener import Listener, Places
 from rollmuxd.daemon.http.peer import ConnectionLimits
 from rollmuxd.daemon.settings import Settings
 from rollmuxd.daemon.tls import make_own, read_tls
@@ -638,7 +638,7 @@ async def test_without_descriptors_connections_wait_and_the_log_says_so_once(mon
                 self.transport = transport
                 taken.set()
 
-        door = Door(bound, Greeted, Places(10, 10))
+        door = Listener(bound, Greeted, Places(10, 10))
         door.open(10)
         begun = loop.time()
         caller.connect(bound.getsockname())

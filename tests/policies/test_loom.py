@@ -24,9 +24,9 @@ from rollmuxd.core.model import (
     Movable,
     Owner,
     PhaseSpec,
+    ScheduledTurn,
     StateSpec,
     StateStatus,
-    Visit,
     Want,
 )  # fmt: skip
 from rollmuxd.core.policy import Placed, Policy
@@ -36,7 +36,7 @@ from rollmuxd.core.steps import admit, guard
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.loom import plan as loom_plan
 from rollmuxd.policies.loom import policy as loom_policy
-from rollmuxd.policies.loom.model import Need, Room
+from rollmuxd.policies.loom.model import JobDemand, PoolCapacity
 from rollmuxd.policies.loom.plan import Planner
 from rollmuxd.policies.loom.policy import Loom
 from rollmuxd.policies.loom.regroup import Limits, Search, Step
@@ -67,7 +67,7 @@ class Cluster:
                 nodes.append(i.NodeSpec(host, host, gpus, (pool,), gpu_mb=gpu_gb * 1000, price_per_gpu_hour=price))
         self.hand(i.Start(tuple(hosts), tuple(nodes)))
         for node in nodes:
-            self.hand(i.HostSeen(node.host, tuple(i.GpuSight(gpu, 0) for gpu in node.gpus)))
+            self.hand(i.HostObserved(node.host, tuple(i.GpuObservation(gpu, 0) for gpu in node.gpus)))
 
     def hand(self, given: i.Input) -> list[f.Fact]:
         decision = self.core.handle(given, self.now)
@@ -235,7 +235,7 @@ def test_who_joins_and_who_was_there_are_within_their_bounds_by_the_eighth_itera
     assert late > 20  # some could not have waited much longer
 
 
-def eight_iterations(core: Scheduler, before: list[Visit], placed: f.JobPlaced) -> Iterator[tuple[str, int]]:
+def eight_iterations(core: Scheduler, before: list[ScheduledTurn], placed: f.JobPlaced) -> Iterator[tuple[str, int]]:
     """What the next eight take each job, for each time at which the last could come, by the order of (turn, index).
 
     Its own count from when it came, the others' from the end of the last one before that.
@@ -327,7 +327,7 @@ def test_jobs_that_have_both_pools_on_one_node_share_it_as_under_the_papers_rule
         gpus = ("box/gpu0", "box/gpu1")
         node = i.NodeSpec("n", "box", gpus, ("rollout", "train"), price_per_gpu_hour=1.0)
         core.handle(i.Start((i.HostSpec("box", "mock", 0),), (node,)), 0)
-        core.handle(i.HostSeen("box", tuple(i.GpuSight(gpu, 0) for gpu in gpus)), 0)
+        core.handle(i.HostObserved("box", tuple(i.GpuObservation(gpu, 0) for gpu in gpus)), 0)
         phases = tuple(PhaseSpec(pool, (pool,), 9_000 if times else None) for pool in ("rollout", "train"))
         for name in ("first", "second"):
             spec = JobSpec(name, phases=phases, wants=(Want("rollout", 1), Want("train", 1)), colocate=True)
@@ -643,10 +643,10 @@ def test_who_could_not_pay_for_the_wait_for_a_first_turn_comes_to_nobody_on_his_
     *, pays: bool
 ) -> None:
     """Neither to a group that one of his mates has opened, nor back to them from nodes of his own; nor they to him."""
-    planner = Planner({"rollout": Room(1.0, 1.0), "train": Room(3.0, 3.0)})
+    planner = Planner({"rollout": PoolCapacity(1.0, 1.0), "train": PoolCapacity(3.0, 3.0)})
     phases = ((("rollout",), 100, 0), (("train",), 50, 0))
     for name in ("a", "b"):
-        planner.number(Need(name, phases, (("rollout", 1), ("train", 1)), 150, 150, 300))
+        planner.number(JobDemand(name, phases, (("rollout", 1), ("train", 1)), 150, 150, 300))
     search = Search(planner, {}, {}, twice=(), rigid=() if pays else (1,), max_group=5, limits=Limits({}, {}, {}))
     mate, here = {"rollout": ("r0",), "train": ("t0",)}, {"rollout": ("r1",), "train": ("t0",)}
     there = {"rollout": ("r2",), "train": ("t0",)}
@@ -754,13 +754,13 @@ def test_among_many_groups_a_newcomer_is_not_tried_for_long(monkeypatch: pytest.
 def test_the_search_for_moves_does_little_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a daemon others are heard between them, so what matters is the longest: counted, not timed."""
     orders = [0]
-    settles = loom_plan.settles_narrow
+    settles = loom_plan.is_feasible_narrow
 
     def counted(*given: Any) -> bool:
         orders[-1] += 1
         return settles(*given)
 
-    monkeypatch.setattr(loom_plan, "settles_narrow", counted)
+    monkeypatch.setattr(loom_plan, "is_feasible_narrow", counted)
     policy, chance = Loom(objective="cost", regroup=2), random.Random(3)
     cluster = Cluster(30, 30, policy)
     for number in range(16):
@@ -820,7 +820,7 @@ def two_hosts() -> Scheduler:
     ]  # fmt: skip
     core.handle(i.Start(tuple(i.HostSpec(host, "mock", 10**6) for host in ("h1", "h2")), tuple(nodes)), 0)
     for host in ("h1", "h2"):
-        core.handle(i.HostSeen(host, tuple(i.GpuSight(it.gpus[0], 0) for it in nodes if it.host == host)), 0)
+        core.handle(i.HostObserved(host, tuple(i.GpuObservation(it.gpus[0], 0) for it in nodes if it.host == host)), 0)
     return core
 
 

@@ -27,7 +27,7 @@ class Watched:
         )
         self.start = i.Start((i.HostSpec("h", "mock", 1000),), nodes)
         self.hand(self.start)
-        self.hand(i.HostSeen("h", (i.GpuSight("h/gpu0", 0), i.GpuSight("h/gpu1", 0))))
+        self.hand(i.HostObserved("h", (i.GpuObservation("h/gpu0", 0), i.GpuObservation("h/gpu1", 0))))
 
     def hand(self, given, after=10):
         self.now += after

@@ -52,7 +52,7 @@ class Cluster:
 
     def sees(self, host: str) -> None:
         gpus = [gpu for node in self.nodes if node.host == host for gpu in node.gpus]
-        self.hand(i.HostSeen(host, tuple(i.GpuSight(gpu, 0) for gpu in gpus)))
+        self.hand(i.HostObserved(host, tuple(i.GpuObservation(gpu, 0) for gpu in gpus)))
 
     def arrives(self, spec: JobSpec) -> f.JobPlaced | None:
         """The job comes; how it was placed, or None: it waits."""

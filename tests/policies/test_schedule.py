@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from rollmuxd.core.policy import Leg
 from rollmuxd.policies.schedule import (
     Bound,
-    borne,
     certified,
     closed_form_is_exact,
+    first_turn_feasible,
     lower_bound_ms,
     period_ms,
     work_conserving_ms,
@@ -200,7 +200,7 @@ def test_the_first_turns_are_borne_by_who_joins_and_by_who_was_there() -> None:
     each = {"a": 1, "b": 1}
 
     def are_borne(job: str, limit_ms: int, credit_ms: int, judged_at: int) -> bool:
-        return borne(before, after, each, {job: Bound(limit_ms, credit_ms, judged_at)})
+        return first_turn_feasible(before, after, each, {job: Bound(limit_ms, credit_ms, judged_at)})
 
     assert are_borne("b", 200, 0, 1)  # 100 of a's, and its own
     assert not are_borne("b", 199, 0, 1)
@@ -208,7 +208,7 @@ def test_the_first_turns_are_borne_by_who_joins_and_by_who_was_there() -> None:
     assert not are_borne("a", 199, 0, 8)
     assert are_borne("a", 199, 10, 8)
     first = [leg("a", "r", 100), leg("b", "r", 100)]  # a's next visit of this turn comes before b's
-    assert not borne(before, first, each, {"b": Bound(250, 0, 1)})
+    assert not first_turn_feasible(before, first, each, {"b": Bound(250, 0, 1)})
 
 
 def test_who_was_there_counts_from_the_end_of_his_last_iteration() -> None:
@@ -216,8 +216,8 @@ def test_who_was_there_counts_from_the_end_of_his_last_iteration() -> None:
     before = [leg("a", "u", 50), leg("a", "v", 50, 1), leg("a", "r", 100, 2)]
     after = [leg("b", "r", 300), leg("b", "w", 10, 1), *before]
     each = {"a": 3, "b": 2}
-    assert borne(before, after, each, {"a": Bound(400, 50, 1)})
-    assert not borne(before, after, each, {"a": Bound(400, 49, 1)})
+    assert first_turn_feasible(before, after, each, {"a": Bound(400, 50, 1)})
+    assert not first_turn_feasible(before, after, each, {"a": Bound(400, 49, 1)})
 
 
 def test_a_pipelined_wheel_is_borne_as_its_jobs_go_through_it() -> None:
@@ -228,5 +228,5 @@ def test_a_pipelined_wheel_is_borne_as_its_jobs_go_through_it() -> None:
     each = {"a": 3, "b": 3}
     assert period_ms(after) == 90
     # at worst b comes as a begins its sync: it waits for that and a's rollout, and then goes with the wheel
-    assert borne(a, after, each, {"b": Bound(90, 45, 1), "a": Bound(90, 0, 1)})
-    assert not borne(a, after, each, {"b": Bound(90, 44, 1)})
+    assert first_turn_feasible(a, after, each, {"b": Bound(90, 45, 1), "a": Bound(90, 0, 1)})
+    assert not first_turn_feasible(a, after, each, {"b": Bound(90, 44, 1)})

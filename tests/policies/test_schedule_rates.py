@@ -15,11 +15,11 @@ import pytest
 from msgspec.structs import replace
 
 from rollmuxd.core.policy import Leg
-from rollmuxd.policies.loom.model import Need, Plan, Room
+from rollmuxd.policies.loom.model import JobDemand, Plan, PoolCapacity
 from rollmuxd.policies.loom.plan import Planner
 from rollmuxd.policies.schedule import binding, certified, lower_bound_ms, period_ms, pipelined, spanning
 
-ROOMS = {"rollout": Room(1.0, 1.0), "train": Room(3.0, 3.0)}
+ROOMS = {"rollout": PoolCapacity(1.0, 1.0), "train": PoolCapacity(3.0, 3.0)}
 TURNS = 40
 #: of this many plans everybody keeps his bound from the second turn on
 EVEN_AT_ONCE = 400
@@ -28,7 +28,7 @@ STARTED = 10
 PLANS = int(os.environ.get("ROLLMUX_PLANS", str(EVEN_AT_ONCE)))
 
 
-def drawn_need(chance: random.Random, number: int, *, widest: int = 1, gaps: bool = False) -> Need:
+def drawn_need(chance: random.Random, number: int, *, widest: int = 1, gaps: bool = False) -> JobDemand:
     """A job of the shapes that real ones have, from a few seconds to a quarter of an hour."""
     rollout, train = (round(10 ** chance.uniform(3.5, 6)) for _ in range(2))
     gap = chance.randrange(5_000) if gaps else 0
@@ -37,7 +37,7 @@ def drawn_need(chance: random.Random, number: int, *, widest: int = 1, gaps: boo
         phases = (*phases, (("rollout", "train"), chance.randint(100, 9_000), 0))
     solo = sum(took + before for _, took, before in phases)
     widths = (("rollout", chance.randint(1, widest)), ("train", chance.choice([1, 1, min(2, widest)])))
-    return Need(f"j{number}", phases, widths, solo, solo, int(chance.uniform(1, 2.5) * solo))
+    return JobDemand(f"j{number}", phases, widths, solo, solo, int(chance.uniform(1, 2.5) * solo))
 
 
 @lru_cache
@@ -168,7 +168,7 @@ def test_a_wheel_that_takes_no_time_hangs_on_nothing() -> None:
 def test_a_sync_over_both_pools_takes_its_own_time_only_where_the_next_job_rolls_out_while_one_trains() -> None:
     """Job after job the second could not roll out before the first has handed its weights on."""
     phases = ((("rollout",), 4000, 0), (("train",), 3000, 0), (("rollout", "train"), 500, 0))
-    one = Need("a", phases, (("rollout", 1), ("train", 1)), 7500, 7500, None)
+    one = JobDemand("a", phases, (("rollout", 1), ("train", 1)), 7500, 7500, None)
     spans = [spanning([pools for pools, _, _ in phases])] * 2
     order = pipelined((0, 1), spans)
     assert order == [(0, 0), (1, 1), (1, 2), (1, 0), (0, 1), (0, 2)]
@@ -192,10 +192,12 @@ def test_an_order_is_pipelined_only_where_a_phase_spans_and_another_job_comes_ne
 
 def test_a_short_job_goes_round_thrice_while_a_long_one_goes_round_once() -> None:
     """In round robin each would have to keep to the other's pace, and the short one's bound is a quarter of that."""
-    long = Need(
+    long = JobDemand(
         "long", ((("rollout",), 900, 0), (("train",), 100, 0)), (("rollout", 1), ("train", 1)), 1000, 1000, 1300
     )
-    short = Need("short", ((("rollout",), 150, 0), (("train",), 150, 0)), (("rollout", 1), ("train", 1)), 300, 300, 420)
+    short = JobDemand(
+        "short", ((("rollout",), 150, 0), (("train",), 150, 0)), (("rollout", 1), ("train", 1)), 300, 300, 420
+    )
     assert Planner(ROOMS, rounds=1).fit([long, short]) is None
     plan = Planner(ROOMS).fit([long, short])
     assert plan is not None

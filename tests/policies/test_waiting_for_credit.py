@@ -74,7 +74,7 @@ class Cluster:
             )
         )
         for host in hosts:
-            self.hand(i.HostSeen(host, (i.GpuSight(f"{host}/gpu0", 0),)))
+            self.hand(i.HostObserved(host, (i.GpuObservation(f"{host}/gpu0", 0),)))
 
     def hand(self, given):
         return self.core.handle(given, self.now).answer

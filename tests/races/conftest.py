@@ -161,7 +161,9 @@ class Core:
         """All hosts are seen, with so much on the GPUs of each."""
         for host in list(self.state.hosts):
             gpus = [gpu for node in self.state.hosts[host].nodes for gpu in self.state.nodes[node].gpus]
-            self.tell(i.HostSeen(host, tuple(i.GpuSight(gpu, used_mb.get(host, 0)) for gpu in gpus), f"boot-{host}"))
+            self.tell(
+                i.HostObserved(host, tuple(i.GpuObservation(gpu, used_mb.get(host, 0)) for gpu in gpus), f"boot-{host}")
+            )
 
     def obey(self, *, seen_mb: int = 0) -> list[m.OrderKind]:
         """Do everything that was told, and what comes of it; of which kinds it was."""
@@ -171,7 +173,7 @@ class Core:
             if order is not None:
                 done.append(order.kind)
                 gpus = self.state.nodes[order.node].gpus
-                self.tell(i.OrderDone(order.id, tuple(i.GpuSight(gpu, seen_mb) for gpu in gpus)))
+                self.tell(i.OrderDone(order.id, tuple(i.GpuObservation(gpu, seen_mb) for gpu in gpus)))
         return done
 
     def of(self, *kinds: type[f.Fact]) -> list[Any]:

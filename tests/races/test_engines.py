@@ -262,7 +262,7 @@ async def test_an_engine_whose_left_overs_grow_goes_on_where_both_fit_and_people
         b = await after_a_rollout_of_a(it, grows)
         await it.until(lambda: it.slot(b) == "running")
         assert it.job("a").status is not m.JobStatus.QUARANTINED
-        grown = [fact for fact in await it.facts(f.LeftOverSeen) if fact.mb > fact.agreed_mb]
+        grown = [fact for fact in await it.facts(f.ResidualMemorySeen) if fact.mb > fact.agreed_mb]
         assert [(fact.job, fact.mb, fact.agreed_mb) for fact in grown] == [(it.job("a").id, 3_500, 1_500)]
 
 

@@ -9,9 +9,9 @@ from random import Random
 
 from rollmuxd.core.model import JobSpec, OnLoss, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.sim.baselines import CONTENDERS
-from rollmuxd.sim.contender import RollMuxPaper
 from rollmuxd.sim.faults import PRESETS
 from rollmuxd.sim.outcome import Outcome
+from rollmuxd.sim.policy_under_test import RollMuxPaper
 from rollmuxd.sim.workload import Pool, SimJob, Starts, Workload
 from rollmuxd.sim.world import World
 
@@ -75,4 +75,4 @@ def play(preset: str, seed: int) -> tuple[Outcome, dict[str, int]]:
     contender = POLICIES[seed // 2 % len(POLICIES)]
     world = World(small(seed), contender, seed, accounting, float("inf"), faults=PRESETS[preset])
     outcome = world.run()
-    return outcome, world.trouble.counted if world.trouble is not None else {}
+    return outcome, world.fault_injector.counted if world.fault_injector is not None else {}

@@ -11,8 +11,8 @@ import pytest
 
 from rollmuxd.sim import fluid, world
 from rollmuxd.sim.compare import Task, perform
-from rollmuxd.sim.contender import RollMuxPaper
 from rollmuxd.sim.outcome import Outcome
+from rollmuxd.sim.policy_under_test import RollMuxPaper
 from rollmuxd.sim.workload import Options
 from rollmuxd.sim.workloads import read
 

@@ -17,10 +17,10 @@ from rollmuxd.daemon.settings import Settings
 from rollmuxd.policies.loom import model, plan
 from rollmuxd.policies.loom.policy import Loom
 from rollmuxd.sim import fluid, optimal
-from rollmuxd.sim.compare import Capped, Task, contender, perform
-from rollmuxd.sim.contender import LOOM, Contender, Moving, RollMuxPaper
+from rollmuxd.sim.compare import Capped, Task, perform, policy_under_test
 from rollmuxd.sim.optimal import MICRO, PRICE, WHOLE, Need, Plan, Planner
 from rollmuxd.sim.outcome import Outcome
+from rollmuxd.sim.policy_under_test import LOOM, Moving, PolicyUnderTest, RollMuxPaper
 from rollmuxd.sim.workload import Options, Pool, SimJob, Workload
 from rollmuxd.sim.workloads import read
 from rollmuxd.spi import discovery
@@ -28,7 +28,7 @@ from rollmuxd.spi import discovery
 HOUR_MS = 3_600_000
 
 #: loom in other settings than the simulator lists, 300 s a move, and what it is held against
-SETTINGS: dict[str, Contender] = {
+SETTINGS: dict[str, PolicyUnderTest] = {
     "unpruned": RollMuxPaper(prune=False),
     "greedy": Moving("greedy", "", lambda move_s: Loom(objective="cost", warm_s=move_s, regroup=1), move_s=300),
     "round robin": Moving(
@@ -109,11 +109,13 @@ def test_jobs_that_train_on_one_node_and_on_two_share() -> None:
     assert any(set(widths.values()) == {1, 2} for widths in wide.values())
 
 
-@pytest.mark.parametrize("policy", [contender("default"), SETTINGS["owned"]], ids=["default", "certified"])
-def test_on_nodes_that_one_owns_jobs_are_done_sooner_than_by_the_papers_rule(policy: Contender) -> None:
+@pytest.mark.parametrize("policy", [policy_under_test("default"), SETTINGS["owned"]], ids=["default", "certified"])
+def test_on_nodes_that_one_owns_jobs_are_done_sooner_than_by_the_papers_rule(policy: PolicyUnderTest) -> None:
     """No job is slowed beside idle nodes, and moves let in jobs that would wait."""
     drawn = read("weave-production", Options(slo=(1.0, 2.0), jobs=60, nodes={"rollout": 10, "train": 10})).draw(0)
-    ours, papers = (fluid.run(drawn, each, seed=0, accounting="work") for each in (policy, contender("rollmux")))
+    ours, papers = (
+        fluid.run(drawn, each, seed=0, accounting="work") for each in (policy, policy_under_test("rollmux"))
+    )
     assert ours.attainment == 1.0
     assert ours.mean_completion_s < 0.97 * papers.mean_completion_s
     assert ours.mean_wait_s < papers.mean_wait_s
@@ -135,9 +137,9 @@ def test_a_move_takes_half_a_minute_or_as_long_as_is_said() -> None:
 
 
 def test_a_cap_on_groups_leaves_a_policy_all_else() -> None:
-    capped = Capped(contender("default"), 3)
-    assert capped.estimates == contender("default").estimates
-    assert capped.move_ms() == contender("default").move_ms()
+    capped = Capped(policy_under_test("default"), 3)
+    assert capped.estimates == policy_under_test("default").estimates
+    assert capped.move_ms() == policy_under_test("default").move_ms()
 
 
 # ---- the optimum -----------------------------------------------------------------------------------------------------
@@ -160,11 +162,11 @@ class WheelPlanner(Planner):
             known = self.pools.get(name)
             if known is not None:
                 dollars = price / MICRO or _LEAST_PRICE
-                rooms[name] = model.Room(dollars, dollars, known.ram_mb, known.gpu_mb or inf)
+                rooms[name] = model.PoolCapacity(dollars, dollars, known.ram_mb, known.gpu_mb or inf)
         self._wheels = plan.Planner(rooms)
         self._mine = {id(need): self._wheel_need(need) for need in self.needs}
 
-    def _wheel_need(self, need: Need) -> model.Need:
+    def _wheel_need(self, need: Need) -> model.JobDemand:
         pools = {self.part_pool: need.part, WHOLE: need.whole}
         phases = tuple(
             (
@@ -184,7 +186,7 @@ class WheelPlanner(Planner):
             for pool, states in ((self.part_pool, need.part_states), (WHOLE, need.whole_states))
             if states
         )
-        return model.Need(
+        return model.JobDemand(
             job=need.name,
             phases=phases,
             widths=tuple((pool, width) for pool, width in pools.items() if width),
@@ -256,7 +258,7 @@ def test_a_sync_over_both_pools_leaves_nearly_all_that_sharing_gains(policy: str
 def test_default_is_the_policy_of_a_daemon_whose_configuration_names_none() -> None:
     settings = Settings()
     named = discovery.find_policy(settings.daemon.policy)(**settings.policy_options())
-    simulated = contender("default").policy(0)
+    simulated = policy_under_test("default").policy(0)
     for policy in (named, simulated):
         assert isinstance(policy, Loom)
     told = ("objective", "rounds", "together", "max_group", "dispatch")

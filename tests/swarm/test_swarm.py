@@ -57,7 +57,7 @@ def test_a_history_that_breaks_a_promise_is_made_smaller(monkeypatch: pytest.Mon
     from rollmuxd.core.steps import dispatch
 
     monkeypatch.setattr(dispatch, "make_room", lambda *_: True)
-    monkeypatch.setattr(Gpu, "stain", property(lambda _: None, lambda _, __: None))
+    monkeypatch.setattr(Gpu, "dirty_by", property(lambda _: None, lambda _, __: None))
     failing = next(history for history in map(swarm.draw, range(100)) if swarm.broken(history))
     smaller = swarm.shrink(failing, attempts=60)
     assert swarm.broken(smaller) == swarm.broken(failing)

@@ -29,7 +29,7 @@ from rollmuxd.cli.run.private_ray import OwnRay
 from rollmuxd.daemon.hosts.cuda_env import visible
 
 if TYPE_CHECKING:
-    from rollmuxd.client.session import Talk
+    from rollmuxd.client.session import Session
     from rollmuxd.client.sync import Daemon
 
 T = TypeVar("T")
@@ -106,12 +106,12 @@ class _Run:
     """One run of a job, from its registration to its end."""
 
     def __init__(self, call: Call, job: JobFile, key: str, *, replace: bool) -> None:
-        from rollmuxd.client.session import Talk
+        from rollmuxd.client.session import Session
         from rollmuxd.client.sync import Daemon
 
         self._daemon: Daemon = Daemon(url=call.url, api_key=call.api_key)
         self._call, self._job, self._key = call, job, key
-        self._talk: Talk = Talk(job.registration(key, replace=replace), tell=_say)
+        self._talk: Session = Session(job.registration(key, replace=replace), tell=_say)
         self._session = ""
         self._beat_every_s = self._beat_at = 0.0
         self._step_s = ASK_S

@@ -93,14 +93,14 @@ def node_moved(state: State, fact: Any) -> None:
         node.lost_at = fact.at
 
 
-def gpus_cleared(state: State, fact: f.GpusCleared) -> None:
+def gpus_verified_clean(state: State, fact: f.GpusVerifiedClean) -> None:
     node = state.nodes[fact.node]
     for gpu in fact.gpus:
-        node.gpus[gpu].stain = None
-    no_more_unclear(node, fact.gpus)
+        node.gpus[gpu].dirty_by = None
+    all_gpus_clean(node, fact.gpus)
 
 
-def gpus_unclear(state: State, fact: f.GpusUnclear) -> None:
+def gpus_not_clean(state: State, fact: f.GpusNotClean) -> None:
     node = state.nodes[fact.node]
     node.unclear_reason = fact.reason
     node.unclear += [gpu for gpu in fact.gpus if gpu not in node.unclear]
@@ -108,7 +108,7 @@ def gpus_unclear(state: State, fact: f.GpusUnclear) -> None:
         node.unclear_since = fact.at
 
 
-def no_more_unclear(node: Node, gpus: tuple[str, ...]) -> None:
+def all_gpus_clean(node: Node, gpus: tuple[str, ...]) -> None:
     if node.unclear_since is not None:
         node.unclear = [gpu for gpu in node.unclear if gpu not in gpus]
         if not node.unclear:

@@ -5,7 +5,7 @@ from typing import Any
 from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
 from rollmuxd.core.apply.groups import forget_empty, group_named, leave_wheel, merged
-from rollmuxd.core.apply.measures import forget_restated, reckon, settled_in
+from rollmuxd.core.apply.measures import forget_restated, plan_with, start_fresh_times
 from rollmuxd.core.apply.pins import follow, owner_of, pin, unpin
 from rollmuxd.core.lifecycle import next_status
 from rollmuxd.core.model import Job, JobStatus, Launch, Progress, Session, SessionStatus
@@ -51,7 +51,7 @@ def job_placed(state: State, fact: f.JobPlaced) -> None:
     set_job(state, job, fact, fact.status)
     group = group_named(state, fact.group)
     group.jobs.append(job.id)
-    group.wheel = merged(group.wheel, fact.wheel)
+    group.schedule = merged(group.schedule, fact.schedule)
     group.dispatch = fact.dispatch
     group.version += 1
     job.group, job.pins, job.placed_at, job.admission = group.id, fact.pins, fact.at, fact.admission
@@ -64,7 +64,7 @@ def job_placed(state: State, fact: f.JobPlaced) -> None:
     if job.queued is not None:  # waiting for admission is nobody's slowdown
         job.progress.iteration_excused_ms += fact.at - state.slots[job.queued].queued_at
     pin(state, job, group, fact.pins, owner)
-    settled_in(job)
+    start_fresh_times(job)
 
 
 def placement_ended(state: State, fact: f.PlacementEnded) -> None:
@@ -98,7 +98,7 @@ def job_promised(state: State, fact: f.JobPromised) -> None:
     set_job(state, job, fact)
     job.promised, job.planned_period_ms = fact.promised, fact.period_ms
     for phase, took in fact.times.items():
-        reckon(job, phase, took, job.times[phase].count)
+        plan_with(job, phase, took, job.times[phase].count)
     if job.group is not None:  # what was derived from the group without this job's times is out of date
         state.groups[job.group].version += 1
 
@@ -106,7 +106,7 @@ def job_promised(state: State, fact: f.JobPromised) -> None:
 def times_drifted(state: State, fact: f.TimesDrifted) -> None:
     job = state.jobs[fact.job]
     for phase, took in fact.times.items():
-        reckon(job, phase, took, fact.seen.get(phase, 0))
+        plan_with(job, phase, took, fact.seen.get(phase, 0))
     job.drifted_at = fact.at
     if job.group is not None:
         state.groups[job.group].version += 1

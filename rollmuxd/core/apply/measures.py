@@ -54,13 +54,13 @@ def count_release(job: Job, slot: Slot, at: Millis, work: float) -> None:
     job.work = max(0.0, float(work))
 
 
-def reckon(job: Job, phase: str, took: Millis, seen: int) -> None:
+def plan_with(job: Job, phase: str, took: Millis, seen: int) -> None:
     """Plans reckon with this from now on."""
     times = job.times[phase]
     times.planned_ms, times.planned_from, times.fresh = took, seen, 0
 
 
-def settled_in(job: Job) -> None:
+def start_fresh_times(job: Job) -> None:
     """On other nodes than before a phase may take another time: what is seen from now on counts."""
     for times in job.times.values():
         times.fresh = 0

@@ -4,7 +4,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
 from rollmuxd.core.apply.groups import forget_empty, group_named, merged, rewound, set_risk
 from rollmuxd.core.apply.jobs import set_job
-from rollmuxd.core.apply.measures import settled_in
+from rollmuxd.core.apply.measures import start_fresh_times
 from rollmuxd.core.apply.pins import follow, nothing_left_on, owner_of, pin, unpin
 from rollmuxd.core.lifecycle import next_status
 from rollmuxd.core.model import JobMove
@@ -26,10 +26,10 @@ def move_planned(state: State, fact: f.MovePlanned) -> None:
         off=fact.off,
     )
     if group.id == job.group:
-        job.move.wheel = merged(group.wheel, fact.wheel)
+        job.move.schedule = merged(group.schedule, fact.schedule)
     else:
         group.coming.append(job.id)
-        group.wheel = merged(group.wheel, fact.wheel)
+        group.schedule = merged(group.schedule, fact.schedule)
         group.dispatch = fact.dispatch
     group.version += 1
     state.moving[job.id] = None
@@ -49,13 +49,13 @@ def move_ended(state: State, fact: f.MoveEnded) -> None:
     move, old = job.move, state.groups[job.group or ""]
     assert move is not None  # its status is MOVING
     group = state.groups[move.group]
-    if move.wheel is None:
-        old.wheel = [visit for visit in old.wheel if visit.job != job.id]
+    if move.schedule is None:
+        old.schedule = [visit for visit in old.schedule if visit.job != job.id]
         old.jobs.remove(job.id)
         group.coming.remove(job.id)
         group.jobs.append(job.id)
     else:
-        group.wheel = rewound(group, move.wheel)
+        group.schedule = rewound(group, move.schedule)
     old.version += 1
     group.version += 1
     there = {name for nodes in move.pins.values() for name in nodes}
@@ -64,7 +64,7 @@ def move_ended(state: State, fact: f.MoveEnded) -> None:
     job.last_pins, job.pins, job.group, job.placed_at = job.pins, move.pins, group.id, fact.at
     job.admission, job.promised, job.planned_period_ms = move.admission, move.promised, move.period_ms
     job.move, job.moved_at, job.fell_back = None, fact.at, False
-    settled_in(job)
+    start_fresh_times(job)
     set_risk(state, job, risky=False)
     if fact.run:
         job.run, job.idempotency_key = fact.run, fact.idempotency_key
@@ -83,9 +83,9 @@ def move_abandoned(state: State, fact: f.MoveAbandoned) -> None:
     move = job.move
     assert move is not None
     group = state.groups[move.group]
-    if move.wheel is None:
+    if move.schedule is None:
         group.coming.remove(job.id)
-        group.wheel = [visit for visit in group.wheel if visit.job != job.id]
+        group.schedule = [visit for visit in group.schedule if visit.job != job.id]
     group.version += 1
     here = {name for nodes in job.pins.values() for name in nodes}
     if not move.off or move.began_at is not None:  # who was to leave a drained node, and has not begun to, may go on

@@ -44,7 +44,7 @@ def order_ended(state: State, fact: f.OrderEnded) -> None:
         return
     kept.status = next_state_status(kept.status, fact, order.kind, f"state {order.pool} of {order.job}")
     for gpu in state.nodes[order.node].gpus.values():
-        if gpu.stain == order.job:
+        if gpu.dirty_by == order.job:
             gpu.touched_at = fact.at
     progress = state.jobs[order.job].progress
     if order.kind is OrderKind.LOAD:
@@ -103,5 +103,5 @@ def state_seen(state: State, fact: f.StateSeen) -> None:
         kept.loaded_at = fact.at
 
 
-def left_over_seen(state: State, fact: f.LeftOverSeen) -> None:
-    state.states[state_key(fact.job, fact.pool, fact.node)].left_mb = fact.mb
+def residual_memory_seen(state: State, fact: f.ResidualMemorySeen) -> None:
+    state.states[state_key(fact.job, fact.pool, fact.node)].residual_mb = fact.mb

@@ -72,7 +72,7 @@ def unpin(state: State, job: Job, names: Iterable[NodeId], owner: Owner) -> None
         for key in [key for key in node.states if state.states[key].job == job.id]:
             if state.states[key].status is StateStatus.GONE:
                 _drop_state(state, job, key)
-        stained = any(gpu.stain == job.id for gpu in node.gpus.values())
+        stained = any(gpu.dirty_by == job.id for gpu in node.gpus.values())
         if (stained or any(state.states[key].job == job.id for key in node.states)) and name not in job.left:
             job.left.append(name)
             state.leaving[job.id] = None

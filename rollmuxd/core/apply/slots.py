@@ -5,7 +5,7 @@ from typing import Any
 from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
 from rollmuxd.core.apply.groups import drop_once
-from rollmuxd.core.apply.hosts import no_more_unclear
+from rollmuxd.core.apply.hosts import all_gpus_clean
 from rollmuxd.core.apply.measures import count_release, count_request
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.lifecycle import next_status
@@ -71,11 +71,11 @@ def slot_claimed(state: State, fact: f.SlotClaimed) -> None:
             if mine is not None:
                 if mine.holder is not None:
                     raise BrokenInvariant(f"{gpu} is held by slot {mine.holder}, and slot {slot.id} claims it")
-                mine.holder, mine.stain, mine.touched_at = slot.id, job.id, fact.at
-        no_more_unclear(state.nodes[name], fact.gpus)  # whose bytes they are holds them again
-    visit = group.wheel[fact.visit]
+                mine.holder, mine.dirty_by, mine.touched_at = slot.id, job.id, fact.at
+        all_gpus_clean(state.nodes[name], fact.gpus)  # whose bytes they are holds them again
+    visit = group.schedule[fact.visit]
     if visit.once:
-        del group.wheel[fact.visit]
+        del group.schedule[fact.visit]
         group.version += 1
     else:
         visit.turn += 1
@@ -128,7 +128,7 @@ def slot_grown(state: State, fact: f.SlotGrown) -> None:
                 if gpu in fact.gpus and it.holder != slot.id:
                     if it.holder is not None:
                         raise BrokenInvariant(f"{gpu} is held by slot {it.holder}, and slot {slot.id} grows to it")
-                    it.holder, it.stain, it.touched_at = slot.id, slot.job, fact.at
+                    it.holder, it.dirty_by, it.touched_at = slot.id, slot.job, fact.at
 
 
 def _unhold(state: State, slot: Slot, keep: tuple[str, ...] = ()) -> None:

@@ -5,7 +5,7 @@ import msgspec
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core.context import HOLDS, NOTHING, Cycle
+from rollmuxd.core.context import HOLDS, NOTHING, Context
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict
 from rollmuxd.core.handlers.jobs import job_lost, lose
@@ -30,21 +30,21 @@ from rollmuxd.core.steps.admit import admit
 from rollmuxd.core.steps.dispatch import dispatch, issue, unheld_by
 from rollmuxd.core.steps.launch import kill
 from rollmuxd.core.steps.reclaim import (
-    clear_limit_mb,
+    clean_limit_mb,
     discard_again,
     drained_if_empty,
     drop_requests,
     end_now,
+    end_placement_if_empty,
     end_reclaims,
     finish_release,
-    look_at,
+    gpus_observed,
+    observe_host,
+    observe_until_clean,
     park_own,
     process_of,
     resolve_unknown,
-    see_gpus,
-    settle,
     take_away,
-    watch,
 )
 from rollmuxd.core.steps.residual_memory import judge
 
@@ -57,7 +57,7 @@ UNCONFIGURED = "the configuration, which does not have it"
 IDS_SKIPPED = 10_000
 
 
-def drain(c: Cycle, ask: i.DrainNode) -> Answer:
+def drain(c: Context, ask: i.DrainNode) -> Answer:
     """Nothing new on the node; what is loaded parks; drained when its GPUs are clear."""
     node = c.state.node(ask.node)
     if node.status not in (NodeStatus.DRAINING, NodeStatus.DRAINED):
@@ -74,13 +74,13 @@ def drain(c: Cycle, ask: i.DrainNode) -> Answer:
         if kept is not None and kept.status is StateStatus.LOADED and unheld_by(c, node, kept.job):
             issue(c, OrderKind.PARK, kept, None)
     drained_if_empty(c, node)
-    watch(c, node)
+    observe_until_clean(c, node)
     dispatch(c, node.group)
     admit(c)
     return NOTHING
 
 
-def undrain(c: Cycle, ask: i.UndrainNode) -> Answer:
+def undrain(c: Context, ask: i.UndrainNode) -> Answer:
     """The node may be used again once it was looked at: who knows what was done there meanwhile."""
     node = c.state.node(ask.node)
     if node.status in (NodeStatus.DRAINING, NodeStatus.DRAINED):
@@ -92,7 +92,7 @@ def undrain(c: Cycle, ask: i.UndrainNode) -> Answer:
     return NOTHING
 
 
-def declare_clear(c: Cycle, ask: i.DeclareClear) -> Answer:
+def declare_clean(c: Context, ask: i.DeclareClean) -> Answer:
     """An operator takes it upon himself that nothing of any job is left on the node's GPUs."""
     node = c.state.node(ask.node)
     running = [gpu.holder for gpu in node.gpus.values() if gpu.holder is not None]
@@ -100,7 +100,7 @@ def declare_clear(c: Cycle, ask: i.DeclareClear) -> Answer:
         slot = c.state.slots[name]
         if slot.status in HOLDS:
             raise Conflict(f"slot {name} of job {slot.job} is {slot.status} on {node.id}; revoke it first")
-    c.fact(f.GpusCleared(c.now, node.id, tuple(node.gpus), ask.by, ask.reason or "declared clear"))
+    c.fact(f.GpusVerifiedClean(c.now, node.id, tuple(node.gpus), ask.by, ask.reason or "declared clear"))
     for key in list(node.states):
         kept = c.state.states[key]
         if kept.status not in (StateStatus.GONE, StateStatus.PARKED):  # on the word of who declares it
@@ -119,7 +119,7 @@ def declare_clear(c: Cycle, ask: i.DeclareClear) -> Answer:
     return NOTHING
 
 
-def start(c: Cycle, given: i.Start) -> Answer:
+def start(c: Context, given: i.Start) -> Answer:
     """The daemon is there (again): every lease is renewed in full, every node has to be seen.
 
     An open order is told again only if that does it once; else its driver is asked, which may say that it was not
@@ -130,7 +130,7 @@ def start(c: Cycle, given: i.Start) -> Answer:
     skipped = IDS_SKIPPED * given.incarnation if given.lost else 0
     c.fact(f.DaemonStarted(c.now, given.incarnation, skipped, skipped, given.crashed, given.lost))
     configure(c, given)
-    c.soft.restart(c.state, c.now, c.config)
+    c.timers.restart(c.state, c.now, c.config)
     before = list(c.state.orders)
     if given.lost:
         disown(c, f"{given.lost}, {UNKNOWN_SINCE}")
@@ -149,8 +149,8 @@ def start(c: Cycle, given: i.Start) -> Answer:
     for host in c.state.hosts.values():
         c.do(e.Observe(host.id))
     for node in c.state.nodes.values():
-        if node.unclear_since is not None or any(gpu.stain for gpu in node.gpus.values()):
-            watch(c, node)
+        if node.unclear_since is not None or any(gpu.dirty_by for gpu in node.gpus.values()):
+            observe_until_clean(c, node)
     for job in list(c.state.jobs.values()):
         started = job.launch
         over = started is not None and started.over and (job.live or bool(job.pins))
@@ -158,11 +158,11 @@ def start(c: Cycle, given: i.Start) -> Answer:
             c.do(kill(job))  # nobody knows whether it was done
         elif started is not None and job.live and not started.over and not started.pid:
             c.do(e.Launch(job.id, started.id))
-        settle(c, job)
+        end_placement_if_empty(c, job)
     return NOTHING
 
 
-def disown(c: Cycle, why: str) -> None:
+def disown(c: Context, why: str) -> None:
     """The journal does not say what jobs did last, and which GPUs they are on by now: their runs are lost.
 
     So nobody is granted a GPU that another was granted since, and a process that goes on hears that it is to end. A
@@ -180,7 +180,7 @@ def disown(c: Cycle, why: str) -> None:
             job_lost(c, job, why)
 
 
-def configure(c: Cycle, given: i.Start) -> None:
+def configure(c: Context, given: i.Start) -> None:
     """Bring the inventory in line with the configuration.
 
     A node in use that the configuration does not have drains. One that it has again is undrained, unless an operator
@@ -194,7 +194,7 @@ def configure(c: Cycle, given: i.Start) -> None:
             c.fact(f.HostAdded(c.now, host))
     wanted = {node.id: node for node in given.nodes}
     for name, node in list(c.state.nodes.items()):
-        used = bool(node.pinned or node.states) or any(gpu.holder or gpu.stain for gpu in node.gpus.values())
+        used = bool(node.pinned or node.states) or any(gpu.holder or gpu.dirty_by for gpu in node.gpus.values())
         spec = wanted.get(name)
         if spec is None and not used:
             c.fact(f.NodeRemoved(c.now, name))
@@ -215,7 +215,7 @@ def configure(c: Cycle, given: i.Start) -> None:
         c.fact(f.HostRemoved(c.now, name))
 
 
-def host_seen(c: Cycle, told: i.HostSeen) -> Answer:
+def host_observed(c: Context, told: i.HostObserved) -> Answer:
     """What is on a host's GPUs. What should be clear and is, is given on."""
     host = c.state.hosts.get(told.host)
     if host is None:
@@ -227,14 +227,14 @@ def host_seen(c: Cycle, told: i.HostSeen) -> Answer:
     since = c.now + 1 if told.since is None else told.since
     if rebooted:
         forget_contents(c, host, sights, since)
-    c.soft.observed(host.id, since)
+    c.timers.observed(host.id, since)
     before = len(c.facts)
     for name in list(host.nodes):
         node = c.state.nodes[name]
         if any(gpu.touched_at >= since for gpu in node.gpus.values()):
-            look_at(c, host.id)
+            observe_host(c, host.id)
         elif all(gpu in sights for gpu in node.gpus):  # a GPU that was not reported was not seen
-            see_node(c, node, sights)
+            node_observed(c, node, sights)
         elif why := next((f"{gpu}: {told.unread[gpu]}" for gpu in node.gpus if gpu in told.unread), ""):
             if node.status is not NodeStatus.LOST:
                 c.fact(f.NodeLost(c.now, name, why))
@@ -245,11 +245,11 @@ def host_seen(c: Cycle, told: i.HostSeen) -> Answer:
         admit(c)
     for name in list(host.nodes):
         if name in c.state.nodes:
-            watch(c, c.state.nodes[name])
+            observe_until_clean(c, c.state.nodes[name])
     return NOTHING
 
 
-def forget_contents(c: Cycle, host: Host, sights: dict[str, i.GpuSight], since: Millis) -> None:
+def forget_contents(c: Context, host: Host, sights: dict[str, i.GpuObservation], since: Millis) -> None:
     """Another boot id: whatever was in the host's memories is gone, and whoever ran there runs no more.
 
     But for what has come there since, or is on its way, where the restart is noticed late.
@@ -280,7 +280,7 @@ def forget_contents(c: Cycle, host: Host, sights: dict[str, i.GpuSight], since: 
             park_own(c, c.state.jobs[slot.job], slot)
 
 
-def has_come_since(c: Cycle, node: Node, kept: JobState, sights: dict[str, i.GpuSight], since: Millis) -> bool:
+def has_come_since(c: Context, node: Node, kept: JobState, sights: dict[str, i.GpuObservation], since: Millis) -> bool:
     """Whether a state may be, or come, on a node although its host was restarted: its process lives, and
 
     - its bytes were seen there,
@@ -290,27 +290,27 @@ def has_come_since(c: Cycle, node: Node, kept: JobState, sights: dict[str, i.Gpu
     process = process_of(c, kept)
     if process is None:
         return False
-    limit = clear_limit_mb(c, node)
-    theirs = [(name, gpu) for name, gpu in node.gpus.items() if gpu.stain == kept.job]
+    limit = clean_limit_mb(c, node)
+    theirs = [(name, gpu) for name, gpu in node.gpus.items() if gpu.dirty_by == kept.job]
     if any(gpu.touched_at >= since or (name in sights and sights[name].used_mb > limit) for name, gpu in theirs):
         return True
     order = c.state.orders.get(kept.order or "")
     loads = order is not None and order.kind is OrderKind.LOAD
-    return loads and process.opened_at >= c.soft.looked_at.get(node.host, 0)
+    return loads and process.opened_at >= c.timers.looked_at.get(node.host, 0)
 
 
-def see_node(c: Cycle, node: Node, sights: dict[str, i.GpuSight]) -> None:
+def node_observed(c: Context, node: Node, sights: dict[str, i.GpuObservation]) -> None:
     if node.status is NodeStatus.LOST:
         c.fact(f.NodeUnseen(c.now, node.id))
     before = len(c.facts)
-    see_gpus(c, tuple(sights[gpu] for gpu in node.gpus))
+    gpus_observed(c, tuple(sights[gpu] for gpu in node.gpus))
     judge(c, node, sights)
     resolve_unknown(c, node)
-    limit = clear_limit_mb(c, node)
+    limit = clean_limit_mb(c, node)
     strangers = [
         sights[name]
         for name, gpu in node.gpus.items()
-        if gpu.holder is None and gpu.stain is None and sights[name].used_mb > limit
+        if gpu.holder is None and gpu.dirty_by is None and sights[name].used_mb > limit
     ]
     if strangers and node.status in (NodeStatus.UNKNOWN, NodeStatus.UP):
         who = strangers[0].processes[0] if strangers[0].processes else "an unknown process"
@@ -325,7 +325,7 @@ def see_node(c: Cycle, node: Node, sights: dict[str, i.GpuSight]) -> None:
         go_on(c, node)
 
 
-def back_in_service(c: Cycle, node: Node) -> None:
+def back_in_service(c: Context, node: Node) -> None:
     if node.drain:
         by = UNCONFIGURED if node.unconfigured else "an operator, before it was seen again"
         c.fact(f.NodeDraining(c.now, node.id, by, unconfigured=node.unconfigured))
@@ -333,15 +333,15 @@ def back_in_service(c: Cycle, node: Node) -> None:
         c.fact(f.NodeUp(c.now, node.id))
 
 
-def go_on(c: Cycle, node: Node) -> None:
+def go_on(c: Context, node: Node) -> None:
     """After anything was learnt of a node: let go, drain and grant what it allows."""
     for name in list(node.pinned):
-        settle(c, c.state.jobs[name])
+        end_placement_if_empty(c, c.state.jobs[name])
     drained_if_empty(c, node)
     dispatch(c, node.group)
 
 
-def host_unreachable(c: Cycle, told: i.HostUnreachable) -> Answer:
+def host_unreachable(c: Context, told: i.HostUnreachable) -> Answer:
     """Nothing is known of its nodes any more; what was held there stays held."""
     host = c.state.hosts.get(told.host)
     if host is None:
@@ -349,14 +349,14 @@ def host_unreachable(c: Cycle, told: i.HostUnreachable) -> Answer:
     for name in host.nodes:
         if c.state.nodes[name].status is not NodeStatus.LOST:
             c.fact(f.NodeLost(c.now, name, told.reason))
-    c.soft.observed(host.id)
+    c.timers.observed(host.id)
     for name in list(host.nodes):
-        watch(c, c.state.nodes[name])
+        observe_until_clean(c, c.state.nodes[name])
         dispatch(c, c.state.nodes[name].group)  # what cannot be served is passed
     return NOTHING
 
 
-def look_again(c: Cycle, host: HostId) -> None:
+def look_again(c: Context, host: HostId) -> None:
     c.do(e.Observe(host))
     discard_again(c, host)
     for order in c.state.orders.values():
@@ -365,33 +365,33 @@ def look_again(c: Cycle, host: HostId) -> None:
             c.do(e.Probe(order.id))
 
 
-def not_clear(c: Cycle, name: NodeId) -> None:
+def clean_limit_passed(c: Context, name: NodeId) -> None:
     """GPUs did not come clear in time: their node is quarantined, everybody else goes on."""
     node = c.state.nodes.get(name)
     if node is None or node.unclear_since is None or node.status in (NodeStatus.QUARANTINED, NodeStatus.LOST):
         return
     due = node.unclear_since + c.config.clear_limit_ms
     if c.now < due:
-        c.soft.at(due, "clear", name)
+        c.timers.at(due, "clear", name)
     else:
         seconds = c.config.clear_limit_ms // 1000
-        seen = [f"{gpu} has {c.soft.used_mb[gpu] / 1000:g} GB" for gpu in node.unclear if gpu in c.soft.used_mb]
-        last = f": {', '.join(seen)}, of which {clear_limit_mb(c, node) / 1000:g} GB would be clear" if seen else ""
+        seen = [f"{gpu} has {c.timers.used_mb[gpu] / 1000:g} GB" for gpu in node.unclear if gpu in c.timers.used_mb]
+        last = f": {', '.join(seen)}, of which {clean_limit_mb(c, node) / 1000:g} GB would be clear" if seen else ""
         c.fact(f.NodeQuarantined(c.now, name, f"{node.unclear_reason}; not clear within {seconds} s{last}"))
-        c.soft.look_later(node.host, c.now, c.config)
+        c.timers.observe_later(node.host, c.now, c.config)
         dispatch(c, node.group)  # what cannot be served is passed
 
 
-def audit(c: Cycle, given: i.Audit) -> Answer:
+def audit(c: Context, given: i.Audit) -> Answer:
     """Who did what. It decides nothing, and nothing is decided by it."""
     c.fact(f.Audited(c.now, **msgspec.structs.asdict(given)))
     return NOTHING
 
 
-def stalled(c: Cycle, given: i.Stalled) -> Answer:
+def stalled(c: Context, given: i.Stalled) -> Answer:
     """The loop was late: nobody could renew, so nobody is late."""
     c.fact(f.LoopStalled(c.now, given.late_ms))
-    c.soft.renew_all(c.now)
+    c.timers.renew_all(c.now)
     return NOTHING
 
 

@@ -9,7 +9,7 @@ from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import shares
 from rollmuxd.core.config import Config, OwnerLimits
-from rollmuxd.core.context import Cycle
+from rollmuxd.core.context import Context
 from rollmuxd.core.errors import Impossible, TooMany
 from rollmuxd.core.model import (
     Job,
@@ -28,8 +28,8 @@ from rollmuxd.core.shares import use_of
 from rollmuxd.core.state import State
 from rollmuxd.core.steps.dispatch import dispatch, take_place
 from rollmuxd.core.steps.launch import launch
-from rollmuxd.core.steps.locality import out_of_reach, place
-from rollmuxd.core.timers import Round
+from rollmuxd.core.steps.locality import locality_violation, place
+from rollmuxd.core.timers import AdmissionPass
 
 _NO_LIMITS = OwnerLimits()
 
@@ -43,7 +43,7 @@ TRY, LOOK = 100, 1
 Rank: TypeAlias = tuple[int, int, int, Millis]
 
 
-def waiting_order(c: Cycle, now: Millis) -> list[JobId]:
+def waiting_order(c: Context, now: Millis) -> list[JobId]:
     """Waiting jobs, the next first: those that have waited too long; then by priority raised with age.
 
     Of equals that one's job which has used least for its share, then the one that has waited longest.
@@ -51,7 +51,7 @@ def waiting_order(c: Cycle, now: Millis) -> list[JobId]:
     return sorted(c.state.waiting, key=_rank_at(c, now))
 
 
-def position(c: Cycle, job: JobId, now: Millis) -> int:
+def position(c: Context, job: JobId, now: Millis) -> int:
     """The job's place in the waiting order, from 1; 0: it does not wait."""
     if job not in c.state.waiting:
         return 0
@@ -64,7 +64,7 @@ def position(c: Cycle, job: JobId, now: Millis) -> int:
     return place
 
 
-def _rank_at(c: Cycle, now: Millis) -> Callable[[JobId], Rank]:
+def _rank_at(c: Context, now: Millis) -> Callable[[JobId], Rank]:
     jobs, aging, longest = c.state.jobs, c.config.aging_ms, c.config.bounded_wait_ms
     used: dict[str, int] = {}
 
@@ -81,12 +81,12 @@ def _rank_at(c: Cycle, now: Millis) -> Callable[[JobId], Rank]:
     return rank
 
 
-def limits_of(c: Cycle, owner: str) -> OwnerLimits:
+def limits_of(c: Context, owner: str) -> OwnerLimits:
     """What the owner may have."""
     return c.config.owners.get(owner, _NO_LIMITS)
 
 
-def admit(c: Cycle, newcomer: JobId | None = None) -> None:
+def admit(c: Context, newcomer: JobId | None = None) -> None:
     """Place every waiting job that fits. One that has waited too long is not overtaken on the pools it wants.
 
     Only a ``newcomer`` is tried where nothing else has changed: the others have been, and still do not fit.
@@ -94,46 +94,46 @@ def admit(c: Cycle, newcomer: JobId | None = None) -> None:
     if c.admits_later is not None:
         c.admits_later = True
         return
-    round_ = c.soft.round
+    round_ = c.timers.round
     if newcomer is not None and round_ is not None:
         if not round_.is_over():
             _join(c, round_, newcomer)
             return
-        c.soft.round = Round([newcomer], round_.refused, _kept_pools(c))
+        c.timers.round = AdmissionPass([newcomer], round_.refused, _kept_pools(c))
     elif c.spent < SPENT_AT_ONCE:
-        c.soft.round = Round(waiting_order(c, c.now))
+        c.timers.round = AdmissionPass(waiting_order(c, c.now))
     else:
-        c.soft.round = None
-    go_on(c)
+        c.timers.round = None
+    continue_pass(c)
 
 
-def go_on(c: Cycle) -> None:
+def continue_pass(c: Context) -> None:
     """Try the jobs that were not tried yet in this round, as many as one input may."""
-    while c.soft.round is not None and not c.soft.round.is_over():
+    while c.timers.round is not None and not c.timers.round.is_over():
         if c.spent >= SPENT_AT_ONCE:
             break
-        _try_next(c, c.soft.round)
-        if c.soft.round.is_over() and c.soft.round.grew and c.state.waiting:
-            c.soft.round = Round(waiting_order(c, c.now))
-    if c.soft.round is None or not c.soft.round.is_over():
-        c.soft.at(c.now, "admit", "")
+        _try_next(c, c.timers.round)
+        if c.timers.round.is_over() and c.timers.round.grew and c.state.waiting:
+            c.timers.round = AdmissionPass(waiting_order(c, c.now))
+    if c.timers.round is None or not c.timers.round.is_over():
+        c.timers.at(c.now, "admit", "")
 
 
-def begin_round(c: Cycle, key: str) -> None:
+def begin_pass(c: Context, key: str) -> None:
     """A deadline: waiting jobs are still to be tried. What is left of a round is tried at the end of every tick."""
     del key
-    if c.soft.round is None:
+    if c.timers.round is None:
         admit(c)
 
 
-def _join(c: Cycle, round_: Round, newcomer: JobId) -> None:
+def _join(c: Context, round_: AdmissionPass, newcomer: JobId) -> None:
     """The newcomer takes its place among the jobs that are still to be tried."""
     left = [name for name in round_.names[round_.tried :] if name in c.state.waiting]
     insort(left, newcomer, key=_rank_at(c, c.now))
     round_.names, round_.tried = left, 0
 
 
-def _try_next(c: Cycle, round_: Round) -> None:
+def _try_next(c: Context, round_: AdmissionPass) -> None:
     name = round_.names[round_.tried]
     round_.tried += 1
     c.spent += LOOK
@@ -147,10 +147,10 @@ def _try_next(c: Cycle, round_: Round) -> None:
     if round_.refused.get(shape, 0.0) < slo:
         c.spent += TRY
         placed = place(c, job, c.state)
-        if placed is not None and (over_its_nodes(c, job, placed) or out_of_reach(c, job, placed.pins)):
+        if placed is not None and (over_its_nodes(c, job, placed) or locality_violation(c, job, placed.pins)):
             return
         if placed is not None:
-            _seat(c, job, placed)
+            _place(c, job, placed)
             round_.grew = round_.grew or placed.admission != "packing"
             return
         round_.refused[shape] = slo
@@ -160,7 +160,7 @@ def _try_next(c: Cycle, round_: Round) -> None:
             round_.kept |= pools
 
 
-def _is_late(c: Cycle, job: Job) -> bool:
+def _is_late(c: Context, job: Job) -> bool:
     """Whether the others are kept from the pools that the job wants, if that helps.
 
     One that is bound to what it has parked may wait for certain nodes: the others are not kept from those.
@@ -168,7 +168,7 @@ def _is_late(c: Cycle, job: Job) -> bool:
     return c.now - job.registered_at >= c.config.bounded_wait_ms and not job.fell_back
 
 
-def _kept_pools(c: Cycle) -> set[PoolName]:
+def _kept_pools(c: Context) -> set[PoolName]:
     """Pools that are kept for jobs that have waited too long, when all of them were tried."""
     kept: set[PoolName] = set()
     helps: dict[object, bool] = {}
@@ -189,20 +189,20 @@ def _pools_of(job: Job) -> set[PoolName]:
     return {want.pool for want in job.spec.wants}
 
 
-def seat_at_once(c: Cycle, job: Job) -> None:
+def place_now(c: Context, job: Job) -> None:
     """Place a job that waits, if it fits, whoever else waits: for one that has given a place up to have another."""
     placed = place(c, job, c.state) if job.status is JobStatus.WAITING and not job.pins else None
-    if placed is not None and not over_its_nodes(c, job, placed) and not out_of_reach(c, job, placed.pins):
-        _seat(c, job, placed)
+    if placed is not None and not over_its_nodes(c, job, placed) and not locality_violation(c, job, placed.pins):
+        _place(c, job, placed)
 
 
-def over_its_nodes(c: Cycle, job: Job, placed: Placed) -> str:
+def over_its_nodes(c: Context, job: Job, placed: Placed) -> str:
     """Why the job's owner may not have that placement; empty: it may."""
     most = limits_of(c, job.owner).max_nodes
     return shares.over_its_nodes(job.owner, c.state.owners.get(job.owner), placed.pins, most)
 
 
-def _others_are_in_the_way(c: Cycle, job: Job) -> bool:
+def _others_are_in_the_way(c: Context, job: Job) -> bool:
     """Whether the nodes it wants are there, so that keeping them from newcomers lets it in one day.
 
     One that waits for a node that is lost or drained, or for its owner to give some back, would otherwise keep
@@ -219,7 +219,7 @@ def _others_are_in_the_way(c: Cycle, job: Job) -> bool:
     )
 
 
-def _seat(c: Cycle, job: Job, placed: Placed) -> None:
+def _place(c: Context, job: Job, placed: Placed) -> None:
     group = placed.group or c.state.next_id("g")
     c.fact(
         f.JobPlaced(
@@ -227,7 +227,7 @@ def _seat(c: Cycle, job: Job, placed: Placed) -> None:
             job.id,
             group,
             placed.pins,
-            placed.wheel,
+            placed.schedule,
             placed.status,
             placed.admission,
             placed.promised,
@@ -238,14 +238,14 @@ def _seat(c: Cycle, job: Job, placed: Placed) -> None:
         )
     )
     launch(c, job)
-    look_for_left_overs(c, job)
+    observe_residual_memory(c, job)
     if job.queued is not None:
         slot = c.state.slots[job.queued]
         take_place(c, job, slot.phase, side=slot.side)
     dispatch(c, group)  # the others' order may be another one with it
 
 
-def look_for_left_overs(c: Cycle, job: Job) -> None:
+def observe_residual_memory(c: Context, job: Job) -> None:
     """Look at GPUs that others gave back while nobody else wanted them, and on which no state of theirs is moved.
 
     No order will tell that such a GPU is clear, and while its job was alone there nobody had to know. As little is
@@ -256,14 +256,14 @@ def look_for_left_overs(c: Cycle, job: Job) -> None:
         states = [c.state.states[key] for key in known.states]
         moved = {kept.job for kept in states}
         unseen = any(kept.job == job.id and kept.status is StateStatus.UNKNOWN for kept in states) or any(
-            gpu.holder is None and gpu.stain not in (None, job.id) and gpu.stain not in moved
+            gpu.holder is None and gpu.dirty_by not in (None, job.id) and gpu.dirty_by not in moved
             for gpu in known.gpus.values()
         )
-        if unseen and c.soft.look_now(known.host, c.now, c.config):
+        if unseen and c.timers.observe_now(known.host, c.now, c.config):
             c.do(e.Observe(known.host))
 
 
-def _shape_of(c: Cycle, job: Job) -> object:
+def _shape_of(c: Context, job: Job) -> object:
     """What placement looks at of a job, for not trying the like again in one round."""
     spec = job.spec
     times = tuple((name, kept.count and kept.total_ms // kept.count) for name, kept in job.times.items())
@@ -279,7 +279,7 @@ def _wanted(spec: JobSpec) -> int:
     return max(counts) if spec.colocate else sum(counts)
 
 
-def check_owner(c: Cycle, owner: str, spec: JobSpec, known: Job | None) -> None:
+def check_owner(c: Context, owner: str, spec: JobSpec, known: Job | None) -> None:
     """What an owner may not have, is refused at once: told how much it has, and how much it may have."""
     limits = limits_of(c, owner)
     if limits.max_priority is not None and spec.priority > limits.max_priority:

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.config import Moves
-from rollmuxd.core.context import Cycle
-from rollmuxd.core.facts import PlannedVisit
+from rollmuxd.core.context import Context
+from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.feasible import short_of_memory
 from rollmuxd.core.model import (
     Group,
@@ -35,11 +35,11 @@ from rollmuxd.core.model import (
     StateStatus,
 )
 from rollmuxd.core.policy import Move, Placed
-from rollmuxd.core.steps.admit import admit, over_its_nodes, seat_at_once
+from rollmuxd.core.steps.admit import admit, over_its_nodes, place_now
 from rollmuxd.core.steps.dispatch import dispatch, issue, unheld_by
-from rollmuxd.core.steps.locality import out_of_reach, place, within_reach
+from rollmuxd.core.steps.locality import limited_to_locality, locality_violation, place
 from rollmuxd.core.steps.move import CHANGES, asks_for, plan, refused
-from rollmuxd.core.steps.reclaim import look, nodes_of, settle, stained_by
+from rollmuxd.core.steps.reclaim import end_placement_if_empty, is_dirty_by, nodes_of, observe_job
 from rollmuxd.core.trial import trial_versions, without
 
 #: so long others are heard before anybody is moved: a host's nodes are drained one after the other
@@ -52,16 +52,16 @@ TRIED: Final = 32
 AGAIN_MS: Final = 60_000
 
 
-def follow(c: Cycle) -> None:
+def follow(c: Context) -> None:
     """After every input: what has changed may let somebody leave a drained node."""
     news = {type(fact) for fact in c.facts}
     if c.drains is None or not news.isdisjoint(MARKS):
         c.drains = any(node.drain for node in c.state.nodes.values())
     if c.drains and not news.isdisjoint(CHANGES) and _to_leave(c):
-        c.soft.at(c.now + SETTLE_MS, "leave", "")
+        c.timers.at(c.now + SETTLE_MS, "leave", "")
 
 
-def look_again(c: Cycle, key: str) -> None:
+def look_again(c: Context, key: str) -> None:
     """A deadline: have everybody moved away from drained nodes who can be now."""
     del key
     for name in _to_leave(c):
@@ -71,18 +71,18 @@ def look_again(c: Cycle, key: str) -> None:
         found = way_out(c, job)
         if isinstance(found, Move):
             plan(c, found)
-        elif may_come_anew(c, job):
-            come_anew(c, job)
+        elif may_be_replaced(c, job):
+            replace_drained(c, job)
         elif job.spec.movable is not Movable.NO and c.config.moves is not Moves.OFF:
-            c.soft.at(_again_at(c, job) if c.now < _again_at(c, job) else c.now + AGAIN_MS, "leave", "")
+            c.timers.at(_again_at(c, job) if c.now < _again_at(c, job) else c.now + AGAIN_MS, "leave", "")
 
 
-def stays(c: Cycle, job: Job) -> str:
+def stays(c: Context, job: Job) -> str:
     """Why a job is not moved away from a drained node on which it sits; empty: it is, or sits on none."""
     if job.move is not None or not drained(c, job):
         return ""
     found = way_out(c, job)
-    if isinstance(found, str) and not may_come_anew(c, job):
+    if isinstance(found, str) and not may_be_replaced(c, job):
         return found
     if len(c.state.moving) < c.config.moves_at_a_time:
         return f"it will be moved within {AGAIN_MS // 1000} s"
@@ -90,13 +90,13 @@ def stays(c: Cycle, job: Job) -> str:
     return f"{some} moving, as many as may at a time"
 
 
-def drained(c: Cycle, job: Job) -> tuple[NodeId, ...]:
+def drained(c: Context, job: Job) -> tuple[NodeId, ...]:
     """The job's nodes that are to be empty."""
     names = dict.fromkeys(name for nodes in job.pins.values() for name in nodes)
     return tuple(name for name in names if c.state.nodes[name].drain)
 
 
-def way_out(c: Cycle, job: Job) -> Move | str:
+def way_out(c: Context, job: Job) -> Move | str:
     """Where a job on drained nodes could go now; or why it cannot."""
     if job.spec.movable is Movable.NO:
         return "it is not to be moved (movable = no)"
@@ -118,7 +118,7 @@ def way_out(c: Cycle, job: Job) -> Move | str:
     return said
 
 
-def may_come_anew(c: Cycle, job: Job) -> bool:
+def may_be_replaced(c: Context, job: Job) -> bool:
     """Whether a job that gets no further where it is would be placed at once, had it no place.
 
     A move leads to nodes that are one group's, or nobody's: not to some of another group beside some that the job has
@@ -132,10 +132,10 @@ def may_come_anew(c: Cycle, job: Job) -> bool:
     placed = place(c, job, replace(without(c.state, job), hosts=c.state.hosts))
     if placed is None or placed.status is not JobStatus.ADMITTED or placed.promised < job.promised:
         return False
-    return not over_its_nodes(c, job, placed) and not out_of_reach(c, job, placed.pins)
+    return not over_its_nodes(c, job, placed) and not locality_violation(c, job, placed.pins)
 
 
-def come_anew(c: Cycle, job: Job) -> None:
+def replace_drained(c: Context, job: Job) -> None:
     """Give its place up, and have it placed in the same moment, with what it has parked, as who falls back.
 
     Not before all of it is parked and seen gone from its GPUs: nobody else comes in between.
@@ -143,32 +143,32 @@ def come_anew(c: Cycle, job: Job) -> None:
     nodes = nodes_of(c, job)
     there = [c.state.states[key] for key in job.states]
     if any(kept.status not in (StateStatus.PARKED, StateStatus.GONE) for kept in there) or any(
-        stained_by(node, job.id) for node in nodes
+        is_dirty_by(node, job.id) for node in nodes
     ):
         for kept in there:
             if kept.status is StateStatus.LOADED and unheld_by(c, c.state.nodes[kept.node], job.id):
                 issue(c, OrderKind.PARK, kept, None)
-        look(c, job)
-        c.soft.at(c.now + SETTLE_MS, "leave", "")
+        observe_job(c, job)
+        c.timers.at(c.now + SETTLE_MS, "leave", "")
         return
     group = job.group
     c.fact(f.JobUnplaced(c.now, job.id, f"{', '.join(drained(c, job))} drained: it is placed anew", keeps=True))
-    settle(c, job)
-    seat_at_once(c, job)
+    end_placement_if_empty(c, job)
+    place_now(c, job)
     dispatch(c, group)
     admit(c)
 
 
-def _to_leave(c: Cycle) -> list[JobId]:
+def _to_leave(c: Context) -> list[JobId]:
     return list(dict.fromkeys(job for node in c.state.nodes.values() if node.drain for job in node.pinned))
 
 
-def _again_at(c: Cycle, job: Job) -> Millis:
+def _again_at(c: Context, job: Job) -> Millis:
     """From when on it may be moved."""
     return 0 if job.moved_at is None else job.moved_at + c.config.move_every_ms
 
 
-def _places(c: Cycle, job: Job, off: tuple[NodeId, ...]) -> Iterator[Placed]:
+def _places(c: Context, job: Job, off: tuple[NodeId, ...]) -> Iterator[Placed]:
     """With its group on other nodes; then wherever it would be placed now."""
     group = c.state.groups[job.group or ""]
     choices = {name: _in_place_of(c, job, c.state.nodes[name]) for name in off}
@@ -198,7 +198,7 @@ def _distinct(choices: tuple[list[NodeId], ...], taken: tuple[NodeId, ...] = ())
         yield from _distinct(choices[1:], (*taken, name))
 
 
-def _in_place_of(c: Cycle, job: Job, node: Node) -> list[NodeId]:
+def _in_place_of(c: Context, job: Job, node: Node) -> list[NodeId]:
     """Nodes like this one that could take its place: free ones, the cheapest first, then the group's own."""
     pools = {pool for pool, names in job.pins.items() if node.id in names}
     if any(node.id in want.named for want in job.spec.wants):
@@ -206,7 +206,7 @@ def _in_place_of(c: Cycle, job: Job, node: Node) -> list[NodeId]:
     taken = {name for names in job.pins.values() for name in names}
     like = [
         other
-        for other in within_reach(c, job, c.state).nodes.values()
+        for other in limited_to_locality(c, job, c.state).nodes.values()
         if other.id not in taken
         and other.status is NodeStatus.UP
         and not other.drain
@@ -219,7 +219,7 @@ def _in_place_of(c: Cycle, job: Job, node: Node) -> list[NodeId]:
     return [other.id for other in like]
 
 
-def _with_its_group(c: Cycle, job: Job, group: Group, instead: dict[NodeId, NodeId]) -> Placed | None:
+def _with_its_group(c: Context, job: Job, group: Group, instead: dict[NodeId, NodeId]) -> Placed | None:
     """The job on those nodes, in the wheel as it is; None: somebody's promise, or memory, has no room for that.
 
     A promise that is at risk where the job sits is no reason for it to stay there.
@@ -236,9 +236,9 @@ def _with_its_group(c: Cycle, job: Job, group: Group, instead: dict[NodeId, Node
         groups={**c.state.groups, group.id: replace(group, version=next(trial_versions))},
     )
     found = c.policy.replan(there, group.id)
-    if found.wheel or set(found.at_risk) - c.state.at_risk.keys():
+    if found.schedule or set(found.at_risk) - c.state.at_risk.keys():
         return None
-    wheel = tuple(PlannedVisit(it.job, it.phase, it.once) for it in group.wheel if it.job != job.id or not it.once)
+    wheel = tuple(PlannedTurn(it.job, it.phase, it.once) for it in group.schedule if it.job != job.id or not it.once)
     free = (c.state.nodes[name] for name in instead.values() if c.state.nodes[name].group is None)
     price = sum(len(node.gpus) * node.price_per_gpu_hour for node in free)
     return Placed(

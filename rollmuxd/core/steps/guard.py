@@ -12,7 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.context import Cycle
+from rollmuxd.core.context import Context
 from rollmuxd.core.estimates import credit_ms
 from rollmuxd.core.model import Dispatch, Job, JobStatus, Millis, Movable
 from rollmuxd.core.policy import AsksForCredit, Move
@@ -27,12 +27,16 @@ RESERVE: Final = 1
 RETURN: Final = 6
 
 
-def keeps_others_out(c: Cycle, job: Job) -> bool:
+def keeps_others_out(c: Context, job: Job) -> bool:
     """Whether nobody may join the job's group, because of the credit that somebody there has not earned yet."""
-    return job.group is not None and isinstance(c.policy, AsksForCredit) and not c.policy.bears(c.state, job.group)
+    return (
+        job.group is not None
+        and isinstance(c.policy, AsksForCredit)
+        and not c.policy.can_afford_newcomer(c.state, job.group)
+    )
 
 
-def watch(c: Cycle, job: Job, *, closed: bool = False) -> None:
+def watch(c: Context, job: Job, *, closed: bool = False) -> None:
     """An iteration has ended: see whether the job is short of credit, or has enough again.
 
     ``closed``: somebody waits, and before it nobody could join the group for want of credit.
@@ -61,7 +65,7 @@ def mean_solo_ms(job: Job) -> Millis:
     return job.progress.solo_ms // max(1, job.progress.finished)
 
 
-def debit_ms(c: Cycle, job: Job) -> Millis:
+def debit_ms(c: Context, job: Job) -> Millis:
     """What a move takes from the job's credit: the whole of it, since nothing runs meanwhile. 0: it is never moved."""
     if job.spec.movable is Movable.NO:
         return 0
@@ -69,17 +73,17 @@ def debit_ms(c: Cycle, job: Job) -> Millis:
     return int((job.spec.slo or 1.0) * takes)
 
 
-def least_ms(c: Cycle, job: Job) -> Millis:
+def least_ms(c: Context, job: Job) -> Millis:
     """With less credit than this a job is guarded: the way out, and one iteration."""
     return debit_ms(c, job) + RESERVE * mean_solo_ms(job)
 
 
-def enough_ms(c: Cycle, job: Job) -> Millis:
+def enough_ms(c: Context, job: Job) -> Millis:
     """With this it may come back: the way back and out again, and some iterations."""
     return 2 * debit_ms(c, job) + RETURN * mean_solo_ms(job)
 
 
-def isolate(c: Cycle, job: Job) -> None:
+def isolate(c: Context, job: Job) -> None:
     """Have it moved to nodes of its own, if there are any; until then it is served first where it is."""
     group = c.state.groups[job.group or ""]
     if job.spec.movable is Movable.NO or job.move is not None or len(group.jobs) + len(group.coming) < 2:
@@ -93,7 +97,7 @@ def isolate(c: Cycle, job: Job) -> None:
         plan(c, move)
 
 
-def comes_back(c: Cycle, job: Job) -> bool:
+def comes_back(c: Context, job: Job) -> bool:
     """Have it moved back among others. Tells whether it is among others, or is to be."""
     group = c.state.groups[job.group or ""]
     if len(group.jobs) + len(group.coming) > 1:

@@ -6,22 +6,22 @@ the next one belongs to a run of its own, with a key of its own: who comes back 
 
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
-from rollmuxd.core.context import Cycle
+from rollmuxd.core.context import Context
 from rollmuxd.core.model import Job, JobStatus, Millis, OnLoss
 
 
-def launch(c: Cycle, job: Job) -> None:
+def launch(c: Context, job: Job) -> None:
     """Have the process of a job that has its place started, where one is to be started and none is there."""
     if job.spec.launch is None or (job.launch is not None and not job.launch.over):
         return
     name = c.state.next_id("l")
     host = c.state.nodes[next(node for nodes in job.pins.values() for node in nodes)].host
     c.fact(f.ProcessLaunched(c.now, job.id, job.run, name, host))
-    c.soft.at(c.now + c.config.launch_ms, "opened", job.id)
+    c.timers.at(c.now + c.config.launch_ms, "opened", job.id)
     c.do(e.Launch(job.id, name))
 
 
-def end_process(c: Cycle, job: Job, reason: str) -> bool:
+def end_process(c: Context, job: Job, reason: str) -> bool:
     """Have a process that was started for a job ended. Tells whether there was one."""
     known = job.launch
     if known is None or known.over:
@@ -38,7 +38,7 @@ def kill(job: Job) -> e.Kill:
     return e.Kill(job.id, job.run, job.session, job.launch.id, job.launch.host)
 
 
-def losses_of_late(c: Cycle, job: Job) -> list[Millis]:
+def losses_of_late(c: Context, job: Job) -> list[Millis]:
     """When the job was lost, as far back as it counts."""
     return [at for at in job.losses if at > c.now - c.config.relaunch_window_ms]
 
@@ -48,7 +48,7 @@ def is_relaunched(job: Job) -> bool:
     return job.spec.on_loss is OnLoss.RELAUNCH and job.spec.launch is not None
 
 
-def lost_too_often(c: Cycle, job: Job, reason: str) -> str:
+def lost_too_often(c: Context, job: Job, reason: str) -> str:
     """Why a job is not started again any more; empty: it is."""
     lost = len(losses_of_late(c, job))
     if lost < c.config.relaunch_limit:
@@ -60,20 +60,20 @@ def lost_too_often(c: Cycle, job: Job, reason: str) -> str:
     )
 
 
-def plan_relaunch(c: Cycle, job: Job) -> None:
+def plan_relaunch(c: Context, job: Job) -> None:
     """A lost job is started again: after a minute, two, four, ..."""
     attempt = len(losses_of_late(c, job)) + 1
     due = c.now + c.config.relaunch_after_ms * 2 ** (attempt - 1)
     c.fact(f.RelaunchPlanned(c.now, job.id, attempt, due))
-    c.soft.at(due, "relaunch", job.id)
+    c.timers.at(due, "relaunch", job.id)
 
 
-def new_run(c: Cycle, job: Job) -> bool:
+def new_run(c: Context, job: Job) -> bool:
     """The time has come: a new run of the same job waits for its place, on its old nodes first. False: not yet."""
     if job.status is not JobStatus.LOST or job.relaunch_at is None:
         return False
     if c.now < job.relaunch_at:
-        c.soft.at(job.relaunch_at, "relaunch", job.id)
+        c.timers.at(job.relaunch_at, "relaunch", job.id)
         return False
     end_process(c, job, "another is to be started")
     run = job.run + 1
@@ -82,12 +82,12 @@ def new_run(c: Cycle, job: Job) -> bool:
     return True
 
 
-def run_key(c: Cycle, own: str, run: int) -> str:
+def run_key(c: Context, own: str, run: int) -> str:
     """The key by which the process of a run, and of no other, is known: numbers are given again after a restore."""
     return f"{run}~{own}" if c.state.incarnation == 1 else f"{run}.{c.state.incarnation}~{own}"
 
 
-def next_key(c: Cycle, job: Job) -> str:
+def next_key(c: Context, job: Job) -> str:
     """That of a job's next run."""
     head, _, own = job.idempotency_key.partition("~")
     first = head.partition(".")[0] != str(job.run)  # that of who registered it, if it gave one

@@ -15,7 +15,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from rollmuxd.core.apply.pins import follow
-from rollmuxd.core.context import Cycle
+from rollmuxd.core.context import Context
 from rollmuxd.core.model import HostId, Job, JobState, Movable, Node, NodeId, NodeStatus, PoolName, StateStatus
 from rollmuxd.core.policy import Placed
 from rollmuxd.core.state import State, state_key
@@ -23,7 +23,7 @@ from rollmuxd.core.state import State, state_key
 Pins = dict[PoolName, tuple[NodeId, ...]]
 
 
-def out_of_reach(c: Cycle, job: Job, pins: Pins) -> str:
+def locality_violation(c: Context, job: Job, pins: Pins) -> str:
     """Why a job cannot have its states on those nodes, from where they are; empty: it can."""
     for pool, name in _older_copies(c, job):
         if name in pins.get(pool, ()):
@@ -34,19 +34,19 @@ def out_of_reach(c: Cycle, job: Job, pins: Pins) -> str:
     return "" if job.spec.movable is Movable.RELAUNCH else _too_far(c, job, pins)
 
 
-def _its_nodes(c: Cycle, job: Job) -> Iterator[tuple[NodeId, PoolName]]:
+def _its_nodes(c: Context, job: Job) -> Iterator[tuple[NodeId, PoolName]]:
     """The nodes where a job sits, and those where it has a state; for which pool."""
     yield from ((name, pool) for pool, names in job.pins.items() for name in names)
     yield from ((c.state.states[key].node, c.state.states[key].pool) for key in job.states)
 
 
-def _older_copies(c: Cycle, job: Job) -> set[tuple[PoolName, NodeId]]:
+def _older_copies(c: Context, job: Job) -> set[tuple[PoolName, NodeId]]:
     """Where a job that fell back has what it must not load there, as it would be the wrong part."""
     states = [c.state.states[key] for key in job.states] if job.fell_back else []
     return {(it.pool, it.node) for it in states if it.status is not StateStatus.GONE and is_older(job, it)}
 
 
-def _too_far(c: Cycle, job: Job, pins: Pins) -> str:
+def _too_far(c: Context, job: Job, pins: Pins) -> str:
     for spec in job.spec.states:
         newest = job.newest.get(spec.pool, job.pins.get(spec.pool, ()))
         names, parts = pins.get(spec.pool, ()), _parts(c, job, spec.pool)
@@ -58,12 +58,12 @@ def _too_far(c: Cycle, job: Job, pins: Pins) -> str:
     return ""
 
 
-def _host(c: Cycle, name: NodeId) -> HostId | None:
+def _host(c: Context, name: NodeId) -> HostId | None:
     node = c.state.nodes.get(name)
     return None if node is None else node.host
 
 
-def _parts(c: Cycle, job: Job, pool: PoolName) -> list[NodeId]:
+def _parts(c: Context, job: Job, pool: PoolName) -> list[NodeId]:
     """The nodes that have, or may have, the parts of a job's state; of who sits somewhere, by the time it leaves."""
     newest = dict.fromkeys(job.newest.get(pool, job.pins.get(pool, ())))
     if job.pins:
@@ -78,9 +78,9 @@ def is_older(job: Job, kept: JobState) -> bool:
     return len(newest) > 1 and kept.node not in newest
 
 
-def place(c: Cycle, job: Job, state: State) -> Placed | None:
+def place(c: Context, job: Job, state: State) -> Placed | None:
     """What the policy finds for a job in that state, or one like it: hardly ever out of reach of what it has."""
-    placed = c.policy.place(within_reach(c, job, state), job)
+    placed = c.policy.place(limited_to_locality(c, job, state), job)
     if placed is None or not _has_something(job):
         return placed
     return replace(placed, pins={pool: _paired(c, job, pool, names) for pool, names in placed.pins.items()})
@@ -91,7 +91,7 @@ def _has_something(job: Job) -> bool:
     return job.fell_back or (bool(job.pins) and job.spec.movable is Movable.WARM)
 
 
-def _paired(c: Cycle, job: Job, pool: PoolName, names: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+def _paired(c: Context, job: Job, pool: PoolName, names: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
     """The same nodes, each in the place of a part that is near: on that very node, else on its host."""
     left, places = list(names), [""] * len(names)
     for where in (str, partial(_host, c)):
@@ -103,7 +103,7 @@ def _paired(c: Cycle, job: Job, pool: PoolName, names: tuple[NodeId, ...]) -> tu
     return tuple(name or left.pop(0) for name in places)
 
 
-def within_reach(c: Cycle, job: Job, state: State) -> State:
+def limited_to_locality(c: Context, job: Job, state: State) -> State:
     """The state as placement is to see it for a job: nodes out of its reach are as if drained."""
     if not _has_something(job):
         return state
@@ -133,7 +133,7 @@ def _as_seen(node: Node, pools: tuple[PoolName, ...]) -> Node:
     return node if pools == node.pools else replace(node, pools=pools or node.pools, drain=node.drain or not pools)
 
 
-def bound_to(c: Cycle, job: Job) -> dict[PoolName, Counter[HostId]]:
+def bound_to(c: Context, job: Job) -> dict[PoolName, Counter[HostId]]:
     """The hosts that have a state of a job, and how many parts of it, by pool: where its driver cannot fetch it."""
     bound: dict[PoolName, Counter[HostId]] = {}
     for spec in job.spec.states if _has_something(job) else ():
@@ -143,7 +143,7 @@ def bound_to(c: Cycle, job: Job) -> dict[PoolName, Counter[HostId]]:
     return bound
 
 
-def _offered(c: Cycle, job: Job, pool: PoolName, parts: Counter[HostId]) -> set[NodeId]:
+def _offered(c: Context, job: Job, pool: PoolName, parts: Counter[HostId]) -> set[NodeId]:
     """The nodes of a pool that a job may have whose state lies on some hosts: of the free ones, as many on each."""
     nodes = [node for node in c.state.nodes.values() if pool in node.pools]
     had = job.newest.get(pool, ())

@@ -16,7 +16,7 @@ from typing import Final
 from rollmuxd.core import facts as f
 from rollmuxd.core.apply.pins import follow as who_follows
 from rollmuxd.core.config import Moves
-from rollmuxd.core.context import PLACED, Cycle
+from rollmuxd.core.context import PLACED, Context
 from rollmuxd.core.model import (
     Job,
     JobId,
@@ -37,18 +37,18 @@ from rollmuxd.core.order import find_phase
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.shares import use_of
 from rollmuxd.core.state import state_key
-from rollmuxd.core.steps.admit import admit, look_for_left_overs, over_its_nodes
+from rollmuxd.core.steps.admit import admit, observe_residual_memory, over_its_nodes
 from rollmuxd.core.steps.dispatch import OUT, at_boundary, dispatch, issue, take_place, unheld_by
 from rollmuxd.core.steps.launch import end_process, launch, next_key
-from rollmuxd.core.steps.locality import out_of_reach
+from rollmuxd.core.steps.locality import locality_violation
 from rollmuxd.core.steps.reclaim import (
     abandon,
     drained_if_empty,
     drop_requests,
-    expect_clear,
+    end_placement_if_empty,
+    expect_clean,
     is_of_use,
-    look,
-    settle,
+    observe_job,
     take_away,
     waits_with_its_state,
 )
@@ -96,7 +96,7 @@ CHANGES: Final = frozenset(
 # ---- after every input -----------------------------------------------------------------------------------------------
 
 
-def follow(c: Cycle) -> None:
+def follow(c: Context) -> None:
     """Let moves go on as far as they can after what has just happened, and have others looked for."""
     for name in tuple(c.state.moving):
         advance(c, c.state.jobs[name])
@@ -104,24 +104,24 @@ def follow(c: Cycle) -> None:
         tidy(c, c.state.jobs[name])
     if not CHANGES.isdisjoint(map(type, c.facts)):
         c.regrouping = None
-        c.soft.changed_at = c.now
+        c.timers.changed_at = c.now
         look_for_moves(c, STEP_MS)
 
 
-def look_for_moves(c: Cycle, wait_ms: Millis) -> None:
+def look_for_moves(c: Context, wait_ms: Millis) -> None:
     """Search after so long, if anybody may be moved at all."""
     if are_on(c) and any(job.spec.movable is not Movable.NO and job.pins for job in c.state.jobs.values()):
-        c.soft.at(c.now + wait_ms, "regroup", "")
+        c.timers.at(c.now + wait_ms, "regroup", "")
 
 
-def are_on(c: Cycle) -> bool:
+def are_on(c: Context) -> bool:
     """Whether jobs are moved at all. On one host there is little to gain, so it takes to be told."""
     if c.config.moves is Moves.AUTO:
         return sum(bool(host.nodes) for host in c.state.hosts.values()) > 1
     return c.config.moves is Moves.ON
 
 
-def advance(c: Cycle, job: Job) -> None:
+def advance(c: Context, job: Job) -> None:
     """Abandon a move that has become void; begin it at the iteration boundary; end it when the job is ready to go."""
     why = void(c, job, told(job))
     if why:
@@ -136,7 +136,7 @@ def advance(c: Cycle, job: Job) -> None:
             end(c, job)
 
 
-def gets_no_further(c: Cycle, job: Job, move: JobMove) -> bool:
+def gets_no_further(c: Context, job: Job, move: JobMove) -> bool:
     """Whether a job asks for what it does not get before it has moved, as the nodes that it leaves are drained.
 
     In the midst of an iteration too, then: who is started again elsewhere loses it, but would never have ended it.
@@ -145,7 +145,7 @@ def gets_no_further(c: Cycle, job: Job, move: JobMove) -> bool:
     return is_up(c, move) and asks_for(c, job, here)
 
 
-def asks_for(c: Cycle, job: Job, nodes: Iterable[NodeId]) -> bool:
+def asks_for(c: Context, job: Job, nodes: Iterable[NodeId]) -> bool:
     """Whether a placed job waits for a phase that claims one of these nodes, and for nothing else of its own."""
     phase = None if job.queued is None else find_phase(c.state, job.id, c.state.slots[job.queued].phase)
     if phase is None or job.status is not JobStatus.ADMITTED or job.slot is not None or job.closing:
@@ -153,7 +153,7 @@ def asks_for(c: Cycle, job: Job, nodes: Iterable[NodeId]) -> bool:
     return not set(c.state.phase_nodes(job, phase)).isdisjoint(nodes)
 
 
-def is_up(c: Cycle, move: JobMove) -> bool:
+def is_up(c: Context, move: JobMove) -> bool:
     """Whether all nodes to which it goes are."""
     return all(c.state.nodes[name].status is NodeStatus.UP for nodes in move.pins.values() for name in nodes)
 
@@ -172,7 +172,7 @@ def leaving(job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -> list[NodeId]:
     return list(dict.fromkeys(name for nodes in job.pins.values() for name in nodes if name not in there))
 
 
-def cannot_leave(c: Cycle, job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -> str:
+def cannot_leave(c: Context, job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -> str:
     """Why nothing can be parked on a node that the job would leave for those; empty: it can."""
     for name in leaving(job, pins):
         node = c.state.nodes[name]
@@ -181,7 +181,7 @@ def cannot_leave(c: Cycle, job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -
     return ""
 
 
-def void(c: Cycle, job: Job, move: JobMove) -> str:
+def void(c: Context, job: Job, move: JobMove) -> str:
     """Why a move cannot be ended any more, or not in time; empty: it can."""
     for name in dict.fromkeys(name for nodes in move.pins.values() for name in nodes):
         node = c.state.nodes[name]
@@ -194,23 +194,23 @@ def void(c: Cycle, job: Job, move: JobMove) -> str:
         return stays
     if move.off and move.began_at is None and not any(c.state.nodes[name].drain for name in move.off):
         return f"{', '.join(move.off)}, from where it was to go, is drained no more"
-    if move.wheel is not None:
-        planned = {visit.job for visit in move.wheel}
+    if move.schedule is not None:
+        planned = {visit.job for visit in move.schedule}
         group = c.state.groups[move.group]
-        joined = [visit.job for visit in group.wheel if visit.job not in planned]
+        joined = [visit.job for visit in group.schedule if visit.job not in planned]
         if joined:
             return f"job {c.state.jobs[joined[0]].spec.name} has joined its group meanwhile"
     since, limit = move.planned_at, c.config.move_begins_ms
     if move.began_at is not None:
         since, limit = move.began_at, c.config.move_ends_ms
-    if c.now >= max(since, c.soft.renewed_at) + limit:
+    if c.now >= max(since, c.timers.renewed_at) + limit:
         done = "come to the end of an iteration" if move.began_at is None else "parked what it had loaded"
         return f"it has not {done} within {limit // 1000} s"
-    c.soft.at(max(since, c.soft.renewed_at) + limit, "move", job.id)
+    c.timers.at(max(since, c.timers.renewed_at) + limit, "move", job.id)
     return ""
 
 
-def begin(c: Cycle, job: Job) -> None:
+def begin(c: Context, job: Job) -> None:
     """From here on it is granted nothing; its process parks what it has loaded, or is ended."""
     c.fact(f.MoveBegan(c.now, job.id))
     if job.spec.movable is Movable.RELAUNCH:
@@ -219,22 +219,22 @@ def begin(c: Cycle, job: Job) -> None:
     dispatch(c, job.group)
 
 
-def process_goes(c: Cycle, job: Job) -> None:
+def process_goes(c: Context, job: Job) -> None:
     """A job that is started again elsewhere: its process is ended, and what that had anywhere has to be seen gone."""
     drop_requests(c, job, "its process is ended, to be started on other nodes")
     session = c.state.sessions.get(job.session or "")
     if session is not None and session.status is SessionStatus.ALIVE:
         c.fact(f.SessionClosed(c.now, session.id))
-        c.soft.forget_session(session.id)
+        c.timers.forget_session(session.id)
     end_process(c, job, "to be started on other nodes")
     for key in job.states:
         kept = c.state.states[key]
         if kept.status not in (StateStatus.GONE, StateStatus.UNKNOWN):
             c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
-    look(c, job)
+    observe_job(c, job)
 
 
-def park_what_stays(c: Cycle, job: Job) -> None:
+def park_what_stays(c: Context, job: Job) -> None:
     """Have what is loaded on the nodes that it leaves parked."""
     for key in states_on(c, job, leaving(job, told(job).pins)):
         kept = c.state.states[key]
@@ -243,23 +243,23 @@ def park_what_stays(c: Cycle, job: Job) -> None:
             issue(c, OrderKind.PARK, kept, None)
 
 
-def states_on(c: Cycle, job: Job, nodes: list[NodeId]) -> list[str]:
+def states_on(c: Context, job: Job, nodes: list[NodeId]) -> list[str]:
     return [key for key in job.states if c.state.states[key].node in nodes]
 
 
-def is_ready(c: Cycle, job: Job, move: JobMove) -> bool:
+def is_ready(c: Context, job: Job, move: JobMove) -> bool:
     """Whether nothing of it is in use where it sits, and the nodes to which it goes are up."""
     if not is_up(c, move):
         return False
     if job.spec.movable is Movable.RELAUNCH:  # of a process that was ended nothing may be left anywhere
         seats = list(dict.fromkeys(name for nodes in job.pins.values() for name in nodes))
         gone = all(c.state.states[key].status is StateStatus.GONE for key in states_on(c, job, seats))
-        return gone and not any(gpu.stain == job.id for name in seats for gpu in c.state.nodes[name].gpus.values())
+        return gone and not any(gpu.dirty_by == job.id for name in seats for gpu in c.state.nodes[name].gpus.values())
     parked = (StateStatus.PARKED, StateStatus.GONE)
     return all(c.state.states[key].status in parked for key in states_on(c, job, leaving(job, move.pins)))
 
 
-def end(c: Cycle, job: Job) -> None:
+def end(c: Context, job: Job) -> None:
     """It sits on its new nodes, and goes on there; somebody else may fit where it was."""
     left, group = leaving(job, told(job).pins), job.group
     use = use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms)
@@ -268,10 +268,10 @@ def end(c: Cycle, job: Job) -> None:
         launch(c, job)
     else:
         c.fact(f.MoveEnded(c.now, job.id, use=use))
-    look_for_left_overs(c, job)
+    observe_residual_memory(c, job)
     for name in left:
         node = c.state.nodes[name]
-        expect_clear(c, node, job, f"after {job.spec.name} moved away")
+        expect_clean(c, node, job, f"after {job.spec.name} moved away")
         drained_if_empty(c, node)
     if job.queued is not None:
         slot = c.state.slots[job.queued]
@@ -284,7 +284,7 @@ def end(c: Cycle, job: Job) -> None:
 # ---- what it leaves behind -------------------------------------------------------------------------------------------
 
 
-def tidy(c: Cycle, job: Job) -> None:
+def tidy(c: Context, job: Job) -> None:
     """Have what is parked on old nodes discarded once it is of no use; and say so when nothing is left on one."""
     left = False
     for name in tuple(job.left):
@@ -294,17 +294,17 @@ def tidy(c: Cycle, job: Job) -> None:
             if kept.status in (StateStatus.PARKED, StateStatus.LOADED) and not is_of_use(c, job, kept):
                 issue(c, OrderKind.DISCARD, kept, None)
         gone = all(c.state.states[key].status is StateStatus.GONE for key in states_on(c, job, [name]))
-        if gone and not any(gpu.stain == job.id for gpu in node.gpus.values()):
+        if gone and not any(gpu.dirty_by == job.id for gpu in node.gpus.values()):
             c.fact(f.NodeLeft(c.now, job.id, name))
             drained_if_empty(c, node)
             left = True
     if not job.left:
-        settle(c, job)
+        end_placement_if_empty(c, job)
     if not job.left or (left and waits_with_its_state(job)):  # it may be placed where it had an older copy
         admit(c)
 
 
-def fall_back(c: Cycle, job: Job, order: Order, reason: str) -> bool:
+def fall_back(c: Context, job: Job, order: Order, reason: str) -> bool:
     """After a move, a load that fails loses nothing: the job waits for another place with what it has parked.
 
     Once for each move: a state that can be loaded nowhere has its job quarantined. Tells whether it does.
@@ -323,9 +323,9 @@ def fall_back(c: Cycle, job: Job, order: Order, reason: str) -> bool:
         take_away(c, slot, f.SlotFaulted(c.now, slot.id, reason))  # its job has asked for another meanwhile
     elif slot is not None and slot.status is SlotStatus.LOADING:
         c.fact(f.SlotRequeued(c.now, slot.id, reason))
-        c.soft.waits(job.owner, 1)
-        if slot.id in c.soft.detached:
-            c.soft.at(c.now, "detach", slot.id)
+        c.timers.waits(job.owner, 1)
+        if slot.id in c.timers.detached:
+            c.timers.at(c.now, "detach", slot.id)
     c.fact(f.JobUnplaced(c.now, job.id, reason, keeps=True))
     return True
 
@@ -333,7 +333,7 @@ def fall_back(c: Cycle, job: Job, order: Order, reason: str) -> bool:
 # ---- looking for moves -----------------------------------------------------------------------------------------------
 
 
-def regroup(c: Cycle, key: str) -> None:
+def regroup(c: Context, key: str) -> None:
     """One step of the policy's search; a move that it finds is planned, if the limits allow it."""
     del key
     if not are_on(c) or len(c.state.moving) >= c.config.moves_at_a_time:
@@ -345,13 +345,13 @@ def regroup(c: Cycle, key: str) -> None:
         if found is not None and not refused(c, found):
             plan(c, found)  # and what comes after it is asked anew
         else:
-            c.soft.at(c.now + STEP_MS, "regroup", "")
+            c.timers.at(c.now + STEP_MS, "regroup", "")
         return
     c.regrouping = None
-    look_for_moves(c, max(LOOK_AGAIN_MS, (c.now - c.soft.changed_at) // LOOK_AGAIN_PART))
+    look_for_moves(c, max(LOOK_AGAIN_MS, (c.now - c.timers.changed_at) // LOOK_AGAIN_PART))
 
 
-def plan(c: Cycle, move: Move) -> None:
+def plan(c: Context, move: Move) -> None:
     """Write the intention down: from now on what it needs there is the job's."""
     job, placed = c.state.jobs[move.job], move.placed
     group = placed.group or c.state.next_id("g")
@@ -361,7 +361,7 @@ def plan(c: Cycle, move: Move) -> None:
             job.id,
             group,
             placed.pins,
-            placed.wheel,
+            placed.schedule,
             move.why,
             placed.admission,
             placed.promised,
@@ -378,7 +378,7 @@ def plan(c: Cycle, move: Move) -> None:
     dispatch(c, group)  # its visits there are passed until it comes
 
 
-def refused(c: Cycle, move: Move, *, guarded: bool = False) -> str:
+def refused(c: Context, move: Move, *, guarded: bool = False) -> str:
     """Why a proposed move is not planned now; empty: it is. What the guard does is not limited in how often."""
     job = c.state.jobs.get(move.job)
     if job is None or job.status is not JobStatus.ADMITTED or job.move is not None or job.spec.movable is Movable.NO:
@@ -390,20 +390,20 @@ def refused(c: Cycle, move: Move, *, guarded: bool = False) -> str:
         return "the job sits there"
     again = None if job.moved_at is None else job.moved_at + c.config.move_every_ms
     if again is not None and c.now < again and not guarded:
-        c.soft.at(again, "regroup", job.id)
+        c.timers.at(again, "regroup", job.id)
         return f"the job was moved {(c.now - (job.moved_at or 0)) // 1000} s ago"
     return (
         _busy(c, job, placed)
         or _no_place(c, job, move)
         or cannot_leave(c, job, placed.pins)
         or _other_wheel(c, job, placed)
-        or out_of_reach(c, job, placed.pins)
+        or locality_violation(c, job, placed.pins)
         or _no_ram(c, job, placed)
         or over_its_nodes(c, job, placed)
     )
 
 
-def _busy(c: Cycle, job: Job, placed: Placed) -> str:
+def _busy(c: Context, job: Job, placed: Placed) -> str:
     """One move at a time in each group."""
     for name in c.state.moving:
         other = c.state.jobs[name]
@@ -412,7 +412,7 @@ def _busy(c: Cycle, job: Job, placed: Placed) -> str:
     return ""
 
 
-def _no_place(c: Cycle, job: Job, move: Move) -> str:
+def _no_place(c: Context, job: Job, move: Move) -> str:
     """The nodes are up, of the pools that it wants, and the target group's or nobody's."""
     placed = move.placed
     if placed.group is not None and placed.group not in c.state.groups:
@@ -434,7 +434,7 @@ def _no_place(c: Cycle, job: Job, move: Move) -> str:
 
 
 def _comes_back(
-    c: Cycle, job: Job, pins: Mapping[PoolName, tuple[NodeId, ...]], off: tuple[NodeId, ...], name: NodeId
+    c: Context, job: Job, pins: Mapping[PoolName, tuple[NodeId, ...]], off: tuple[NodeId, ...], name: NodeId
 ) -> bool:
     """Whether a job may go back to a node that it has not left altogether, with what is parked there.
 
@@ -448,21 +448,21 @@ def _comes_back(
         here = c.state.states.get(state_key(job.id, kept.pool, old or ""))
         if here is None or old not in off or here.order is not None or c.state.source_of(here) is not kept:
             return False
-    return bool(there) and not any(gpu.stain == job.id for gpu in c.state.nodes[name].gpus.values())
+    return bool(there) and not any(gpu.dirty_by == job.id for gpu in c.state.nodes[name].gpus.values())
 
 
-def _other_wheel(c: Cycle, job: Job, placed: Placed) -> str:
+def _other_wheel(c: Context, job: Job, placed: Placed) -> str:
     """The wheel has the phases that the group has, each as often as its plan has it, and the job's."""
     group = c.state.groups.get(placed.group or "")
-    there = {(visit.job, visit.phase) for visit in group.wheel if visit.job != job.id} if group else set()
-    planned = {(visit.job, visit.phase) for visit in placed.wheel if visit.job != job.id}
-    mine = {visit.phase for visit in placed.wheel if visit.job == job.id}
+    there = {(visit.job, visit.phase) for visit in group.schedule if visit.job != job.id} if group else set()
+    planned = {(visit.job, visit.phase) for visit in placed.schedule if visit.job != job.id}
+    mine = {visit.phase for visit in placed.schedule if visit.job == job.id}
     if there != planned or mine != {phase.name for phase in job.spec.phases}:
         return "the wheel is not the group's and the job's"
     return ""
 
 
-def _no_ram(c: Cycle, job: Job, placed: Placed) -> str:
+def _no_ram(c: Context, job: Job, placed: Placed) -> str:
     for host, more in _ram(c, job, placed):
         known = c.state.hosts[host]
         if known.reserved_mb + more > known.ram_mb:
@@ -470,7 +470,7 @@ def _no_ram(c: Cycle, job: Job, placed: Placed) -> str:
     return ""
 
 
-def _ram(c: Cycle, job: Job, placed: Placed) -> Iterator[tuple[str, int]]:
+def _ram(c: Context, job: Job, placed: Placed) -> Iterator[tuple[str, int]]:
     """The RAM that the job's states take on each host beyond what they have there already."""
     more: dict[str, int] = {}
     for kept in job.spec.states:
@@ -481,6 +481,6 @@ def _ram(c: Cycle, job: Job, placed: Placed) -> Iterator[tuple[str, int]]:
     yield from more.items()
 
 
-def look_again(c: Cycle, name: JobId) -> None:
+def look_again(c: Context, name: JobId) -> None:
     """A move's deadline: what follows every input looks at it."""
     del c, name

@@ -17,7 +17,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.context import Cycle
+from rollmuxd.core.context import Context
 from rollmuxd.core.estimates import credit_ms, has_left, phase_ms, recent_ms
 from rollmuxd.core.model import Dispatch, Group, GroupId, Job, JobStatus, Millis, Movable, PhaseSpec
 from rollmuxd.core.policy import Move, Replan
@@ -31,7 +31,7 @@ from rollmuxd.core.trial import trial_versions
 AGAIN_MS: Final = 60_000
 
 
-def watch(c: Cycle, job: Job) -> None:
+def watch(c: Context, job: Job) -> None:
     """An iteration has ended: see whether the job's phases take another time than plans reckon with."""
     if not c.config.drift or job.status is not JobStatus.ADMITTED or job.group is None:
         return
@@ -61,11 +61,11 @@ def watch(c: Cycle, job: Job) -> None:
         )
     )
     group = c.state.groups[job.group]
-    settle(c, group, job, f"phases of {job.spec.name} take another time than was planned", changed=True)
+    replan_group(c, group, job, f"phases of {job.spec.name} take another time than was planned", changed=True)
     admit(c)
 
 
-def follow(c: Cycle) -> bool:
+def follow(c: Context) -> bool:
     """After every input: who joins or leaves a group may end what is at risk there. Tells whether anything happened."""
     if not c.state.at_risk:
         c.settled.clear()
@@ -77,37 +77,37 @@ def follow(c: Cycle) -> bool:
         job = c.state.jobs[name]
         group = c.state.groups[job.group or ""]
         if c.settled.get(group.id) != group.version:
-            settle(c, group, job, "its members have changed")
+            replan_group(c, group, job, "its members have changed")
     return len(c.facts) > before
 
 
-def look_again(c: Cycle, group: GroupId) -> None:
+def look_again(c: Context, group: GroupId) -> None:
     """A deadline: promises of a group were at risk a while ago; what could not be done then may be done now."""
     known = c.state.groups.get(group)
     risky = None if known is None else next((name for name in known.jobs if name in c.state.at_risk), None)
     if known is not None and risky is not None:
-        settle(c, known, c.state.jobs[risky], "its promise was at risk")
+        replan_group(c, known, c.state.jobs[risky], "its promise was at risk")
 
 
-def settle(c: Cycle, group: Group, job: Job, why: str, *, changed: bool = False) -> None:
+def replan_group(c: Context, group: Group, job: Job, why: str, *, changed: bool = False) -> None:
     """Plan the group anew, on account of a member. Where neither times have changed nor plans do, nothing is said."""
     found = c.policy.replan(c.state, group.id)
     were = tuple(name for name in group.jobs if name in c.state.at_risk)
     are = tuple(name for name in group.jobs if name in found.at_risk)
-    if changed or found.wheel or are != were:
-        c.fact(f.GroupReplanned(c.now, group.id, job.id, found.period_ms, found.wheel, are, why))
+    if changed or found.schedule or are != were:
+        c.fact(f.GroupReplanned(c.now, group.id, job.id, found.period_ms, found.schedule, are, why))
     c.settled[group.id] = group.version
-    if found.wheel:
+    if found.schedule:
         dispatch(c, group.id)
     if are:
-        c.soft.at(c.now + max(AGAIN_MS, c.config.replan_every_ms), "relieve", group.id)
+        c.timers.at(c.now + max(AGAIN_MS, c.config.replan_every_ms), "relieve", group.id)
         relieve(c, group)
 
 
 # ---- somebody has to go ----------------------------------------------------------------------------------------------
 
 
-def relieve(c: Cycle, group: Group) -> None:
+def relieve(c: Context, group: Group) -> None:
     """Have a member moved without whom the others' promises hold: of those who can be moved, where it costs least.
 
     Not where jobs go by credit: there a plan is no promise, and whoever runs short is moved by the guard. Moving by
@@ -123,7 +123,7 @@ def relieve(c: Cycle, group: Group) -> None:
         plan(c, min(moves, key=lambda move: move.placed.cost_per_hour))
 
 
-def way_out(c: Cycle, group: Group, job: Job) -> Move | None:
+def way_out(c: Context, group: Group, job: Job) -> Move | None:
     """Where the job could go so that all promises hold, here and there; None: nowhere, or it is not to be moved."""
     if job.spec.movable is Movable.NO or job.status is not JobStatus.ADMITTED:
         return None
@@ -139,12 +139,12 @@ def way_out(c: Cycle, group: Group, job: Job) -> Move | None:
     return None if refused(c, move) else move
 
 
-def without(c: Cycle, group: Group, job: Job) -> Replan:
+def without(c: Context, group: Group, job: Job) -> Replan:
     """The group's plan if the job were not there."""
     rest = replace(
         group,
         jobs=[name for name in group.jobs if name != job.id],
-        wheel=[visit for visit in group.wheel if visit.job != job.id],
+        schedule=[visit for visit in group.schedule if visit.job != job.id],
         version=next(trial_versions),
     )
     return c.policy.replan(replace(c.state, groups={**c.state.groups, group.id: rest}), group.id)

@@ -12,36 +12,43 @@ from collections.abc import Mapping, Sequence
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core.context import Cycle
+from rollmuxd.core.context import Context
 from rollmuxd.core.model import Job, JobState, Millis, Node, OnLoss, StateStatus
-from rollmuxd.core.state import leaves_mb
+from rollmuxd.core.state import allowed_residual_mb
 from rollmuxd.core.steps.dispatch import dispatch
 from rollmuxd.core.steps.launch import kill
-from rollmuxd.core.steps.reclaim import clear_limit_mb, given_back, may_still_fill, quarantine, see_gpus, settle
+from rollmuxd.core.steps.reclaim import (
+    clean_limit_mb,
+    end_placement_if_empty,
+    given_back,
+    gpus_observed,
+    may_still_fill,
+    quarantine,
+)
 
 #: a state that leaves more than this part of itself (a quarter) was not parked
 A_STATE_ITSELF = 4
 
 
-def write_down(c: Cycle, kept: JobState, seen: Sequence[i.GpuSight]) -> None:
+def record_residual(c: Context, kept: JobState, seen: Sequence[i.GpuObservation]) -> None:
     """What a state has left, the first time that it was parked and its GPUs were seen clear."""
     node = c.state.nodes[kept.node]
-    if kept.status is not StateStatus.PARKED or kept.left_mb is not None or not seen:
+    if kept.status is not StateStatus.PARKED or kept.residual_mb is not None or not seen:
         return
-    if any(gpu.stain == kept.job for gpu in node.gpus.values()):
+    if any(gpu.dirty_by == kept.job for gpu in node.gpus.values()):
         return
-    limit = c.state.left_over_mb(node) + c.config.clear_tolerance_mb
+    limit = c.state.residual_mb_on(node) + c.config.clear_tolerance_mb
     # what others have not given back yet, and what is a stranger's, is none of its
-    free = [sight for sight in seen if (it := node.gpus[sight.gpu]).holder is None and it.stain is None]
+    free = [sight for sight in seen if (it := node.gpus[sight.gpu]).holder is None and it.dirty_by is None]
     used = [sight.used_mb for sight in free if sight.used_mb <= limit]
-    left = max(used, default=0) - c.state.left_over_mb(node, but_of=kept.job)
+    left = max(used, default=0) - c.state.residual_mb_on(node, but_of=kept.job)
     if left > 0:
-        c.fact(f.LeftOverSeen(c.now, kept.job, kept.pool, kept.node, left, leaves_mb(kept)))
+        c.fact(f.ResidualMemorySeen(c.now, kept.job, kept.pool, kept.node, left, allowed_residual_mb(kept)))
 
 
-def judge(c: Cycle, node: Node, sights: Mapping[str, i.GpuSight]) -> None:
+def judge(c: Context, node: Node, sights: Mapping[str, i.GpuObservation]) -> None:
     """Parked states that leave more than was agreed, once memory had the time that it takes to be given back."""
-    for name in dict.fromkeys(gpu.stain for gpu in node.gpus.values() if gpu.stain is not None):
+    for name in dict.fromkeys(gpu.dirty_by for gpu in node.gpus.values() if gpu.dirty_by is not None):
         job = c.state.jobs[name]
         states = _states(c, node, job)
         parked = [kept for kept in states if kept.status is StateStatus.PARKED]
@@ -53,21 +60,23 @@ def judge(c: Cycle, node: Node, sights: Mapping[str, i.GpuSight]) -> None:
             _judge_stateless(c, node, job, sights, node.unclear_since)
 
 
-def _judge(c: Cycle, node: Node, job: Job, kept: JobState, sights: Mapping[str, i.GpuSight], since: Millis) -> None:
+def _judge(
+    c: Context, node: Node, job: Job, kept: JobState, sights: Mapping[str, i.GpuObservation], since: Millis
+) -> None:
     worst = _worst(c, node, job, sights)
     if worst is None:
         return
     used = sights[worst].used_mb
-    agreed = leaves_mb(kept)
-    left = used - (c.state.left_over_mb(node) - agreed)
+    agreed = allowed_residual_mb(kept)
+    left = used - (c.state.residual_mb_on(node) - agreed)
     if left <= agreed + c.config.clear_tolerance_mb:
         return
     trouble = _why_not_let(c, node, job, kept, left, used)
     if trouble is not None and c.now - since < c.config.clear_limit_ms // 2:
         return  # what is not let may still go, and half of the time is left for it to be discarded
     if trouble is None:
-        c.fact(f.LeftOverSeen(c.now, job.id, kept.pool, node.id, left, agreed))
-        see_gpus(c, tuple(sights[gpu] for gpu in node.gpus))
+        c.fact(f.ResidualMemorySeen(c.now, job.id, kept.pool, node.id, left, agreed))
+        gpus_observed(c, tuple(sights[gpu] for gpu in node.gpus))
         return
     quarantine(
         c,
@@ -78,9 +87,9 @@ def _judge(c: Cycle, node: Node, job: Job, kept: JobState, sights: Mapping[str, 
     _has_gone(c, node, job)
 
 
-def _judge_stateless(c: Cycle, node: Node, job: Job, sights: Mapping[str, i.GpuSight], since: Millis) -> None:
+def _judge_stateless(c: Context, node: Node, job: Job, sights: Mapping[str, i.GpuObservation], since: Millis) -> None:
     worst = _worst(c, node, job, sights)
-    limit = clear_limit_mb(c, node)
+    limit = clean_limit_mb(c, node)
     if worst is None or sights[worst].used_mb <= limit or c.now - since < c.config.clear_limit_ms // 2:
         return
     quarantine(
@@ -92,21 +101,21 @@ def _judge_stateless(c: Cycle, node: Node, job: Job, sights: Mapping[str, i.GpuS
     _has_gone(c, node, job)
 
 
-def _has_gone(c: Cycle, node: Node, job: Job) -> None:
+def _has_gone(c: Context, node: Node, job: Job) -> None:
     """After a quarantine: end its process where that is ours to do, and let the others go on."""
     if job.spec.on_loss is OnLoss.KILL or job.launch is not None:
         c.do(kill(job))
-    settle(c, job)
+    end_placement_if_empty(c, job)
     dispatch(c, node.group)
 
 
-def _worst(c: Cycle, node: Node, job: Job, sights: Mapping[str, i.GpuSight]) -> str | None:
+def _worst(c: Context, node: Node, job: Job, sights: Mapping[str, i.GpuObservation]) -> str | None:
     """Of the GPUs that the job gave back and that were not seen clear since, the one with most on it."""
-    unclear = [gpu for gpu, known in node.gpus.items() if known.stain == job.id and given_back(c, known)]
+    unclear = [gpu for gpu, known in node.gpus.items() if known.dirty_by == job.id and given_back(c, known)]
     return max(unclear, key=lambda gpu: sights[gpu].used_mb, default=None)
 
 
-def _why_not_let(c: Cycle, node: Node, job: Job, kept: JobState, left_mb: int, used_mb: int) -> str | None:
+def _why_not_let(c: Context, node: Node, job: Job, kept: JobState, left_mb: int, used_mb: int) -> str | None:
     """What speaks against letting it leave so much: it may not have been parked at all, or another would not fit beside
     it. What is not known fits nowhere.
     """
@@ -121,11 +130,11 @@ def _why_not_let(c: Cycle, node: Node, job: Job, kept: JobState, left_mb: int, u
         name = c.state.jobs[other.job].spec.name
         if not node.gpu_mb or not other.spec.gpu_mb:
             return f"whether {name} fits beside that is not known (gpu_gb)"
-        there = leaves_mb(other) if other.status is not StateStatus.GONE else 0
+        there = allowed_residual_mb(other) if other.status is not StateStatus.GONE else 0
         if used_mb + other.spec.gpu_mb - there > node.gpu_mb:
             return f"{name} needs {other.spec.gpu_mb / 1000:g} GB of the GPU's {node.gpu_mb / 1000:g} GB"
     return None
 
 
-def _states(c: Cycle, node: Node, job: Job) -> list[JobState]:
+def _states(c: Context, node: Node, job: Job) -> list[JobState]:
     return [c.state.states[key] for key in node.states if c.state.states[key].job == job.id]

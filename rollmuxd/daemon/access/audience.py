@@ -32,7 +32,7 @@ def wanted(caller: Caller, *, job: JobId | None = None, audit: bool = False) -> 
     return frozenset({EVERYTHING} if caller.admin else {INVENTORY, ("owner", caller.owner)})
 
 
-class Belongs:
+class Audience:
     """Whose a fact is. Follows the facts it is shown, since the state forgets slots that are over."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ by its id: so no rule has to remember that, nor a policy that others have writte
 in facts, and of nodes and jobs) has names in it; there the places are known in which a sentence names a job.
 
 What people, drivers and backends have written is not to be taken for such a sentence: whoever can write one would be
-told whether there is a job of that name. So it comes in by :func:`own_words`.
+told whether there is a job of that name. So it comes in by :func:`sanitize`.
 """
 
 import re
@@ -15,7 +15,7 @@ from typing import Final, TypeVar, cast
 
 from msgspec.structs import replace
 
-from rollmuxd.core.context import Cycle
+from rollmuxd.core.context import Context
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.model import Job, JobId, Millis, NodeId, Session, SessionId, SlotId
@@ -61,7 +61,7 @@ class OwnersOfJobs:
         return self._found
 
 
-class Told:
+class Visibility:
     """What one caller may be told of the scheduler's state, at this moment."""
 
     def __init__(
@@ -146,8 +146,8 @@ class Told:
         core, state = self.core, self.core.state
         jobs = cast("dict[JobId, Job]", _Shown(state.jobs, self._shown))
         sessions = cast("dict[SessionId, Session]", _Shown(state.sessions, self._shown_session))
-        cycle = Cycle(core.config, core.policy, replace(state, jobs=jobs, sessions=sessions))
-        cycle.soft = core.soft
+        cycle = Context(core.config, core.policy, replace(state, jobs=jobs, sessions=sessions))
+        cycle.timers = core.timers
         return Explainer(cycle)
 
     def _shown(self, job: Job) -> Job:
@@ -204,7 +204,7 @@ class Told:
         return named
 
 
-def own_words(text: str) -> str:
+def sanitize(text: str) -> str:
     """What others than the core have written, so that it is not taken for the core's: with a space more, if need be."""
     return _MARKS.sub(lambda found: found[0].replace(" ", "  "), text)
 

@@ -24,8 +24,8 @@ from rollmuxd.core.effects import Effect, Kill, Launch, Observe, Perform, Probe
 from rollmuxd.core.facts import Fact, SlotGranted, StateSeen
 from rollmuxd.core.inputs import (
     Audit,
-    GpuSight,
-    HostSeen,
+    GpuObservation,
+    HostObserved,
     HostUnreachable,
     Input,
     Launched,
@@ -55,19 +55,19 @@ from rollmuxd.core.model import (
 from rollmuxd.core.order import find_phase
 from rollmuxd.core.state import State, state_key
 from rollmuxd.daemon.hosts.cuda_env import visible
-from rollmuxd.daemon.hosts.gpu_identity import Identities
+from rollmuxd.daemon.hosts.gpu_identity import GpuIdentities
 from rollmuxd.daemon.hosts.plugin_calls import STOPS_S, ask, checked, said, text
 from rollmuxd.spi import (
     Backend,
     ContactLost,
     KeepsOutput,
     NotDone,
+    Observation,
     Output,
     Probed,
     Process,
     ProcessOrder,
     Residency,
-    Sight,
     StartsProcesses,
     StateOrder,
 )
@@ -135,7 +135,7 @@ class Actuator:
         self._environment = dict(environment or {})
         #: the last sight of each GPU
         self.seen: dict[GpuId, Seen] = {}
-        self._identities = Identities()
+        self._identities = GpuIdentities()
         self._tasks: TaskGroup | None = None
         #: told before this runs, performed when it does
         self._early: list[Effect] = []
@@ -200,7 +200,7 @@ class Actuator:
                 case _:
                     assert_never(effect)
 
-    async def sight(self, host: HostId, gpus: Collection[GpuId]) -> tuple[GpuSight, ...]:
+    async def sight(self, host: HostId, gpus: Collection[GpuId]) -> tuple[GpuObservation, ...]:
         """What the backend sees on these GPUs now; nothing where it cannot say soon. Unknown is never free."""
         return await self._look(host, gpus, SIGHT_S)
 
@@ -357,13 +357,13 @@ class Actuator:
             backend=self._backends[host.backend],
             stamp=order.stamp,
             issued_at=order.issued_at,
-            beside_mb=state.left_over_mb(node, but_of=job.id),
+            beside_mb=state.residual_mb_on(node, but_of=job.id),
             phase=slot.phase if slot is not None else self._phases.get((job.id, order.pool), ""),
         )
 
     # ---- looking ---------------------------------------------------------------------------------------------------
 
-    async def _look(self, host: HostId, gpus: Collection[GpuId], limit_s: float) -> tuple[GpuSight, ...]:
+    async def _look(self, host: HostId, gpus: Collection[GpuId], limit_s: float) -> tuple[GpuObservation, ...]:
         """What is on these GPUs; nothing unless it is known of all of them."""
         known = self._state().hosts.get(host)
         backend = None if known is None else self._backends.get(known.backend)
@@ -388,11 +388,11 @@ class Actuator:
         finally:
             del self._looking[host]
 
-    async def _after(self, told: StateOrder) -> tuple[GpuSight, ...]:
+    async def _after(self, told: StateOrder) -> tuple[GpuObservation, ...]:
         """What is on the GPUs after an order. A load lets go of none, and its slot waits for its word."""
         return () if told.kind is OrderKind.LOAD else await self._look(told.host, told.gpus, LOOK_S)
 
-    async def _seen(self, host: HostId) -> HostSeen | HostUnreachable:
+    async def _seen(self, host: HostId) -> HostObserved | HostUnreachable:
         known = self._state().hosts.get(host)
         backend = None if known is None else self._backends.get(known.backend)
         if backend is None:
@@ -404,12 +404,14 @@ class Actuator:
             if not isinstance(error, ContactLost | TimeoutError):
                 log.warning("backend_crashed", host=host, exc_info=True)
             return HostUnreachable(host, said(error))
-        return HostSeen(host, sight.gpus, sight.boot_id, since, dict(sight.unread))
+        return HostObserved(host, sight.gpus, sight.boot_id, since, dict(sight.unread))
 
-    async def _sighted(self, backend: Backend, host: HostId, limit_s: float) -> Sight:
+    async def _sighted(self, backend: Backend, host: HostId, limit_s: float) -> Observation:
         """What the backend sees, if it can be and its GPUs are nobody else's as well. Raises ContactLost."""
         sight = checked(
-            await ask(limit_s, backend.observe(host), purpose=f"observe {host}"), Sight, "what the backend has seen"
+            await ask(limit_s, backend.observe(host), purpose=f"observe {host}"),
+            Observation,
+            "what the backend has seen",
         )
         seen = [gpu.gpu for gpu in sight.gpus]
         if len(seen) > len(set(seen)) or any(gpu.used_mb < 0 for gpu in sight.gpus):
@@ -420,7 +422,7 @@ class Actuator:
         self._remember(sight)
         return sight
 
-    def _remember(self, sight: Sight) -> None:
+    def _remember(self, sight: Observation) -> None:
         at = self._now()
         for gpu in sight.gpus:
             self.seen[gpu.gpu] = Seen(gpu.used_mb, gpu.processes, at)

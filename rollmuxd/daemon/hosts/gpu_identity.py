@@ -3,17 +3,17 @@
 from collections.abc import Collection
 
 from rollmuxd.core.model import GpuId, HostId
-from rollmuxd.spi import ContactLost, Sight
+from rollmuxd.spi import ContactLost, Observation
 
 
-class Identities:
+class GpuIdentities:
     """Of each GPU that is configured, the id under which it was seen first. A second one is refused, never used."""
 
     def __init__(self) -> None:
         self._names: dict[GpuId, str] = {}
         self._ids: dict[str, GpuId] = {}
 
-    def check(self, host: HostId, sight: Sight, configured: Collection[GpuId]) -> None:
+    def check(self, host: HostId, sight: Observation, configured: Collection[GpuId]) -> None:
         """Note what a sight says of the configured GPUs among its own.
 
         Raises:

@@ -13,7 +13,7 @@ import anyio
 import msgspec
 import structlog
 
-from rollmuxd.daemon.access.visibility import own_words
+from rollmuxd.daemon.access.visibility import sanitize
 from rollmuxd.spi import ContactLost, NotDone
 
 T = TypeVar("T")
@@ -137,4 +137,4 @@ def said(error: BaseException) -> str:
 def text(words: str) -> str:
     """Words that can be written down (file names may hold bytes that are no text), are no book, and not the core's."""
     kept = words if len(words) <= TEXT_KEPT else f"{words[:TEXT_KEPT]} [...]"
-    return own_words(kept.encode(errors="backslashreplace").decode())
+    return sanitize(kept.encode(errors="backslashreplace").decode())

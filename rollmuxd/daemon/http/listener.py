@@ -65,7 +65,7 @@ class Places:
             self._by_whom[whom] = left
 
 
-class Door:
+class Listener:
     """One listening socket. It is closed like a server of asyncio's, for which uvicorn takes it."""
 
     def __init__(

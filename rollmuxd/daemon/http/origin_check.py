@@ -13,7 +13,7 @@ ALWAYS: Final = ("localhost", "rollmuxd", "rollmux")
 _HOST: Final = re.compile(r"(?:\[([^\[\]]*)\]|([^\[\]:]*))(?::\d*)?")
 
 
-class Sites:
+class OriginCheck:
     """The names under which this daemon is heard without a key.
 
     A browser tells by name which site a page is of. Whoever owns a name can have it lead here once his page is loaded

@@ -44,7 +44,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import PEER_EXTENSION, Caller, FailedLogins, Gate, NotKnown, Peer, Rates
 from rollmuxd.daemon.access.keys import Role
-from rollmuxd.daemon.access.visibility import Told, own_words
+from rollmuxd.daemon.access.visibility import Visibility, sanitize
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.limits import (
     LONG,
@@ -56,9 +56,9 @@ from rollmuxd.daemon.http.limits import (
     coming_bodies,
     unread_answers,
 )
-from rollmuxd.daemon.http.origin_check import Sites
+from rollmuxd.daemon.http.origin_check import OriginCheck
 from rollmuxd.daemon.http.problems import Refusal, problem_of
-from rollmuxd.daemon.http.wait_reasons import WhyJobsWait
+from rollmuxd.daemon.http.wait_reasons import WaitReasons
 from rollmuxd.daemon.logs import Seldom
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
@@ -143,11 +143,11 @@ class Shared:
     rates: Rates | None
     calls_per_s: float
     #: under which names it is heard without a key
-    sites: Sites
+    sites: OriginCheck
     #: whether a failure is logged: each is a page, and somebody may know how to have it again
     failures: Seldom = field(default_factory=Seldom)
     #: why waiting jobs wait
-    why: WhyJobsWait = field(default_factory=WhyJobsWait)
+    why: WaitReasons = field(default_factory=WaitReasons)
     #: plans and explanations that are made now
     questions: Questions = field(default_factory=Questions)
     #: pages of facts that are made now
@@ -189,9 +189,9 @@ class Call:
         """Ask the core something; answered when all that was seen is durable."""
         return await self.shared.services.driver.read(question)
 
-    def told(self, core: Scheduler) -> Told:
+    def told(self, core: Scheduler) -> Visibility:
         """What this caller may be told of how things are."""
-        return Told(core, self.caller.may_read_of, self.services.driver.configured, self.services.owners)
+        return Visibility(core, self.caller.may_read_of, self.services.driver.configured, self.services.owners)
 
     async def act_on(self, find: Callable[..., T], ref: str) -> T:
         """The job, slot or session that the caller wants to do something with; refuses who may not.
@@ -379,7 +379,7 @@ class Endpoint:
     def _written(self, body: Struct) -> Struct:
         """A body in which what the caller has put in words is not taken for words of ours."""
         given = {name: getattr(body, name) for name in self.words}
-        own = {name: own_words(text) for name, text in given.items()}
+        own = {name: sanitize(text) for name, text in given.items()}
         return body if own == given else replace(body, **own)
 
 

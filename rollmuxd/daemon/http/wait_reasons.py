@@ -4,21 +4,21 @@ from typing import Final
 
 from rollmuxd.core.context import PLACED
 from rollmuxd.core.model import Job, JobStatus, Millis
-from rollmuxd.daemon.access.visibility import Told
+from rollmuxd.daemon.access.visibility import Visibility
 
 #: kinds of jobs that a page has thought about; at a millisecond each, what the loop can be held up by. Who waits for
 #: its turn is a kind by itself
 THOUGHTS: Final = 50
 
 
-class WhyJobsWait:
+class WaitReasons:
     """Remembers, for as long as nothing happens, why jobs of one shape wait: most of a queue is alike."""
 
     def __init__(self) -> None:
         self._as_of: tuple[int, Millis] = (-1, -1)
         self._known: dict[object, str] = {}
 
-    def first(self, told: Told, jobs: list[Job], seq: int, now: Millis, *, turns: bool) -> dict[str, str]:
+    def first(self, told: Visibility, jobs: list[Job], seq: int, now: Millis, *, turns: bool) -> dict[str, str]:
         """The first reason of each of these jobs that waits, by job; none of those for which there was no time.
 
         ``seq`` is the number of the last fact: while it stays, so do the reasons. ``turns``: also of those that have

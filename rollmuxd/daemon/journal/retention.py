@@ -1,7 +1,7 @@
 """Keeps the journal small: closes the books of each day, and deletes facts that are old.
 
 A day here is a day of UTC. The table ``days`` has a row for each: ``state`` is the state at the day's beginning, after
-fact ``seq``; ``books`` is what was booked in it (:class:`~rollmuxd.daemon.usage.ledger.Books`), once it is over.
+fact ``seq``; ``books`` is what was booked in it (:class:`~rollmuxd.daemon.usage.ledger.DailyUsage`), once it is over.
 
 - *Booking* folds the facts of a day that is over into its books. So a report adds up days, and folds facts only where
   its span begins or ends within one.
@@ -39,7 +39,7 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon.journal import file
 from rollmuxd.daemon.journal.file import JournalDamaged, JournalFailed, JournalRefused, connect, rows_after
 from rollmuxd.daemon.journal.store import Journal
-from rollmuxd.daemon.usage.ledger import Ledger
+from rollmuxd.daemon.usage.ledger import UsageLedger
 
 T = TypeVar("T")
 log = structlog.get_logger("rollmuxd.journal")
@@ -78,7 +78,7 @@ class Keep(NamedTuple):
     audit_days: int
 
 
-class Tended(Struct, frozen=True):
+class RetentionRun(Struct, frozen=True):
     """What was done."""
 
     #: days whose books were closed
@@ -94,7 +94,7 @@ class Tended(Struct, frozen=True):
 Write = Callable[[Callable[[sqlite3.Connection], Any]], Any]
 
 
-class Care:
+class Retention:
     """Books, cuts and sweeps one journal. Blocks: it belongs into a thread, or into a command.
 
     ``write`` runs something in a transaction of the journal's writer. ``pause`` is called between two batches; what it
@@ -116,7 +116,7 @@ class Care:
         self._pause = pause
         self._on_cut = on_cut
 
-    def tend(self, now: Millis, durable: int) -> Tended:
+    def tend(self, now: Millis, durable: int) -> RetentionRun:
         """Do what there is to do. All facts up to ``durable`` are from before ``now``, and all others from after it.
 
         Raises:
@@ -127,16 +127,16 @@ class Care:
         except JournalDamaged as error:
             raise JournalDamaged(error.path, error.what, REMEDY) from error
 
-    def _tend(self, now: Millis, durable: int) -> Tended:
+    def _tend(self, now: Millis, durable: int) -> RetentionRun:
         with closing(connect(self._path, readonly=True)) as connection:
             before = _size(connection)
             booked = self._book(connection, now, durable)
             day = self._day_to_cut(connection, now)
             if day is not None:
                 self._cut(connection, day)
-            cut = self._sweep(connection, now)
+            cut = self._vacuum(connection, now)
             first = file.cut_of(connection) + 1
-            return Tended(booked, cut, first, before, _size(connection))
+            return RetentionRun(booked, cut, first, before, _size(connection))
 
     def _write(self, operation: Callable[[sqlite3.Connection], T]) -> T:
         result: T = self._write_now(operation)
@@ -153,7 +153,7 @@ class Care:
         first, last, state = begun
         day = first
         while (day + 1) * DAY <= now:
-            ledger = Ledger(since=day * DAY, until=(day + 1) * DAY, state=state)
+            ledger = UsageLedger(since=day * DAY, until=(day + 1) * DAY, state=state)
             last = self._fold(connection, ledger, last, durable)
             books, _ = ledger.close(now)
             closed = compress(msgspec.json.encode(books.without_zeros()))
@@ -174,7 +174,7 @@ class Care:
         self._write(partial(_open_day, day, 0, msgspec.json.encode(State())))
         return day, 0, State()
 
-    def _fold(self, connection: sqlite3.Connection, ledger: Ledger, last: int, durable: int) -> int:
+    def _fold(self, connection: sqlite3.Connection, ledger: UsageLedger, last: int, durable: int) -> int:
         """Book facts until the ledger has enough; the last one that it took."""
         # Batches, and no cursor that stays open: it would keep the log from being folded into the file.
         while last < durable:
@@ -223,10 +223,10 @@ class Care:
 
     # ---- sweeping --------------------------------------------------------------------------------------------------
 
-    def _sweep(self, connection: sqlite3.Connection, now: Millis) -> int:
+    def _vacuum(self, connection: sqlite3.Connection, now: Millis) -> int:
         """Delete what is cut off, and give pages back."""
         cut, swept = file.cut_of(connection), 0
-        while count := self._write(partial(_sweep_some, cut)) if self._left(connection, cut) else 0:
+        while count := self._write(partial(_vacuum_some, cut)) if self._left(connection, cut) else 0:
             swept += count
         old = now - self._keep.audit_days * DAY
         if connection.execute("SELECT 1 FROM kept WHERE at < ? LIMIT 1", (old,)).fetchone():
@@ -271,7 +271,7 @@ def checksum(packed: bytes) -> int | None:
         return None
 
 
-def _sweep_some(cut: int, connection: sqlite3.Connection) -> int:
+def _vacuum_some(cut: int, connection: sqlite3.Connection) -> int:
     """Some of the rows up to the cut: the lasting ones to ``kept``, then all of them go."""
     rows = connection.execute("SELECT seq FROM facts WHERE seq <= ? ORDER BY seq LIMIT ?", (cut, SWEPT)).fetchall()
     if not rows:
@@ -308,7 +308,7 @@ def date_of(day: int) -> str:
 # ---- in the daemon ---------------------------------------------------------------------------------------------------
 
 
-class Keeper:
+class RetentionTask:
     """Tends the journal of a running daemon, now and then. ``settled`` tells the time, and the last fact before it."""
 
     def __init__(self, journal: Journal, keep: Keep, settled: Callable[[], Any]) -> None:
@@ -332,7 +332,7 @@ class Keeper:
                 log.exception("journal_not_tended")
             await anyio.sleep(EVERY_S)
 
-    async def tend(self) -> Tended:
+    async def tend(self) -> RetentionRun:
         """Now. Raises JournalError, or Unavailable."""
         try:
             async with self._busy:
@@ -343,7 +343,7 @@ class Keeper:
         self.trouble = ""
         return done
 
-    async def _tend(self) -> Tended:
+    async def _tend(self) -> RetentionRun:
         journal = self._journal
         if journal.tight:
             raise JournalFailed(f"{journal.path}: the disk is full: first there must be room again")
@@ -367,7 +367,7 @@ class Keeper:
         def write(operation: Callable[[sqlite3.Connection], T]) -> T:
             return anyio.from_thread.run(operate, operation)
 
-        care = Care(journal.path, self._keep, write, pause=pause, on_cut=journal.begins_with)
+        care = Retention(journal.path, self._keep, write, pause=pause, on_cut=journal.begins_with)
         try:
             done = await anyio.to_thread.run_sync(partial(care.tend, now, durable))
         finally:
@@ -377,7 +377,7 @@ class Keeper:
         return done
 
 
-def compact(state_dir: Path, keep: Keep) -> Tended:
+def compact(state_dir: Path, keep: Keep) -> RetentionRun:
     """The same for a journal that no daemon uses.
 
     Raises:
@@ -408,7 +408,7 @@ def compact(state_dir: Path, keep: Keep) -> Tended:
 
             # A daemon that starts goes on no earlier than its last fact, whatever the clock says.
             now = max(int(time.time() * 1000), at[0] if at else 0)
-            return Care(path, keep, write).tend(now, last)
+            return Retention(path, keep, write).tend(now, last)
     except sqlite3.Error as error:
         raise file.unreadable(path, "it", error) from error
     finally:

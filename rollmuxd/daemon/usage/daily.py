@@ -1,8 +1,9 @@
 """What was booked in a span of time: days that are over from their books, today from books kept as it goes.
 
-The fold is the same everywhere (:class:`~rollmuxd.daemon.usage.ledger.Ledger`). :class:`Today` does it early: facts
-are put aside when they are durable, and booked a moment later, some at a time. So a report of whole days and of today
-costs what its rows cost, however many facts there are; only where a span begins or ends within a day are facts read.
+The fold is the same everywhere (:class:`~rollmuxd.daemon.usage.ledger.UsageLedger`). :class:`LiveUsage` does it early:
+facts are put aside when they are durable, and booked a moment later, some at a time. So a report of whole days and of
+today costs what its rows cost, however many facts there are; only where a span begins or ends within a day are facts
+read.
 """
 
 import sqlite3
@@ -25,7 +26,7 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon.journal.file import JournalDamaged, JournalError
 from rollmuxd.daemon.journal.retention import BATCH, DAY, date_of, state_of
 from rollmuxd.daemon.journal.store import Day, Journal, Unreadable
-from rollmuxd.daemon.usage.ledger import Books, Ledger
+from rollmuxd.daemon.usage.ledger import DailyUsage, UsageLedger
 from rollmuxd.daemon.writer import Unavailable
 
 log = structlog.get_logger("rollmuxd.journal")
@@ -54,7 +55,7 @@ class FactsGone(Exception):
         self.first = first
 
 
-class Today:
+class LiveUsage:
     """The books of the day that is on. A sink of the driver's; used from one event loop.
 
     ``settled`` is asked when the day's facts have to be read from the journal: at the start, and after the writer has
@@ -69,7 +70,7 @@ class Today:
         #: how often the writer has begun: what was read before is then worth nothing
         self._life = 0
         self._state = State()
-        self._ledger: Ledger | None = None
+        self._ledger: UsageLedger | None = None
         self._day = 0
         #: the last fact that was booked
         self._seq = 0
@@ -79,7 +80,7 @@ class Today:
         #: the day of the journal's first fact, if that was today when it was read
         self.first_day: int | None = None
         #: days that are over
-        self.over: dict[int, Books] = {}
+        self.over: dict[int, DailyUsage] = {}
 
     def begin(self, _: State) -> None:
         """The writer has begun (again): what is in the journal counts."""
@@ -105,7 +106,7 @@ class Today:
             await self._news.wait()
             await anyio.sleep(EVERY_S)
 
-    async def books(self, now: Millis) -> Books:
+    async def books(self, now: Millis) -> DailyUsage:
         """What was booked today until ``now``, of all facts that were told; a copy.
 
         Raises:
@@ -153,7 +154,7 @@ class Today:
         if len(self.over) > REMEMBERED:
             del self.over[min(self.over)]
         self._day += 1
-        self._ledger = Ledger(since=self._day * DAY, until=self._end, state=self._state)
+        self._ledger = UsageLedger(since=self._day * DAY, until=self._end, state=self._state)
         for seq in self.over[self._day - 1].unreadable:  # its state still lacks what they said
             self._ledger.miss(seq)
 
@@ -169,7 +170,7 @@ class Today:
                 first = await self._journal.read(0, 1)
                 day = now // DAY
                 begun = await _begin(self._journal, days, day)
-                ledger = Ledger(since=day * DAY, until=(day + 1) * DAY, state=begun.state)
+                ledger = UsageLedger(since=day * DAY, until=(day + 1) * DAY, state=begun.state)
                 seq = await _fold(self._journal, ledger, begun.seq, durable, pause_s)
             except BaseException:
                 if life == self._life:
@@ -189,15 +190,15 @@ class Today:
         self.over.clear()
 
 
-async def reckon(
+async def compute_usage(
     journal: Journal,
     *,
     since: Millis | None,
     until: Millis | None,
     now: Millis,
     durable: int,
-    today: Today | None = None,
-) -> tuple[Books, Millis]:
+    today: LiveUsage | None = None,
+) -> tuple[DailyUsage, Millis]:
     """What was booked from ``since`` (or the beginning) until ``until`` (or now), and the end of that span.
 
     ``today``, where it is kept, has been told of all facts up to ``durable``.
@@ -213,12 +214,14 @@ async def reckon(
     days = {day.day: day for day in await journal.days()}
     first = min(days, default=(today.first_day if today is not None else None) or 0) * DAY
     at = first if since is None else max(since, first)
-    total = Books()
+    total = DailyUsage()
     while at < end:
         number = at // DAY
         day, ends = days.get(number), (number + 1) * DAY
         whole = at == number * DAY
-        booked = await _books(journal, number) if whole and ends <= end and day is not None and day.booked else None
+        booked = (
+            await _stored_usage(journal, number) if whole and ends <= end and day is not None and day.booked else None
+        )
         if booked is not None:
             total.add(booked)
             at = ends
@@ -232,18 +235,18 @@ async def reckon(
             last = number + 1 not in days
             stop = end if last else min(end, ends)
             begun = await _begin(journal, days, number)
-            ledger = Ledger(since=at, until=None if last and until is None else stop, state=begun.state)
+            ledger = UsageLedger(since=at, until=None if last and until is None else stop, state=begun.state)
             await _fold(journal, ledger, begun.seq, durable)
             total.add(ledger.close(now)[0])
             at = stop
     return total, max(end, 0)
 
 
-async def _books(journal: Journal, day: int) -> Books | None:
+async def _stored_usage(journal: Journal, day: int) -> DailyUsage | None:
     """What was booked of a day; None: it is damaged."""
     packed = (await journal.day(day)).books
     try:
-        return msgspec.json.decode(decompress(packed or b""), type=Books)
+        return msgspec.json.decode(decompress(packed or b""), type=DailyUsage)
     except (zlib_error, msgspec.MsgspecError):
         return None
 
@@ -267,7 +270,7 @@ async def _begin(journal: Journal, days: dict[int, Day], number: int) -> _Begun:
     return _Begun(State(), 0)
 
 
-async def _fold(journal: Journal, ledger: Ledger, after: int, durable: int, pause_s: float = 0) -> int:
+async def _fold(journal: Journal, ledger: UsageLedger, after: int, durable: int, pause_s: float = 0) -> int:
     """Show a ledger the facts that follow, until it has enough; the last one that it took."""
     while after < durable:
         batch = await journal.read(after, BATCH)
@@ -282,7 +285,7 @@ async def _fold(journal: Journal, ledger: Ledger, after: int, durable: int, paus
     return after
 
 
-def _see(ledger: Ledger, batch: Sequence[tuple[int, AnyFact | Unreadable]], durable: int) -> int:
+def _see(ledger: UsageLedger, batch: Sequence[tuple[int, AnyFact | Unreadable]], durable: int) -> int:
     """Show facts to a ledger; the last one that it took, 0: none."""
     taken = 0
     for seq, fact in batch:

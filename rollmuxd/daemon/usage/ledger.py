@@ -125,7 +125,7 @@ class _Pool:
 
 
 @dataclass(slots=True)
-class Books:
+class DailyUsage:
     """What was booked in one span of time, or in several."""
 
     work: dict[JobId, _Work] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class Books:
     #: facts of the span that are damaged: what follows from them is left out
     unreadable: list[int] = field(default_factory=list)
 
-    def add(self, later: "Books") -> None:
+    def add(self, later: "DailyUsage") -> None:
         """Add the books of a span that comes later."""
         for job, of_job in later.work.items():
             mine = self.work.setdefault(job, _Work(job, of_job.owner, of_job.name))
@@ -152,9 +152,9 @@ class Books:
             self.groups.setdefault(group, _Shared()).add(shared)
         self.unreadable += later.unreadable
 
-    def copy(self) -> "Books":
+    def copy(self) -> "DailyUsage":
         """The same, which nobody goes on with."""
-        return Books(
+        return DailyUsage(
             {job: replace(book) for job, book in self.work.items()},
             {name: replace(pool) for name, pool in self.pools.items()},
             {
@@ -164,10 +164,10 @@ class Books:
             list(self.unreadable),
         )
 
-    def without_zeros(self) -> "Books":
+    def without_zeros(self) -> "DailyUsage":
         """The same, less the jobs that nothing was booked for."""
         said = {job: book for job, book in self.work.items() if any(getattr(book, name) for name in _SUMS)}
-        return Books(said, self.pools, self.groups)
+        return DailyUsage(said, self.pools, self.groups)
 
     def charges(self) -> dict[JobId, "Charge"]:
         """What each job is charged with."""
@@ -244,14 +244,14 @@ class _Use:
     used: dict[JobId, int] = field(default_factory=dict)
 
 
-class Ledger:
+class UsageLedger:
     """Books facts. ``state`` is what was before the first of them (of a snapshot), if anything was."""
 
     def __init__(self, *, since: Millis = 0, until: Millis | None = None, state: State | None = None) -> None:
         self.since = since
         self.until = until
         self._state = State() if state is None else state
-        self._books = Books()
+        self._books = DailyUsage()
         self._work, self._pools, self._groups = self._books.work, self._books.pools, self._books.groups
         self._uses: dict[NodeId, _Use] = {}
         #: when the books were last closed: what goes on since before is booked until then
@@ -453,7 +453,7 @@ class Ledger:
 
     # ---- the report --------------------------------------------------------------------------------------------------
 
-    def close(self, now: Millis | None = None) -> tuple[Books, Millis]:
+    def close(self, now: Millis | None = None) -> tuple[DailyUsage, Millis]:
         """The books, with all that goes on booked as well; and the time until which it is.
 
         That is ``until``, or ``now`` where that is earlier; without either, the last fact. Facts from later on may

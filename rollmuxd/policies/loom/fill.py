@@ -6,7 +6,7 @@ from itertools import combinations, islice, permutations
 from typing import Final, TypeAlias
 
 from rollmuxd.core.model import Millis
-from rollmuxd.policies.loom.model import Room
+from rollmuxd.policies.loom.model import PoolCapacity
 
 #: orders of a turn that are tried: where jobs go round several times, and in round robin on several nodes
 SPREADS: Final = 3
@@ -33,7 +33,7 @@ class Filling:
 
     def __init__(
         self,
-        room: Room,
+        room: PoolCapacity,
         kept: Sequence[tuple[int, int, int]],
         widths: Sequence[int],
         loads: Sequence[Millis],

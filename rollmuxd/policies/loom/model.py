@@ -9,12 +9,12 @@ from msgspec import Struct
 from rollmuxd.core.model import JobId, Millis, NodeId, PoolName
 
 #: numbers of a job's nodes, by pool
-Seats: TypeAlias = Mapping[PoolName, tuple[int, ...]]
+Assignment: TypeAlias = Mapping[PoolName, tuple[int, ...]]
 #: names of them
 Pins: TypeAlias = Mapping[PoolName, tuple[NodeId, ...]]
 
 
-class Need(Struct, frozen=True):
+class JobDemand(Struct, frozen=True):
     """A job, as planning looks at it."""
 
     job: JobId
@@ -35,7 +35,7 @@ class Need(Struct, frozen=True):
         return sum(took for pools, took, _ in self.phases if pool in pools)
 
 
-class Room(Struct, frozen=True):
+class PoolCapacity(Struct, frozen=True):
     """A pool, as planning looks at it: what a node of it costs, has, and how many may be taken."""
 
     #: per hour, as scarce as it is now; and as it would be if it were bought: by this progress is measured
@@ -50,7 +50,7 @@ class Room(Struct, frozen=True):
 class Plan(Struct, frozen=True):
     """How a set of jobs runs as one group."""
 
-    needs: tuple[Need, ...]
+    needs: tuple[JobDemand, ...]
     #: by job and pool: numbers of nodes
     seats: tuple[dict[PoolName, tuple[int, ...]], ...]
     #: nodes per pool

@@ -25,8 +25,8 @@ from typing import Final, TypeAlias, TypeVar
 
 from rollmuxd.core.model import Millis, PoolName
 from rollmuxd.policies.loom.fill import Filled, Filling, orders
-from rollmuxd.policies.loom.model import Need, Pins, Plan, Room, Seats, numbered
-from rollmuxd.policies.schedule import Step, pipelined, settles, settles_narrow, spanning
+from rollmuxd.policies.loom.model import Assignment, JobDemand, Pins, Plan, PoolCapacity, numbered
+from rollmuxd.policies.schedule import Step, is_feasible, is_feasible_narrow, pipelined, spanning
 
 #: iterations of one job in a turn, and of all of them, at most (more is hardly ever of use: research 2.2)
 MOST_ROUNDS, MOST_TOKENS = 8, 24
@@ -69,21 +69,26 @@ class Planner:
     """
 
     def __init__(
-        self, rooms: Mapping[PoolName, Room], *, mu: float = 0.0, rounds: int = MOST_ROUNDS, dearest: PoolName = ""
+        self,
+        rooms: Mapping[PoolName, PoolCapacity],
+        *,
+        mu: float = 0.0,
+        rounds: int = MOST_ROUNDS,
+        dearest: PoolName = "",
     ) -> None:
         self.rooms, self.mu, self.rounds = rooms, max(mu, TIE), rounds
         #: how exactly periods are known in the search: to so many parts; where only dollars count it hardly matters
         self.grain = 8 if mu <= TIE else 256
         self.dearest = dearest or max(rooms, key=lambda pool: rooms[pool].worth, default="")
         #: jobs by number; one whose times or bound have changed gets another
-        self.needs: list[Need] = []
-        self._numbers: dict[Need, int] = {}
+        self.needs: list[JobDemand] = []
+        self._numbers: dict[JobDemand, int] = {}
         self._known: dict[tuple[int, ...], Plan | None] = {}
         self._least: list[tuple[float, tuple[float, ...], float]] = []
         #: rates and candidates that were tried so far: a measure of its work, the same on every machine
         self.tried = 0
 
-    def number(self, need: Need) -> int:
+    def number(self, need: JobDemand) -> int:
         """The job's number, by which sets are remembered."""
         known = self._numbers.get(need)
         if known is None:
@@ -94,11 +99,11 @@ class Planner:
 
     # ---- what is known without planning ------------------------------------------------------------------------------
 
-    def worth(self, need: Need) -> float:
+    def worth(self, need: JobDemand) -> float:
         """What the job would cost per hour alone, on nodes that are bought."""
         return sum(width * self.rooms[pool].worth for pool, width in need.widths)
 
-    def alone(self, need: Need) -> Plan:
+    def alone(self, need: JobDemand) -> Plan:
         """The job on nodes of its own: nothing is moved, and nobody is waited for."""
         price = sum(width * self.rooms[pool].price for pool, width in need.widths)
         return Plan(
@@ -124,7 +129,7 @@ class Planner:
         price = sum(ceil(share - 1e-6) * room.price for share, room in zip(work, self.rooms.values(), strict=True))
         return max(value, price - self.mu * worth)
 
-    def _least_of(self, need: Need) -> tuple[float, tuple[float, ...], float]:
+    def _least_of(self, need: JobDemand) -> tuple[float, tuple[float, ...], float]:
         """The job's least part of any group's value; its share of nodes per pool at its bound; its price alone."""
         widths = dict(need.widths)
         work = [widths.get(pool, 0) * need.busy_ms(pool) for pool in self.rooms]
@@ -157,9 +162,9 @@ class Planner:
 
     def fit(
         self,
-        needs: Sequence[Need],
-        seated: Mapping[int, Seats] | None = None,
-        rooms: Mapping[PoolName, Room] | None = None,
+        needs: Sequence[JobDemand],
+        seated: Mapping[int, Assignment] | None = None,
+        rooms: Mapping[PoolName, PoolCapacity] | None = None,
         closed: Mapping[PoolName, frozenset[int]] | None = None,
         below: float = inf,
     ) -> Plan | None:
@@ -176,9 +181,9 @@ class Planner:
 
     def fit_in_steps(
         self,
-        needs: Sequence[Need],
-        seated: Mapping[int, Seats] | None = None,
-        rooms: Mapping[PoolName, Room] | None = None,
+        needs: Sequence[JobDemand],
+        seated: Mapping[int, Assignment] | None = None,
+        rooms: Mapping[PoolName, PoolCapacity] | None = None,
         closed: Mapping[PoolName, frozenset[int]] | None = None,
         below: float = inf,
     ) -> Generator[None, None, Plan | None]:
@@ -190,7 +195,7 @@ class Planner:
         _, seats = numbered(pins)
         return self.fit([self.needs[job] for job in pins], dict(enumerate(seats.values())))
 
-    def could(self, needs: Sequence[Need], seats: Sequence[Seats], joins: Need) -> bool:
+    def may_fit(self, needs: Sequence[JobDemand], seats: Sequence[Assignment], joins: JobDemand) -> bool:
         """Whether, as far as the dearest pool tells, a job could have some rates beside others who are seated.
 
         With all others somebody is late by his own doing, or a node of that pool is wanted for longer than a turn.
@@ -218,7 +223,7 @@ class Planner:
                         return True
         return not limits
 
-    def rates(self, needs: Sequence[Need]) -> list[tuple[int, ...]]:
+    def rates(self, needs: Sequence[JobDemand]) -> list[tuple[int, ...]]:
         """How often each job goes round in a turn: candidates, each once, the shortest turns first."""
         limits = [need.limit_ms for need in needs]
         found: dict[tuple[int, ...], None] = {(1,) * len(needs): None}
@@ -245,9 +250,9 @@ class _Tries:
     def __init__(
         self,
         planner: Planner,
-        needs: Sequence[Need],
-        seated: Mapping[int, Seats],
-        rooms: Mapping[PoolName, Room],
+        needs: Sequence[JobDemand],
+        seated: Mapping[int, Assignment],
+        rooms: Mapping[PoolName, PoolCapacity],
         closed: Mapping[PoolName, frozenset[int]],
     ) -> None:
         self.planner, self.needs, self.seated, self.rooms, self.closed = planner, needs, seated, rooms, closed
@@ -271,7 +276,7 @@ class _Tries:
 
     def best(self, below: float = inf) -> Generator[None, None, Plan | None]:
         """Candidates by what they could at best be worth, until one is certified that no later one can beat."""
-        if not self._could():
+        if not self._may_fit():
             return None
         candidates: list[Candidate] = []
         for filled, counts in enumerate(self.planner.rates(self.needs), 1):
@@ -292,7 +297,7 @@ class _Tries:
                 yield
         return best
 
-    def _could(self) -> bool:
+    def _may_fit(self) -> bool:
         """Whether the work fits as many nodes as there may be."""
         limits = [need.limit_ms or inf for need in self.needs]
         for pool in self.pools:
@@ -408,13 +413,13 @@ class _Tries:
         for order in orders(counts, narrow=narrow):
             visits = [(place, phase) for place in order for phase in range(len(mine[place]))]
             if narrow:
-                settled = partial(settles_narrow, [step for place in order for step in slim[place]], clocks)
+                settled = partial(is_feasible_narrow, [step for place in order for step in slim[place]], clocks)
             else:
-                settled = partial(settles, [mine[place][phase] for place, phase in visits], clocks)
+                settled = partial(is_feasible, [mine[place][phase] for place, phase in visits], clocks)
             period = self._period(settled, counts, low, turn)
             other = [] if narrow or period == low else pipelined(order, self.spans)
             if other:
-                settled = partial(settles, [mine[place][phase] for place, phase in other], clocks)
+                settled = partial(is_feasible, [mine[place][phase] for place, phase in other], clocks)
                 shorter = self._period(settled, counts, low, turn if period is None else period - 1)
                 period, visits = (period, visits) if shorter is None else (shorter, other)
             if period is not None:
@@ -453,5 +458,5 @@ class _Tries:
         return high
 
 
-def _kept(need: Need, pool: PoolName) -> tuple[int, int, int]:
+def _kept(need: JobDemand, pool: PoolName) -> tuple[int, int, int]:
     return next(((ram, left, top) for name, ram, left, top in need.kept if name == pool), (0, 0, 0))

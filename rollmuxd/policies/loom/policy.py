@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import credit_ms, solo_ms
-from rollmuxd.core.facts import PlannedVisit
+from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.model import (
     Dispatch,
     Group,
@@ -47,14 +47,14 @@ from rollmuxd.core.model import (
 from rollmuxd.core.policy import Binding, Leg, Move, Placed, Replan
 from rollmuxd.core.state import State
 from rollmuxd.core.steps.guard import JUDGED_AFTER, RESERVE, mean_solo_ms
-from rollmuxd.policies.loom.model import Need, Pins, Plan, Room
+from rollmuxd.policies.loom.model import JobDemand, Pins, Plan, PoolCapacity
 from rollmuxd.policies.loom.plan import MOST_ROUNDS, Planner
-from rollmuxd.policies.loom.regroup import Crew, Limits, Scheme, Search, Step, horizon_hours
+from rollmuxd.policies.loom.regroup import GroupOption, Limits, RegroupPlan, Search, Step, horizon_hours
 from rollmuxd.policies.loom.snapshot import (
+    GroupSnapshot,
     Inventory,
-    Sitting,
+    demand_of,
     free_by_pool,
-    need_of,
     pools_in_use,
     price_of,
     usable,
@@ -73,7 +73,7 @@ from rollmuxd.policies.rollmux import (
     price_of_pins,
     subsets,
 )
-from rollmuxd.policies.schedule import Bound, binding, borne
+from rollmuxd.policies.schedule import Bound, binding, first_turn_feasible
 
 #: some groups as they are: whether looking at them together can find what it did not find before
 Key: TypeAlias = tuple[object, ...]
@@ -112,7 +112,7 @@ HOUR_MS: Final = 3_600_000
 class Ahead(Struct):
     """What is left of a regrouping that is under way."""
 
-    scheme: Scheme
+    scheme: RegroupPlan
     #: the jobs that were there when it was found
     present: tuple[JobId, ...]
     steps: list[tuple[JobId, Step]]
@@ -159,7 +159,7 @@ class Loom(RollMux):
         self._takes_ms = {Movable.WARM: round(warm_s * 1000), Movable.RELAUNCH: round(relaunch_s * 1000)}
         self._planners: dict[tuple[PoolName, tuple[tuple[PoolName, float], ...]], Planner] = {}
         self._inventory: Inventory | None = None
-        self._sittings: dict[GroupId, Sitting | None] = {}
+        self._sittings: dict[GroupId, GroupSnapshot | None] = {}
         #: unions, as they were when nothing was found there, and the hours over which it did not pay
         self._settled: dict[Key, float] = {}
         #: by group: the version that was looked at last; who was looked at longest ago comes first
@@ -170,7 +170,7 @@ class Loom(RollMux):
 
     def place(self, state: State, job: Job) -> Placed | None:
         """Where the group's value grows by least; a tie keeps an existing group, the fullest."""
-        need = need_of(job, promised=job.spec.slo is not None)
+        need = demand_of(job, promised=job.spec.slo is not None)
         if need is None:
             return self._unplanned(state, job)
         planner, free = self._planner(state), free_by_pool(state)
@@ -207,7 +207,7 @@ class Loom(RollMux):
     def _beside(self, state: State, job: Job, group: Group) -> Iterator[Candidate]:
         """Free nodes of the pools that have enough of them, beside nodes of the group's in the others."""
         wants = job.spec.wants
-        if job.spec.colocate or any(want.named for want in wants) or not self.bears(state, group.id):
+        if job.spec.colocate or any(want.named for want in wants) or not self.can_afford_newcomer(state, group.id):
             return
         bought = [want for want in wants if free_nodes(state, job, [want])]
         pins = free_nodes(state, job, bought) if bought else None
@@ -222,7 +222,7 @@ class Loom(RollMux):
         planner: Planner,
         free: Mapping[PoolName, Sequence[NodeId]],
         job: Job,
-        need: Need,
+        need: JobDemand,
         *,
         waits: bool,
     ) -> tuple[float, Placed] | None:
@@ -242,9 +242,9 @@ class Loom(RollMux):
                 break  # nothing is cheaper than nothing
         return best
 
-    def _likely(self, state: State, planner: Planner, job: Job, need: Need) -> list[tuple[Group, Sitting]]:
+    def _likely(self, state: State, planner: Planner, job: Job, need: JobDemand) -> list[tuple[Group, GroupSnapshot]]:
         """Groups that could take the job, the fullest first: what they have left is wasted soonest."""
-        found: list[tuple[float, float, int, Group, Sitting]] = []
+        found: list[tuple[float, float, int, Group, GroupSnapshot]] = []
         mine, dearest = used_by([need]), planner.dearest
         adds, widest = mine.get(dearest, 0.0), dict(need.widths).get(dearest, 0)
         pools = [(pool, room.worth, mine.get(pool, 0.0)) for pool, room in planner.rooms.items()]
@@ -252,7 +252,7 @@ class Loom(RollMux):
         for group in state.groups.values():
             if len(group.jobs) + len(group.coming) >= self.max_group or group.dispatch is not self.dispatch:
                 continue
-            sitting = self._sitting(state, group)
+            sitting = self._snapshot(state, group)
             if sitting is None:
                 continue
             has, uses = sitting.room.get(dearest, NOTHING)
@@ -261,7 +261,7 @@ class Loom(RollMux):
             takes = sitting.takes.get(kind)
             if takes is None:
                 takes = sitting.takes[kind] = may_share(state, job, group)
-            if not takes or not self.bears(state, group.id):
+            if not takes or not self.can_afford_newcomer(state, group.id):
                 continue
             over = left = 0.0
             for pool, price, more in pools:
@@ -281,13 +281,13 @@ class Loom(RollMux):
         planner: Planner,
         free: Mapping[PoolName, Sequence[NodeId]],
         job: Job,
-        tried: Sequence[Need],
+        tried: Sequence[JobDemand],
         group: Group,
-        sitting: Sitting,
+        sitting: GroupSnapshot,
         below: float,
     ) -> tuple[float, Placed] | None:
         """The group with the job: by how much its value grows, if by less than that, and where the job would go."""
-        if not planner.could(sitting.needs, sitting.seats, tried[0]):
+        if not planner.may_fit(sitting.needs, sitting.seats, tried[0]):
             return None  # most are seen here, at a twentieth of what looking for a plan takes
         closed = {
             pool: frozenset(n for n, name in enumerate(names) if not self._takes(state, job, pool, name))
@@ -296,7 +296,7 @@ class Loom(RollMux):
         most, owner = self.max_nodes.get(job.owner), state.owners.get(job.owner)
         left = len(state.nodes) if not most else max(0, most - len(owner.nodes if owner is not None else ()))
         rooms = {
-            pool: Room(room.price, room.worth, room.ram_mb, room.gpu_mb, min(left, len(free.get(pool, ()))))
+            pool: PoolCapacity(room.price, room.worth, room.ram_mb, room.gpu_mb, min(left, len(free.get(pool, ()))))
             for pool, room in planner.rooms.items()
         }
         was = value_of(planner, sitting)
@@ -310,15 +310,15 @@ class Loom(RollMux):
             grows = plan.value - was
             if grows >= below or self._short(state, job, Candidate(group, pins, "", 0.0)):
                 continue
-            order = self._borne_order(state, group, sitting, job, tried[0], plan, pins)
+            order = self._feasible_order(state, group, sitting, job, tried[0], plan, pins)
             if order is not None:
                 bought = [n for pool, some in pins.items() for n in some if n not in sitting.names.get(pool, ())]
                 members = (*sitting.jobs, job.id)
                 return grows, self._answer(state, job, group, members, replace(plan, order=order), pins, bought)
         return None
 
-    def _borne_order(
-        self, state: State, group: Group, sitting: Sitting, job: Job, need: Need, plan: Plan, pins: Pins
+    def _feasible_order(
+        self, state: State, group: Group, sitting: GroupSnapshot, job: Job, need: JobDemand, plan: Plan, pins: Pins
     ) -> tuple[tuple[int, int], ...] | None:
         """The plan's order, as it is or beginning with the job: that in which everybody bears the first turns.
 
@@ -342,7 +342,7 @@ class Loom(RollMux):
         first = plan.order.index((len(plan.needs) - 1, 0))
         before = [leg for leg in self._summary(state, group).legs if leg.job in each]
         for order in dict.fromkeys((plan.order, plan.order[first:] + plan.order[:first])):
-            if borne(before, [legs[place][phase] for place, phase in order], each, bounds):
+            if first_turn_feasible(before, [legs[place][phase] for place, phase in order], each, bounds):
                 return order
         return None
 
@@ -364,13 +364,13 @@ class Loom(RollMux):
         bought: Sequence[NodeId],
     ) -> Placed:
         """A plan's last job, as a placement; ``members`` are the plan's jobs."""
-        once = () if group is None else tuple(PlannedVisit(v.job, v.phase, True) for v in group.wheel if v.once)
+        once = () if group is None else tuple(PlannedTurn(v.job, v.phase, True) for v in group.schedule if v.once)
         phases = [(job if name == job.id else state.jobs[name]).spec.phases for name in members]
-        visits = (PlannedVisit(members[at], phases[at][phase].name) for at, phase in plan.order)
+        visits = (PlannedTurn(members[at], phases[at][phase].name) for at, phase in plan.order)
         return Placed(
             group=None if group is None else group.id,
             pins={want.pool: pins[want.pool] for want in job.spec.wants},
-            wheel=(*once, *visits),
+            schedule=(*once, *visits),
             admission="isolated" if group is None else "scaling" if bought else "packing",
             status=JobStatus.ADMITTED,
             promised=plan.needs[-1].limit_ms is not None,
@@ -409,17 +409,17 @@ class Loom(RollMux):
         if plan is None:
             return stands
         phases = [state.jobs[name].spec.phases for name in sitting.jobs]
-        wheel = tuple(PlannedVisit(sitting.jobs[at], phases[at][phase].name) for at, phase in plan.order)
-        return Replan(plan.period_ms, wheel=wheel)
+        wheel = tuple(PlannedTurn(sitting.jobs[at], phases[at][phase].name) for at, phase in plan.order)
+        return Replan(plan.period_ms, schedule=wheel)
 
     def binding(self, state: State, group: GroupId) -> Binding | None:
         """The cycle of the event graph that is the group's period."""
         summary = self._summary(state, state.groups[group], fresh=True)
-        return None if summary.unknown or self.dispatch is not Dispatch.WHEEL else binding(summary.legs)
+        return None if summary.unknown or self.dispatch is not Dispatch.SCHEDULE else binding(summary.legs)
 
     # ---- what planning looks at --------------------------------------------------------------------------------------
 
-    def _sitting(self, state: State, group: Group) -> Sitting | None:
+    def _snapshot(self, state: State, group: Group) -> GroupSnapshot | None:
         """The group for planning; None: a plan cannot say it."""
         known = self._sittings.get(group.id)
         if known is not None and known.version == group.version:
@@ -429,12 +429,12 @@ class Loom(RollMux):
             self._sittings = {name: kept for name, kept in self._sittings.items() if name in state.groups}
         return made
 
-    def _look(self, state: State, group: Group) -> Sitting | None:
-        jobs = tuple(dict.fromkeys(visit.job for visit in group.wheel if not visit.once))
+    def _look(self, state: State, group: Group) -> GroupSnapshot | None:
+        jobs = tuple(dict.fromkeys(visit.job for visit in group.schedule if not visit.once))
         needs, pins = [], []
         for name in jobs:
             job = state.jobs[name]
-            need = need_of(job, promised=job.promised)
+            need = demand_of(job, promised=job.promised)
             if need is None:
                 return None
             needs.append(need)
@@ -450,7 +450,7 @@ class Loom(RollMux):
         if any(name not in summary.rates for name in jobs):
             return None  # it was measured since, and is not judged yet
         used = used_by(needs)
-        return Sitting(
+        return GroupSnapshot(
             version=group.version,
             jobs=jobs,
             needs=tuple(needs),
@@ -476,7 +476,7 @@ class Loom(RollMux):
             if owned:
                 left = 0 if scarce else pool.nodes if scarce is False else len(free.get(name, ()))
                 counts = next(counts for share, counts in SCARCITY if left >= share * pool.nodes)
-            rooms[name] = Room(pool.worth * counts, pool.worth, pool.ram_mb, pool.gpu_mb)
+            rooms[name] = PoolCapacity(pool.worth * counts, pool.worth, pool.ram_mb, pool.gpu_mb)
         # of pools that cost the same the one that has fewer nodes
         dearest = max(rooms, key=lambda pool: (rooms[pool].worth, -inventory.pools[pool].nodes, pool), default="")
         key = (dearest, tuple((pool, room.price) for pool, room in rooms.items()))
@@ -514,7 +514,7 @@ class Loom(RollMux):
         if self.objective == "throughput" and not state.waiting and len(free) < len({*pools_in_use(state)}):
             return  # nobody needs what could be freed, and there is nowhere to spread
         planner = self._planner(state, scarce=bool(state.waiting))
-        crews, costs, twice, rigid = yield from self._crews(state, planner)
+        crews, costs, twice, rigid = yield from self._options(state, planner)
         if not costs:
             return
         limits = self._limits(state, planner, [sitting for _, sitting in crews])
@@ -540,13 +540,13 @@ class Loom(RollMux):
             refused.add(key)  # who asks on has not made the move: it may not be, and another one may
 
     def _best(
-        self, search: Search, crews: Sequence[Crew], ages: Mapping[int, float], refused: set[Key]
-    ) -> Generator[None, None, tuple[Scheme, Key] | None]:
+        self, search: Search, crews: Sequence[GroupOption], ages: Mapping[int, float], refused: set[Key]
+    ) -> Generator[None, None, tuple[RegroupPlan, Key] | None]:
         """The regrouping of a pair that pays most, and has not been refused; where none does, of a triple."""
         for size in range(2, self.together + 1):
             if size == 3 and sum(len(crew.seats) for crew in crews) > TRIPLES_UP_TO:
                 break
-            best: tuple[Scheme, Key] | None = None
+            best: tuple[RegroupPlan, Key] | None = None
             unions = yield from self._unions(search, crews, ages, size)
             for hours, union, key in unions:
                 if key in refused:
@@ -562,10 +562,10 @@ class Loom(RollMux):
         return None
 
     def _unions(
-        self, search: Search, crews: Sequence[Crew], ages: Mapping[int, float], size: int
-    ) -> Generator[None, None, list[tuple[float, list[Crew], Key]]]:
+        self, search: Search, crews: Sequence[GroupOption], ages: Mapping[int, float], size: int
+    ) -> Generator[None, None, list[tuple[float, list[GroupOption], Key]]]:
         """Groups to be looked at together, those with most to win first."""
-        found: list[tuple[float, int, float, list[Crew], Key]] = []
+        found: list[tuple[float, int, float, list[GroupOption], Key]] = []
         prices = [room.price for room in search.planner.rooms.values()]
         cheapest = {
             crew.group: min((search.costs[job] for job in crew.seats if job in search.costs), default=None)
@@ -598,7 +598,7 @@ class Loom(RollMux):
             self._settled.clear()
         return [(hours, union, key) for _, _, hours, union, key in found[:UNIONS]]
 
-    def _near(self, crews: Sequence[Crew], size: int) -> Iterator[tuple[Crew, ...]]:
+    def _near(self, crews: Sequence[GroupOption], size: int) -> Iterator[tuple[GroupOption, ...]]:
         """Groups to be looked at together: all, where there are few; else what has changed, beside every other.
 
         Where nothing has, those that were looked at longest ago: they have earned credit since, and grown older.
@@ -622,14 +622,16 @@ class Loom(RollMux):
             there = {crew.group for crew in crews}
             self._seen = {group: version for group, version in self._seen.items() if group in there}
 
-    def _crews(
+    def _options(
         self, state: State, planner: Planner
-    ) -> Generator[None, None, tuple[list[tuple[Crew, Sitting]], dict[int, float], dict[int, None], dict[int, None]]]:
+    ) -> Generator[
+        None, None, tuple[list[tuple[GroupOption, GroupSnapshot]], dict[int, float], dict[int, None], dict[int, None]]
+    ]:
         """Groups; what a move costs, of each job that can afford one; who affords two; who not that anybody comes."""
         rigid: dict[int, None] = {}
         placed = [job for job in state.jobs.values() if job.pins]
         longest_ms = max((self._takes_ms.get(job.spec.movable, 0) for job in placed), default=0)
-        crews: list[tuple[Crew, Sitting]] = []
+        crews: list[tuple[GroupOption, GroupSnapshot]] = []
         costs: dict[int, float] = {}
         twice: dict[int, None] = {}
         for looked, group in enumerate(tuple(state.groups.values())):
@@ -639,9 +641,9 @@ class Loom(RollMux):
                 continue
             if group.jobs and not may_share(state, state.jobs[group.jobs[0]], group):
                 continue
-            if not self.bears(state, group.id):
+            if not self.can_afford_newcomer(state, group.id):
                 continue
-            sitting = self._sitting(state, group)
+            sitting = self._snapshot(state, group)
             if sitting is None or len(sitting.jobs) < len(group.jobs):
                 continue
             seats = {}
@@ -653,12 +655,12 @@ class Loom(RollMux):
                     costs[number] = planner.worth(need) * takes / HOUR_MS
                 if moves > 1:
                     twice[number] = None
-                if not self._bears_a_load(state.jobs[name], need, longest_ms):
+                if not self._can_afford_load(state.jobs[name], need, longest_ms):
                     rigid[number] = None
-            crews.append((Crew(group.id, seats, value_of(planner, sitting), group.version), sitting))
+            crews.append((GroupOption(group.id, seats, value_of(planner, sitting), group.version), sitting))
         return crews, costs, twice, rigid
 
-    def _limits(self, state: State, planner: Planner, sittings: Sequence[Sitting]) -> Limits:
+    def _limits(self, state: State, planner: Planner, sittings: Sequence[GroupSnapshot]) -> Limits:
         """How many nodes owners may hold, where they may not hold any number."""
         owner = {
             planner.number(need): state.jobs[name].owner
@@ -683,13 +685,13 @@ class Loom(RollMux):
             credit -= self._reserve_ms(job)  # what the guard asks for stays with it, or it would be sent away again
         return takes, max(0, min(2, credit // pays))
 
-    def _bears_a_load(self, job: Job, need: Need, takes: Millis) -> bool:
+    def _can_afford_load(self, job: Job, need: JobDemand, takes: Millis) -> bool:
         """Whether a member's credit, where it needs any, covers that somebody comes: his load, and a turn's wait."""
         if need.limit_ms is None or not takes or self.dispatch is Dispatch.CREDIT:
             return True
         return (credit_ms(job) or 0) >= takes + need.limit_ms
 
-    def bears(self, state: State, group: GroupId) -> bool:
+    def can_afford_newcomer(self, state: State, group: GroupId) -> bool:
         """Whether all members can afford that somebody comes, if it is credit that keeps promises there.
 
         Whoever comes loads what he has, and takes what nobody knows. The guard acts for whom it has begun to judge;
@@ -726,7 +728,7 @@ class Loom(RollMux):
         """The first step, certified in the state as it is."""
         name, step = ahead.steps[0]
         job, scheme = state.jobs[name], ahead.scheme
-        need = need_of(job, promised=job.promised)
+        need = demand_of(job, promised=job.promised)
         if need is None or job.move is not None or job.status is not JobStatus.ADMITTED:
             return None
         opened = state.jobs.get(ahead.opened.get(step.to, ""))
@@ -739,7 +741,7 @@ class Loom(RollMux):
             if any(state.nodes[n].group is not None for nodes in step.pins.values() for n in nodes):
                 return None
         else:
-            sitting = self._sitting(state, group)
+            sitting = self._snapshot(state, group)
             if sitting is None:
                 return None
             there = {
@@ -766,7 +768,7 @@ class Loom(RollMux):
         )
 
 
-def _with_a_turn_to_spare(job: Job, need: Need) -> Need:
+def _with_a_turn_to_spare(job: Job, need: JobDemand) -> JobDemand:
     """Who joins, with a bound so much lower as makes up for a turn's wait in the iterations before he is judged.
 
     Where the first turns are too long by the bounds as they are, a plan with more room may bear them: one in which

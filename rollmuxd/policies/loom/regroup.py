@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from rollmuxd.core.model import GroupId, NodeId, Owner, PoolName
 from rollmuxd.core.shares import over_its_nodes
-from rollmuxd.policies.loom.model import Pins, Plan, Room, numbered
+from rollmuxd.policies.loom.model import Pins, Plan, PoolCapacity, numbered
 from rollmuxd.policies.loom.plan import Planner
 
 #: jobs of the groups that are partitioned together, at most
@@ -32,7 +32,7 @@ PARTS = 5
 LEAST_GAIN = 1e-6
 
 
-class Crew(Struct, frozen=True):
+class GroupOption(Struct, frozen=True):
     """A group as it stands."""
 
     group: GroupId
@@ -57,7 +57,7 @@ class Step(Struct, frozen=True):
     pins: Pins
 
 
-class Scheme(Struct, frozen=True):
+class RegroupPlan(Struct, frozen=True):
     """A regrouping that pays: its moves in order, what it saves per hour, and what it costs."""
 
     steps: tuple[Step, ...]
@@ -119,7 +119,7 @@ class Search:
 
     # ---- the best partition ------------------------------------------------------------------------------------------
 
-    def regroup(self, crews: Sequence[Crew], hours: float) -> Generator[None, None, Scheme | None]:
+    def regroup(self, crews: Sequence[GroupOption], hours: float) -> Generator[None, None, RegroupPlan | None]:
         """The best regrouping of these groups, if it pays within so many hours."""
         now = sum(crew.value for crew in crews)
         jobs = tuple(sorted(job for crew in crews for job in crew.seats))
@@ -131,19 +131,19 @@ class Search:
         parts = yield from self.partition(crews, jobs, hours, now * hours)
         if parts is None or sorted(parts) == sorted(tuple(sorted(crew.jobs)) for crew in crews):
             return None if parts is None else (yield from self._tighten(crews, hours))
-        return (yield from self._scheme(crews, parts, hours, now))
+        return (yield from self._regroup_plan(crews, parts, hours, now))
 
-    def _tighten(self, crews: Sequence[Crew], hours: float) -> Generator[None, None, Scheme | None]:
+    def _tighten(self, crews: Sequence[GroupOption], hours: float) -> Generator[None, None, RegroupPlan | None]:
         """The same jobs together, on fewer nodes."""
-        best: Scheme | None = None
+        best: RegroupPlan | None = None
         for crew in crews:
-            found = yield from self._scheme([crew], [tuple(sorted(crew.jobs))], hours, crew.value)
+            found = yield from self._regroup_plan([crew], [tuple(sorted(crew.jobs))], hours, crew.value)
             if found is not None and (best is None or found.net > best.net):
                 best = found
         return best
 
     def partition(
-        self, crews: Sequence[Crew], jobs: tuple[int, ...], hours: float, below: float
+        self, crews: Sequence[GroupOption], jobs: tuple[int, ...], hours: float, below: float
     ) -> Generator[None, None, list[tuple[int, ...]] | None]:
         """The parts of least value over the hours, moves included; None: nothing is below."""
         columns = yield from self._columns(crews, jobs, hours)
@@ -184,7 +184,7 @@ class Search:
         return [tuple(job for job in jobs if mask >> place[job] & 1) for mask in found]
 
     def _columns(
-        self, crews: Sequence[Crew], jobs: tuple[int, ...], hours: float
+        self, crews: Sequence[GroupOption], jobs: tuple[int, ...], hours: float
     ) -> Generator[None, None, dict[tuple[int, ...], float]]:
         """Sets of these jobs that can share, and what each costs over the hours: moves at their least included."""
         home = {job: crew.group for crew in crews for job in crew.seats}
@@ -230,11 +230,11 @@ class Search:
 
     # ---- who goes where ----------------------------------------------------------------------------------------------
 
-    def _scheme(
-        self, crews: Sequence[Crew], parts: Sequence[tuple[int, ...]], hours: float, now: float
-    ) -> Generator[None, None, Scheme | None]:
+    def _regroup_plan(
+        self, crews: Sequence[GroupOption], parts: Sequence[tuple[int, ...]], hours: float, now: float
+    ) -> Generator[None, None, RegroupPlan | None]:
         """Match the parts to the groups, and order the moves; None: it does not pay, or cannot be done."""
-        best: tuple[float, list[tuple[Crew | None, Plan, dict[int, Pins]]]] | None = None
+        best: tuple[float, list[tuple[GroupOption | None, Plan, dict[int, Pins]]]] | None = None
         seated: dict[tuple[tuple[int, ...], GroupId], tuple[float, Plan, dict[int, Pins]] | None] = {}
         for assigned in _matchings(crews, parts):
             total, chosen = 0.0, []
@@ -258,10 +258,10 @@ class Search:
         costs = sum(self.costs[step.job] for step in steps)
         saves = now - sum(plan.value for _, plan, _ in best[1])
         net = saves * hours - costs
-        return Scheme(tuple(steps), saves, costs, net) if net > LEAST_GAIN else None
+        return RegroupPlan(tuple(steps), saves, costs, net) if net > LEAST_GAIN else None
 
     def _seat(
-        self, part: tuple[int, ...], crew: Crew | None, hours: float
+        self, part: tuple[int, ...], crew: GroupOption | None, hours: float
     ) -> Generator[None, None, tuple[float, Plan, dict[int, Pins]] | None]:
         """The best way to run a part where a group is: value over the hours with moves, the plan, who stays where."""
         here = [] if crew is None else [job for job in part if job in crew.seats]
@@ -290,7 +290,7 @@ class Search:
         if len(needs) == 1:
             return self.planner.alone(needs[0])
         rooms = {
-            pool: Room(room.price, room.worth, room.ram_mb, room.gpu_mb, len(self.free.get(pool, ())))
+            pool: PoolCapacity(room.price, room.worth, room.ram_mb, room.gpu_mb, len(self.free.get(pool, ())))
             for pool, room in self.planner.rooms.items()
         }
         seated = {part.index(job): mine for job, mine in numbered(seats)[1].items()}
@@ -299,7 +299,7 @@ class Search:
     # ---- in which order ----------------------------------------------------------------------------------------------
 
     def _steps(
-        self, crews: Sequence[Crew], chosen: Sequence[tuple[Crew | None, Plan, dict[int, Pins]]]
+        self, crews: Sequence[GroupOption], chosen: Sequence[tuple[GroupOption | None, Plan, dict[int, Pins]]]
     ) -> Generator[None, None, list[Step] | None]:
         """Moves, each certified with the mover in both places; None: there is no such order."""
         taken: dict[NodeId, None] = {}
@@ -383,10 +383,12 @@ class Search:
         return None
 
 
-def _matchings(crews: Sequence[Crew], parts: Sequence[tuple[int, ...]]) -> Iterator[tuple[Crew | None, ...]]:
+def _matchings(
+    crews: Sequence[GroupOption], parts: Sequence[tuple[int, ...]]
+) -> Iterator[tuple[GroupOption | None, ...]]:
     """Ways to run each part where some group is, or anew: those in which most stay first, a few of them."""
-    places: list[Crew | None] = [*crews, *[None] * max(0, len(parts) - len(crews))]
-    found: dict[tuple[str, ...], tuple[int, tuple[Crew | None, ...]]] = {}
+    places: list[GroupOption | None] = [*crews, *[None] * max(0, len(parts) - len(crews))]
+    found: dict[tuple[str, ...], tuple[int, tuple[GroupOption | None, ...]]] = {}
     for some in permutations(places, len(parts)):
         stay = sum(
             sum(job in crew.seats for job in part) for part, crew in zip(parts, some, strict=True) if crew is not None

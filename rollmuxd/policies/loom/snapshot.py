@@ -8,17 +8,17 @@ from msgspec import Struct, field
 
 from rollmuxd.core.model import Job, JobId, Millis, Node, NodeId, NodeStatus, PhaseSpec, PoolName
 from rollmuxd.core.state import State
-from rollmuxd.policies.loom.model import Need
+from rollmuxd.policies.loom.model import JobDemand
 from rollmuxd.policies.loom.plan import Planner
 from rollmuxd.policies.rollmux import Shape
 
 
-class Sitting(Struct, frozen=True):
+class GroupSnapshot(Struct, frozen=True):
     """A group as planning looks at it, derived once per version."""
 
     version: int
     jobs: tuple[JobId, ...]
-    needs: tuple[Need, ...]
+    needs: tuple[JobDemand, ...]
     #: by job: its nodes by pool
     pins: tuple[dict[PoolName, tuple[NodeId, ...]], ...]
     #: the group's nodes by pool, and each job's by number
@@ -73,7 +73,7 @@ class Inventory(Struct, frozen=True):
         return cls(nodes, hosts_mb, pools)
 
 
-def need_of(job: Job, *, promised: bool) -> Need | None:
+def demand_of(job: Job, *, promised: bool) -> JobDemand | None:
     """The job for planning; None: a plan cannot say it."""
     spec = job.spec
     if spec.colocate or any(want.gpus or want.named for want in spec.wants):
@@ -86,7 +86,7 @@ def need_of(job: Job, *, promised: bool) -> Need | None:
         ram, left, top = kept.get(one.pool, (0, 0, 0))
         more = max(top, one.gpu_mb - one.leftover_mb)
         kept[one.pool] = (ram + one.ram_mb, left + one.leftover_mb, more)
-    return Need(
+    return JobDemand(
         job=job.id,
         phases=tuple((phase.pools, took + moves, phase.gap_ms) for phase, (took, moves) in shape.busy),
         widths=tuple((want.pool, want.nodes) for want in spec.wants),
@@ -97,7 +97,7 @@ def need_of(job: Job, *, promised: bool) -> Need | None:
     )
 
 
-def used_by(needs: Sequence[Need]) -> dict[PoolName, float]:
+def used_by(needs: Sequence[JobDemand]) -> dict[PoolName, float]:
     """What share of nodes some jobs need at least, to be within their bounds, by pool."""
     used: dict[PoolName, float] = {}
     for need in needs:
@@ -107,7 +107,7 @@ def used_by(needs: Sequence[Need]) -> dict[PoolName, float]:
     return used
 
 
-def value_of(planner: Planner, sitting: Sitting) -> float:
+def value_of(planner: Planner, sitting: GroupSnapshot) -> float:
     """What a group as it stands is worth, by the plan's measure."""
     price = sum(planner.rooms[pool].price * len(names) for pool, names in sitting.names.items())
     done = sum(

@@ -181,7 +181,7 @@ def _say_how_long(alive: RunAlive, core: Scheduler, job: Job | None, now: Millis
 
     A supervisor starts a process again at once that was killed, and would not know what to wait for.
     """
-    if job is None or job.session is None or not alive.pid or job.session not in core.soft.seen:
+    if job is None or job.session is None or not alive.pid or job.session not in core.timers.seen:
         return
     left_ms = core.lease_left_ms(job.session, now)
     silent_s, lost_in_s = max(0, core.config.lease_ms - left_ms) // 1000, -(-left_ms // 1000)

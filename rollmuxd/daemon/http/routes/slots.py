@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.inputs import (
     DetachSlot,
-    GpuSight,
+    GpuObservation,
     GrowSlot,
     NextRequest,
     ReleaseSlot,
@@ -157,7 +157,7 @@ async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
     """
     mine, job = await call.act_on(find_slot, slot)
     fence = views.fence_of(body.fence)
-    seen: tuple[GpuSight, ...] = ()
+    seen: tuple[GpuObservation, ...] = ()
     if mine.status in views.ON and mine.fence == fence:
         seen = await _sight(call, _unmoved(call.services.driver.scheduler.state, mine, job))
     following = None if body.next is None else NextRequest(phase=body.next.phase, request_id=body.next.request_id)
@@ -219,11 +219,11 @@ def _unmoved(state: State, slot: Slot, job: Job) -> dict[str, list[GpuId]]:
     return hosts
 
 
-async def _sight(call: Call, hosts: dict[str, list[GpuId]]) -> tuple[GpuSight, ...]:
+async def _sight(call: Call, hosts: dict[str, list[GpuId]]) -> tuple[GpuObservation, ...]:
     """What the backends see on these GPUs now; nothing of a host that cannot say. Bounded by the actuator."""
     if not hosts:
         return ()
-    seen: dict[str, tuple[GpuSight, ...]] = {}
+    seen: dict[str, tuple[GpuObservation, ...]] = {}
 
     async def look(host: str, gpus: Collection[GpuId]) -> None:
         seen[host] = await call.services.actuator.sight(host, gpus)

@@ -25,7 +25,7 @@ AS_STATED: Final[Mapping[str, Any]] = MappingProxyType({"drift": 0.0})
 AS_OBSERVED: Final[Mapping[str, Any]] = MappingProxyType({"drift": Config().drift})
 
 
-class Contender(Protocol):
+class PolicyUnderTest(Protocol):
     """One competitor."""
 
     name: str
@@ -109,7 +109,7 @@ class Moving(InWheelOrder):
         summary: its line.
         made: a new policy object for one run, from the seconds that a move takes.
         move_s: the seconds that a move takes.
-        estimates: as in :class:`Contender`.
+        estimates: as in :class:`PolicyUnderTest`.
     """
 
     def __init__(
