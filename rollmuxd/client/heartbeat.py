@@ -7,11 +7,12 @@ import sys
 import threading
 import weakref
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import msgspec
 
 from rollmuxd.client.discovery import Address
+from rollmuxd.client.fakes import Listener
 from rollmuxd.wire.answers import Directive, SessionView
 
 #: run as a script, not imported: it brings http.client along
@@ -22,42 +23,6 @@ RESTART_S = (0.5, 30.0)
 AGAIN_S = 1.0
 #: seconds that it gets to end by itself
 STOP_S = 3.0
-
-
-class Listener(Protocol):
-    """Hears what the heartbeat hears. Called in a thread of its own; must not raise."""
-
-    def directed(self, directives: list[Directive]) -> None:
-        """What the daemon asks now: all of it, so that a directive that is not there is over."""
-        ...
-
-    def session_refused(self, session: str, status: int, detail: str) -> None:
-        """The session takes no more heartbeats (404, 409, 410)."""
-        ...
-
-    def troubled(self, text: str) -> None:
-        """Say that the daemon is away, or back."""
-        ...
-
-
-class Heartbeat(Protocol):
-    """Keeps the session alive."""
-
-    def session(self, view: SessionView) -> None:
-        """Beat for this session from now on."""
-        ...
-
-    def slot(self, slot: str | None) -> None:
-        """Report for this slot from now on; its progress starts at 0."""
-        ...
-
-    def progress(self, done: int, total: int) -> None:
-        """Go out with the next beat."""
-        ...
-
-    def stop(self) -> None:
-        """End. Takes :data:`STOP_S` at most."""
-        ...
 
 
 class HeartbeatProcess:

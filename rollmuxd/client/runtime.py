@@ -20,7 +20,8 @@ from rollmuxd.client import calls, discovery, fakes, retry
 from rollmuxd.client.channel import Channel, Hook, Hooks
 from rollmuxd.client.discovery import Address
 from rollmuxd.client.errors import JobEnded, NoDaemon, RollmuxError, beside, ends_well, is_interruption, why_it_ends
-from rollmuxd.client.heartbeat import Heartbeat, HeartbeatProcess
+from rollmuxd.client.fakes import Heartbeat
+from rollmuxd.client.heartbeat import HeartbeatProcess
 from rollmuxd.client.rank_group import FAILING_S, IF_IT_GOES_ON, RankGroup
 from rollmuxd.client.retry import Flow, say
 from rollmuxd.client.session import CLEAN_UP_S, LAST_CALL_S, Held, Session, new_id
