@@ -3,17 +3,7 @@
 import anyio
 import pytest
 
-from rollmuxd.spi import (
-    ContactLost,
-    DriverTraits,
-    GpuObservation,
-    HostConfig,
-    Inventory,
-    NotDone,
-    Observation,
-    Probed,
-    StateSpec,
-)
+from rollmuxd.spi import ContactLost, DriverTraits, GpuSight, HostConfig, Inventory, NotDone, Probed, Sight, StateSpec
 from rollmuxd.spi.contract import BackendContract, ResidencyContract, Rig
 from rollmuxd.spi.fakes import (
     CrashingBackend,
@@ -39,13 +29,13 @@ RED = (AssertionError, RuntimeError, TimeoutError, NotDone, ContactLost, Excepti
 class LeavesOneOut(WrappedBackend):
     async def observe(self, host):
         sight = await super().observe(host)
-        return Observation(gpus=sight.gpus[:-1], boot_id=sight.boot_id)
+        return Sight(gpus=sight.gpus[:-1], boot_id=sight.boot_id)
 
 
 class ShowsOneTwice(WrappedBackend):
     async def observe(self, host):
         sight = await super().observe(host)
-        return Observation(gpus=sight.gpus + sight.gpus[:1], boot_id=sight.boot_id)
+        return Sight(gpus=sight.gpus + sight.gpus[:1], boot_id=sight.boot_id)
 
 
 class Forgetful(WrappedBackend):
@@ -53,7 +43,7 @@ class Forgetful(WrappedBackend):
 
     async def observe(self, host):
         sight = await super().observe(host)
-        return Observation(gpus=sight.gpus, boot_id=f"boot-{self.calls['observe']}")
+        return Sight(gpus=sight.gpus, boot_id=f"boot-{self.calls['observe']}")
 
 
 class EmptyWhenAway(WrappedBackend):
@@ -63,7 +53,7 @@ class EmptyWhenAway(WrappedBackend):
         try:
             return await super().observe(host)
         except ContactLost:
-            return Observation(gpus=tuple(GpuObservation(gpu=gpu, used_mb=0) for gpu in GPUS), boot_id="b")
+            return Sight(gpus=tuple(GpuSight(gpu=gpu, used_mb=0) for gpu in GPUS), boot_id="b")
 
     async def inventory(self, host):
         try:

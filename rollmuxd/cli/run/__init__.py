@@ -1,1 +1,0 @@
-"""``rollmuxd run``: the commands of a job, started when it has its place."""

@@ -1,1 +1,0 @@
-"""``rollmuxd sim`` and ``rollmuxd estimate``."""

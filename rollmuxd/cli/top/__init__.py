@@ -1,1 +1,0 @@
-"""``rollmuxd top``: pools, jobs and what waits, as they change."""

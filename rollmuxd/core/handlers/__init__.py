@@ -1,1 +1,0 @@
-"""Handlers of inputs: each refuses, or records facts. One file per noun."""
