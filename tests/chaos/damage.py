@@ -218,12 +218,17 @@ class Damages:
         fences: dict[str, str] = {}
         found = []
         for name, told in lines.items():
+            heard = {line["pid"] for line in told if line["event"] == "over"}
             left = {(line["pid"], line["slot"]): line["at"] for line in told if line["event"] == "leaving"}
             for line in told:
                 if line["event"] == "granted":
                     until = min(left.get((line["pid"], line["slot"]), float("inf")), died[line["pid"]])
                     for gpu in line["gpus"]:
-                        off = [it["mono"] for it in taken if (it["pid"], it["gpu"]) == (line["pid"], gpu)]
+                        off = [
+                            it["mono"]
+                            for it in taken
+                            if (it["pid"], it["gpu"]) == (line["pid"], gpu) and it["pid"] in heard
+                        ]
                         ends = min((at for at in off if at > line["at"]), default=until)
                         held.append((gpu, line["at"], min(until, ends), name))
                     other = fences.setdefault(line["fence"], f"{name} {line['slot']}")
