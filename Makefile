@@ -80,7 +80,7 @@ real-vllm: $(STAMP) ## the vLLM driver before a real server on the CPU, in an en
 	@ROLLMUX_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest plugins/vllm/tests/test_real_vllm.py $(ARGS)
 
 certificates: $(STAMP) ## execute PLANS random certified wheels (3,000) and hold each to its bounds
-	@ROLLMUX_PLANS=$$(( $(or $(PLANS),3000) / 2 )) $(BIN)/python -m pytest -q --timeout 3600 tests/core/test_wheel_rates.py $(ARGS)
+	@ROLLMUX_PLANS=$$(( $(or $(PLANS),3000) / 2 )) $(BIN)/python -m pytest -q --timeout 3600 tests/policies/test_schedule_rates.py $(ARGS)
 
 golden: $(STAMP) ## digests and outcomes of fixed simulations; one JSON object on stdout (ARGS="--against FILE" compares)
 	@$(BIN)/python tests/golden/golden.py $(ARGS)

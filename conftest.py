@@ -12,7 +12,7 @@ import tempfile
 
 from hypothesis import HealthCheck, settings
 
-from rollmuxd.client.where import VARIABLES
+from rollmuxd.client.discovery import VARIABLES
 
 for name in list(os.environ):
     # Those with two underscores are settings of the daemon.

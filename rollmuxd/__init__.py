@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         Unprocessable,
         Unreachable,
     )
-    from rollmuxd.client.phases import AsyncJob, AsyncSlot, Job, Slot, ajob, job
+    from rollmuxd.client.job import AsyncJob, AsyncSlot, Job, Slot, ajob, job
 
 __all__ = [
     "AsyncJob",
@@ -68,7 +68,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("rollmuxd.testing")
     if name not in __all__:
         raise AttributeError(f"module 'rollmuxd' has no attribute {name!r}")
-    module = importlib.import_module("rollmuxd.client.phases" if name in _PHASES else "rollmuxd.client.errors")
+    module = importlib.import_module("rollmuxd.client.job" if name in _PHASES else "rollmuxd.client.errors")
     value = globals()[name] = getattr(module, name)
     return value
 

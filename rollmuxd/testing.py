@@ -23,7 +23,7 @@ import msgspec
 
 from rollmuxd.client import fakes
 from rollmuxd.client.errors import Unreachable
-from rollmuxd.client.pulse import Listener
+from rollmuxd.client.fakes import Listener
 from rollmuxd.wire.answers import (
     ChannelOrder,
     ChannelView,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from rollmuxd.cli import calls
+from rollmuxd.cli import common
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -26,7 +26,7 @@ def completion(shell: str | None) -> None:
     name = shell or os.path.basename(os.environ.get("SHELL", ""))  # noqa: PTH119  # a word, and no file
     known = get_completion_class(name) if name in SHELLS else None
     if known is None:
-        raise calls.Failed(f"the shell is {name or 'not known'}, and this knows {', '.join(SHELLS)}; name one of them")
+        raise common.Failed(f"the shell is {name or 'not known'}, and this knows {', '.join(SHELLS)}; name one of them")
     root = click.get_current_context().find_root()
     click.echo(known(root.command, {}, "rollmuxd", "_ROLLMUXD_COMPLETE").source())
 
@@ -38,7 +38,7 @@ def names_of(path: str, *names: str) -> Callable[[click.Context, click.Parameter
         url = context.params.get("url") or os.environ.get("ROLLMUX_URL")
         key = context.params.get("api_key") or os.environ.get("ROLLMUX_API_KEY")
         try:
-            daemon = calls.connect(url, key)
+            daemon = common.connect(url, key)
             try:
                 items = daemon.get(path, limit=1000)["items"]
             finally:

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import socket
-import struct
 import sys
 import time
 from contextlib import suppress
@@ -20,16 +19,18 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.calls import NO_DAEMON, Failed, fields, print_json
+from rollmuxd.cli.common import NO_DAEMON, Failed, fields, print_json
 from rollmuxd.cli.processes import started
 
+#: after so long a start says that it still waits
 START_S = 30.0
 STOP_S = 30.0
-#: pid, user and group of who sends on a Unix socket (man 7 unix)
-_SENDER = struct.Struct("3i")
 
 config_option = click.option(
     "--config", type=click.Path(path_type=Path, dir_okay=False), help="The rollmux.toml (default: where it usually is)."
+)
+clock_option = click.option(
+    "--accept-clock", is_flag=True, help="Start although this machine's clock is a month behind the journal."
 )
 
 
@@ -50,13 +51,12 @@ class Running:
     #: of the certificate at that URL, and the file that it is in
     fingerprint: str | None = None
     certificate: str | None = None
-    #: what speaks against its time
-    clock: str | None = None
 
 
 @daemon.command()
 @config_option
-def run(config: Path | None) -> None:
+@clock_option
+def run(config: Path | None, accept_clock: bool) -> None:
     """Run it here, until Ctrl-C or SIGTERM. Logs go to stderr.
 
     Exits with 0 when it was told to stop. With 75 when it cannot start now and what is in the way may pass by itself (a
@@ -69,16 +69,17 @@ def run(config: Path | None) -> None:
         settings = _settings(config)
     except Failed as error:
         raise Failed(error.message, app.CANNOT) from error
-    app.main(settings)
+    app.main(settings, accept_clock=accept_clock)
 
 
 @daemon.command()
 @config_option
+@clock_option
 @click.option("--json", "as_json", is_flag=True, help="Print pid, url and socket as JSON.")
-def start(config: Path | None, as_json: bool) -> None:
+def start(config: Path | None, accept_clock: bool, as_json: bool) -> None:
     """Start it in the background, and wait until it is ready.
 
-    After an upgrade it may have to replay its whole journal, which can take minutes: it is waited for while it goes on.
+    After an upgrade it may have to replay its whole journal, which can take minutes.
     """
     state_dir = _state_dir(config)
     running = find(state_dir)
@@ -86,87 +87,43 @@ def start(config: Path | None, as_json: bool) -> None:
         raise Failed(f"it runs already, pid {running.pid} ({running.socket}); rollmuxd daemon stop ends it")
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = state_dir / "daemon.log"
-    before = _end_of(log)
-    with _ear() as ear:
-        words = ["run", *(["--config", str(config.resolve())] if config is not None else [])]
-        pid = _spawn(words, log, "@" + ear.getsockname()[1:].decode())
-        began = time.monotonic()
-        give_up = began + START_S
-        while True:
-            running = find(state_dir)
-            if running is not None and running.pid == pid and ready(running.socket):
-                break
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                last = _said_last(log, before).removeprefix("rollmuxd: ")
-                code = os.waitstatus_to_exitcode(status)
-                raise Failed(f"the daemon ended with status {code}: {last} (log: {log})")
-            told = _told(ear, pid)
-            if "STATUS" in told:
-                click.echo(f"the daemon, pid {pid}, starts: {told['STATUS']}", err=True)
-            give_up = max(give_up, time.monotonic() + int(told.get("EXTEND_TIMEOUT_USEC", 0)) / 1e6)
-            if time.monotonic() > give_up:
-                raise Failed(_given_up(pid, time.monotonic() - began, log))
+    end = log.stat().st_size if log.exists() else 0
+    words = ["run", *(["--config", str(config.resolve())] if config is not None else [])]
+    words += ["--accept-clock"] if accept_clock else []
+    pid = _spawn(words, log)
+    say_at: float | None = time.monotonic() + START_S
+    while True:
+        running = find(state_dir)
+        if running is not None and running.pid == pid and ready(running.socket):
+            break
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            last = _said_last(log, end).removeprefix("rollmuxd: ")
+            raise Failed(f"the daemon ended with status {os.waitstatus_to_exitcode(status)}: {last} (log: {log})")
+        if say_at is not None and time.monotonic() > say_at:
+            click.echo(
+                f"the daemon, pid {pid}, still starts; Ctrl-C stops waiting and leaves it running (log: {log})",
+                err=True,
+            )
+            say_at = None
+        time.sleep(0.05)
     _answer(running, log, "ready", as_json=as_json)
 
 
-def _end_of(log: Path) -> tuple[int, int]:
-    """Which file the log is now, and where it ends."""
-    if not log.exists():
-        return 0, 0
-    now = log.stat()
-    return now.st_ino, now.st_size
-
-
-def _said_last(log: Path, before: tuple[int, int]) -> str:
-    """The last line since then. A daemon whose log is large begins it anew: all that is in there is since then."""
-    inode, end = before
+def _said_last(log: Path, end: int) -> str:
+    """The last line after this place in the log."""
     with log.open("rb") as file:
-        if os.fstat(file.fileno()).st_ino == inode:
-            file.seek(end)
+        file.seek(end)
         lines = file.read().decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else "it said nothing"
 
 
-def _ear() -> socket.socket:
-    """Where a daemon tells that it goes on with its start, as it tells systemd (``man sd_notify``)."""
-    ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-    ear.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    ear.bind("")  # a name of the kernel's choice, without a file
-    ear.settimeout(0.05)
-    return ear
-
-
-def _told(ear: socket.socket, pid: int) -> dict[str, str]:
-    """What a process tells next, soon or not at all. Others may write there, and are not listened to."""
-    try:
-        said, beside, _, _ = ear.recvmsg(4096, socket.CMSG_SPACE(_SENDER.size))
-    except TimeoutError:
-        return {}
-    if not beside or _SENDER.unpack(beside[0][2])[0] != pid:
-        return {}
-    return dict(line.split("=", 1) for line in said.decode().splitlines())
-
-
-def _given_up(pid: int, waited_s: float, log: Path) -> str:
-    """Tell a daemon that does not become ready to end; what has come of it."""
-    os.kill(pid, signal.SIGTERM)
-    said = f"the daemon was not ready after {waited_s:.0f} s"
-    give_up = time.monotonic() + STOP_S
-    while not os.waitpid(pid, os.WNOHANG)[0]:
-        if time.monotonic() > give_up:
-            said += f", and has not ended {STOP_S:g} s after it was told to: it runs on, pid {pid}"
-            return f"{said}; its log is {log}"
-        time.sleep(0.05)
-    return f"{said} and was ended; its log is {log}"
-
-
-def _spawn(words: list[str], log: Path, tells: str) -> int:
+def _spawn(words: list[str], log: Path) -> int:
     """Start ``rollmuxd daemon`` in a session of its own, which nothing here waits for; its pid."""
     return os.posix_spawn(
         sys.executable,
         [sys.executable, "-m", "rollmuxd", "daemon", *words],
-        os.environ | {"NOTIFY_SOCKET": tells},
+        os.environ,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
@@ -224,8 +181,6 @@ def _answer(running: Running, log: Path, said: str, *, as_json: bool, journal: s
         values["journal"] = journal
     if running.fingerprint is not None:
         values |= {"fingerprint": running.fingerprint, "certificate": running.certificate}
-    if running.clock is not None:
-        values["clock"] = running.clock
     if as_json:
         print_json(values)
     else:
@@ -233,18 +188,8 @@ def _answer(running: Running, log: Path, said: str, *, as_json: bool, journal: s
 
 
 def _running(config: Path | None) -> tuple[Path, Running | None]:
-    """The state directory, and the daemon that runs on it: also where it could not be started anew with that file."""
-    from rollmuxd.daemon.settings import state_dir_of
-
-    try:
-        state_dir = _state_dir(config)
-    except Failed as error:
-        known = state_dir_of(config)
-        running = find(known) if known is not None else None
-        if known is None or running is None:
-            raise
-        click.echo(f"rollmuxd: {error.message} (the daemon that runs on {known} began before that)", err=True)
-        return known, running
+    """The state directory, and the daemon that runs on it."""
+    state_dir = _state_dir(config)
     return state_dir, find(state_dir)
 
 
@@ -265,7 +210,7 @@ def find(state_dir: Path) -> Running | None:
     if started(pid) != began:
         return None
     path = Path(said.get("socket") or state_dir / "rollmux.sock")
-    return Running(pid, said.get("url"), path, said.get("fingerprint"), said.get("certificate"), said.get("clock"))
+    return Running(pid, said.get("url"), path, said.get("fingerprint"), said.get("certificate"))
 
 
 def ready(path: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rollmuxd.cli.calls import Failed, print_json
+from rollmuxd.cli.common import Failed, print_json
 
 if TYPE_CHECKING:
     from rollmuxd.daemon.settings import Settings
@@ -79,8 +79,8 @@ def _show(host: dict[str, Any]) -> None:
 
 
 def _write(bundle: Path, settings: Settings, *, as_json: bool) -> None:
-    from rollmuxd.daemon import journal_bundle
-    from rollmuxd.daemon.journal_file import JournalError
+    from rollmuxd.daemon.journal import bundle as journal_bundle
+    from rollmuxd.daemon.journal.file import JournalError
 
     try:
         made = journal_bundle.make(bundle, settings)

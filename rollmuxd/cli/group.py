@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.calls import Call, cell, fields, part, table, talks
+from rollmuxd.cli.common import Call, cell, fields, part, table, talks
 from rollmuxd.cli.completion import names_of
 
 

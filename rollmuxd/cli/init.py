@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rollmuxd.cli.calls import Failed, print_json
+from rollmuxd.cli.common import Failed, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rollmuxd.daemon.first_settings import Found
+    from rollmuxd.daemon.init_config import Found
 
 
 @click.command()
@@ -35,17 +35,17 @@ def init(shared: bool, hosts: tuple[str, ...], output: Path, as_json: bool) -> N
     """
     import anyio
 
-    from rollmuxd.daemon import first_settings
+    from rollmuxd.daemon import init_config
 
     if output.exists():
         raise Failed(f"{output} is there already, and is not written over; move it away, or name another with --output")
     try:
-        found = anyio.run(first_settings.look, hosts)
-    except first_settings.CannotLook as error:
+        found = anyio.run(init_config.look, hosts)
+    except init_config.CannotLook as error:
         raise Failed(str(error)) from error
     try:
         with output.open("x", encoding="utf-8") as file:
-            file.write(first_settings.text(found, shared=shared))
+            file.write(init_config.text(found, shared=shared))
     except OSError as error:
         raise Failed(f"{output} cannot be written: {error.strerror}; name another file with --output") from error
     if as_json:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.calls import Call, Failed, cell, fields, part, printable, table, talks
+from rollmuxd.cli.common import Call, Failed, cell, fields, part, printable, table, talks
 from rollmuxd.cli.completion import names_of
 from rollmuxd.cli.logs import logs
 

@@ -1,21 +1,20 @@
-"""``rollmuxd journal``: the daemon's memory on disk. Check, back up, restore, mend, make smaller.
+"""``rollmuxd journal``: the daemon's memory on disk. Check, back up, restore, make smaller.
 
-These run on the host where the journal lies, as the daemon's user or root; only ``compact`` asks the daemon.
+These run on the host where the journal lies, as the daemon's user or root.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
-from rollmuxd.cli.bars import Bar
-from rollmuxd.cli.calls import Failed, print_json, printable
+from rollmuxd.cli.common import Failed, print_json, printable
+from rollmuxd.cli.progress import Bar
 
 config_option = click.option(
     "--config", type=click.Path(path_type=Path, dir_okay=False), help="The rollmux.toml (default: where it usually is)."
@@ -30,7 +29,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print what w
 
 @click.group()
 def journal() -> None:
-    """The journal: check, backup, restore, mend, compact."""
+    """The journal: check, backup, restore, compact."""
 
 
 def of_a_directory(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,7 +65,7 @@ def _settings(config: Path | None) -> Any:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    from rollmuxd.daemon.journal_file import JournalError
+    from rollmuxd.daemon.journal.file import JournalError
 
     try:
         yield
@@ -74,17 +73,6 @@ def _refusals() -> Iterator[None]:
         raise Failed(str(error)) from error
     except OSError as error:
         raise Failed(f"{error}: look at the disk, at open files (ulimit -n), and whose file it is") from error
-
-
-def _ms(said: str | None) -> int | None:
-    """A time of the calendar in milliseconds since 1970; UTC where it does not say."""
-    if said is None:
-        return None
-    try:
-        at = datetime.fromisoformat(said)
-    except ValueError:
-        raise Failed(f"--before {said!r} is no time; give one like 2026-11-23T10:00Z") from None
-    return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _as_json(value: Any) -> None:
@@ -101,7 +89,7 @@ def check(file: Path | None, state_dir: Path, as_json: bool, settings: Any) -> N
 
     FILE: a journal, a backup or a state directory; default: the daemon's. Exits with 1 if it is not good.
     """
-    from rollmuxd.daemon import journal_tools
+    from rollmuxd.daemon.journal import backup as journal_tools
 
     with _refusals(), Bar("facts checked") as bar:
         found = journal_tools.check(journal_tools.journal_in(file if file is not None else state_dir), bar)
@@ -121,7 +109,7 @@ def backup(file: Path, state_dir: Path, as_json: bool, settings: Any) -> None:
 
     The hashes of API keys are in it: only you can read it.
     """
-    from rollmuxd.daemon import journal_tools
+    from rollmuxd.daemon.journal import backup as journal_tools
 
     with _refusals(), Bar("copied, facts checked") as bar:
         made = journal_tools.backup(journal_tools.journal_in(state_dir), file, bar)
@@ -133,13 +121,8 @@ def backup(file: Path, state_dir: Path, as_json: bool, settings: Any) -> None:
 
 @journal.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--before",
-    metavar="TIME",
-    help="Leave out what was written from then on, by a clock that was wrong (2026-11-23T10:00Z).",
-)
 @of_a_directory
-def restore(file: Path, before: str | None, state_dir: Path, as_json: bool, settings: Any) -> None:
+def restore(file: Path, state_dir: Path, as_json: bool, settings: Any) -> None:
     """Put the backup FILE in the journal's place. The daemon must be stopped.
 
     What was granted after the backup is not known any more, so every run is lost: no fence of before is given again,
@@ -148,16 +131,14 @@ def restore(file: Path, before: str | None, state_dir: Path, as_json: bool, sett
     API keys that were revoked after the backup stay revoked, if the journal that was there can be read; which keys open
     something is printed.
     """
-    from rollmuxd.daemon import journal_tools
+    from rollmuxd.daemon.journal import backup as journal_tools
 
     with _refusals():
-        done = journal_tools.restore(file, state_dir, _ms(before))
+        done = journal_tools.restore(file, state_dir)
     if as_json:
         _as_json(done)
         return
     click.echo(f"restored: {done.path} ends at fact {done.last}; incarnation {done.incarnation}")
-    if before is not None:
-        click.echo(f"left out: {done.left_out} facts from {before} on")
     if done.kept:
         click.echo(f"what was there before is in {done.kept}")
     if done.keys_revoked:
@@ -169,29 +150,6 @@ def restore(file: Path, before: str | None, state_dir: Path, as_json: bool, sett
 
 
 @journal.command()
-@of_a_directory
-def mend(state_dir: Path, as_json: bool, settings: Any) -> None:
-    """Write a damaged journal anew from what is good in it. The daemon must be stopped.
-
-    Where the state is whole, and `journal check` says so: what is damaged is let go of, with all facts before it. The
-    journal that was there is kept.
-    """
-    from rollmuxd.daemon import journal_mend
-
-    with _refusals():
-        done = journal_mend.mend(state_dir)
-    if as_json:
-        _as_json(done)
-        return
-    went_on = (
-        f"facts {done.first} to {done.last} went on" if done.first <= done.last else f"fact {done.last} is the last"
-    )
-    click.echo(f"mended: {done.path}: {went_on}, {done.left_out} facts before were let go of; the state is what it was")
-    click.echo(f"what was there before is in {done.kept}")
-    click.echo("start the daemon: rollmuxd daemon start")
-
-
-@journal.command()
 @click.option(
     "--keep-days", type=click.IntRange(min=1), help="Keep the facts of so many days (default: as configured)."
 )
@@ -199,47 +157,19 @@ def mend(state_dir: Path, as_json: bool, settings: Any) -> None:
 def compact(keep_days: int | None, state_dir: Path, as_json: bool, settings: Any) -> None:
     """Close the books of days that are over, let go of facts that are old, and give the space back.
 
-    A daemon does this by itself, every hour. With the daemon stopped it is done here; a running one is asked to, over
-    its socket, and keeps what it is configured to keep.
+    A running daemon does this by itself, every hour. For this command the daemon must be stopped.
     """
-    from rollmuxd.cli.daemon import find
+    from rollmuxd.daemon.journal.retention import Keep
+    from rollmuxd.daemon.journal.retention import compact as compact_here
 
-    running = find(state_dir)
-    if running is not None:
-        if keep_days is not None:
-            raise Failed(
-                "a running daemon keeps what it is configured to keep; set journal.keep_days and restart it, or stop "
-                "it for --keep-days"
-            )
-        done = _ask_to_compact(f"unix://{running.socket}")
-    else:
-        import msgspec
-
-        from rollmuxd.daemon.journal_care import Keep
-        from rollmuxd.daemon.journal_care import compact as compact_here
-
-        kept = settings.journal
-        days = keep_days if keep_days is not None else kept.keep_days
-        with _refusals():
-            tended = compact_here(state_dir, Keep(days, round(kept.keep_gb * 1e9), kept.keep_audit_days))
-        done = msgspec.to_builtins(tended)
+    kept = settings.journal
+    days = keep_days if keep_days is not None else kept.keep_days
+    with _refusals():
+        done = compact_here(state_dir, Keep(days, round(kept.keep_gb * 1e9), kept.keep_audit_days))
     if as_json:
-        print_json(done)
+        _as_json(done)
         return
     click.echo(
-        f"{done['booked']} days were booked, {done['cut']} facts let go of; the first one is {done['first']} now; "
-        f"{done['bytes_before'] / 1e6:.1f} MB became {done['bytes_after'] / 1e6:.1f} MB"
+        f"{done.booked} days were booked, {done.cut} facts let go of; the first one is {done.first} now; "
+        f"{done.bytes_before / 1e6:.1f} MB became {done.bytes_after / 1e6:.1f} MB"
     )
-
-
-def _ask_to_compact(url: str) -> Any:
-    from rollmuxd.cli.calls import connect, fail
-    from rollmuxd.client.errors import RollmuxError
-
-    daemon = connect(url, None)
-    try:
-        return daemon.post("/v1/journal/compact", {})
-    except RollmuxError as error:
-        fail(error)
-    finally:
-        daemon.close()

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import click
 
-from rollmuxd.cli.calls import Call, part, table, talks
+from rollmuxd.cli.common import Call, part, table, talks
 
 
 class Span(click.ParamType):  # type: ignore[type-arg]  # generic in some versions only

@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from rollmuxd.cli import processes
-from rollmuxd.cli.calls import Call, Failed, part, print_json, talks
+from rollmuxd.cli.common import Call, Failed, part, print_json, talks
 from rollmuxd.cli.completion import names_of
 
 #: how often a followed job is looked at

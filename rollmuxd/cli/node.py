@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.calls import Call, ask, fields, part, table, talks
+from rollmuxd.cli.common import Call, ask, fields, part, table, talks
 from rollmuxd.cli.completion import names_of
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from rollmuxd.cli.calls import Call, Failed, cell, table, talks
-from rollmuxd.cli.job_file import registration_of
+from rollmuxd.cli.common import Call, Failed, cell, table, talks
+from rollmuxd.cli.run.job_file import registration_of
 
 
 @click.command(short_help="What would become of jobs, if they came.")

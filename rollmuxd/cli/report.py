@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import click
 
-from rollmuxd.cli.calls import Call, table, talks
-from rollmuxd.cli.estimate import sharing, show_sharing
-from rollmuxd.cli.feed import Time, last_facts
+from rollmuxd.cli.common import Call, table, talks
+from rollmuxd.cli.sim.estimate import sharing, show_sharing
+from rollmuxd.cli.top.feed import Time, last_facts
 
 #: of what ran last, so many facts are drawn at most
 DRAWN: Final = 20_000
@@ -58,7 +58,7 @@ def report(call: Call, since: str | None, until: str | None, by: str, as_csv: bo
 
 def _write(call: Call, path: Path, *, since: str | None, until: str | None, by: str) -> None:
     """Write the page, with the last of what ran."""
-    from rollmuxd.cli.calls import Failed
+    from rollmuxd.cli.common import Failed
     from rollmuxd.sim.report import Unavailable, used
 
     view = call.get("/v1/report", since=since, until=until, by="job" if by == "pool" else by)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rollmuxd.cli.calls import Call, Failed, talks
-from rollmuxd.cli.feed import say_unreadable
+from rollmuxd.cli.common import Call, Failed, talks
+from rollmuxd.cli.top.feed import say_unreadable
 
 if TYPE_CHECKING:
     from rollmuxd.sim.history import AnyFact
@@ -121,20 +121,18 @@ def _of_lines(lines: Any) -> Iterator[AnyFact]:
 
 
 def _of_journal(path: Path) -> Iterator[AnyFact]:
-    from rollmuxd.daemon.journal_file import JournalRefused, Row, Tip, cut_of, damaged_rows, refuse_newer
+    from rollmuxd.daemon.journal.file import ROWS, JournalRefused, cut_of, refuse_other_format, sum_of
 
     path = path / "journal.sqlite3" if path.is_dir() else path
     try:
         # Of its own accord SQLite would make a file that is not there.
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            refuse_newer(connection, path)
-            tip = cut_of(connection)
-            query = "SELECT seq, CAST(body AS BLOB), sum FROM facts WHERE seq > ? ORDER BY seq"
-            found = connection.execute(query, (tip.seq,))
-            while rows := [Row(*row) for row in found.fetchmany(PAGE)]:
-                damaged, tip = damaged_rows(rows, tip), Tip(rows[-1].seq, rows[-1].sum)
+            refuse_other_format(connection, path)
+            found = connection.execute(f"{ROWS} facts WHERE seq > ? ORDER BY seq", (cut_of(connection),))
+            while rows := found.fetchmany(PAGE):
+                damaged = {seq for seq, body, total in rows if sum_of(seq, body) != total}
                 say_unreadable({"seq": seq, "reason": "its checksum does not fit"} for seq in sorted(damaged))
-                yield from _read(((f"fact {row.seq}", row.body) for row in rows if row.seq not in damaged), str(path))
+                yield from _read(((f"fact {seq}", body) for seq, body, _ in rows if seq not in damaged), str(path))
     except JournalRefused as error:
         raise Failed(str(error)) from error
     except sqlite3.Error as error:
@@ -150,8 +148,5 @@ def _read(found: Iterable[tuple[str, Any]], source: str) -> Iterator[AnyFact]:
             fact = read(body)
         except ValueError as error:
             shown = json.dumps(body) if isinstance(body, dict) else body if isinstance(body, str) else repr(body)
-            raise Failed(
-                f"{source}, {where} is no fact that this rollmuxd knows ({error}): {shown[:120]}; a newer rollmuxd may "
-                "have written it"
-            ) from error
+            raise Failed(f"{source}, {where} is no fact that this rollmuxd knows ({error}): {shown[:120]}") from error
         yield fact

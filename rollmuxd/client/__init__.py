@@ -1,7 +1,7 @@
 """The client: imported next to torch, so httpx and msgspec, and of ours only ``rollmuxd.wire``.
 
-Read in this order: ``phases`` (what users write), ``talk`` (the conversation behind it, as flows), ``steps`` (what a
+Read in this order: ``job`` (what users write), ``session`` (the conversation behind it, as flows), ``retry`` (what a
 flow is), ``calls`` (each call as data), ``sync`` and ``aio`` (the two senders), ``transport`` (the only httpx).
-Beside them: ``heartbeat`` (a process of its own) and ``pulse`` (this side of it), ``channel`` (load and park),
-``ranks`` (followers).
+Beside them: ``heartbeat`` (the side of the job), ``heartbeat_process`` (a process), ``channel`` (load and park),
+``rank_group`` (followers).
 """

@@ -3,10 +3,10 @@
 import asyncio
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from rollmuxd.client import fakes, where
+from rollmuxd.client import discovery, fakes
 from rollmuxd.client.calls import Call
-from rollmuxd.client.steps import Flow, Pause
-from rollmuxd.client.where import Address
+from rollmuxd.client.discovery import Address
+from rollmuxd.client.retry import Flow, Pause
 
 if TYPE_CHECKING:
     from rollmuxd.client.transport import AsyncTransport
@@ -18,7 +18,7 @@ class AsyncDaemon:
     """A daemon, over TCP or its Unix socket. Opens its connection at the first call."""
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, address: Address | None = None) -> None:
-        self.address = address or where.need(url, api_key)
+        self.address = address or discovery.need(url, api_key)
         self._transport: AsyncTransport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 

@@ -18,10 +18,10 @@ import msgspec
 
 from rollmuxd.client import calls
 from rollmuxd.client.calls import Call
+from rollmuxd.client.discovery import Address
 from rollmuxd.client.errors import Refused, RollmuxError, in_words
-from rollmuxd.client.steps import Flow, Pause, persist, say
+from rollmuxd.client.retry import Flow, Pause, persist, say
 from rollmuxd.client.sync import Daemon
-from rollmuxd.client.where import Address
 from rollmuxd.wire.answers import ChannelOrder
 from rollmuxd.wire.requests import RankBody, ResultBody
 

@@ -1,9 +1,44 @@
-"""The seam for :mod:`rollmuxd.testing`: while a fake daemon is set here, jobs of this process use it."""
+"""What a fake daemon takes the place of. While :mod:`rollmuxd.testing` sets one here, jobs of this process use it."""
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from rollmuxd.client.pulse import Listener, Pulse
+from rollmuxd.wire.answers import Directive, SessionView
+
+
+class Listener(Protocol):
+    """Hears what the heartbeat hears. Called in a thread of its own; must not raise."""
+
+    def directed(self, directives: list[Directive]) -> None:
+        """What the daemon asks now: all of it, so that a directive that is not there is over."""
+        ...
+
+    def session_refused(self, session: str, status: int, detail: str) -> None:
+        """The session takes no more heartbeats (404, 409, 410)."""
+        ...
+
+    def troubled(self, text: str) -> None:
+        """Say that the daemon is away, or back."""
+        ...
+
+
+class Heartbeat(Protocol):
+    """Keeps the session alive."""
+
+    def session(self, view: SessionView) -> None:
+        """Beat for this session from now on."""
+        ...
+
+    def slot(self, slot: str | None) -> None:
+        """Report for this slot from now on; its progress starts at 0."""
+        ...
+
+    def progress(self, done: int, total: int) -> None:
+        """Go out with the next beat."""
+        ...
+
+    def stop(self) -> None:
+        """End. Takes :data:`~rollmuxd.client.heartbeat.STOP_S` at most."""
+        ...
 
 
 class Fake(Protocol):
@@ -17,7 +52,7 @@ class Fake(Protocol):
         """An httpx transport, for sync and async."""
         ...
 
-    def pulse(self, listener: "Listener") -> "Pulse":
+    def pulse(self, listener: Listener) -> Heartbeat:
         """Take the place of the heartbeat process."""
         ...
 

@@ -1,249 +1,242 @@
-"""The heartbeat: a process of its own beside the training process, so that a held GIL, a long save or a debugger
-there does not cost the job its slot.
-
-It is run by path with ``-I -S`` (:mod:`rollmuxd.client.pulse`), so it uses the standard library only and sees no
-site-packages: it starts in some 50 ms and stays below 20 MB (11 MB of its own), and there may be one per job
-beside a host memory full of parked states.
-With httpx it would be 30 MB and 0.3 s. ``http.client`` rather than HTTP by hand (9 MB less) for chunked answers and
-TLS.
-
-JSON lines come in on stdin: first where to beat, then whatever changes (``session``, ``slot``, ``done``, ``total``).
-The API key comes this way too, as arguments and environments can be read by others. JSON lines go out on stdout:
-``directives``, ``refused``, ``down``, ``up``. It ends when stdin does, or when its parent has ended. If its parent has
-ended without stopping it, it sends a last beat: the job is then lost at once, and not one lease time later.
-"""
-
-from __future__ import annotations
+"""The heartbeat as a job sees it: starts :mod:`rollmuxd.client.heartbeat_process`, and starts it again if it dies."""
 
 import contextlib
-import http.client
 import json
 import os
-import select
-import socket
-import time
-from typing import Any
-from urllib.parse import quote, urlsplit
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import IO, Any
 
-#: seconds between looks at who our parent is
-LOOK_S = 1.0
-#: seconds for one beat
-BEAT_TIMEOUT_S = 10.0
-#: a daemon that is away is looked for again after this, doubling up to the heartbeat
-FIRST_PAUSE_S = 0.5
-#: seconds between two lines about the same trouble
-SAY_EVERY_S = 60.0
-#: a parent that has closed the pipe has so many seconds to end: it may have to free GPU memory first
-ENDS_S = 20.0
-#: seconds between looks whether it has ended
-ENDED_S = 0.05
-#: for so many seconds the last beat is sent again where no daemon answers, and so often
-LAST_BEAT_S = 60.0
-LAST_BEAT_EVERY_S = 1.0
+import msgspec
+
+from rollmuxd.client.discovery import Address
+from rollmuxd.client.fakes import Listener
+from rollmuxd.wire.answers import Directive, SessionView
+
+#: run as a script, not imported: it brings http.client along
+_HEARTBEAT = Path(__file__).with_name("heartbeat_process.py")
+#: seconds before a heartbeat process that died is started again, doubling from the first to the second
+RESTART_S = (0.5, 30.0)
+#: seconds before what found the pipe full is told again
+AGAIN_S = 1.0
+#: seconds that it gets to end by itself
+STOP_S = 3.0
 
 
-class Beater:
-    """Beats for one session. ``parent`` None: it runs as a thread, and ends with its pipe alone."""
+class HeartbeatProcess:
+    """The real pulse."""
 
-    def __init__(self, read_fd: int, write_fd: int, parent: int | None) -> None:
-        self._read_fd = read_fd
-        self._write_fd = write_fd
-        self._parent = parent
-        #: when it was started: a later process may have its pid
-        self._started = start_of(parent) if parent is not None and os.getppid() == parent else ""
-        self._buffer = b""
-        self._now: dict[str, Any] = {}
-        #: a session that was refused: no more beats until we are told of a new one
-        self._refused: str | None = None
-        self._next = 0.0
-        self._failures = 0
-        self._failing_since = 0.0
-        self._said: float | None = None
-        self._last_directives: Any = []
+    def __init__(self, address: Address, listener: Listener, *, last_beat: bool = True) -> None:
+        self._listener = listener
+        #: all that a new process must be told
+        self._now: dict[str, Any] = {
+            "base_url": address.base_url,
+            "socket": address.socket,
+            "api_key": address.api_key,
+            "ca_file": address.ca_file,
+            "fingerprint": address.fingerprint,
+            # whether the end of this process is told at once
+            "last_beat": last_beat,
+            "slot": None,
+            "done": 0,
+            "total": 0,
+        }
+        #: something could not be told
+        self._behind = False
+        #: tells it again, where nothing changes that would
+        self._again: threading.Thread | None = None
+        # The loop, the watch and the one that tells again all write. (Re-entrant: a signal handler may tell something.)
+        self._lock = threading.RLock()
+        self._stopping = threading.Event()
+        self._process: Any = None
+        self._stdin: IO[bytes] | None = None
+        self._stdout: IO[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        _alive.add(self)
 
-    def run(self) -> None:
-        """Beat until the parent is gone; then say so, unless it has stopped us before."""
-        while self._parent is None or os.getppid() == self._parent:
-            idle = max(0.0, min(LOOK_S, self._next - time.monotonic()))
-            if select.select([self._read_fd], [], [], idle)[0] and not self._told():
-                break
-            if self._now.get("session") and self._refused != self._now["session"] and time.monotonic() >= self._next:
-                self._beat()
-            elif time.monotonic() >= self._next:
-                self._next = time.monotonic() + LOOK_S
-        if self._has_ended():
-            while select.select([self._read_fd], [], [], 0)[0] and self._told():
-                pass
-            self._beat_last()
+    @property
+    def pid(self) -> int | None:
+        """The heartbeat process, if it is one."""
+        return self._process.pid if self._process is not None else None
 
-    def _has_ended(self) -> bool:
-        """Wait until the parent has ended, for as long as that may take; whether it has."""
-        until = time.monotonic() + ENDS_S
-        while self._started and time.monotonic() < until:
-            if os.getppid() != self._parent and start_of(self._parent, running=True) != self._started:
-                return True
-            time.sleep(ENDED_S)
-        return False
+    def session(self, view: SessionView) -> None:
+        """Beat for this session from now on; the first call starts the process."""
+        self._set(session=view.session, heartbeat_s=view.heartbeat_s, journal=view.journal)
+        if self._thread is None:
+            self._start()
+            self._thread = threading.Thread(target=self._watch, name="rollmuxd-heartbeat", daemon=True)
+            self._thread.start()
 
-    def _beat_last(self) -> None:
-        """Say that the parent is gone, until a daemon has heard it."""
-        # Our stderr is the parent's, and what reads that waits for its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        until = time.monotonic() + LAST_BEAT_S
-        while self._now.get("session") and self._now.get("last_beat") and time.monotonic() < until:
+    def slot(self, slot: str | None) -> None:
+        """Report for this slot from now on."""
+        self._set(slot=slot, done=0, total=0)
+
+    def progress(self, done: int, total: int) -> None:
+        """Go out with the next beat."""
+        self._set(done=done, total=total)
+
+    def stop(self) -> None:
+        """End the process."""
+        self._stopping.set()
+        self._close_stdin()
+        if self._process is not None:
+            import subprocess
+
+            # It may be in a beat that a daemon which hangs does not answer for seconds, and there is nothing to lose.
+            self._process.terminate()
             try:
-                status, _ = self._post(self._now["session"], {"pid": self._parent, "started": self._started})
-            except Exception:  # no daemon; it may come back
-                status = 0
-            if status == 200 or status in {400, 401, 403, 404, 409, 410, 422}:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(STOP_S)
+        _alive.discard(self)
+
+    def _set(self, **what: Any) -> None:
+        with self._lock:
+            changed = {name: value for name, value in what.items() if name == "session" or self._now.get(name) != value}
+            self._now.update(changed)
+            if changed:
+                self._write(self._now if self._behind else changed)
+
+    def _write(self, what: dict[str, Any]) -> None:
+        """Tell the process; under the lock."""
+        stdin = self._stdin
+        if stdin is None:
+            return
+        # Short lines go into a pipe whole or not at all. It is full when the process hangs, or waits for a daemon that
+        # does while a loop tells of its progress a thousand times a second; and the loop must not wait for it. Then all
+        # is told with the next change, or a little later; when the process has died, to the next one.
+        with contextlib.suppress(OSError, ValueError):
+            self._behind = stdin.write(json.dumps(what).encode() + b"\n") is None
+        if self._behind and self._again is None:
+            again = threading.Thread(target=self._catch_up, name="rollmuxd-heartbeat-again", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no more threads: then with the next change
+                again.start()
+                self._again = again
+
+    def _catch_up(self) -> None:
+        while not self._stopping.wait(AGAIN_S):
+            with self._lock:
+                self._write(self._now)
+                if not self._behind:
+                    self._again = None
+                    return
+
+    def _start(self) -> None:
+        import subprocess
+
+        # No LD_PRELOAD: memory hooks of the trainer's CUDA have no business in here. A session of its own: Ctrl-C in a
+        # terminal goes to the whole process group, and the job may take its time to end. cwd: pin no file system.
+        environ = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        command = [sys.executable, "-I", "-S", str(_HEARTBEAT), str(os.getpid())]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                cwd="/",
+                env=environ,
+            )
+            self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        except (
+            OSError
+        ) as error:  # no executable (an embedded interpreter), no more processes: a thread is better than nothing
+            self._listener.troubled(
+                f"no heartbeat process can be started ({error}); a thread beats, and a held GIL stops it"
+            )
+            self._process = None
+            self._in_a_thread()
+        with self._lock:
+            if self._stdin is not None:  # stop() may have closed it by now
+                os.set_blocking(self._stdin.fileno(), False)
+                self._write(self._now)
+
+    def _in_a_thread(self) -> None:
+        from rollmuxd.client import heartbeat_process
+
+        (told, tell), (heard, hear) = os.pipe(), os.pipe()
+        self._stdin, self._stdout = os.fdopen(tell, "wb", buffering=0), os.fdopen(heard, "rb", buffering=0)
+
+        def beat() -> None:
+            try:
+                heartbeat_process.Beater(told, hear, None).run()
+            finally:
+                os.close(told)
+                os.close(hear)
+
+        threading.Thread(target=beat, name="rollmuxd-heart", daemon=True).start()
+
+    def _watch(self) -> None:
+        pause = RESTART_S[0]
+        while True:
+            assert self._stdout is not None
+            heard = False
+            with os.fdopen(self._stdout.fileno(), "rb", closefd=False) as lines:
+                for line in lines:
+                    heard = True
+                    self._hear(line)
+            self._stdout.close()
+            code = self._process.wait() if self._process is not None else None
+            if self._stopping.is_set():
                 return
-            time.sleep(LAST_BEAT_EVERY_S)
+            pause = RESTART_S[0] if heard else min(RESTART_S[1], pause * 2)
+            self._listener.troubled(f"the heartbeat process ended ({code}); starting it again")
+            if self._stopping.wait(pause):
+                return
+            self._close_stdin()
+            self._start()
+            if self._stopping.is_set():  # stop() may have missed the new one, which may be in a beat by now
+                self._close_stdin()
+                if self._process is not None:
+                    self._process.terminate()
 
-    def _told(self) -> bool:
-        """Take in what the parent says; False when it will say nothing more."""
-        data = os.read(self._read_fd, 65536)
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
-            told = json.loads(line)
-            self._now.update(told)
-            if "session" in told:
-                self._refused = None
-                self._next = 0.0
-        return bool(data)
-
-    def _beat(self) -> None:
-        now = time.monotonic()
-        every = float(self._now["heartbeat_s"])
-        session = self._now["session"]
+    def _hear(self, line: bytes) -> None:
         try:
-            status, answer = self._post(session)
-        except Exception as error:  # whatever it is: a heartbeat goes on
-            status, answer = 0, {"detail": f"{type(error).__name__}: {error}"}
-        if status == 200:
-            self._well(now, answer)
-            self._next = now + every
-            return
-        detail = str(answer.get("detail") or answer.get("title") or "")
-        if status in {404, 409, 410}:
-            self._refused = session
-            self._say(refused=status, session=session, detail=detail)
-            return
-        self._unwell(now, detail if status == 0 else f"{status} {detail}".strip())
-        pause = min(every, FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 16))
-        # Clients of one daemon must not come back in step; `random` would cost a megabyte for this.
-        jitter = 0.7 + time.monotonic_ns() // 1000 % 600 / 1000
-        self._next = time.monotonic() + pause * jitter
+            heard = msgspec.json.decode(line)
+            if "directives" in heard:
+                self._listener.directed(msgspec.convert(heard["directives"], list[Directive]))
+            elif "refused" in heard:
+                self._listener.session_refused(heard["session"], heard["refused"], heard["detail"])
+            elif "down" in heard:
+                text = f"heartbeats get no answer: {heard['down']}; what is held stays held, trying again"
+                self._listener.troubled(text)
+            elif "up" in heard:
+                self._listener.troubled(f"heartbeats are answered again, after {round(heard['up'])} s")
+        except msgspec.MsgspecError:
+            pass  # a newer daemon's directive: not for us
 
-    def _well(self, now: float, answer: dict[str, Any]) -> None:
-        if self._said is not None:
-            self._say(up=now - self._failing_since)
-        self._failures, self._said = 0, None
-        directives = answer.get("directives") or []
-        if directives != self._last_directives:
-            self._last_directives = directives
-            self._say(directives=directives)
+    def _close_stdin(self) -> None:
+        with self._lock:
+            stdin, self._stdin = self._stdin, None
+            if stdin is not None:
+                stdin.close()
 
-    def _unwell(self, now: float, why: str) -> None:
-        self._failures += 1
-        if self._failures == 1:
-            self._failing_since = now
-        # The first failure is silent: a daemon that is restarted is back before the second.
-        if self._failures >= 2 and (self._said is None or now - self._said >= SAY_EVERY_S):
-            self._said = now
-            self._say(down=why, seconds=now - self._failing_since)
-
-    def _post(self, session: str, gone: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-        body = {name: self._now.get(name) or 0 for name in ("done", "total")} | {"slot": self._now.get("slot")}
-        if gone is not None:
-            body["gone"] = gone
-        headers = {"content-type": "application/json", "connection": "close"}
-        if self._now.get("journal"):
-            headers["rollmux-journal"] = self._now["journal"]
-        if self._now.get("api_key"):
-            headers["authorization"] = "Bearer " + self._now["api_key"]
-        connection, base = self._connection()
-        try:
-            path = f"{base}/v1/sessions/{quote(session, safe='')}/heartbeat"
-            connection.request("POST", path, json.dumps(body).encode(), headers)
-            response = connection.getresponse()
-            content = response.read()
-        finally:
-            connection.close()
-        try:
-            answer = json.loads(content)
-        except ValueError:
-            answer = {"detail": content[:200].decode(errors="replace")}
-        return response.status, answer if isinstance(answer, dict) else {}
-
-    def _connection(self) -> tuple[http.client.HTTPConnection, str]:
-        # A new one per beat: servers close idle connections sooner than the next one is due.
-        if self._now.get("socket"):
-            return _UnixConnection(self._now["socket"]), ""
-        url = urlsplit(self._now["base_url"])
-        if url.scheme == "https":
-            import ssl
-
-            pinned = self._now.get("fingerprint")
-            trust = ssl.create_default_context(cafile=self._now.get("ca_file"))
-            if pinned:
-                trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE  # we look ourselves, below
-            secure = http.client.HTTPSConnection(url.hostname or "", url.port, timeout=BEAT_TIMEOUT_S, context=trust)
-            if pinned:
-                _check(secure, pinned)
-            return secure, url.path
-        return http.client.HTTPConnection(url.hostname or "", url.port, timeout=BEAT_TIMEOUT_S), url.path
-
-    def _say(self, **what: Any) -> None:
-        # A parent that has gone meanwhile is noticed by the loop.
-        with contextlib.suppress(OSError):
-            os.write(self._write_fd, json.dumps(what).encode() + b"\n")
+    def forget(self) -> None:
+        """In a forked child: let go of the pipes, or the heartbeat would outlive our parent."""
+        # A thread that is not here may have held the locks.
+        self._lock, self._stopping = threading.RLock(), threading.Event()
+        self._stopping.set()
+        for pipe in (self._stdin, self._stdout):
+            if pipe is not None:
+                pipe.close()
+        self._stdin = None
 
 
-def _check(secure: http.client.HTTPSConnection, fingerprint: str) -> None:
-    """Connect, and see before anything is sent that it is the certificate that was named."""
-    import hashlib
-
-    try:
-        secure.connect()
-        found = hashlib.sha256(secure.sock.getpeercert(True) or b"").hexdigest()
-        if found != fingerprint:
-            raise OSError(f"the certificate has the fingerprint sha256:{found}, and is to have sha256:{fingerprint}")
-    except BaseException:
-        secure.close()
-        raise
+_alive: "weakref.WeakSet[HeartbeatProcess]" = weakref.WeakSet()
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("rollmuxd", timeout=BEAT_TIMEOUT_S)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+def _after_fork_in_child() -> None:
+    for pulse in list(_alive):
+        pulse.forget()
+    _alive.clear()
 
 
-def start_of(pid: int | None, *, running: bool = False) -> str:
-    """When a process was started, in the system's words; empty: there is none, or (``running``) it has ended."""
-    try:
-        stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
-        try:
-            # The name (field 2) is in brackets and may hold anything; field 22 is the 20th after it.
-            fields = os.read(stat, 4096).decode(errors="replace").rpartition(")")[2].split()
-        finally:
-            os.close(stat)
-    except OSError:
-        return ""
-    return "" if running and fields[0] in {"Z", "X"} else fields[19]
-
-
-def main() -> None:
-    """Run as a process: ``python -I -S heartbeat.py PARENT_PID``."""
-    import sys
-
-    Beater(0, 1, int(sys.argv[1])).run()
-
-
-if __name__ == "__main__":
-    main()
+# Data-loader workers are forks. (Programs that are *executed* from here do not inherit the pipes: Python's are
+# close-on-exec.)
+os.register_at_fork(after_in_child=_after_fork_in_child)

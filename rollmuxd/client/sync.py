@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from msgspec import structs
 
-from rollmuxd.client import fakes, where
+from rollmuxd.client import discovery, fakes
 from rollmuxd.client.calls import GRACE_S, PROMPT_S, Call
-from rollmuxd.client.steps import Flow, Pause
-from rollmuxd.client.where import Address
+from rollmuxd.client.discovery import Address
+from rollmuxd.client.retry import Flow, Pause
 
 if TYPE_CHECKING:
     from rollmuxd.client.transport import SyncTransport
@@ -23,7 +23,7 @@ class Daemon:
     """
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, address: Address | None = None) -> None:
-        self.address = address or where.need(url, api_key)
+        self.address = address or discovery.need(url, api_key)
         #: the journal that each call names; see :class:`~rollmuxd.client.calls.Call`
         self.journal = ""
         self._transport: SyncTransport | None = None

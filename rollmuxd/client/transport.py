@@ -19,8 +19,8 @@ import msgspec
 
 from rollmuxd.client import fakes
 from rollmuxd.client.calls import Call
+from rollmuxd.client.discovery import Address
 from rollmuxd.client.errors import BadAnswer, Refused, RollmuxError, Unreachable, refused
-from rollmuxd.client.where import Address
 from rollmuxd.wire.answers import Problem
 
 T = TypeVar("T")

@@ -75,9 +75,6 @@ class Config(Struct, frozen=True):
     aging_ms: Millis = 3_600_000
     #: a job that has waited this long goes first, and is not overtaken any more on the pools it wants
     bounded_wait_ms: Millis = 6 * 3_600_000
-    #: where no certified order says who comes next, a loaded state is left alone by other jobs for this long, and for
-    #: five times what loading and parking it takes; 0: it is not
-    hold_ms: Millis = 30_000
     #: a slot that runs longer than this, and than three times the p95 of its phase, is warned about
     overstay_ms: Millis = 600_000
     #: and is revoked, if somebody waits for its GPUs, where this is set ...

@@ -15,13 +15,9 @@ BrokenInvariant          our bug: the process stops; the journal, which has not 
 class Rejected(Exception):
     """The input is refused; nothing has changed."""
 
-    status_hint = 409
-
 
 class UnknownThing(Rejected):
     """There is no such thing (any more)."""
-
-    status_hint = 404
 
     def __init__(self, kind: str, name: str) -> None:
         super().__init__(f"there is no {kind} {name!r}")
@@ -30,8 +26,6 @@ class UnknownThing(Rejected):
 
 class Conflict(Rejected):
     """A thing was asked to do what its status does not allow."""
-
-    status_hint = 409
 
 
 class StaleFence(Conflict):
@@ -64,13 +58,9 @@ class TakesNoRequests(Conflict):
 class Impossible(Rejected):
     """What is asked can never be met, and what is short."""
 
-    status_hint = 422
-
 
 class TooMany(Rejected):
     """A limit is reached."""
-
-    status_hint = 429
 
 
 class BrokenInvariant(Exception):

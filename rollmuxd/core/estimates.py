@@ -2,8 +2,8 @@
 
 A phase is exclusive, so its time in a slot *is* its solo time, shared or not: measuring asks nobody to leave.
 
-Plans reckon with what a job states, until what was measured has left that (:mod:`~rollmuxd.core.drift`); of a phase
-that nobody has stated, with the mean of its first few observations, and then likewise. That changes by facts only, so
+Plans use the times that a job states, until the measured ones differ (:mod:`~rollmuxd.core.steps.replan`). Where the
+job states none, they use the mean of the first few observations, and then likewise. That changes by facts only, so
 a plan and whoever asks about it afterwards see the same times. What is observed is kept as the last 64 times, sorted
 when somebody asks: any quantile of them is exact.
 """
@@ -93,7 +93,7 @@ def by_work_ms(job: Job, phase: PhaseSpec) -> Millis | None:
     times = job.times.get(phase.name)
     if times is None or not job.work:
         return None
-    pairs = [(took, work) for took, work in zip(times.recent_ms, times.works, strict=False) if work > 0]
+    pairs = [(took, work) for took, work in zip(times.recent_ms, times.works, strict=True) if work > 0]
     if len(pairs) < KNOWN:
         return None
     each = sorted(took / work for took, work in pairs)[len(pairs) // 2]
@@ -126,7 +126,7 @@ def solo_ms(job: Job) -> Millis | None:
 def iteration_ms(turn_ms: Millis, group: Group, job: Job) -> Millis:
     """What a turn of the group's wheel gives one iteration of the job: it may go round several times in it."""
     first = job.spec.phases[0].name
-    return turn_ms // max(1, sum(visit.job == job.id and visit.phase == first for visit in group.wheel))
+    return turn_ms // max(1, sum(visit.job == job.id and visit.phase == first for visit in group.schedule))
 
 
 def slowdown(job: Job) -> float | None:

@@ -7,7 +7,7 @@ The journal of last year must still decode: give new fields a default, never ren
 from typing import Any, TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from rollmuxd.core.inputs import HostSpec, NodeSpec
 from rollmuxd.core.model import (
@@ -147,7 +147,7 @@ class NodeUndrained(Fact, frozen=True, tag="node_undrained"):
     by: str
 
 
-class GpusCleared(Fact, frozen=True, tag="gpus_cleared"):
+class GpusVerifiedClean(Fact, frozen=True, tag="gpus_cleared"):
     """A backend has seen these GPUs clear (or an operator declared it): they may be given on."""
 
     node: NodeId
@@ -156,7 +156,7 @@ class GpusCleared(Fact, frozen=True, tag="gpus_cleared"):
     reason: str = ""
 
 
-class GpusUnclear(Fact, frozen=True, tag="gpus_unclear"):
+class GpusNotClean(Fact, frozen=True, tag="gpus_unclear"):
     """GPUs that should be clear are not; from now on the time is taken until the node is quarantined."""
 
     node: NodeId
@@ -180,7 +180,7 @@ class JobRegistered(Fact, frozen=True, tag="job_registered"):
     relaunch: int = 0
 
 
-class PlannedVisit(Struct, frozen=True, array_like=True):
+class PlannedTurn(Struct, frozen=True, array_like=True):
     """A place in a wheel, as it was planned."""
 
     job: JobId
@@ -194,13 +194,13 @@ class JobPlaced(Fact, frozen=True, tag="job_placed"):
     job: JobId
     group: GroupId
     pins: dict[PoolName, tuple[NodeId, ...]]
-    wheel: tuple[PlannedVisit, ...]
+    schedule: tuple[PlannedTurn, ...] = field(name="wheel")
     status: JobStatus
     admission: str
     promised: bool = False
     period_ms: Millis | None = None
     cost_per_hour: float = 0.0
-    dispatch: Dispatch = Dispatch.WHEEL
+    dispatch: Dispatch = Dispatch.SCHEDULE
     #: what the owner has used until now, in GPU-milliseconds, decayed
     use: int = 0
 
@@ -233,7 +233,7 @@ class GroupReplanned(Fact, frozen=True, tag="group_replanned"):
     job: JobId
     period_ms: Millis | None = None
     #: the whole wheel, in order; none: it stays as it is
-    wheel: tuple[PlannedVisit, ...] = ()
+    schedule: tuple[PlannedTurn, ...] = field(default=(), name="wheel")
     #: members for whose promises the plan has no room
     at_risk: tuple[JobId, ...] = ()
     why: str = ""
@@ -266,13 +266,13 @@ class MovePlanned(Fact, frozen=True, tag="move_planned"):
     job: JobId
     group: GroupId
     pins: dict[PoolName, tuple[NodeId, ...]]
-    wheel: tuple[PlannedVisit, ...]
+    schedule: tuple[PlannedTurn, ...] = field(name="wheel")
     why: str
     admission: str
     promised: bool = False
     period_ms: Millis | None = None
     cost_per_hour: float = 0.0
-    dispatch: Dispatch = Dispatch.WHEEL
+    dispatch: Dispatch = Dispatch.SCHEDULE
     saves_per_hour: float = 0.0
     costs: float = 0.0
     #: what the owner has used until now, in GPU-milliseconds, decayed
@@ -460,7 +460,7 @@ class SlotWithdrawn(Fact, frozen=True, tag="slot_withdrawn"):
     reason: str
 
 
-class VisitAdded(Fact, frozen=True, tag="visit_added"):
+class TurnAdded(Fact, frozen=True, tag="visit_added"):
     """A side phase takes a place in the wheel, once: just before its job's next visit."""
 
     group: GroupId
@@ -468,7 +468,7 @@ class VisitAdded(Fact, frozen=True, tag="visit_added"):
     phase: str
 
 
-class VisitSkipped(Fact, frozen=True, tag="visit_skipped"):
+class TurnSkipped(Fact, frozen=True, tag="visit_skipped"):
     """The wheel passed a visit whose job is away, or has gone past it."""
 
     group: GroupId
@@ -633,7 +633,7 @@ class StateSeen(Fact, frozen=True, tag="state_seen"):
     status: StateStatus
 
 
-class LeftOverSeen(Fact, frozen=True, tag="left_over_seen"):
+class ResidualMemorySeen(Fact, frozen=True, tag="left_over_seen"):
     """What a parked state has left on each of its GPUs: from now on it may. More than was agreed is for people to see.
 
     Written down the first time, and when it is more than it was allowed till then and everybody else still fits.
@@ -691,8 +691,8 @@ AnyFact: TypeAlias = (
     | NodeDraining
     | NodeDrained
     | NodeUndrained
-    | GpusCleared
-    | GpusUnclear
+    | GpusVerifiedClean
+    | GpusNotClean
     | JobRegistered
     | JobPlaced
     | JobPromised
@@ -723,8 +723,8 @@ AnyFact: TypeAlias = (
     | SessionClosed
     | SlotQueued
     | SlotWithdrawn
-    | VisitAdded
-    | VisitSkipped
+    | TurnAdded
+    | TurnSkipped
     | SlotClaimed
     | SlotGranted
     | SlotTakenOver
@@ -745,7 +745,7 @@ AnyFact: TypeAlias = (
     | OrderContactLost
     | StateUnknown
     | StateSeen
-    | LeftOverSeen
+    | ResidualMemorySeen
     | Audited
 )
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.model import Job, Node, NodeId, PoolName
-from rollmuxd.core.state import State, leaves_mb
+from rollmuxd.core.state import State, allowed_residual_mb
 
 
 def short_of_memory(state: State, job: Job, pins: Mapping[PoolName, Sequence[NodeId]]) -> Reason | None:
@@ -29,7 +29,7 @@ def _states_on(state: State, node: Node) -> list[tuple[int, int]]:
     have not left it altogether.
     """
     there = [state.states[key] for key in node.states]
-    return [(kept.spec.gpu_mb, leaves_mb(kept)) for kept in there]
+    return [(kept.spec.gpu_mb, allowed_residual_mb(kept)) for kept in there]
 
 
 def _gb(mb: int) -> str:

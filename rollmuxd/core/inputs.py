@@ -125,7 +125,7 @@ class WithdrawSlot(Struct, frozen=True):
     session: SessionId | None = None
 
 
-class GpuSight(Struct, frozen=True):
+class GpuObservation(Struct, frozen=True):
     """What a backend saw on one GPU."""
 
     gpu: GpuId
@@ -146,7 +146,7 @@ class ReleaseSlot(Struct, frozen=True):
 
     slot: SlotId
     fence: Fence
-    seen: tuple[GpuSight, ...] = ()
+    seen: tuple[GpuObservation, ...] = ()
     next: NextRequest | None = None
     #: figures that the workload measured (tokens, reward, ...), kept with the fact
     measured: dict[str, float] = {}
@@ -158,7 +158,7 @@ class ShrinkSlot(Struct, frozen=True):
     slot: SlotId
     fence: Fence
     keep: tuple[GpuId, ...]
-    seen: tuple[GpuSight, ...] = ()
+    seen: tuple[GpuObservation, ...] = ()
 
 
 class GrowSlot(Struct, frozen=True):
@@ -192,7 +192,7 @@ class UndrainNode(Struct, frozen=True):
     by: str
 
 
-class DeclareClear(Struct, frozen=True):
+class DeclareClean(Struct, frozen=True):
     """An operator declares that nothing of any job is left on the node's GPUs. Audited."""
 
     node: NodeId
@@ -251,11 +251,11 @@ class Start(Struct, frozen=True):
     lost: str = ""
 
 
-class HostSeen(Struct, frozen=True):
+class HostObserved(Struct, frozen=True):
     """A backend looked at a host. What was to change on a GPU since the look began was not seen."""
 
     host: HostId
-    gpus: tuple[GpuSight, ...]
+    gpus: tuple[GpuObservation, ...]
     boot_id: str = ""
     #: when the look began, on the clock of ``now``; None: just now
     since: Millis | None = None
@@ -274,7 +274,7 @@ class OrderDone(Struct, frozen=True):
     """The driver did it. ``seen`` is what the backend saw on the GPUs afterwards."""
 
     order: OrderId
-    seen: tuple[GpuSight, ...] = ()
+    seen: tuple[GpuObservation, ...] = ()
 
 
 class OrderFailed(Struct, frozen=True):
@@ -344,10 +344,10 @@ Input: TypeAlias = (
     | RevokeSlot
     | DrainNode
     | UndrainNode
-    | DeclareClear
+    | DeclareClean
     | Audit
     | Start
-    | HostSeen
+    | HostObserved
     | HostUnreachable
     | OrderDone
     | OrderFailed

@@ -31,8 +31,8 @@ def a_held_gpu_has_only_bytes_of_its_holders_job(state: State) -> Iterator[str]:
     """Nobody was put on a GPU that another job's bytes may be on."""
     for node in state.nodes.values():
         for name, gpu in node.gpus.items():
-            if gpu.holder is not None and gpu.stain not in (None, state.slots[gpu.holder].job):
-                yield f"{name} is held by {gpu.holder} and may have bytes of {gpu.stain}"
+            if gpu.holder is not None and gpu.dirty_by not in (None, state.slots[gpu.holder].job):
+                yield f"{name} is held by {gpu.holder} and may have bytes of {gpu.dirty_by}"
 
 
 def a_running_slot_has_its_states_loaded(state: State) -> Iterator[str]:
@@ -110,7 +110,7 @@ def a_job_sits_in_one_group_and_comes_to_at_most_one(state: State) -> Iterator[s
         if job.status == JobStatus.MOVING and (job.slot is not None or job.move is None):
             yield f"job {job.id} is moving, and has slot {job.slot} and move {job.move}"
     for group in state.groups.values():
-        for visit in group.wheel:
+        for visit in group.schedule:
             if visit.job not in group.jobs and visit.job not in group.coming:
                 yield f"group {group.id} has a visit of {visit.job}, which is not of it"
 
@@ -185,6 +185,7 @@ ALL: tuple[Callable[[State], Iterator[str]], ...] = (
     a_node_is_in_the_group_of_the_jobs_pinned_to_it,
     a_job_sits_in_one_group_and_comes_to_at_most_one,
     a_state_is_on_a_node_of_its_jobs,
+    a_job_has_a_state_on_each_of_its_nodes,
     an_owner_holds_the_nodes_of_its_placements,
     a_lost_or_ended_job_waits_for_nothing_and_runs_nothing,
     who_is_at_risk_is_placed_and_listed,

@@ -1,6 +1,6 @@
 """The nouns: what a job asks for (specs, frozen) and what the scheduler remembers of it (records, mutable).
 
-Records are written by :func:`rollmuxd.core.fold.apply` only. Times are integer milliseconds, sizes integer megabytes
+Records are written by :func:`rollmuxd.core.apply.apply` only. Times are integer milliseconds, sizes integer megabytes
 (1 GB = 1000 MB). Collections whose order matters are dicts and tuples, never sets: a set of strings has another order
 in each process, and two runs of one seed must give the same bytes.
 """
@@ -152,7 +152,7 @@ class Dispatch(StrEnum):
     """Who comes next on a node of a group."""
 
     #: the wheel's order, whose period is certified: a visit is awaited
-    WHEEL = "wheel"
+    SCHEDULE = "wheel"
     #: whoever asked first: no node idles while somebody could use it, and nothing bounds a wait but the line itself
     READY = "ready"
     #: whoever asks and is least ahead of its bound: its credit says so, and the guard acts on it
@@ -261,7 +261,7 @@ class Gpu(Struct):
     #: the slot that holds it
     holder: SlotId | None = None
     #: the job whose bytes may still be on it, until a backend has seen it clear
-    stain: JobId | None = None
+    dirty_by: JobId | None = field(default=None, name="stain")
     #: when what is on it was last to change: a look that began before then says nothing of it
     touched_at: Millis = 0
 
@@ -278,7 +278,7 @@ class Node(Struct):
     price_per_gpu_hour: float = 0.0
     status: NodeStatus = NodeStatus.UNKNOWN
     reason: str = ""
-    #: when it was lost last; None: never, or an older version saw it
+    #: when it was lost last; None: never
     lost_at: Millis | None = None
     #: an operator wants it empty; survives the node being lost meanwhile
     drain: bool = False
@@ -307,7 +307,7 @@ class Owner(Struct):
     at: Millis = 0
 
 
-class Visit(Struct):
+class ScheduledTurn(Struct):
     """A place for one (job, phase) in a wheel. ``turn`` counts how often it was passed, served or skipped."""
 
     job: JobId
@@ -323,8 +323,8 @@ class Group(Struct):
     id: GroupId
     jobs: list[JobId] = field(default_factory=list)
     nodes: list[NodeId] = field(default_factory=list)
-    wheel: list[Visit] = field(default_factory=list)
-    dispatch: Dispatch = Dispatch.WHEEL
+    schedule: list[ScheduledTurn] = field(default_factory=list, name="wheel")
+    dispatch: Dispatch = Dispatch.SCHEDULE
     #: jobs that are to move here: their visits are in the wheel, and are passed until they are there
     coming: list[JobId] = field(default_factory=list)
     #: grows whenever jobs, nodes or wheel change; what is derived from them is cached under it
@@ -365,7 +365,7 @@ class Slot(Struct):
     claimed_at: Millis | None = None
     granted_at: Millis | None = None
     ended_at: Millis | None = None
-    #: how it ended: withdrawn, released, faulted, lost or revoked; None: it has not (or an older version saw it)
+    #: how it ended: withdrawn, released, faulted, lost or revoked; None: it has not
     ended: SlotStatus | None = None
     #: since when it is known to run for too long
     overstays_at: Millis | None = None
@@ -400,7 +400,7 @@ class JobState(Struct):
     load_ms: Millis | None = None
     park_ms: Millis | None = None
     #: what it was seen to leave on each GPU when parked; None: it was not seen to leave anything
-    left_mb: int | None = None
+    residual_mb: int | None = field(default=None, name="left_mb")
 
     @property
     def switch_ms(self) -> Millis:
@@ -484,7 +484,7 @@ class JobMove(Struct):
     promised: bool = False
     period_ms: Millis | None = None
     #: the group's wheel once it has moved, where it stays in its group; else its visits are in the other's wheel
-    wheel: list[Visit] | None = None
+    schedule: list[ScheduledTurn] | None = field(default=None, name="wheel")
     #: since when its status is MOVING
     began_at: Millis | None = None
     #: the nodes that it leaves because they are drained
@@ -526,8 +526,7 @@ class Job(Struct):
     #: where it sat before: tried first when it is placed again
     last_pins: dict[PoolName, tuple[NodeId, ...]] = field(default_factory=dict)
     #: for each of its pins, in their order, the node that has its state as it was last: another one, after a move,
-    #: until it is loaded there (a snapshot of an older version has none). A process may have it in one place only, so
-    #: that loading it is moving it
+    #: until it is loaded there. A process may have it in one place only, so that loading it is moving it
     newest: dict[PoolName, tuple[NodeId, ...]] = field(default_factory=dict)
     #: where it is to go
     move: JobMove | None = None

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 from msgspec import Struct
 
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.facts import PlannedVisit
+from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.model import Dispatch, GroupId, Job, JobId, JobStatus, Millis, NodeId, PoolName
 from rollmuxd.core.state import State
 
@@ -53,7 +53,7 @@ class Placed(Struct, frozen=True):
     group: GroupId | None
     pins: dict[PoolName, tuple[NodeId, ...]]
     #: the group's whole wheel, in order, the job's visits included
-    wheel: tuple[PlannedVisit, ...]
+    schedule: tuple[PlannedTurn, ...]
     #: how: ``packing`` (nodes the group has), ``scaling`` (more rollout nodes), ``isolated`` (a new group)
     admission: str
     status: JobStatus
@@ -64,7 +64,7 @@ class Placed(Struct, frozen=True):
     #: price of the nodes that nobody used before, per hour
     cost_per_hour: float
     #: how the group's members follow each other, from now on
-    dispatch: Dispatch = Dispatch.WHEEL
+    dispatch: Dispatch = Dispatch.SCHEDULE
 
 
 class Refusal(Struct, frozen=True):
@@ -95,7 +95,7 @@ class Replan(Struct, frozen=True):
     #: members for whose promises the plan has no room
     at_risk: tuple[JobId, ...] = ()
     #: the whole wheel, in order; none: it stays as it is
-    wheel: tuple[PlannedVisit, ...] = ()
+    schedule: tuple[PlannedTurn, ...] = ()
 
 
 class Move(Struct, frozen=True):
@@ -173,7 +173,7 @@ class AsksForCredit(Protocol):
     Whoever waits is tried again when the end of a member's iteration makes this true.
     """
 
-    def bears(self, state: State, group: GroupId) -> bool:
+    def can_afford_newcomer(self, state: State, group: GroupId) -> bool:
         """Whether the members can afford that somebody comes."""
         ...
 

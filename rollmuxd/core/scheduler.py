@@ -1,81 +1,80 @@
-"""The scheduler: inputs in, facts and effects out. This file is its interface; each handler lives in a room of its own.
+"""The scheduler: inputs in, facts and effects out.
 
-The rooms, each building on those before it: ``turns`` (whose turn it is in a group), ``admission`` (who gets in),
-``letting_go`` (ending things, and when GPUs are clear), ``orders`` (what drivers report), ``lives`` (jobs and
-sessions), ``requests`` (what jobs ask of slots), ``overstay`` (slots that run for too long), ``inventory`` (hosts and
-nodes). A handler reads: may it be (all refusing comes first), what happened (``c.fact``), what must be done
-(``c.do``).
+:mod:`rollmuxd.core.handlers` has a function for each input. It refuses first, then records what happened (``c.fact``)
+and what is to be done (``c.do``). What follows is in :mod:`rollmuxd.core.steps`: slots end (``reclaim``), jobs
+are admitted (``admit``), turns are handed on (``dispatch``), jobs move (``move``). Each works on one ``Context``.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from rollmuxd.core import draining, drift, growing, inventory, lives, moving, orders, overstay, requests
 from rollmuxd.core import inputs as i
-from rollmuxd.core.admission import admit, begin_round, go_on, position
 from rollmuxd.core.config import Config
-from rollmuxd.core.cycle import NOTHING, Cycle
+from rollmuxd.core.context import NOTHING, Context
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.errors import BrokenInvariant, Rejected
 from rollmuxd.core.estimates import credit_ms, slowdown
 from rollmuxd.core.facts import name
+from rollmuxd.core.handlers import hosts, jobs, orders, resize, slots
 from rollmuxd.core.model import GroupId, JobId, Millis, SessionId
 from rollmuxd.core.policy import HeedsOwners, Policy
-from rollmuxd.core.soft import Soft
 from rollmuxd.core.state import State
-from rollmuxd.core.turns import dispatch
+from rollmuxd.core.steps import drain, move, overrun, replan
+from rollmuxd.core.steps.admit import admit, begin_pass, continue_pass, position
+from rollmuxd.core.steps.dispatch import dispatch
+from rollmuxd.core.timers import Timers
 
 _NO_CHANGE = Decision((), (), NOTHING)
 
-_HANDLERS: dict[type, Callable[[Cycle, Any], Answer]] = {
-    i.RegisterJob: lives.register,
-    i.EndJob: lives.end,
-    i.PauseJob: lives.pause,
-    i.ResumeJob: lives.resume,
-    i.ReinstateJob: lives.reinstate,
-    i.OpenSession: lives.open_session,
-    i.CloseSession: lives.close_session,
-    i.Heartbeat: growing.heartbeat,
-    i.ProcessGone: lives.process_gone,
-    i.RequestSlot: requests.request,
-    i.DetachSlot: requests.detach,
-    i.WithdrawSlot: requests.withdraw,
-    i.ReleaseSlot: requests.release,
-    i.ShrinkSlot: requests.shrink,
-    i.GrowSlot: growing.grow,
-    i.RevokeSlot: requests.revoke,
-    i.DrainNode: inventory.drain,
-    i.UndrainNode: inventory.undrain,
-    i.DeclareClear: inventory.declare_clear,
-    i.Audit: inventory.audit,
-    i.Start: inventory.start,
-    i.HostSeen: inventory.host_seen,
-    i.HostUnreachable: inventory.host_unreachable,
+_HANDLERS: dict[type, Callable[[Context, Any], Answer]] = {
+    i.RegisterJob: jobs.register,
+    i.EndJob: jobs.end,
+    i.PauseJob: jobs.pause,
+    i.ResumeJob: jobs.resume,
+    i.ReinstateJob: jobs.reinstate,
+    i.OpenSession: jobs.open_session,
+    i.CloseSession: jobs.close_session,
+    i.Heartbeat: resize.heartbeat,
+    i.ProcessGone: jobs.process_gone,
+    i.RequestSlot: slots.request,
+    i.DetachSlot: slots.detach,
+    i.WithdrawSlot: slots.withdraw,
+    i.ReleaseSlot: slots.release,
+    i.ShrinkSlot: slots.shrink,
+    i.GrowSlot: resize.grow,
+    i.RevokeSlot: slots.revoke,
+    i.DrainNode: hosts.drain,
+    i.UndrainNode: hosts.undrain,
+    i.DeclareClean: hosts.declare_clean,
+    i.Audit: hosts.audit,
+    i.Start: hosts.start,
+    i.HostObserved: hosts.host_observed,
+    i.HostUnreachable: hosts.host_unreachable,
     i.OrderDone: orders.order_done,
     i.OrderFailed: orders.order_failed,
     i.OrderNotBegun: orders.order_not_begun,
     i.OrderLostContact: orders.order_lost_contact,
-    i.Launched: lives.launched,
-    i.LaunchFailed: lives.launch_failed,
-    i.Stalled: inventory.stalled,
+    i.Launched: jobs.launched,
+    i.LaunchFailed: jobs.launch_failed,
+    i.Stalled: hosts.stalled,
 }
 
 #: what a deadline of each kind leads to; its key is a session, job, slot, group, host or node
-_DUE: dict[str, Callable[[Cycle, str], None]] = {
-    "lease": lives.lease_ran_out,
-    "opened": lives.never_opened,
-    "relaunch": lives.relaunch,
-    "reap": lives.reap,
-    "detach": requests.give_up,
+_DUE: dict[str, Callable[[Context, str], None]] = {
+    "lease": jobs.lease_ran_out,
+    "opened": jobs.never_opened,
+    "relaunch": jobs.relaunch,
+    "reap": jobs.reap,
+    "detach": slots.give_up,
     "dispatch": dispatch,
-    "overstay": overstay.due,
-    "look": inventory.look_again,
-    "clear": inventory.not_clear,
-    "move": moving.look_again,
-    "regroup": moving.regroup,
-    "relieve": drift.look_again,
-    "leave": draining.look_again,
-    "admit": begin_round,
+    "overstay": overrun.due,
+    "look": hosts.look_again,
+    "clear": hosts.clean_limit_passed,
+    "move": move.look_again,
+    "regroup": move.regroup,
+    "relieve": replan.look_again,
+    "leave": drain.look_again,
+    "admit": begin_pass,
 }
 
 
@@ -93,7 +92,7 @@ class Scheduler:
         self.config, self.policy = config, policy
         if isinstance(policy, HeedsOwners):
             policy.max_nodes = {name: owner.max_nodes for name, owner in config.owners.items() if owner.max_nodes}
-        self._cycle = Cycle(config, policy, state if state is not None else State())
+        self._cycle = Context(config, policy, state if state is not None else State())
 
     @property
     def state(self) -> State:
@@ -101,14 +100,14 @@ class Scheduler:
         return self._cycle.state
 
     @property
-    def context(self) -> Cycle:
+    def context(self) -> Context:
         """What the steps work with. For reading only: explanations are made of it."""
         return self._cycle
 
     @property
-    def soft(self) -> Soft:
+    def timers(self) -> Timers:
         """What is not journalled. For reading only."""
-        return self._cycle.soft
+        return self._cycle.timers
 
     def handle(self, given: i.Input, now: Millis) -> Decision:
         """Decide upon one input at a time ``now`` (integer milliseconds, never going back).
@@ -124,10 +123,10 @@ class Scheduler:
         cycle.facts, cycle.effects, cycle.spent = [], [], 0
         try:
             answer = self._tick() if type(given) is i.Tick else _HANDLERS[type(given)](cycle, given)
-            moving.follow(cycle)
-            if drift.follow(cycle):
-                moving.follow(cycle)
-            draining.follow(cycle)
+            move.follow(cycle)
+            if replan.follow(cycle):
+                move.follow(cycle)
+            drain.follow(cycle)
         except Rejected:
             if cycle.facts:
                 raise BrokenInvariant(f"{type(given).__name__} was refused after {name(cycle.facts[-1])}") from None
@@ -140,18 +139,18 @@ class Scheduler:
         cycle = self._cycle
         # A thousand leases may run out at once: each departure lets somebody in, and one look finds all of them.
         cycle.admits_later = False
-        for kind, key in cycle.soft.due(cycle.now, cycle.config):
+        for kind, key in cycle.timers.due(cycle.now, cycle.config):
             _DUE[kind](cycle, key)
         wanted, cycle.admits_later = cycle.admits_later, None
         if wanted:
             admit(cycle)
-        elif cycle.soft.round is not None and not cycle.soft.round.is_over():
-            go_on(cycle)
+        elif cycle.timers.round is not None and not cycle.timers.round.is_over():
+            continue_pass(cycle)
         return NOTHING
 
     def deadline(self) -> Millis | None:
         """When the next ``Tick`` is due at the latest; None: nothing is waited for."""
-        return self._cycle.soft.next_due()
+        return self._cycle.timers.next_due()
 
     # ---- questions; they change nothing ------------------------------------------------------------------------------
 
@@ -161,7 +160,7 @@ class Scheduler:
 
     def lease_left_ms(self, session: SessionId, now: Millis) -> Millis:
         """How long a session's lease lasts without another heartbeat."""
-        seen = self.soft.seen.get(session)
+        seen = self.timers.seen.get(session)
         return 0 if seen is None else max(0, seen + self.config.lease_ms - now)
 
     def silent_ms(self, session: SessionId, now: Millis) -> Millis | None:
@@ -169,12 +168,12 @@ class Scheduler:
 
         A lease has room for two heartbeats at least, so one is late after half of it.
         """
-        seen = self.soft.seen.get(session)
+        seen = self.timers.seen.get(session)
         return None if seen is None or 2 * (now - seen) <= self.config.lease_ms else now - seen
 
     def silent(self, now: Millis) -> list[SessionId]:
         """The sessions of which no heartbeat has come for longer than expected."""
-        return [session for session in self.soft.seen if self.silent_ms(session, now) is not None]
+        return [session for session in self.timers.seen if self.silent_ms(session, now) is not None]
 
     def group_period_ms(self, group: GroupId) -> Millis | None:
         """The group's planned period."""

@@ -124,18 +124,18 @@ class State(Struct):
         pins = job.pins.get(kept.pool, ())
         if not parked or kept.node not in pins:
             return None
-        if kept.pool not in job.newest:  # a snapshot of an older version, which counted them off
-            return parked[pins.index(kept.node) % len(parked)] if kept.status is StateStatus.GONE else None
         newest = job.newest[kept.pool][pins.index(kept.node)]
         return next((it for it in parked if it.node == newest), None)
 
-    def left_over_mb(self, node: Node, *, but_of: JobId | None = None) -> int:
+    def residual_mb_on(self, node: Node, *, but_of: JobId | None = None) -> int:
         """What states may leave on each GPU of a node: parked ones, and ones that are loaded on others of its GPUs.
 
         And ones that are gone where their job stays: its process may keep what it had left.
         """
         states = [self.states[key] for key in node.states if self.states[key].job != but_of]
-        return sum(leaves_mb(kept) for kept in states if kept.status is not StateStatus.GONE or self._may_leave(kept))
+        return sum(
+            allowed_residual_mb(kept) for kept in states if kept.status is not StateStatus.GONE or self._may_leave(kept)
+        )
 
     def _may_leave(self, kept: JobState) -> bool:
         job = self.jobs[kept.job]
@@ -154,6 +154,6 @@ class State(Struct):
         self.minted[prefix] = self.minted.get(prefix, 0) + 1
 
 
-def leaves_mb(kept: JobState) -> int:
+def allowed_residual_mb(kept: JobState) -> int:
     """What a state may leave on each GPU: as agreed, or as it was seen to leave and was let to."""
-    return max(kept.spec.leftover_mb, kept.left_mb or 0)
+    return max(kept.spec.leftover_mb, kept.residual_mb or 0)

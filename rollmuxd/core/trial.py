@@ -49,7 +49,7 @@ def without(state: State, job: Job) -> State:
             group,
             jobs=left,
             nodes=[name for name in group.nodes if name not in alone],
-            wheel=[visit for visit in group.wheel if visit.job != job.id],
+            schedule=[visit for visit in group.schedule if visit.job != job.id],
             version=next(trial_versions),
         )
     ended = replace(job, status=JobStatus.ENDED, group=None, pins={}, states=[])

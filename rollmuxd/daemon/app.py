@@ -21,6 +21,7 @@ import signal
 import socket
 import stat
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -38,22 +39,22 @@ from anyio.abc import TaskStatus
 from rollmuxd.core.effects import Effect, Kill, Launch
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import Millis, NodeId
-from rollmuxd.core.observe import Watch
 from rollmuxd.core.state import State
-from rollmuxd.daemon import journal_file, log_file, logs, spans
-from rollmuxd.daemon.actuator import Actuator
-from rollmuxd.daemon.channel import ChannelHub
+from rollmuxd.daemon import logs
+from rollmuxd.daemon import tracing as spans
+from rollmuxd.daemon.access.owner_limits import scheduler_of
+from rollmuxd.daemon.access.visibility import gone_from
 from rollmuxd.daemon.clock import SystemClock
-from rollmuxd.daemon.driver import Driver, Unavailable
+from rollmuxd.daemon.hosts.actuator import Actuator
+from rollmuxd.daemon.hosts.channel import ChannelHub
+from rollmuxd.daemon.hosts.observer import Observer, fill_in
 from rollmuxd.daemon.http.app import make_app
-from rollmuxd.daemon.http.door import HANDSHAKE_S, Door, Places
+from rollmuxd.daemon.http.listener import HANDSHAKE_S, Listener, Places
 from rollmuxd.daemon.http.peer import ConnectionLimits, PeerHttpToolsProtocol, hang_up_slow, limited
-from rollmuxd.daemon.journal import Journal, JournalError, JournalFailed, JournalInUse, JournalRefused
-from rollmuxd.daemon.journal_care import Keep, Keeper
+from rollmuxd.daemon.journal import file
+from rollmuxd.daemon.journal.retention import Keep, RetentionTask
+from rollmuxd.daemon.journal.store import Journal, JournalError, JournalFailed, JournalInUse, JournalRefused
 from rollmuxd.daemon.metrics import Metrics
-from rollmuxd.daemon.owners import scheduler_of
-from rollmuxd.daemon.reckoning import Today
-from rollmuxd.daemon.reconcile import Observer, fill_in
 from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.settings import (
     SYSTEM_SOCKET,
@@ -64,7 +65,9 @@ from rollmuxd.daemon.settings import (
     split_address,
 )
 from rollmuxd.daemon.tls import NoTls, Tls, open_tls, renew
-from rollmuxd.daemon.told import gone_from
+from rollmuxd.daemon.usage.daily import LiveUsage
+from rollmuxd.daemon.writer import Driver, Unavailable
+from rollmuxd.policies.observe import Watch
 from rollmuxd.spi import Backend, PluginError, Residency, StartsProcesses, discovery
 
 log = structlog.get_logger("rollmuxd.daemon")
@@ -76,8 +79,8 @@ CANNOT, NOT_NOW = 2, 75
 REPLAY_GOES_ON_S: Final = 60
 #: who is told how the daemon is may have no room for it just now: what it must know is told again
 TOLD_AGAIN_S: Final = 1.0
-#: how often the daemon's time is compared with the machine's
-CLOCK_EVERY_S: Final = 3_600.0
+#: a clock that is so many days behind the last fact is wrong, or was wrong when that was written
+CLOCK_DAYS: Final = 30
 #: what a disk, a quota, the machine or its network, which may come up after us, may have to give a moment later
 _PASSING: Final = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO),
@@ -102,15 +105,17 @@ class Ready(msgspec.Struct, frozen=True, omit_defaults=True):
     #: of the certificate, and the file that it is in; None: the port is without TLS
     fingerprint: str | None = None
     certificate: str | None = None
-    #: what speaks against its time; None: nothing
-    clock: str | None = None
 
 
 # ---- the whole -----------------------------------------------------------------------------------------------------
 
 
-async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None) -> None:
+async def serve(
+    settings: Settings, *, on_ready: Callable[[Ready], None] | None = None, accept_clock: bool = False
+) -> None:
     """Run a daemon until it is told to stop, by a signal or by cancelling this.
+
+    ``accept_clock``: start although this machine's clock is far behind the last fact.
 
     Raises:
         CannotStart: it could not start; says why, and what to do.
@@ -119,6 +124,8 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
     async with AsyncExitStack() as stack:
         journal = open_journal(settings.daemon.state_dir)
         stack.push_async_callback(_shielded, journal.close)
+        if not accept_clock:
+            check_clock(journal.last_at)
         tls = tls_of(settings)
         sockets = stack.enter_context(listening(settings))
         hub = ChannelHub()
@@ -137,7 +144,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
         async def settled() -> tuple[Millis, int]:
             return await driver.read(lambda core, now: (now, driver.last_seq))
 
-        today = Today(journal, settled)
+        today = LiveUsage(journal, settled)
 
         def begun(state: State) -> None:
             metrics.begin(state)
@@ -177,7 +184,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
             lease_ms=config.lease_ms,
         )
         kept = settings.journal
-        keeper = Keeper(
+        keeper = RetentionTask(
             journal,
             Keep(kept.keep_days, round(kept.keep_gb * 1e9), kept.keep_audit_days),
             settled,
@@ -208,21 +215,19 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
                 tasks.start_soon(observer.run)
                 tasks.start_soon(keeper.run)
                 tasks.start_soon(today.run)
-                tasks.start_soon(log_file.watch, settings.daemon.state_dir / "daemon.log")
                 limits = connection_limits(settings)
                 server = Server(make_app(services, metrics), sockets, settings.daemon.shutdown_s, limits, tls)
                 await tasks.start(server.run)
                 try:
-                    ready = announce(settings, sockets, tls, clock.doubt())
+                    ready = announce(settings, sockets, tls)
                 except OSError:
                     # A daemon that comes back to a full disk has slots to release: its reserve is for that.
                     if not journal.spend_reserve():
                         raise
-                    ready = announce(settings, sockets, tls, clock.doubt())
+                    ready = announce(settings, sockets, tls)
                 await tasks.start(tell_systemd)
                 if on_ready is not None:
                     on_ready(ready)
-                tasks.start_soon(watch_clock, clock.doubt, settings.daemon.state_dir / "daemon.json")
                 if tls is not None:
                     tasks.start_soon(renew, tls, partial(publish, settings, sockets))
 
@@ -238,16 +243,21 @@ async def serve(settings: Settings, *, on_ready: Callable[[Ready], None] | None 
     log.info("stopped")
 
 
-def main(settings: Settings) -> NoReturn:
+def main(settings: Settings, *, accept_clock: bool = False) -> NoReturn:
     """Run a daemon in this process, and end the process with it. Uses uvloop where it is installed."""
     logs.set_up(settings.log.level, settings.log.format)
     raise_open_files()
     gc.set_threshold(50_000, 50, 50)  # a thousand waiting clients are many objects, and none of them is a cycle
-    anyio.run(_until_exit, settings, backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None})
+    anyio.run(
+        _until_exit,
+        settings,
+        accept_clock,
+        backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None},
+    )
     raise AssertionError  # the process has ended
 
 
-async def _until_exit(settings: Settings) -> NoReturn:
+async def _until_exit(settings: Settings, accept_clock: bool) -> NoReturn:
     """Run a daemon, then exit at once.
 
     The state directory's lock is free by then. Python would still wait for every thread, and one of them may compute an
@@ -255,7 +265,7 @@ async def _until_exit(settings: Settings) -> NoReturn:
     """
     status = 0
     try:
-        await serve(settings)
+        await serve(settings, accept_clock=accept_clock)
     except (CannotStart, BadSettings) as error:
         print(f"rollmuxd: {error}", file=sys.stderr)  # noqa: T201  # to whoever has started it
         status = NOT_NOW if may_pass(error) else CANNOT
@@ -273,7 +283,7 @@ async def _until_exit(settings: Settings) -> NoReturn:
 def may_pass(error: BaseException | None) -> bool:
     """Whether what keeps a daemon from starting may be gone without anybody's doing: then it is to be tried again."""
     while error is not None:
-        if isinstance(error, JournalInUse | JournalFailed | Unavailable) or journal_file.passes(error):
+        if isinstance(error, JournalInUse | JournalFailed | Unavailable) or file.passes(error):
             return True
         if isinstance(error, OSError) and error.errno in _PASSING:
             return True
@@ -300,6 +310,18 @@ def open_journal(state_dir: Path) -> Journal:
         return Journal.open(state_dir)
     except JournalRefused as error:
         raise CannotStart(str(error)) from error
+
+
+def check_clock(last_at: Millis) -> None:
+    """Raise CannotStart where this machine's clock is far behind the last fact: the daemon's time never goes back."""
+    behind = (last_at - time.time() * 1000) / 86_400_000
+    if behind > CLOCK_DAYS:
+        last = time.strftime("%Y-%m-%d", time.gmtime(last_at / 1000))
+        raise CannotStart(
+            f"this machine's clock is {behind:.0f} days behind the last fact in the journal, of {last}: set the clock; "
+            f"if it is right, restore a backup that was made before the wrong time, or give --accept-clock to go on "
+            f"from {last}"
+        )
 
 
 def tls_of(settings: Settings) -> Tls | None:
@@ -574,10 +596,9 @@ def announce(
     settings: Settings,
     sockets: Sequence[socket.socket],
     tls: Tls | None = None,
-    doubt: str = "",
 ) -> Ready:
     """Say where the daemon is to be found: to people, to ``daemon.json``, to whoever has started it."""
-    ready = publish(settings, sockets, tls, doubt)
+    ready = publish(settings, sockets, tls)
     if not settings.hosts:
         log.warning("no_hosts", reason=without_hosts(settings), remedy="every job will be refused; add [[hosts]]")
     for pool, meant in misspelt_pools(settings.hosts).items():
@@ -597,8 +618,8 @@ def announce(
     return ready
 
 
-def publish(settings: Settings, sockets: Sequence[socket.socket], tls: Tls | None, doubt: str = "") -> Ready:
-    """Write ``daemon.json``: where the daemon is to be found, by which certificate, what speaks against its time."""
+def publish(settings: Settings, sockets: Sequence[socket.socket], tls: Tls | None) -> Ready:
+    """Write ``daemon.json``: where the daemon is to be found, by which certificate."""
     url = None
     for bound in sockets:
         if bound.family != socket.AF_UNIX:
@@ -612,7 +633,6 @@ def publish(settings: Settings, sockets: Sequence[socket.socket], tls: Tls | Non
         socket=str(settings.daemon.socket_path),
         fingerprint=None if tls is None else tls.fingerprint,
         certificate=None if tls is None else str(tls.certificate),
-        clock=doubt or None,
     )
     _write_ready(settings.daemon.state_dir / "daemon.json", ready)
     return ready
@@ -637,22 +657,6 @@ def _write_ready(path: Path, ready: Ready) -> None:
     beside = path.with_suffix(".new")
     beside.write_bytes(msgspec.json.encode(ready) + b"\n")
     beside.replace(path)
-
-
-async def watch_clock(doubt: Callable[[], str], path: Path) -> None:
-    """Say what speaks against the daemon's time, now and once an hour: in the log and in ``daemon.json``."""
-    while True:
-        if said := doubt():
-            log.warning("clock_in_doubt", reason=said, remedy="see 'The clock was wrong' in docs/how-to/journal.md")
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            _note_doubt(path, said or None)
-        await anyio.sleep(CLOCK_EVERY_S)
-
-
-def _note_doubt(path: Path, doubt: str | None) -> None:
-    ready = msgspec.json.decode(path.read_bytes(), type=Ready)
-    if ready.clock != doubt:
-        _write_ready(path, msgspec.structs.replace(ready, clock=doubt))
 
 
 def without_hosts(settings: Settings) -> str:
@@ -706,7 +710,7 @@ class _Uvicorn(uvicorn.Server):
             # An operator is to come in whatever happens at the port, and needs no TLS to get to the same machine.
             local = bound.family == socket.AF_UNIX
             places, tls = (self._local_places, None) if local else (self._places, self._tls)
-            door = Door(bound, self._make_protocol, places, tls, self._handshake_s)
+            door = Listener(bound, self._make_protocol, places, tls, self._handshake_s)
             door.open(self.config.backlog)
             doors: list[Any] = self.servers
             doors.append(door)

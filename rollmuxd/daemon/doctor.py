@@ -17,7 +17,7 @@ from msgspec import Struct
 from rollmuxd.core.model import HostId, NodeId
 from rollmuxd.daemon.doctor_engines import Engines
 from rollmuxd.daemon.settings import HostTable, Settings, gpu_id, misspelt_pools, node_id
-from rollmuxd.spi import Backend, ChecksHosts, Finding, Inventory, PluginError, Sight, discovery
+from rollmuxd.spi import Backend, ChecksHosts, Finding, Inventory, Observation, PluginError, discovery
 
 #: a host takes no longer
 HOST_S: Final = 20.0
@@ -29,7 +29,7 @@ class Seen(Struct, frozen=True):
     """What a host had to show, for what concerns several of them."""
 
     inventory: Inventory
-    sight: Sight
+    sight: Observation
 
 
 class Examined(Struct, frozen=True):

@@ -11,9 +11,9 @@ from typing import Any
 
 from rollmuxd.core.model import HostId, OrderKind
 from rollmuxd.core.state import State
-from rollmuxd.daemon import journal_bundle
-from rollmuxd.daemon.channel import ChannelHub
-from rollmuxd.daemon.journal_file import JournalError, connect
+from rollmuxd.daemon.hosts.channel import ChannelHub
+from rollmuxd.daemon.journal import bundle
+from rollmuxd.daemon.journal.file import JournalError, connect
 from rollmuxd.daemon.settings import Settings
 from rollmuxd.spi import Backend, ExaminesStates, Finding, PluginError, StateOrder, discovery
 
@@ -35,7 +35,7 @@ class Engines:
         try:
             with closing(connect(path, readonly=True)) as connection:
                 connection.execute("BEGIN")  # one moment of it
-                self._state = journal_bundle.replayed(connection, path)
+                self._state = bundle.replayed(connection, path)
         except (JournalError, sqlite3.Error) as error:
             said = f"which engines jobs have declared is not known: {error}"
             self.unknown = Finding("engines", "warning", said, "rollmuxd journal check")

@@ -19,8 +19,8 @@ from structlog.typing import EventDict, Processor
 from rollmuxd.core import facts as f
 from rollmuxd.core.facts import Fact
 from rollmuxd.core.state import State
-from rollmuxd.daemon.driver import Numbered
 from rollmuxd.daemon.open_orders import OpenOrders
+from rollmuxd.daemon.writer import Numbered
 
 log = structlog.get_logger("rollmuxd.facts")
 
@@ -28,7 +28,7 @@ log = structlog.get_logger("rollmuxd.facts")
 LEFT_OUT: Final = frozenset({"at", "idempotency_key", "spec", "wheel"})
 #: what somebody may have to look after
 WARNINGS: Final[tuple[type[Fact], ...]] = (
-    f.GpusUnclear,
+    f.GpusNotClean,
     f.JobLost,
     f.JobQuarantined,
     f.LoopStalled,
@@ -197,7 +197,7 @@ def fact_logger(state: Callable[[], State]) -> Callable[[Sequence[Numbered]], No
                 said = {**(orders.over(fact.order) or {}), **said}
             elif isinstance(fact, f.StateSeen):
                 orders.seen(fact)
-            beyond = isinstance(fact, f.LeftOverSeen) and fact.mb > fact.agreed_mb
+            beyond = isinstance(fact, f.ResidualMemorySeen) and fact.mb > fact.agreed_mb
             tell = to.warning if beyond or isinstance(fact, WARNINGS) else to.info
             tell(name, seq=seq, **said)
 

@@ -16,9 +16,9 @@ from rollmuxd.core.estimates import iteration_ms, solo_ms
 from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis, PoolName
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.daemon.owners import scheduler_of
+from rollmuxd.daemon.access.owner_limits import scheduler_of
+from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.question import Copy
-from rollmuxd.daemon.told import Told
 from rollmuxd.wire import answers as wire
 from rollmuxd.wire.plan import PlannedJob, PlannedPool, PlanPool, PlanView, Slowed
 
@@ -57,7 +57,7 @@ def answer(asked: PlanQuestion) -> PlanView:
     planned = {job for _, job in came if isinstance(job, str)}
     after = _slowdowns(core)
     wishing = [job for _, job in came if isinstance(job, str) and core.state.jobs[job].status is JobStatus.WAITING]
-    told = Told(core, asked.may_read_of)
+    told = Visibility(core, asked.may_read_of)
     wishes = {job: told.wishes(job) for job in wishing[:WISHES_TOLD]}
     jobs = [
         _refused(name, job)
@@ -109,8 +109,8 @@ def _core(asked: PlanQuestion) -> Scheduler:
     core = scheduler_of(asked.copy.config, asked.copy.fresh_policy(), State())
     core.handle(i.Start(hosts, nodes), asked.now)
     for host in hosts:
-        gpus = tuple(i.GpuSight(gpu, 0) for node in nodes if node.host == host.id for gpu in node.gpus)
-        core.handle(i.HostSeen(host.id, gpus), asked.now)
+        gpus = tuple(i.GpuObservation(gpu, 0) for node in nodes if node.host == host.id for gpu in node.gpus)
+        core.handle(i.HostObserved(host.id, gpus), asked.now)
     return core
 
 
@@ -157,7 +157,7 @@ def _refused(name: str, why: Rejected) -> PlannedJob:
 
 
 def _planned(
-    told: Told, name: str, id: JobId, placed: f.JobPlaced | None, wishes: list[wire.Reason], asked: PlanQuestion
+    told: Visibility, name: str, id: JobId, placed: f.JobPlaced | None, wishes: list[wire.Reason], asked: PlanQuestion
 ) -> PlannedJob:
     core, state = told.core, told.core.state
     job = state.jobs[id]

@@ -18,7 +18,7 @@ from rollmuxd.core.config import Config
 from rollmuxd.core.policy import Policy
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.daemon.owners import scheduler_of
+from rollmuxd.daemon.access.owner_limits import scheduler_of
 from rollmuxd.spi import discovery
 
 T_co = TypeVar("T_co", covariant=True)

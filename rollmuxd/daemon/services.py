@@ -8,20 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rollmuxd.daemon.told import OwnersOfJobs
+from rollmuxd.daemon.access.visibility import OwnersOfJobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rollmuxd.core.model import Millis
-    from rollmuxd.daemon.actuator import Actuator
-    from rollmuxd.daemon.channel import ChannelHub
     from rollmuxd.daemon.clock import Clock
-    from rollmuxd.daemon.driver import Driver
-    from rollmuxd.daemon.journal import Journal, MemoryJournal
-    from rollmuxd.daemon.journal_care import Keeper
-    from rollmuxd.daemon.reckoning import Today
+    from rollmuxd.daemon.hosts.actuator import Actuator
+    from rollmuxd.daemon.hosts.channel import ChannelHub
+    from rollmuxd.daemon.journal.retention import RetentionTask
+    from rollmuxd.daemon.journal.store import Journal
     from rollmuxd.daemon.settings import Settings
+    from rollmuxd.daemon.usage.daily import LiveUsage
+    from rollmuxd.daemon.writer import Driver
     from rollmuxd.spi import Residency
 
 
@@ -34,7 +34,7 @@ class Services:
     #: ``await actuator.sight(host, gpus)``: what the backend sees now, for a release or a shrink
     actuator: Actuator
     #: API keys live here too: ``add_key``, ``list_keys``, ``revoke_key``
-    journal: Journal | MemoryJournal
+    journal: Journal
     settings: Settings
     #: the workload's ranks: ``dial``, ``next_order``, ``result``
     hub: ChannelHub
@@ -42,10 +42,10 @@ class Services:
     #: on ``clock``
     started_at: Millis
     #: tends the journal; None: there is none on a disk
-    keeper: Keeper | None = None
+    keeper: RetentionTask | None = None
     #: residency drivers by name: asked what they say to a job's states before it is registered
     drivers: Mapping[str, Residency] = field(default_factory=dict)
     #: whose jobs there are
     owners: OwnersOfJobs = field(default_factory=OwnersOfJobs)
     #: the books of today; None: reports read the facts
-    today: Today | None = None
+    today: LiveUsage | None = None

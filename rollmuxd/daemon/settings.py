@@ -26,7 +26,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits
 from rollmuxd.core.inputs import HostSpec, NodeSpec, Start
 from rollmuxd.core.model import GpuId, NodeId
-from rollmuxd.daemon.owners import ByOwner
+from rollmuxd.daemon.access.owner_limits import ByOwner
 from rollmuxd.spi import HostConfig
 
 PREFIX: Final = "ROLLMUX_"
@@ -100,8 +100,8 @@ class DaemonTable(_Table):
     nothing is held, moved or ended, and ``rollmuxd report`` says what sharing would have gained."""
 
     policy: Name = "loom"
-    """Which policy decides what shares which nodes, by the name of its entry point (``rollmuxd.policies``). Default:
-    ``loom``; ``rollmux``, the paper's rule, where there are options of it and none of loom."""
+    """Which policy decides what shares which nodes, by the name of its entry point (``rollmuxd.policies``):
+    ``loom``, or ``rollmux``, the paper's rule."""
 
     shutdown_s: Seconds = 10.0
     """Seconds that calls may take to come to an end when the daemon stops; then they are cut off."""
@@ -301,11 +301,6 @@ class LimitsTable(_Table):
     clear_tolerance_gb: Annotated[float, Field(ge=0, le=1000)] = 0.3
     """Gigabytes of used memory, above agreed left-overs, at which a GPU still counts as clear. Default: what a driver
     keeps on an idle GPU."""
-
-    hold_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
-    """Seconds that a state stays loaded at least before it is parked for a side phase, or for another job of a group
-    without a certified order; five times what loading and parking it takes, where that is more. Default: 0, it is
-    parked at once; plans have a load and a park in each visit, and none of the time for which nodes are then kept."""
 
     observe_s: Seconds = 15.0
     """Seconds between two looks at a host, where nothing else asks for one."""
@@ -584,16 +579,6 @@ class Settings(BaseSettings):
             raise ValueError('"*" is no owner; [defaults.owner] has what holds for all others')
         return given
 
-    @model_validator(mode="before")
-    @classmethod
-    def _means_rollmux(cls, given: Any) -> Any:
-        # It was the default: a file that names no policy, and has options of this one, was written for it.
-        daemon, options = given.get("daemon", {}), given.get("policy", {})
-        if isinstance(daemon, dict) and isinstance(options, dict) and "policy" not in daemon:
-            if "rollmux" in options and "loom" not in options:
-                return {**given, "daemon": {**daemon, "policy": "rollmux"}}
-        return given
-
     @model_validator(mode="after")
     def _hang_together(self) -> "Settings":
         ids = [host.id for host in self.hosts]
@@ -626,7 +611,6 @@ class Settings(BaseSettings):
             lease_ms=_ms(self.lease.lease_s),
             reattach_ms=_ms(self.lease.reattach_s),
             grace_ms=_ms(self.lease.grace_s),
-            hold_ms=_ms(self.limits.hold_s),
             overstay_ms=_ms(self.overstay.least_s),
             overstay_revoke=self.overstay.action == "revoke",
             overstay_grace_ms=_ms(self.overstay.grace_s),
@@ -802,34 +786,6 @@ def load_settings(config: Path | None = None) -> Settings:
         raise BadSettings([f"environment: {error}; lists and tables are given as JSON"]) from None
     settings._file = file  # noqa: SLF001  # private to pydantic: it is no setting
     return settings
-
-
-def state_dir_of(config: Path | None = None) -> Path | None:
-    """The state directory that a file names which cannot be used otherwise; None: it does not say for sure.
-
-    To find a daemon by that has begun with what the file was before.
-    """
-    if named := os.environ.get(f"{PREFIX}DAEMON__STATE_DIR"):
-        return Path(named).expanduser()
-    file = _file(config)
-    try:
-        text = "" if file is None else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-    try:
-        table = tomllib.loads(text).get("daemon", {})
-    except tomllib.TOMLDecodeError:  # each line that is about it, by itself
-        lines = re.findall(r"^\s*(state_dir\s*=.*)", text, re.MULTILINE)
-        try:
-            table = tomllib.loads("\n".join(lines))
-        except tomllib.TOMLDecodeError:
-            return None
-    if not isinstance(table, dict) or set(table) - set(DaemonTable.model_fields):  # one of them may be meant for it
-        return None
-    said = table.get("state_dir")
-    if said is None:
-        return default_state_dir()
-    return Path(said).expanduser() if isinstance(said, str) else None
 
 
 def search_path() -> tuple[Path, ...]:

@@ -2,8 +2,8 @@
 
 How it works, in one page. A :class:`~rollmuxd.sim.workload.Workload` says which jobs come when, what each of their
 phases takes, and what nodes there are to have (bought on demand, or a fixed number). A
-:class:`~rollmuxd.sim.contender.Contender` is a policy with what it needs around it: ``rollmux`` and its baselines.
-A run gives one contender one workload in one of two **fidelities**:
+:class:`~rollmuxd.sim.policy_under_test.PolicyUnderTest` is a policy with what it needs around it: a daemon's own, or
+one to compare it with. A run gives one of them one workload in one of two **fidelities**:
 
 - ``cost`` (:mod:`~rollmuxd.sim.fluid`): only arrivals and departures are events; between them every job's iteration
   takes its group's planned period. Hundreds of jobs in a fraction of a second.

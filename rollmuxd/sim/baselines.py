@@ -12,7 +12,6 @@
 (Paragraphs of ``research/rollmux.md``: 1.9, 1.15, 1.18.) Times are integer milliseconds, prices dollars per hour.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
@@ -36,13 +35,11 @@ from rollmuxd.core.model import (
     StateSpec,
     Want,
 )
-from rollmuxd.core.placement import Candidate, RollMux, Shape, Summary
 from rollmuxd.core.policy import Leg, Placed, Policy
 from rollmuxd.core.state import State
-from rollmuxd.core.wheel import work_conserving_ms
-from rollmuxd.sim.contender import LOOMS, Contender, InWheelOrder, RollMuxPaper, RollMuxUnpruned
-from rollmuxd.sim.guarded import GUARDED
-from rollmuxd.sim.replanned import Replanned
+from rollmuxd.policies.rollmux import Candidate, RollMux, Shape, Summary
+from rollmuxd.policies.schedule import work_conserving_ms
+from rollmuxd.sim.policy_under_test import DEFAULT, LOOM, InWheelOrder, PolicyUnderTest, RollMuxPaper
 from rollmuxd.sim.workload import Durations, Impossible, SimJob, Starts
 from rollmuxd.spi import discovery
 
@@ -87,8 +84,8 @@ class FirstComeFirstServed(RollMux):
         return -(-makespan_ms(_tracks(legs), ROUNDS) // ROUNDS)
 
 
-class Artifact:
-    """RollMux as its published code behaves."""
+class Artifact(InWheelOrder):
+    """RollMux as its published code behaves. Its groups are in no wheel order, so :meth:`paces` differs."""
 
     name = "rollmux-artifact"
     summary = "as the published code: no pruning, first come first served, groups judged by a simulated makespan"
@@ -96,14 +93,6 @@ class Artifact:
     def policy(self, seed: int) -> Policy:
         """First come first served; nothing is drawn."""
         return FirstComeFirstServed()
-
-    def adapt(self, job: SimJob) -> SimJob:
-        """As it is."""
-        return job
-
-    def move_ms(self) -> Millis:
-        """Nobody is moved."""
-        return 0
 
     def paces(self, policy: Policy, state: State, group: GroupId) -> dict[JobId, Millis]:
         """Each member's own mean period, as nobody waits for the others; alone, it is the solo iteration."""
@@ -375,16 +364,10 @@ class Gavel(InWheelOrder):
 
     Generous to Gavel: turns change at iteration boundaries at the price of a warm switch (a round of Gavel's, 6 minutes
     by default, begins with a cold start), and rounds are no longer than an iteration, so that no share is rounded.
-
-    Args:
-        prices: dollars per node-hour by pool, for the choice of nodes only; what is paid is what the workload says.
     """
 
     name = "gavel"
     summary = "job-level shares (Gavel+): jobs take turns on a set of nodes, whole iterations at a time"
-
-    def __init__(self, prices: Mapping[PoolName, float] = NODE_PRICES) -> None:
-        self.prices = prices
 
     def policy(self, seed: int) -> Policy:
         """The price-greedy placement, unpruned; that turns are whole iterations is in what is registered."""
@@ -396,11 +379,12 @@ class Gavel(InWheelOrder):
         if job.colocated is None:
             return as_one_phase(pair)
         together = on_one_pool(job)
-        return as_one_phase(min(pair, together, key=self._dollars))
+        return as_one_phase(min(pair, together, key=_dollars))
 
-    def _dollars(self, job: SimJob) -> float:
-        """Of one iteration."""
-        return sum(self.prices.get(want.pool, 0.0) * want.nodes for want in job.spec.wants) * job.solo_ms / 3_600_000
+
+def _dollars(job: SimJob) -> float:
+    """What one iteration costs."""
+    return sum(NODE_PRICES.get(want.pool, 0.0) * want.nodes for want in job.spec.wants) * job.solo_ms / 3_600_000
 
 
 def as_one_phase(job: SimJob) -> SimJob:
@@ -446,8 +430,8 @@ class Heuristic(RollMux):
     paper's figures for these two are of that kind; here a node costs what it costs, and a broken SLO counts as one.
     """
 
-    def __init__(self, seed: int, *, max_group: int = 5) -> None:
-        super().__init__(prune=False, max_group=max_group)
+    def __init__(self, seed: int) -> None:
+        super().__init__(prune=False)
         self.seed = seed
 
     def _choose(self, state: State, shape: Shape) -> Candidate | None:
@@ -538,8 +522,8 @@ class MostIdle(Heuristic):
 
     name = "most-idle"
 
-    def __init__(self, seed: int, *, max_group: int = 5) -> None:
-        super().__init__(seed, max_group=max_group)
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
         #: by group, for one version of it
         self._idle: dict[GroupId, tuple[int, float]] = {}
 
@@ -608,34 +592,24 @@ class Plugged(InWheelOrder):
         return made
 
 
-_OURS: Final[tuple[Contender, ...]] = (
+_OURS: Final[tuple[PolicyUnderTest, ...]] = (
+    DEFAULT,
+    LOOM,
     RollMuxPaper(),
-    RollMuxUnpruned(),
     Artifact(),
     Solo(),
     Colocated(),
     Gavel(),
     AnyGroup(),
     IdlestGroup(),
-    *LOOMS,
-    *GUARDED,
 )
-#: the policy of a daemon whose configuration names none
-DAEMONS: Final = "loom-guarded-owned-replanned"
-#: of these, also as they are where plans follow what phases are seen to take
-_ALSO_REPLANNED: Final = ("rollmux-unpruned", "loom-warm", *(guarded.name for guarded in GUARDED))
 
 
-def contenders() -> dict[str, Contender]:
-    """Ours, the daemon's default, then the policies of installed packages, none imported before it is used."""
-    replanned = (Replanned(contender) for contender in _OURS if contender.name in _ALSO_REPLANNED)
-    known: dict[str, Contender] = {contender.name: contender for contender in (*_OURS, *replanned)}
-    default = copy.copy(known[DAEMONS])
-    default.name, default.summary = "default", f"what a daemon runs by default: {DAEMONS}"
-    known[DAEMONS].summary += "; the daemon's default"
-    known[default.name] = default
+def policies_under_test() -> dict[str, PolicyUnderTest]:
+    """Ours, the daemon's default first, then the policies of installed packages, none imported before it is used."""
+    known = {contender.name: contender for contender in _OURS}
     return known | {name: Plugged(name) for name in discovery.names("policy") if name not in known}
 
 
 #: every contender by its name, in the order in which they are shown
-CONTENDERS: Final[dict[str, Contender]] = contenders()
+CONTENDERS: Final[dict[str, PolicyUnderTest]] = policies_under_test()

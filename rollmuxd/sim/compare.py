@@ -18,10 +18,9 @@ from rollmuxd.core.policy import Policy
 from rollmuxd.core.state import State
 from rollmuxd.sim import fluid, optimal, world
 from rollmuxd.sim.baselines import CONTENDERS
-from rollmuxd.sim.contender import Contender
 from rollmuxd.sim.faults import PRESETS
-from rollmuxd.sim.optimal_wheels import WheelPlanner
 from rollmuxd.sim.outcome import Outcome
+from rollmuxd.sim.policy_under_test import Moving, PolicyUnderTest
 from rollmuxd.sim.workload import Options, SimJob, Workload
 from rollmuxd.sim.workloads import read
 
@@ -29,10 +28,6 @@ FIDELITIES: Final = ("cost", "phase")
 ACCOUNTINGS: Final = (fluid.PAPER, fluid.WORK)
 #: the best regrouping at every event, which is no policy of the scheduler's
 OPTIMAL: Final = "optimal"
-#: the same where jobs may go round at rates of their own
-OPTIMAL_WHEELS: Final = "optimal-wheels"
-#: no policies of the scheduler's, and how each plans a group
-BOUNDS: Final = {OPTIMAL: optimal.Planner, OPTIMAL_WHEELS: WheelPlanner}
 
 
 class Task(Struct, frozen=True):
@@ -48,14 +43,17 @@ class Task(Struct, frozen=True):
     max_group: int = optimal.MAX_GROUP
     #: what goes wrong, by the name of a preset (phase fidelity)
     faults: str = "none"
+    #: what a move takes; None: as the policy has it
+    move_s: float | None = None
 
 
 class Capped:
     """A contender whose groups have so many jobs at most."""
 
-    def __init__(self, contender: Contender, max_group: int) -> None:
+    def __init__(self, contender: PolicyUnderTest, max_group: int) -> None:
         self._of, self._max_group = contender, max_group
         self.name, self.summary = contender.name, contender.summary
+        self.estimates, self.move_every_ms = contender.estimates, contender.move_every_ms
 
     def policy(self, seed: int) -> Policy:
         """The same, with another cap."""
@@ -81,10 +79,10 @@ def policies() -> list[tuple[str, str]]:
     """Every policy that can be compared, with its line."""
     told = [(name, contender.summary) for name, contender in CONTENDERS.items()]
     best = "the cheapest grouping at every event, with free moves: exact for few jobs at once, else the best found"
-    return [*told, (OPTIMAL, best), (OPTIMAL_WHEELS, "the same for wheels, in which jobs go round at their own rates")]
+    return [*told, (OPTIMAL, best)]
 
 
-def contender(name: str) -> Contender:
+def policy_under_test(name: str) -> PolicyUnderTest:
     """The contender of this name.
 
     Raises:
@@ -103,6 +101,7 @@ def tasks(
     seeds: Sequence[int],
     max_group: int = optimal.MAX_GROUP,
     faults: str = "none",
+    move_s: float | None = None,
 ) -> list[Task]:
     """Every run of a comparison, both accountings.
 
@@ -116,12 +115,12 @@ def tasks(
     if faults != "none" and fidelity != "phase":
         raise ValueError("only what is played phase by phase can fail; use fidelity phase")
     for name in names:
-        if name in BOUNDS and fidelity == "phase":
+        if name == OPTIMAL and fidelity == "phase":
             raise ValueError(f"{name} moves jobs at every event, for nothing: it has no phases to run; use cost")
-        if name not in BOUNDS:
-            contender(name)
+        if name != OPTIMAL:
+            policy_under_test(name)
     return [
-        Task(workload, options, name, fidelity, accounting, seed, max_group, faults)
+        Task(workload, options, name, fidelity, accounting, seed, max_group, faults, move_s)
         for seed in seeds
         for name in dict.fromkeys(names)
         for accounting in ACCOUNTINGS
@@ -136,8 +135,8 @@ def check(some: Sequence[Task]) -> None:
         drawn = draw(next(iter(mine.values())))
         drawn.check()
         for policy in mine:
-            if policy not in BOUNDS:
-                adapted = tuple(contender(policy).adapt(job) for job in drawn.jobs)
+            if policy != OPTIMAL:
+                adapted = tuple(policy_under_test(policy).adapt(job) for job in drawn.jobs)
                 replace(drawn, jobs=adapted).check()
 
 
@@ -155,16 +154,11 @@ def perform(
 ) -> Outcome:
     """One run. ``hear`` is told every fact (*optimal* has none), ``progress`` how many jobs have ended."""
     drawn = drawn or draw(task)
-    if task.policy in BOUNDS:
-        return optimal.run(
-            drawn,
-            seed=task.seed,
-            accounting=task.accounting,
-            max_group=task.max_group,
-            planner=BOUNDS[task.policy],
-            name=task.policy,
-        )
-    found = contender(task.policy)
+    if task.policy == OPTIMAL:
+        return optimal.run(drawn, seed=task.seed, accounting=task.accounting, max_group=task.max_group)
+    found = policy_under_test(task.policy)
+    if task.move_s is not None and isinstance(found, Moving):
+        found = found.where_a_move_takes(task.move_s)
     if task.max_group != optimal.MAX_GROUP:
         found = Capped(found, task.max_group)
     if task.fidelity == "cost":

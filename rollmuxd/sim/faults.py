@@ -29,11 +29,11 @@ from msgspec import Struct
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
+from rollmuxd.core.apply import apply
 from rollmuxd.core.config import DriverTraits
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.effects import Kill, Launch
 from rollmuxd.core.errors import BrokenInvariant, Rejected
-from rollmuxd.core.fold import apply
 from rollmuxd.core.model import (
     HostId,
     JobStatus,
@@ -110,7 +110,7 @@ class Faults(Struct, frozen=True):
     @property
     def any(self) -> bool:
         """Whether anything can go wrong."""
-        return self != NONE and any(
+        return any(
             (
                 self.deaths_per_hour,
                 self.hangs_per_hour,
@@ -134,20 +134,14 @@ class Faults(Struct, frozen=True):
         orders = self.order_limit_ms if self.orders_lost or self.orders_fail else 0
         return 10 * (hosts + bytes_left + hung + daemon) + 2 * orders + (3 * self.operator_ms if self.any else 0)
 
-    @staticmethod
-    def none() -> "Faults":
-        """Nothing goes wrong."""
-        return NONE
 
-
-NONE: Final = Faults()
 _JOBS: Final = Faults(deaths_per_hour=0.5, hangs_per_hour=0.25, stalls_per_hour=0.1, detaches_per_hour=2.0)
 _HOSTS: Final = Faults(outages_per_hour=0.1, orders_fail=0.005, orders_lost=0.005, lingers=0.05)
 _DAEMON: Final = Faults(daemon_deaths_per_hour=4.0)
 
 #: by name, for ``--faults``
 PRESETS: Final[dict[str, Faults]] = {
-    "none": NONE,
+    "none": Faults(),
     "jobs": _JOBS,
     "hosts": _HOSTS,
     "daemon": _DAEMON,
@@ -193,7 +187,7 @@ class DaemonDied(Exception):
     """The daemon is not there, or died of this call: nobody knows whether it was heard."""
 
 
-class Trouble:
+class FaultInjector:
     """Has things go wrong in one world, and lets happen what follows."""
 
     def __init__(self, world: "World", faults: Faults, seed: int) -> None:
@@ -202,7 +196,7 @@ class Trouble:
         #: what a restart begins with: the facts so far, as they were written
         self.written = State()
         #: the daemon dies of the next call
-        self.doomed = False
+        self.crash_pending = False
         #: it died when its memory was ahead of the journal
         self.ahead = False
         self.boots = 1
@@ -649,7 +643,7 @@ class Trouble:
         said: i.Input = i.HostUnreachable(host, "no route to host")
         if host not in world.machines.out:
             seen = world.machines.sights(world.machines.gpus_of[host])
-            said = i.HostSeen(host, seen, world.machines.boot[host], since=world.kernel.now)
+            said = i.HostObserved(host, seen, world.machines.boot[host], since=world.kernel.now)
         world.kernel.after(self.chance.within(LOOK_MS), self._observed, host, said, world.kernel.now, world.life)
 
     def _observed(self, host: HostId, said: i.Input, began: Millis, life: int) -> None:
@@ -668,14 +662,14 @@ class Trouble:
                 apply(self.written, f.decode(body))
 
     def _doom(self) -> None:
-        self.doomed = True
+        self.crash_pending = True
 
     def daemon_dies_of(self, given: i.Input) -> bool:
         """Whether the daemon dies of this input: before it decides, before that is durable, or before anybody hears."""
-        if not self.doomed:
+        if not self.crash_pending:
             return False
         world = self.world
-        self.doomed, self.ahead, world.up = False, False, False
+        self.crash_pending, self.ahead, world.up = False, False, False
         self._count("daemon deaths")
         moment = self.chance.within(2)
         if moment:
@@ -700,7 +694,7 @@ class Trouble:
         state = msgspec.json.decode(written, type=State)
         if msgspec.json.encode(state) != written:
             raise BrokenInvariant("replay_gives_the_very_state: a snapshot, read again, is another state")
-        world.core = Scheduler(world.config, world.contender.policy(world.seed), state)
+        world.core = Scheduler(world.config, world.policy_under_test.policy(world.seed), state)
         world.life += 1
         world.up = True
         world.report(world.inventory.start)
@@ -708,18 +702,18 @@ class Trouble:
             if process.alive and not process.silent and process.request is not None and not process.knocks:
                 world.later(process, self.chance.within(RETRY_MS), world.ask_again)
 
-    def knock(self, process: "Process", given: i.Input, then: "Then | None") -> None:
+    def retry(self, process: "Process", given: i.Input, then: "Then | None") -> None:
         """A call without an answer is made again, by the same process, until there is one."""
         if not isinstance(given, i.Heartbeat):  # which comes beside whatever else it calls for
             process.knocks = True
-        self.world.kernel.after(1 + self.chance.within(RETRY_MS), self._knocks, process, process.life, given, then)
+        self.world.kernel.after(1 + self.chance.within(RETRY_MS), self._retries, process, process.life, given, then)
 
-    def _knocks(self, process: "Process", life: int, given: i.Input, then: "Then | None") -> None:
+    def _retries(self, process: "Process", life: int, given: i.Input, then: "Then | None") -> None:
         waits_for = "" if process.request is None else process.request.request_id
         if process.life == life and isinstance(given, i.RequestSlot) and given.request_id != waits_for:
             process.knocks = False  # it has asked in another call meanwhile, and was granted
         elif process.life == life and process.silent:
-            self.knock(process, given, then)  # it will call when it wakes up
+            self.retry(process, given, then)  # it will call when it wakes up
         elif process.life == life:
             process.knocks = process.knocks and isinstance(given, i.Heartbeat)
             self.world.call(process, given, then)

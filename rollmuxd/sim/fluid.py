@@ -12,15 +12,15 @@ from msgspec import Struct
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.config import Config, DriverTraits, Moves
-from rollmuxd.core.explain import Explainer
 from rollmuxd.core.inputs import EndJob, Input, RegisterJob, Tick
 from rollmuxd.core.model import GroupId, JobId, Millis, PoolName
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.sim.contender import Contender
+from rollmuxd.explain.explainer import Explainer
 from rollmuxd.sim.inventory import Inventory, Told, TooFewNodes, with_enough
 from rollmuxd.sim.kernel import Kernel
 from rollmuxd.sim.meter import Meter
 from rollmuxd.sim.outcome import JobOutcome, Outcome
+from rollmuxd.sim.policy_under_test import PolicyUnderTest
 from rollmuxd.sim.workload import SimJob, Workload, by_arrival
 
 PAPER, WORK = "paper", "work"
@@ -30,7 +30,7 @@ NEVER: Millis = 1 << 50
 
 def run(
     workload: Workload,
-    contender: Contender,
+    contender: PolicyUnderTest,
     *,
     seed: int,
     accounting: str,
@@ -64,7 +64,7 @@ class _Fluid:
     def __init__(
         self,
         workload: Workload,
-        contender: Contender,
+        contender: PolicyUnderTest,
         seed: int,
         accounting: str,
         stretch: float,
@@ -73,7 +73,7 @@ class _Fluid:
     ) -> None:
         self.began = time.perf_counter()
         self.jobs = by_arrival([contender.adapt(job) for job in workload.jobs])
-        self.contender, self.workload = contender, workload
+        self.policy_under_test, self.workload = contender, workload
         self.by_work = accounting == WORK
         self.inventory = Inventory(workload, self.jobs, stretch=stretch)
         self.policy = contender.policy(seed)
@@ -84,6 +84,7 @@ class _Fluid:
             moves=Moves.ON,
             moves_at_a_time=len(self.jobs),
             move_every_ms=0,
+            move_takes_ms=contender.move_ms(),
         )
         self.core = Scheduler(config, self.policy)
         self.kernel = Kernel()
@@ -204,7 +205,7 @@ class _Fluid:
 
     def moved(self, name: JobId, course: Course) -> None:
         """The job sits elsewhere, and for a while it does nothing."""
-        takes = self.contender.move_ms()
+        takes = self.policy_under_test.move_ms()
         self.flow(course)
         course.pace_ms, course.resumes = 0, max(self.kernel.now, course.resumes) + takes
         course.outcome.moves += 1
@@ -213,7 +214,7 @@ class _Fluid:
 
     def repace(self, group: GroupId) -> None:
         state, worst = self.core.state, 1.0
-        for name, pace in self.contender.paces(self.policy, state, group).items():
+        for name, pace in self.policy_under_test.paces(self.policy, state, group).items():
             course = self.courses[name]
             slow, slo = pace / course.job.solo_ms, course.job.spec.slo
             if slo is not None and slow > slo * (1 + 1e-6):

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Final, TypeAlias
 
 from rollmuxd.core.facts import Fact
-from rollmuxd.core.inputs import GpuSight, HostSeen, HostSpec, NodeSpec, Start
+from rollmuxd.core.inputs import GpuObservation, HostObserved, HostSpec, NodeSpec, Start
 from rollmuxd.core.model import GpuId, HostId, Millis, PoolName
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.workload import Impossible, SimJob, Workload
@@ -81,9 +81,12 @@ class Inventory:
         #: each GPU's pool, and what share of a node it is
         self.share_of = {gpu: (node.pools[0], 1 / len(node.gpus)) for node in nodes for gpu in node.gpus}
 
-    def seen_empty(self) -> list[HostSeen]:
+    def seen_empty(self) -> list[HostObserved]:
         """Every host, with nothing on it."""
-        return [HostSeen(host, tuple(GpuSight(gpu, 0) for gpu in gpus), BOOT) for host, gpus in self.gpus_of.items()]
+        return [
+            HostObserved(host, tuple(GpuObservation(gpu, 0) for gpu in gpus), BOOT)
+            for host, gpus in self.gpus_of.items()
+        ]
 
 
 def peak(jobs: Iterable[SimJob], stretch: float) -> dict[PoolName, int]:

@@ -9,7 +9,7 @@ from enum import Enum
 from msgspec import Struct
 
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.inputs import GpuSight
+from rollmuxd.core.inputs import GpuObservation
 from rollmuxd.core.model import GpuId, HostId, JobId, Millis, OrderId, OrderKind, PoolName
 from rollmuxd.sim.inventory import BOOT, Inventory
 
@@ -135,10 +135,10 @@ class Machines:
         for gpu in self.gpus_of[host]:
             self.on_gpu[gpu].clear()
 
-    def sights(self, gpus: Sequence[GpuId]) -> tuple[GpuSight, ...]:
+    def sights(self, gpus: Sequence[GpuId]) -> tuple[GpuObservation, ...]:
         """What a backend sees on GPUs."""
         on_gpu = self.on_gpu
-        return tuple([GpuSight(gpu, sum(on_gpu[gpu].values())) for gpu in gpus])
+        return tuple([GpuObservation(gpu, sum(on_gpu[gpu].values())) for gpu in gpus])
 
     def nobody_else_is_on(self, gpus: Iterable[GpuId], job: JobId, run: int) -> None:
         """Raise BrokenInvariant where bytes of another run are, beyond what is agreed to stay of parked states."""

@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from rollmuxd.core.model import Millis, PoolName, StateSpec
 from rollmuxd.core.policy import Leg
-from rollmuxd.core.wheel import certified, period_ms
+from rollmuxd.policies.schedule import certified, period_ms
 from rollmuxd.sim.outcome import JobOutcome, Outcome, PoolOutcome
 from rollmuxd.sim.workload import Impossible, Pool, SimJob, Workload, by_arrival
 
@@ -64,8 +64,6 @@ class Plan(Struct, frozen=True):
     period_ms: Millis
     #: price, then slowdown: what is minimised
     value: int
-    #: iterations of each member in a turn; empty: one each
-    rates: tuple[int, ...] = ()
 
 
 class Need(Struct, frozen=True):
@@ -101,8 +99,6 @@ def run(
     seed: int,
     accounting: str,
     max_group: int = MAX_GROUP,
-    planner: "type[Planner] | None" = None,
-    name: str = "optimal",
 ) -> Outcome:
     """The bound for one workload.
 
@@ -111,8 +107,6 @@ def run(
         seed: of the workload, for the record; nothing is drawn here.
         accounting: ``paper`` (a job ends when its trace says) or ``work`` (when it has done its iterations).
         max_group: jobs in a group at most.
-        planner: of groups; round robin's without it.
-        name: whose outcome it is.
 
     Raises:
         Impossible: the workload has an inventory, or jobs that this does not know how to group.
@@ -120,8 +114,8 @@ def run(
     workload.check()
     if not workload.on_demand:
         raise Impossible("optimal buys what it needs; with a fixed number of nodes there is no such bound")
-    search = Search(by_arrival(workload.jobs), workload.pools, max_group, planner)
-    return _Course(workload, seed, accounting, search, name).run()
+    search = Search(by_arrival(workload.jobs), workload.pools, max_group)
+    return _Course(workload, seed, accounting, search).run()
 
 
 def cheapest(
@@ -652,12 +646,12 @@ class _Job(Struct):
 class _Course:
     """Arrivals and departures; between them everybody's iteration takes its group's period."""
 
-    def __init__(self, workload: Workload, seed: int, accounting: str, search: Search, name: str) -> None:
+    def __init__(self, workload: Workload, seed: int, accounting: str, search: Search) -> None:
         self.began = time.perf_counter()
         self.jobs = by_arrival(workload.jobs)
         self.by_work = accounting == "work"
         self.search = search
-        self.outcome = Outcome(name, workload.name, seed, "cost", accounting, exact=True)
+        self.outcome = Outcome("optimal", workload.name, seed, "cost", accounting, exact=True)
         self.pools = {
             pool.name: PoolOutcome(pool.name, pool.gpu_type, pool.gpus_per_node, pool.price_per_gpu_hour)
             for pool in workload.pools
@@ -725,8 +719,8 @@ class _Course:
             for pool, nodes in ((planner.part_pool, plan.part), (WHOLE, plan.whole)):
                 if nodes:
                     self.bought[pool] = self.bought.get(pool, 0) + nodes
-            for name, rate in zip(members, plan.rates or [1] * len(members), strict=True):
-                self.pace(name, -(-plan.period_ms // rate))
+            for name in members:
+                self.pace(name, plan.period_ms)
         for pool, nodes in self.bought.items():
             known = self.pools[pool]
             known.peak_gpus = max(known.peak_gpus, nodes * known.gpus_per_node)

@@ -75,7 +75,7 @@ class PoolOutcome(Struct):
 class Outcome(Struct):
     """What came of one run of one contender."""
 
-    contender: str
+    policy_under_test: str
     workload: str
     seed: int
     fidelity: str

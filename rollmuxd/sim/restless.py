@@ -9,13 +9,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from rollmuxd.core.facts import PlannedVisit
-from rollmuxd.core.loom_sitting import usable
+from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.model import Job, JobId, JobStatus, Millis, Movable, NodeId, PoolName
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Move, Placed, Policy
 from rollmuxd.core.state import State
-from rollmuxd.sim.contender import InWheelOrder, that_moves
+from rollmuxd.policies.loom.snapshot import usable
+from rollmuxd.policies.rollmux import RollMux
+from rollmuxd.sim.policy_under_test import InWheelOrder, that_moves
 from rollmuxd.sim.workload import SimJob
 
 #: where nodes are of several pools: the share of moves that stay within the job's group
@@ -66,14 +66,14 @@ class Wanderer(RollMux):
                 return None
             pins[want.pool] = tuple(node.id for node in free)
             ours = [node for node in ours if node not in free]
-        wheel = tuple(PlannedVisit(visit.job, visit.phase, visit.once) for visit in group.wheel)
+        wheel = tuple(PlannedTurn(visit.job, visit.phase, visit.once) for visit in group.schedule)
         placed = Placed(
             group.id, pins, wheel, job.admission, job.status, job.promised, job.planned_period_ms, 0.0, group.dispatch
         )
         return Move(job.id, placed, "for no good reason")
 
 
-class Restless(InWheelOrder):
+class ChaosPolicy(InWheelOrder):
     """Every job may be moved, and is."""
 
     name = "restless"

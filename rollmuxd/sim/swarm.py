@@ -5,6 +5,7 @@ operators do. It is drawn from a seed, runs in some tens of milliseconds, and is
 is made smaller (:func:`shrink`) as long as the same promise is broken, and can be kept as JSON (a regression).
 """
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from random import Random
@@ -30,15 +31,16 @@ from rollmuxd.core.model import (
     StateSpec,
     Want,
 )
-from rollmuxd.core.observe import Watch
 from rollmuxd.core.policy import Policy
+from rollmuxd.policies.loom.policy import Loom
+from rollmuxd.policies.observe import Watch
+from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.checkers.rest import Rest
-from rollmuxd.sim.contender import Contender, InWheelOrder, Woven
 from rollmuxd.sim.faults import DaemonDied, Faults
 from rollmuxd.sim.fluid import WORK
-from rollmuxd.sim.replanned import Replanned
-from rollmuxd.sim.restless import Restless
+from rollmuxd.sim.policy_under_test import AS_OBSERVED, InWheelOrder, Moving, PolicyUnderTest, RollMuxPaper
+from rollmuxd.sim.restless import ChaosPolicy
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 from rollmuxd.sim.world import World
 
@@ -46,8 +48,10 @@ POLICIES: Final = ("rollmux", "rollmux-unpruned", "rollmux-artifact", "random", 
 #: moves jobs about; the share of histories that it has
 RESTLESS: Final = "restless"
 MOVED: Final = 0.3
-#: those that plan wheels and move jobs for a reason, and those whose jobs go by credit under a guard
-WOVEN: Final = ("loom-warm", "loom-eager", "guarded-warm", "loom-guarded-warm")
+#: those whose jobs go by credit under a guard
+GUARDED: Final = ("rollmux-guarded", "loom-guarded", "default")
+#: and with them those that move jobs for a reason
+WOVEN: Final = ("loom", "loom-eager", *GUARDED)
 #: a daemon that only watches
 OBSERVE: Final = "observe"
 #: and the shares of histories that these have
@@ -107,11 +111,16 @@ class Watching(InWheelOrder):
         return Watch()
 
 
-#: what runs besides the contenders that are scored
-OTHERS: Final[dict[str, Callable[[], Contender]]] = {
-    RESTLESS: Restless,
+#: what runs besides the contenders that are scored; with settings that a daemon's configuration can have
+OTHERS: Final[dict[str, Callable[[], PolicyUnderTest]]] = {
+    RESTLESS: ChaosPolicy,
     OBSERVE: Watching,
-    "loom-eager": lambda: Woven("loom-eager", "loom, to which a move costs nothing", objective="cost", warm_s=0.1),
+    "rollmux-unpruned": lambda: RollMuxPaper(prune=False),
+    "rollmux-guarded": lambda: Moving("rollmux-guarded", "", lambda _: RollMux(uncertain=True)),
+    "loom-guarded": lambda: Moving(
+        "loom-guarded", "", lambda move_s: Loom(objective="cost", warm_s=move_s, rounds=1, uncertain=True)
+    ),
+    "loom-eager": lambda: Moving("loom-eager", "", lambda move_s: Loom(objective="cost", warm_s=move_s), move_s=0.1),
 }
 
 
@@ -249,7 +258,7 @@ def _drifting(rng: Random, job: SimJob) -> SimJob:
 def _more(rng: Random, job: SimJob, policy: str) -> SimJob:
     """The job with side phases now and then, a tail that grows again, and times that a guard has to act upon."""
     spec = job.spec
-    if "guarded" in policy:
+    if policy in GUARDED:
         worse = rng.choice((1.0, 1.5, 3.0))
         series = tuple(tuple(round(took * rng.uniform(1, worse)) for took in times) for times in job.series)
         times = GUARDED_ITERATIONS + job.iterations
@@ -390,7 +399,8 @@ def run(history: History) -> World:
         faults = replace(faults, operator_ms=max(faults.operator_ms, len(history.acts) * longest))
     contender = OTHERS[history.policy]() if history.policy in OTHERS else CONTENDERS[history.policy]
     if history.follows:
-        contender = Replanned(contender, drift_enough=2, drift_window=3, replan_every_ms=20_000)
+        contender = copy.copy(contender)
+        contender.estimates = {**AS_OBSERVED, "drift_enough": 2, "drift_window": 3, "replan_every_ms": 20_000}
     world = World(history.workload, contender, history.seed, WORK, faults=faults)
     world.rest = Rest(REST_EVERY)
     for act in history.acts:

@@ -86,7 +86,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def policies(outcomes: Sequence[Outcome]) -> list[str]:
     """Who ran, in the order in which they were asked for."""
-    return list(dict.fromkeys(outcome.contender for outcome in outcomes))
+    return list(dict.fromkeys(outcome.policy_under_test for outcome in outcomes))
 
 
 def runs(outcomes: Sequence[Outcome], policy: str, accounting: str) -> list[Outcome]:
@@ -95,7 +95,7 @@ def runs(outcomes: Sequence[Outcome], policy: str, accounting: str) -> list[Outc
     Raises:
         ValueError: two of them have one seed: they are of different workloads or settings, and have no common mean.
     """
-    found = [o for o in outcomes if o.contender == policy and o.accounting == accounting]
+    found = [o for o in outcomes if o.policy_under_test == policy and o.accounting == accounting]
     found.sort(key=lambda outcome: outcome.seed)
     for one, next_ in itertools.pairwise(found):
         if one.seed == next_.seed:
@@ -110,7 +110,7 @@ def summary(outcomes: Sequence[Outcome]) -> list[Row]:
     """One row per policy, with its figures in both accountings (None for one that did not run)."""
     rows = []
     for policy in policies(outcomes):
-        proofs = [o.exact for o in outcomes if o.contender == policy and o.exact is not None]
+        proofs = [o.exact for o in outcomes if o.policy_under_test == policy and o.exact is not None]
         row: Row = {"policy": policy, "exact": all(proofs) if proofs else None}
         for accounting in ACCOUNTINGS:
             mine = runs(outcomes, policy, accounting)

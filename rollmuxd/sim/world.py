@@ -4,7 +4,7 @@ The world plays whoever the daemon talks to: the jobs' processes (which ask, wor
 residency drivers (which take the time that moving a state takes) and the backends (which see what is on the GPUs).
 It believes nothing that the scheduler says about GPUs: what is on them is its own book
 (:mod:`~rollmuxd.sim.machines`), and backends report from that. What goes wrong, where anything is to, and what follows
-from it, is :class:`~rollmuxd.sim.faults.Trouble`'s.
+from it, is :class:`~rollmuxd.sim.faults.FaultInjector`'s.
 """
 
 import hashlib
@@ -23,7 +23,6 @@ from rollmuxd.core.config import Config, DriverTraits, Moves
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect, Kill, Launch, Observe, Perform, Probe
 from rollmuxd.core.errors import BrokenInvariant, Rejected
-from rollmuxd.core.explain import Explainer
 from rollmuxd.core.model import (
     Fence,
     GpuId,
@@ -42,19 +41,20 @@ from rollmuxd.core.model import (
     SlotStatus,
     StateSpec,
 )
-from rollmuxd.core.rotation import find_phase
+from rollmuxd.core.order import find_phase
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State, state_key
-from rollmuxd.sim.checkers import Witness
+from rollmuxd.explain.explainer import Explainer
+from rollmuxd.sim.checkers import Checker
 from rollmuxd.sim.checkers.rest import Rest
-from rollmuxd.sim.contender import Contender
-from rollmuxd.sim.faults import DaemonDied, Faults, Trouble
+from rollmuxd.sim.faults import DaemonDied, FaultInjector, Faults
 from rollmuxd.sim.fluid import WORK
 from rollmuxd.sim.inventory import Inventory, Told, TooFewNodes, with_enough
 from rollmuxd.sim.kernel import Kernel
 from rollmuxd.sim.machines import Fate, Machines, Move, key_of
 from rollmuxd.sim.meter import Meter
 from rollmuxd.sim.outcome import JobOutcome, Outcome
+from rollmuxd.sim.policy_under_test import PolicyUnderTest
 from rollmuxd.sim.workload import Impossible, SimJob, Workload, by_arrival
 
 #: sessions are renewed twice in this time; where nothing fails, a process does not forget to
@@ -148,7 +148,7 @@ Then: TypeAlias = Callable[[Process, Answer], None]
 
 def run(
     workload: Workload,
-    contender: Contender,
+    contender: PolicyUnderTest,
     *,
     seed: int,
     accounting: str,
@@ -177,7 +177,7 @@ class World:
     def __init__(
         self,
         workload: Workload,
-        contender: Contender,
+        contender: PolicyUnderTest,
         seed: int,
         accounting: str,
         stretch: float = 1.2,
@@ -187,19 +187,19 @@ class World:
         faults: Faults | None = None,
     ) -> None:
         self.began = time.perf_counter()
-        self.workload, self.contender, self.seed = workload, contender, seed
+        self.workload, self.policy_under_test, self.seed = workload, contender, seed
         self.by_work = accounting == WORK
         self.jobs = by_arrival([contender.adapt(job) for job in workload.jobs])
         self.inventory = Inventory(workload, self.jobs, stretch=stretch)
         self.machines = Machines(self.inventory)
         self.kernel = Kernel()
         #: None: nothing goes wrong
-        self.trouble = Trouble(self, faults, seed) if faults is not None and faults.any else None
+        self.fault_injector = FaultInjector(self, faults, seed) if faults is not None and faults.any else None
         self.config = self._config()
         policy = contender.policy(seed)
         self.core = Scheduler(self.config, policy)
         excused_ms = faults.longest_ms if faults is not None else 0
-        self.witness = Witness(self.config, cap=getattr(policy, "max_group", None), excused_ms=excused_ms)
+        self.witness = Checker(self.config, cap=getattr(policy, "max_group", None), excused_ms=excused_ms)
         self.rest = Rest(CHECK_EVERY)
         self.meter = Meter(workload, self.inventory.pool_of)
         self.listeners, self.hear, self.progress = list(listeners), hear, progress
@@ -220,17 +220,15 @@ class World:
             max_jobs=len(self.jobs) + 1,
             moves=Moves.ON,
             moves_at_a_time=len(self.jobs) + 1,
-            move_every_ms=getattr(self.contender, "move_every_ms", 0) or (MOVE_RELAUNCHED_MS if again else 0),
-            move_takes_ms=self.contender.move_ms(),
+            move_every_ms=self.policy_under_test.move_every_ms or (MOVE_RELAUNCHED_MS if again else 0),
+            move_takes_ms=self.policy_under_test.move_ms(),
         )
-        # who says nothing of estimates plans with what he is told, as the paper does
-        config = replace(config, **{"drift": 0.0, **getattr(self.contender, "estimates", {})})
-        if self.trouble is not None:
-            drivers = {name: self.trouble.traits() for name in names}
+        config = replace(config, **self.policy_under_test.estimates)
+        if self.fault_injector is not None:
+            drivers = {name: self.fault_injector.traits() for name in names}
             return replace(config, drivers=drivers, launch_hosts=tuple(self.inventory.gpus_of), **LAUNCHES)
         drivers = dict.fromkeys(names, DriverTraits(idempotent=True, copies=True))
-        # nothing is held, as in a daemon that is told nothing
-        return replace(config, lease_ms=LEASE_MS, hold_ms=0, drivers=drivers)
+        return replace(config, lease_ms=LEASE_MS, drivers=drivers)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
@@ -241,7 +239,7 @@ class World:
         except BrokenInvariant as broken:
             facts = "\n".join(f"  {f.encode(fact).decode()}" for fact in self.last)
             raise BrokenInvariant(
-                f"{broken} (workload {self.workload.name}, policy {self.contender.name}, seed {self.seed}, "
+                f"{broken} (workload {self.workload.name}, policy {self.policy_under_test.name}, seed {self.seed}, "
                 f"at {self.kernel.now} ms; the last facts:\n{facts})"
             ) from broken
         return self.outcome
@@ -253,9 +251,9 @@ class World:
         self.waiting_to_end = len(self.jobs)
         if self.jobs:
             self.kernel.at(self.jobs[0].arrives_ms, self.beat_all)
-        if self.trouble is not None:
-            self.trouble.begin()
-        latest = None if self.trouble is None else self.trouble.latest_end()
+        if self.fault_injector is not None:
+            self.fault_injector.begin()
+        latest = None if self.fault_injector is None else self.fault_injector.latest_end()
         while self.waiting_to_end:
             if not self._step(latest):
                 self._stuck()
@@ -304,8 +302,8 @@ class World:
             Rejected: it is refused.
             DaemonDied: nobody knows whether it was heard.
         """
-        trouble = self.trouble
-        if trouble is not None and trouble.doomed and trouble.daemon_dies_of(given):
+        trouble = self.fault_injector
+        if trouble is not None and trouble.crash_pending and trouble.daemon_dies_of(given):
             raise DaemonDied
         self.rest.look(self.core, self.kernel.now, given)
         decision = self.core.handle(given, self.kernel.now)
@@ -336,8 +334,8 @@ class World:
         outcome.facts += len(facts)
         bodies = list(map(f.encode, facts))
         self.digest.update(b"".join(bodies))
-        if self.trouble is not None:
-            self.trouble.journal(bodies)
+        if self.fault_injector is not None:
+            self.fault_injector.journal(bodies)
         for fact in facts:
             if type(fact) in METERED:
                 self.meter.hear(fact)
@@ -353,12 +351,12 @@ class World:
                 raise DaemonDied
             answer = self.tell(given).answer
         except DaemonDied:
-            assert self.trouble is not None
-            self.trouble.knock(process, given, then)
+            assert self.fault_injector is not None
+            self.fault_injector.retry(process, given, then)
         except Rejected as no:
-            if self.trouble is None:
+            if self.fault_injector is None:
                 raise
-            self.trouble.refused(process, life, given, no)
+            self.fault_injector.refused(process, life, given, no)
         else:
             if then is not None and process.life == life:
                 then(process, answer)
@@ -385,16 +383,16 @@ class World:
             return
         match effect:
             case Observe():
-                if self.trouble is None:
+                if self.fault_injector is None:
                     self.kernel.after(0, self.observed, effect.host)
                 else:
-                    self.trouble.observe(effect.host)
-            case Probe() if self.trouble is not None:
-                self.trouble.probe(effect.order)
-            case Launch() if self.trouble is not None:
-                self.trouble.launch(effect)
-            case Kill() if self.trouble is not None:
-                self.trouble.kill(effect)
+                    self.fault_injector.observe(effect.host)
+            case Probe() if self.fault_injector is not None:
+                self.fault_injector.probe(effect.order)
+            case Launch() if self.fault_injector is not None:
+                self.fault_injector.launch(effect)
+            case Kill() if self.fault_injector is not None:
+                self.fault_injector.kill(effect)
             case _:
                 raise BrokenInvariant(f"{effect}, and nothing went wrong")
 
@@ -408,7 +406,7 @@ class World:
         began = time.perf_counter()
         self.register(process)
         self.outcome.decision_us.append((time.perf_counter() - began) * 1e6)
-        if self.trouble is None and self.workload.on_demand and self.core.state.jobs[process.name].group is None:
+        if self.fault_injector is None and self.workload.on_demand and self.core.state.jobs[process.name].group is None:
             why = Explainer(self.core.context).why_job_waits(process.name, self.kernel.now).text
             raise TooFewNodes(f"job {job.name} ({job.kind}) waits: {why}")
         if not self.by_work:
@@ -417,7 +415,7 @@ class World:
     def register(self, process: Process) -> None:
         """A run begins, from the last finished iteration."""
         self.begin_anew(process)
-        key = "" if self.trouble is None else f"{process.job.name}-{process.life}"
+        key = "" if self.fault_injector is None else f"{process.job.name}-{process.life}"
         self.call(process, i.RegisterJob("team", "sim", process.job.spec, key), self._registered)
 
     def begin_anew(self, process: Process) -> None:
@@ -434,8 +432,8 @@ class World:
             self._first_placed(process)
         if job.spec.launch is None:
             self.open(process, job.idempotency_key)
-        elif self.trouble is not None:
-            self.trouble.awaits_launch(process)
+        elif self.fault_injector is not None:
+            self.fault_injector.awaits_launch(process)
 
     def open(self, process: Process, key: str) -> None:
         """The process says that it is there."""
@@ -445,8 +443,8 @@ class World:
     def _opened(self, process: Process, answer: Answer) -> None:
         assert answer.session is not None
         process.session = answer.session
-        if self.trouble is not None:
-            self.trouble.accompany(process)
+        if self.fault_injector is not None:
+            self.fault_injector.accompany(process)
         self.ask(process)
 
     def _placed(self, fact: f.JobPlaced) -> None:
@@ -471,7 +469,7 @@ class World:
         if process.request is not None and not process.slot:
             request = process.request
             given = i.RequestSlot(process.name, process.session, request.phase, request.request_id)
-            self.call(process, given, None if self.trouble is None else self.trouble.asked)
+            self.call(process, given, None if self.fault_injector is None else self.fault_injector.asked)
 
     def _next_request(self, process: Process) -> i.NextRequest:
         process.requests += 1
@@ -487,7 +485,7 @@ class World:
         slot = self.core.state.slots[fact.slot]
         self.machines.nobody_else_is_on(slot.gpus, slot.job, slot.run)
         process = self.processes[slot.job]
-        if self.trouble is None or self.trouble.hears(process, slot):
+        if self.fault_injector is None or self.fault_injector.hears(process, slot):
             self.begin_phase(process, slot)
 
     def begin_phase(self, process: Process, slot: Slot) -> None:
@@ -638,9 +636,9 @@ class World:
             self.call(process, i.ReleaseSlot(slot, process.fence, seen, next=process.request), self._released)
 
     def _released(self, process: Process, answer: Answer) -> None:
-        if answer.next_slot is None or self.trouble is not None:
-            assert self.trouble is not None, answer.next_refused
-            self.trouble.released(process, answer)
+        if answer.next_slot is None or self.fault_injector is not None:
+            assert self.fault_injector is not None, answer.next_refused
+            self.fault_injector.released(process, answer)
 
     def _rests(self, process: Process, answer: Answer) -> None:
         self.later(process, process.job.spec.phases[process.at].gap_ms, self.ask)
@@ -680,8 +678,8 @@ class World:
             process.outcome.parks = job.progress.parks
         self.processes.pop(process.name, None)
         self.waiting_to_end -= 1
-        if self.trouble is not None:
-            self.trouble.exits(process)
+        if self.fault_injector is not None:
+            self.fault_injector.exits(process)
         if self.progress is not None:
             self.progress(len(self.jobs) - self.waiting_to_end)
 
@@ -691,7 +689,7 @@ class World:
             if process.session and process.alive and not process.silent and self.up:
                 self.call(process, i.Heartbeat(process.session))
         if self.waiting_to_end:
-            if self.trouble is None and len(self.outcome.jobs) == len(self.jobs):
+            if self.fault_injector is None and len(self.outcome.jobs) == len(self.jobs):
                 self._somebody_is_placed()
             self.kernel.after(self.config.lease_ms // 2, self.beat_all)
 
@@ -719,8 +717,8 @@ class World:
             known.told = self.life
             if known.done:
                 self.kernel.after(0, self.word_of, known)
-            elif self.trouble is not None:
-                self.trouble.told_again(known)
+            elif self.fault_injector is not None:
+                self.fault_injector.told_again(known)
             return
         state = self.core.state
         order = state.orders[effect.order]
@@ -747,11 +745,11 @@ class World:
         if order.kind is OrderKind.LOAD:
             took = self._load_ms(order.job, kept.spec, warm=kept.warm or order.source is not None)
             if order.source is not None:
-                took += self.contender.move_ms() // max(1, len(state.jobs[order.job].spec.states))
+                took += self.policy_under_test.move_ms() // max(1, len(state.jobs[order.job].spec.states))
         else:
             took = kept.spec.park_ms if order.kind is OrderKind.PARK else 0
-        if self.trouble is not None:
-            self.trouble.told(move, took)
+        if self.fault_injector is not None:
+            self.fault_injector.told(move, took)
         if order.kind is OrderKind.LOAD and move.fate is not Fate.LOST:
             self.machines.nobody_else_is_on(gpus, order.job, order.run)
             self.machines.load(move)
@@ -769,11 +767,11 @@ class World:
 
     def performed(self, move: Move) -> None:
         """The driver has done it, and says so."""
-        if self.trouble is not None and not self.trouble.lets(move):
+        if self.fault_injector is not None and not self.fault_injector.lets(move):
             return
         move.done = True
         if move.kind is not OrderKind.LOAD:
-            lingering = "" if self.trouble is None else self.trouble.lingering()
+            lingering = "" if self.fault_injector is None else self.fault_injector.lingering()
             self.machines.take(move, left_mb=move.left_mb, lingering=lingering)
         if move.fate is Fate.DONE:
             self.word_of(move)
@@ -783,7 +781,7 @@ class World:
         if move.told != self.life or not self.up:
             return
         if move.order in self.core.state.orders:
-            seen: tuple[i.GpuSight, ...] = ()
+            seen: tuple[i.GpuObservation, ...] = ()
             if move.kind is not OrderKind.LOAD and move.host not in self.machines.out:
                 seen = self.machines.sights(move.gpus)
             self.report(i.OrderDone(move.order, seen))
@@ -796,7 +794,7 @@ class World:
 
     def observed(self, host: HostId) -> None:
         """A backend reports what is there."""
-        self.report(i.HostSeen(host, self.machines.sights(self.inventory.gpus_of[host]), self.machines.boot[host]))
+        self.report(i.HostObserved(host, self.machines.sights(self.inventory.gpus_of[host]), self.machines.boot[host]))
 
     # ---- what facts mean to others than the scheduler ----------------------------------------------------------------
 
@@ -806,12 +804,12 @@ class World:
             process.outcome.moves += 1
 
     def _taken(self, fact: f.SlotRevoked | f.SlotLost | f.SlotFaulted) -> None:
-        if self.trouble is not None:
-            self.trouble.slot_taken(fact)
+        if self.fault_injector is not None:
+            self.fault_injector.slot_taken(fact)
 
     def _withdrawn(self, fact: f.SlotWithdrawn) -> None:
-        if self.trouble is not None:
-            self.trouble.withdrawn(fact)
+        if self.fault_injector is not None:
+            self.fault_injector.withdrawn(fact)
 
     _heeded: ClassVar[dict[type, Callable[["World", Any], None]]] = {
         f.SlotGranted: _granted,

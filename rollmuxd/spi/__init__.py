@@ -7,7 +7,7 @@ whatever backend reaches the host. A **policy** decides which jobs share which n
 """
 
 from rollmuxd.core.config import DriverTraits
-from rollmuxd.core.inputs import GpuSight
+from rollmuxd.core.inputs import GpuObservation
 from rollmuxd.core.model import GpuId, HostId, JobId, LaunchId, NodeId, OptionValue, OrderKind, StateSpec
 from rollmuxd.spi.backend import (
     Backend,
@@ -17,13 +17,13 @@ from rollmuxd.spi.backend import (
     HostConfig,
     Inventory,
     KeepsOutput,
+    Observation,
     OpensConnections,
     Output,
     Process,
     ProcessOrder,
     Ran,
     RunsCommands,
-    Sight,
     StartsProcesses,
     opens_connections,
     runs_commands,
@@ -52,7 +52,7 @@ __all__ = [
     "Finding",
     "GpuId",
     "GpuInfo",
-    "GpuSight",
+    "GpuObservation",
     "HostConfig",
     "HostId",
     "Inventory",
@@ -63,6 +63,7 @@ __all__ = [
     "NodeId",
     "NotDone",
     "NotInstalled",
+    "Observation",
     "OpensConnections",
     "OptionValue",
     "OrderKind",
@@ -75,7 +76,6 @@ __all__ = [
     "RankResult",
     "Residency",
     "RunsCommands",
-    "Sight",
     "StartsProcesses",
     "StateOrder",
     "StateSpec",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, runtime_c
 
 from msgspec import Struct
 
-from rollmuxd.core.inputs import GpuSight
+from rollmuxd.core.inputs import GpuObservation
 from rollmuxd.core.model import GpuId, HostId, JobId, LaunchId
 from rollmuxd.spi.errors import NotDone
 
@@ -52,10 +52,10 @@ class Inventory(Struct, frozen=True):
     ram_mb: int
 
 
-class Sight(Struct, frozen=True):
+class Observation(Struct, frozen=True):
     """What a backend saw on a host at one moment: every GPU of the host that can be read, each exactly once."""
 
-    gpus: tuple[GpuSight, ...]
+    gpus: tuple[GpuObservation, ...]
     #: another value than last time means that the machine was restarted in between
     boot_id: str
     #: of each GPU that has one: its own name (:attr:`GpuInfo.uuid`). The same one under two ids is refused
@@ -122,7 +122,7 @@ class Backend(Protocol):
         """What the host has. Raises ContactLost when it cannot be reached."""
         ...
 
-    async def observe(self, host: HostId) -> Sight:
+    async def observe(self, host: HostId) -> Observation:
         """What is on the host's GPUs *now*: never a cached answer.
 
         Raises:

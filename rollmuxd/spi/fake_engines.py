@@ -14,19 +14,17 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 import anyio
 import anyio.abc
 
-from rollmuxd.core.inputs import GpuSight
+from rollmuxd.core.inputs import GpuObservation
 from rollmuxd.core.model import GpuId, HostId, JobId
 from rollmuxd.spi import here
-from rollmuxd.spi.backend import GpuInfo, HostConfig, Inventory, Ran, Sight
+from rollmuxd.spi.backend import GpuInfo, HostConfig, Inventory, Observation, Ran
 from rollmuxd.spi.errors import ContactLost
-
-FAULTS: Final = ("error", "half", "missing", "lie", "hang", "hang_after", "drop", "drop_after", "garbage", "die")
 
 Query: TypeAlias = Mapping[str, list[str]]
 Reply: TypeAlias = tuple[int, Any]
@@ -188,10 +186,10 @@ class EngineHost:
         self._reach(host)
         return Inventory(tuple(GpuInfo(gpu, "fake", self.gpu_mb) for gpu in self.engines), 1_000_000)
 
-    async def observe(self, host: HostId) -> Sight:
+    async def observe(self, host: HostId) -> Observation:
         """What the engines say that they use."""
         self._reach(host)
-        return Sight(tuple(self._see(gpu) for gpu in self.engines), "fake-boot")
+        return Observation(tuple(self._see(gpu) for gpu in self.engines), "fake-boot")
 
     async def kill(self, host: HostId, pid: int, started: str, job: JobId, owner: str) -> bool:
         """Nothing is its own to end."""
@@ -225,9 +223,9 @@ class EngineHost:
     async def close(self) -> None:
         """Nothing is kept open."""
 
-    def _see(self, gpu: GpuId) -> GpuSight:
+    def _see(self, gpu: GpuId) -> GpuObservation:
         there = [engine for engine in self.engines[gpu] if engine.running]
-        return GpuSight(
+        return GpuObservation(
             gpu, sum(engine.used_mb() for engine in there), tuple(f"engine {engine.url}" for engine in there)
         )
 

@@ -21,16 +21,16 @@ import anyio
 import anyio.abc
 
 from rollmuxd.core.config import DriverTraits
-from rollmuxd.core.inputs import GpuSight
+from rollmuxd.core.inputs import GpuObservation
 from rollmuxd.core.model import HostId, JobId, LaunchId, OrderId
 from rollmuxd.spi.backend import (
     Backend,
     HostConfig,
     Inventory,
+    Observation,
     Process,
     ProcessOrder,
     Ran,
-    Sight,
     StartsProcesses,
     opens_connections,
     runs_commands,
@@ -62,7 +62,7 @@ class WrappedBackend:
         await self._meet("inventory")
         return await self.inner.inventory(host)
 
-    async def observe(self, host: HostId) -> Sight:
+    async def observe(self, host: HostId) -> Observation:
         """As inner."""
         await self._meet("observe")
         return await self.inner.observe(host)
@@ -162,10 +162,12 @@ class CrashingBackend(WrappedBackend):
 class LyingBackend(WrappedBackend):
     """Shows every GPU clear. Nothing can protect from it but a witness, which is what it is good for."""
 
-    async def observe(self, host: HostId) -> Sight:
+    async def observe(self, host: HostId) -> Observation:
         """Every GPU, with nothing on it."""
         sight = await super().observe(host)
-        return Sight(gpus=tuple(GpuSight(gpu=seen.gpu, used_mb=0) for seen in sight.gpus), boot_id=sight.boot_id)
+        return Observation(
+            gpus=tuple(GpuObservation(gpu=seen.gpu, used_mb=0) for seen in sight.gpus), boot_id=sight.boot_id
+        )
 
 
 class WrappedResidency:

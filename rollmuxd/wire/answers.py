@@ -300,21 +300,6 @@ class FactsPage(Answer, frozen=True):
     unreadable: list[UnreadableFact] = []
 
 
-class TendedView(Answer, frozen=True):
-    """What was done to make the journal smaller."""
-
-    #: days whose books were closed
-    booked: int
-    #: facts that were let go of
-    cut: int
-    #: the first fact that is there
-    first: int
-    bytes_before: int
-    bytes_after: int
-    #: the longest that a commit can have waited for it
-    longest_ms: float
-
-
 class KeyView(Answer, frozen=True):
     """An API key; ``secret`` is shown once, when it is made."""
 

@@ -14,15 +14,15 @@ from msgspec.structs import replace
 from world import CONFIG, World, inventory, job_spec
 
 from rollmuxd.core import invariants
-from rollmuxd.core.cycle import NOTHING
+from rollmuxd.core.context import NOTHING
 from rollmuxd.core.decision import Decision
 from rollmuxd.core.facts import SlotWithdrawn
 from rollmuxd.core.inputs import Input, RegisterJob
-from rollmuxd.core.loom import Loom
 from rollmuxd.core.model import Job, JobSpec, Millis, Movable
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
+from rollmuxd.policies.loom.policy import Loom
+from rollmuxd.policies.rollmux import RollMux
 
 GROUPS: Final = 20
 JOBS_A_GROUP: Final = 5

@@ -19,7 +19,7 @@ from live import Daemon, start
 from world import World, inventory, job_spec
 
 from rollmuxd.core.facts import Fact
-from rollmuxd.daemon.journal import Journal
+from rollmuxd.daemon.journal.store import Journal
 
 GROUPS: Final = 20
 JOBS_A_GROUP: Final = 5

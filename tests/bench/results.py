@@ -73,7 +73,7 @@ def by_policy(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
 
 def production() -> str:
     """The paper's trace: cost, peaks, attainment; both accountings."""
-    names = "solo,colocated,rollmux,rollmux-unpruned,rollmux-artifact,gavel,random,most-idle"
+    names = "solo,colocated,rollmux,rollmux-artifact,gavel,random,most-idle"
     rows = by_policy(compared("weave-production", names, seeds=20))
     told = []
     for name, row in rows.items():
@@ -93,18 +93,16 @@ def production() -> str:
 
 def targets() -> str:
     """Rows 4 to 7 of the acceptance figures: 40 draws of SLO ~ U(1.1, 2)."""
-    outcomes = compared(
-        "weave-production", "solo,colocated,rollmux-artifact,rollmux-unpruned,rollmux", seeds=40, slo=(1.1, 2)
-    )
+    outcomes = compared("weave-production", "solo,colocated,rollmux-artifact,rollmux", seeds=40, slo=(1.1, 2))
     rows = by_policy(outcomes)
     dearer = next(
-        row for row in tables.paired(outcomes, "rollmux-unpruned")
+        row for row in tables.paired(outcomes, "rollmux-artifact")
         if row["policy"] == "rollmux" and row["accounting"] == "paper"
     )["cost_per_hour"]  # fmt: skip
-    base = rows["rollmux-unpruned"]["paper"]["cost_per_hour"]["mean"]
+    base = rows["rollmux-artifact"]["paper"]["cost_per_hour"]["mean"]
     told = []
     wanted = {"solo": "945, 328/328", "colocated": "709, 0/328", "rollmux-artifact": "490 to 545 (mean 520), 210/150",
-              "rollmux-unpruned": "the same", "rollmux": "1 to 10 % dearer"}  # fmt: skip
+              "rollmux": "1 to 10 % dearer"}  # fmt: skip
     for name, row in rows.items():
         paper = row["paper"]
         cost, admitted = paper["cost_per_hour"], sum(paper["admissions"].values())
@@ -123,7 +121,7 @@ def targets() -> str:
 
 def sweeps() -> str:
     """The paper's simulation study (1.16b): cost relative to the optimum, and attainment."""
-    names, seeds = "optimal,rollmux,rollmux-unpruned,random,most-idle", 4
+    names, seeds = "optimal,rollmux,random,most-idle", 4
     cases: list[tuple[str, str, dict[str, Any], str, str, str]] = [
         ("type BL", "BL", {}, "1.12", "2.00", "1.75"),
         ("type RH", "RH", {}, "1.10", "1.92", "1.89"),
@@ -139,19 +137,19 @@ def sweeps() -> str:
     told = []
     for case, workload, options, *paper in cases:
         outcomes = [o for o in compared(workload, names, seeds=seeds, **options) if o.accounting == "paper"]
-        best = {o.seed: o.cost for o in outcomes if o.contender == "optimal"}
-        row = [case, "optimum" if all(o.exact for o in outcomes if o.contender == "optimal") else "best found"]
-        for name, theirs in zip(names.split(",")[1:], (paper[0], "", paper[1], paper[2]), strict=True):
-            mine = [o for o in outcomes if o.contender == name]
+        best = {o.seed: o.cost for o in outcomes if o.policy_under_test == "optimal"}
+        row = [case, "optimum" if all(o.exact for o in outcomes if o.policy_under_test == "optimal") else "best found"]
+        for name, theirs in zip(names.split(",")[1:], paper, strict=True):
+            mine = [o for o in outcomes if o.policy_under_test == name]
             bill = statistics.mean(o.cost / best[o.seed] for o in mine)
             fined = statistics.mean((o.cost + o.fines) / best[o.seed] for o in mine)
             kept = 100 * statistics.mean(o.attainment or 0 for o in mine)
-            if theirs and name != "rollmux":
-                row += [f"{bill:.2f} ({kept:.0f} %)", f"**{fined:.2f}** / {theirs}"]
+            if name == "rollmux":
+                row.append(f"**{bill:.2f}** / {theirs}")
             else:
-                row.append(f"**{bill:.2f}** / {theirs}" if theirs else f"{bill:.2f}")
+                row += [f"{bill:.2f} ({kept:.0f} %)", f"**{fined:.2f}** / {theirs}"]
         told.append(row)
-    head = ["case", "against", "`rollmux` / paper", "unpruned", "random: bill (SLO kept)", "fined / paper",
+    head = ["case", "against", "`rollmux` / paper", "random: bill (SLO kept)", "fined / paper",
             "most-idle: bill (SLO kept)", "fined / paper"]  # fmt: skip
     return grid(head, told)
 
@@ -179,7 +177,7 @@ def micro() -> str:
 
 def sensitivity() -> str:
     """What switching and RAM cost: mean of 8 draws, against free switches and 2 TB."""
-    base = [outcome.cost_per_hour for outcome in _paper(compared("weave-production", "rollmux-unpruned", seeds=8))]
+    base = [outcome.cost_per_hour for outcome in _paper(compared("weave-production", "rollmux", seeds=8))]
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("switches by model size (warm), a cold start each", {"switch": "table"}, "-"),
         ("5 s a switch", {"switch": 5_000}, "+3.1 %"),
@@ -192,10 +190,10 @@ def sensitivity() -> str:
     ]
     told = []
     for case, options, theirs in cases:
-        costs = [o.cost_per_hour for o in _paper(compared("weave-production", "rollmux-unpruned", seeds=8, **options))]
+        costs = [o.cost_per_hour for o in _paper(compared("weave-production", "rollmux", seeds=8, **options))]
         change = [100 * (cost / free - 1) for cost, free in zip(costs, base, strict=True)]
         told.append([case, f"{statistics.mean(costs):.0f}", f"{statistics.mean(change):+.1f} %", theirs])
-    honest = [o.cost_per_hour for o in _paper(compared("weave-production-honest", "rollmux-unpruned", seeds=8))]
+    honest = [o.cost_per_hour for o in _paper(compared("weave-production-honest", "rollmux", seeds=8))]
     change = [100 * (cost / free - 1) for cost, free in zip(honest, base, strict=True)]
     told.append(
         ["32B owns two training nodes", f"{statistics.mean(honest):.0f}", f"{statistics.mean(change):+.1f} %", "+10 %"]
@@ -226,14 +224,13 @@ def tails() -> str:
 def noise() -> str:
     """What becomes of the promise when iterations take what real ones took."""
     told = []
-    guarded = ("guarded", "guarded-warm", "loom-guarded", "loom-guarded-warm")
     for case, options in (
         ("real step logs, planned on means", {"data": str(DATA), "more": {"plan": "mean"}}),
         ("real step logs, planned on the worst", {"data": str(DATA), "more": {"plan": "max"}}),
         ("generated iterations, planned on means", {}),
     ):
         workload = "real-logs" if "data" in options else "generated"
-        names = ("rollmux", "rollmux-artifact", *(guarded if not told else ()))  # the others plan, and hope
+        names = ("rollmux", "rollmux-artifact", *(() if told else ("loom", "default")))
         asked = ",".join(("solo", *names))
         rows = by_policy(compared(workload, asked, seeds=1, fidelity="phase", jobs=100, **options))
         for name in names:
@@ -244,9 +241,8 @@ def noise() -> str:
 
 
 def drift() -> str:
-    """Planned on the first ten steps of real logs: plans that follow what phases take, against plans that do not."""
-    names = ("rollmux-unpruned", "loom-warm", "guarded-warm", "loom-guarded-warm")
-    asked = ",".join(("solo", *(each for name in names for each in (name, f"{name}-replanned"))))
+    """Planned on the first ten steps of real logs, which is what a daemon knows."""
+    asked = "solo,rollmux,loom,default"
     options = {"data": str(DATA), "more": {"plan": "first10"}}
     outcomes = compared("real-logs", asked, seeds=2, fidelity="phase", jobs=40, **options)
     rows = by_policy(outcomes)
@@ -262,31 +258,9 @@ def drift() -> str:
     return grid(head, told)
 
 
-def guarded() -> str:
-    """What the guard keeps, and at what cost, on real step logs: draws, and code bases, that nothing was tried on."""
-    told = []
-    names = ("solo", "loom-guarded", "loom-guarded-warm")
-    for logs, seeds in (("all", range(2)), ("even", range(2, 3))):
-        options = Options(slo=(1.0, 2.0), jobs=100, data=str(DATA), more={"plan": "mean", "logs": logs})
-        some = tasks("real-logs", options, names, "phase", seeds)
-        print(f"results: real-logs, {', '.join(names)}, {logs}, draws {list(seeds)}", file=sys.stderr, flush=True)
-        outcomes = ran([task for task in some if task.accounting == "paper"])
-        solo = {outcome.seed: outcome.cost for outcome in outcomes if outcome.contender == "solo"}
-        for outcome in outcomes:
-            if outcome.contender == "solo":
-                continue
-            judged = [job.kept for job in outcome.jobs if job.kept is not None]
-            told.append([
-                f"{outcome.seed} ({logs})", f"`{outcome.contender}`", f"{outcome.cost / solo[outcome.seed]:.3f}",
-                f"{sum(judged)} of {len(judged)}", f"{statistics.mean(tables.slowdowns([outcome])):.2f}",
-                sum(job.moves for job in outcome.jobs),
-            ])  # fmt: skip
-    return grid(["draw (code bases)", "policy", "of Solo-D", "SLO kept", "slowdown", "moves"], told)
-
-
 def executed() -> str:
     """What was planned, and what came of it when every phase was executed."""
-    names = ("rollmux", "rollmux-unpruned", "rollmux-artifact")
+    names = ("rollmux", "rollmux-artifact")
     planned, done = (
         by_policy(compared("weave-production", ",".join(names), seeds=2, fidelity=how)) for how in ("cost", "phase")
     )
@@ -308,94 +282,36 @@ def _paper(outcomes: Sequence[Outcome]) -> list[Outcome]:
     return [outcome for outcome in outcomes if outcome.accounting == "paper"]
 
 
-def _row(name: str, row: dict[str, Any], solo: dict[str, Any], moves: float) -> list[str]:
-    """A policy's figures in both accountings, against dedicated pools."""
-    paper, work = row["paper"], row["work"]
-    return [
-        f"`{name}`", spread(paper["cost_per_hour"]),
-        f"{paper['cost_per_hour']['mean'] / solo['paper']['cost_per_hour']['mean']:.3f}",
-        percent(paper["slo_attainment"]), f"{paper['slowdown']['mean']:.2f}", f"{moves:.0f}",
-        f"{work['total_cost'] / 1000:.1f}", f"{solo['work']['total_cost'] / work['total_cost']:.2f} x",
-        f"{work['mean_completion_s'] / 3600:.1f}", percent(work["slo_attainment"]),
-    ]  # fmt: skip
-
-
-_WOVEN: Final = ["$/h", "of Solo-D", "SLO kept", "slowdown", "moves", "work: k$", "work: Solo-D / it",
-                 "work: mean job h", "work: SLO kept"]  # fmt: skip
-
-
 def _moves(outcomes: Sequence[Outcome], name: str) -> float:
-    mine = [outcome for outcome in _paper(outcomes) if outcome.contender == name]
+    mine = [outcome for outcome in _paper(outcomes) if outcome.policy_under_test == name]
     return statistics.mean(sum(job.moves for job in outcome.jobs) for outcome in mine)
 
 
 def loom() -> str:
-    """The production trace: wheels, regrouping by pairs; both accountings."""
-    outcomes = compared("weave-production", "solo,rollmux-unpruned,loom-greedy,loom-rr,loom-pairs", seeds=2)
-    rows = by_policy(outcomes)
-    told = [_row(name, row, rows["solo"], _moves(outcomes, name)) for name, row in rows.items()]
-    return grid(["policy", *_WOVEN], told)
-
-
-def loom_triples() -> str:
-    """The same with triples, one draw: 300 s and 30 s a move."""
-    names = ["solo", "loom", "loom-warm"]
-    some = tasks("weave-production", Options(slo=(1.0, 2.0)), names, "cost", range(1))
-    print(f"results: triples, {', '.join(names)}", file=sys.stderr, flush=True)
-    outcomes = _paper(ran([task for task in some if task.accounting == "paper"]))
+    """The production trace, certified orders and moves of 30 s and 300 s: one draw, accounting *paper*."""
+    print("results: weave-production, solo, loom, 30 s and 300 s a move", file=sys.stderr, flush=True)
+    outcomes: dict[str, Outcome] = {}
+    for policy, move_s in (("solo", None), ("loom", None), ("loom", 300)):
+        some = tasks("weave-production", Options(slo=(1.0, 2.0)), [policy], "cost", range(1), move_s=move_s)
+        (outcome,) = ran([task for task in some if task.accounting == "paper"])
+        outcomes[f"`{policy}`" + (f", `--move-s {move_s}`" if move_s else "")] = outcome
     told = [
         [
-            f"`{outcome.contender}`", f"{outcome.cost_per_hour:.0f}",
-            f"{outcome.cost_per_hour / outcomes[0].cost_per_hour:.3f}",
+            name, f"{outcome.cost_per_hour:.0f}", f"{outcome.cost_per_hour / outcomes['`solo`'].cost_per_hour:.3f}",
             percent(tables.spread([outcome.attainment or 0])), f"{statistics.mean(tables.slowdowns([outcome])):.2f}",
             sum(job.moves for job in outcome.jobs),
         ]
-        for outcome in outcomes
+        for name, outcome in outcomes.items()
     ]  # fmt: skip
-    return grid(["policy", *_WOVEN[:5]], told)
+    return grid(["policy", "$/h", "of Solo-D", "SLO kept", "slowdown", "moves"], told)
 
 
-def loom_work() -> str:
-    """The work that there is, whatever time it takes: with a price on progress and without."""
-    names = ["solo", "colocated", "loom-pairs", "loom-pairs-work"]
-    some = tasks("weave-production", Options(slo=(1.0, 2.0)), names, "cost", range(2))
-    print(f"results: fixed work, {', '.join(names)}", file=sys.stderr, flush=True)
-    rows = by_policy(ran([task for task in some if task.accounting == "work"]))
-    cost = {name: row["work"]["total_cost"] for name, row in rows.items()}
-    told = [
-        [
-            f"`{name}`", f"{cost[name] / 1000:.1f}", f"{cost['solo'] / cost[name]:.2f} x",
-            f"{cost['colocated'] / cost[name]:.2f} x", f"{row['work']['mean_completion_s'] / 3600:.1f}",
-            f"{row['work']['slowdown']['mean']:.2f}", percent(row["work"]["slo_attainment"]),
-        ]
-        for name, row in rows.items()
-    ]  # fmt: skip
-    return grid(["policy", "k$", "Solo-D / it", "co-located / it", "mean job h", "slowdown", "SLO kept"], told)
-
-
-def loom_classes() -> str:
-    """Traces that nothing was tuned on: the paper's synthetic classes, and 32B jobs counted honestly."""
-    told = []
-    for workload, goal in (("mixed", "0.60"), ("BL", "0.56"), ("RH", "0.46"), ("TH", "0.83"),
-                           ("weave-production-honest", "-")):  # fmt: skip
-        names = ["solo", "rollmux-unpruned", "loom-greedy", "loom-pairs"]
-        some = tasks(workload, Options(slo=(1.0, 2.0)), names, "cost", range(1))
-        print(f"results: {workload}, {', '.join(names)}", file=sys.stderr, flush=True)
-        outcomes = ran([task for task in some if task.accounting == "paper"])
-        solo = next(outcome.cost for outcome in outcomes if outcome.contender == "solo")
-        ratios = [f"{outcome.cost / solo:.3f}" for outcome in outcomes[1:]]
-        kept = percent(tables.spread([outcome.attainment or 0 for outcome in outcomes[3:]]))
-        told.append([workload, *ratios, goal, kept, f"{_moves(outcomes, 'loom-pairs'):.0f}"])
-    head = ["trace", "`rollmux-unpruned`", "`loom-greedy`", "`loom-pairs`", "target", "SLO kept", "moves"]
-    return grid(head, told)
-
-
-def loom_owned() -> str:
+def owned() -> str:
     """Nineteen nodes of each pool, and jobs that wait: how long they take."""
     told = []
     for nodes in (19, 12):
         outcomes = compared(
-            "weave-production", "solo,rollmux,rollmux-unpruned,loom-greedy,loom-owned", seeds=2,
+            "weave-production", "solo,rollmux,default", seeds=2,
             nodes={"rollout": nodes, "train": nodes},
         )  # fmt: skip
         for name, row in by_policy(outcomes).items():
@@ -417,13 +333,9 @@ SECTIONS: Final[dict[str, Callable[[], str]]] = {
     "tails": tails,
     "sensitivity": sensitivity,
     "noise": noise,
-    "guarded": guarded,
     "drift": drift,
     "loom": loom,
-    "loom-triples": loom_triples,
-    "loom-work": loom_work,
-    "loom-classes": loom_classes,
-    "loom-owned": loom_owned,
+    "owned": owned,
 }
 
 

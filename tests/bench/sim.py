@@ -25,14 +25,14 @@ FLOOR_EVENTS, FLOOR_WIDTH = 200_000, 40
 def run(budget_s: float, *, small: bool = False) -> Json:
     """Cost and phase fidelity on the production trace; Philly's jobs where the trace is there."""
     options = Options(slo=SLO, jobs=20 if small else 0)
-    cost = Task("weave-production", options, "rollmux-unpruned", "cost", "paper", 0)
+    cost = Task("weave-production", options, "rollmux", "cost", "paper", 0)
     perform(cost)  # imports and caches
     took = []
     for _ in Rounds(budget_s / 10, least=3, most=20):
         took.append(perform(cost).wall_s)
     found: Json = {"cost_s": short(median(took)), "cost_runs": len(took)}
     say(f"sim: cost only {found['cost_s']} s")
-    found |= _phase(Task("weave-production", options, "rollmux-unpruned", "phase", "work", 0))
+    found |= _phase(Task("weave-production", options, "rollmux", "phase", "work", 0))
     found["targets"] = {
         "cost_s": at_most(found["cost_s"], 1),
         "phase_s": at_most(found["phase_s"], 30),
@@ -93,7 +93,7 @@ def _philly(jobs: int) -> Json:
     """A large trace at cost fidelity."""
     if not DATA.exists():
         return {"skipped": "the Philly trace is not here"}
-    task = Task("philly", Options(slo=(1.0, 2.0), jobs=jobs, data=str(DATA)), "rollmux-unpruned", "cost", "paper", 0)
+    task = Task("philly", Options(slo=(1.0, 2.0), jobs=jobs, data=str(DATA)), "rollmux", "cost", "paper", 0)
     outcome = perform(task)
     say(f"sim: {jobs} Philly jobs in {outcome.wall_s:.0f} s")
     return {

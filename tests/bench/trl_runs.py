@@ -57,7 +57,7 @@ def run(budget_s: float, *, small: bool = False) -> Json:
 def _measured(rollouts: int, tokens: int) -> Json:
     with tempfile.TemporaryDirectory(prefix="rollmuxd-bench-") as name:
         folder = Path(name)
-        with daemon(folder, HOSTS, more="[limits]\nhold_s = 0\n") as made:
+        with daemon(folder, HOSTS) as made:
             say(f"trl: {rollouts} rollouts in each part")
             # (-P: beside it lie modules of names that are others' too.)
             command = [sys.executable, "-P", "-W", "ignore", str(HERE / "trl_workload.py"), str(made.socket), name]

@@ -25,7 +25,7 @@ from world import World, inventory, job_spec
 
 from rollmuxd.core.facts import Fact
 from rollmuxd.core.model import Want
-from rollmuxd.daemon.journal import Journal
+from rollmuxd.daemon.journal.store import Journal
 
 T = TypeVar("T")
 MEMBERS: Final = 4

@@ -13,9 +13,9 @@ from rollmuxd.core.decision import Decision
 from rollmuxd.core.effects import Observe, Perform
 from rollmuxd.core.facts import Fact, SlotGranted
 from rollmuxd.core.inputs import (
-    GpuSight,
+    GpuObservation,
     Heartbeat,
-    HostSeen,
+    HostObserved,
     HostSpec,
     Input,
     NodeSpec,
@@ -28,8 +28,8 @@ from rollmuxd.core.inputs import (
     Tick,
 )
 from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.policies.rollmux import RollMux
 
 GPUS: Final = 8
 CONFIG: Final = Config(drivers={"mock": DriverTraits(idempotent=True, probes=True)})
@@ -73,7 +73,7 @@ class World:
     def __init__(self, start: Start, hear: Callable[[Sequence[Fact]], None] | None = None) -> None:
         self.core = Scheduler(CONFIG, RollMux())
         self.now = 1_000_000_000_000
-        self.sights = {node.host: tuple(GpuSight(gpu, 0) for gpu in node.gpus) for node in start.nodes}
+        self.sights = {node.host: tuple(GpuObservation(gpu, 0) for gpu in node.gpus) for node in start.nodes}
         #: inputs that are still to be handled
         self.inbox: deque[Input] = deque()
         self.sessions: dict[str, str] = {}
@@ -151,7 +151,7 @@ class World:
                 node = self.core.state.nodes[self.core.state.orders[effect.order].node]
                 self.inbox.append(OrderDone(effect.order, self.sights[node.host]))
             elif isinstance(effect, Observe):
-                self.inbox.append(HostSeen(effect.host, self.sights[effect.host], "boot"))
+                self.inbox.append(HostObserved(effect.host, self.sights[effect.host], "boot"))
         if isinstance(given, ReleaseSlot):
             job = self.core.state.slots[given.slot].job
             self._running.pop(job, None)

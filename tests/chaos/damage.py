@@ -33,8 +33,8 @@ import oracle
 import world
 from world import Client, World
 
-from rollmuxd.daemon import journal_tools
-from rollmuxd.daemon.journal_file import JournalError
+from rollmuxd.daemon.journal import backup
+from rollmuxd.daemon.journal.file import JournalError
 
 #: damages in one state directory; the next one gets a journal of its own
 IN_ONE_JOURNAL: Final = 10
@@ -190,7 +190,7 @@ class Damages:
     def checked(self) -> bool:
         """Whether ``journal check`` finds nothing to say."""
         try:
-            found = journal_tools.check(self.folder("checked") / "journal.sqlite3")
+            found = backup.check(self.folder("checked") / "journal.sqlite3")
         except JournalError:
             return False
         return found.good and not any("mark" in note for note in found.notes)

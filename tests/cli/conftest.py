@@ -6,7 +6,7 @@ import shlex
 import pytest
 from click.testing import CliRunner
 
-from rollmuxd.cli import calls
+from rollmuxd.cli import common
 from rollmuxd.cli.main import cli
 from rollmuxd.client.errors import refused
 
@@ -73,7 +73,7 @@ def daemon(monkeypatch):
         fake.connected.append((url, api_key))
         return fake
 
-    monkeypatch.setattr(calls, "connect", connect)
+    monkeypatch.setattr(common, "connect", connect)
     return fake
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S
 
-from rollmuxd.cli.calls import Failed
+from rollmuxd.cli.common import Failed
 from rollmuxd.cli.demo import command, live, reached, run, show
+from rollmuxd.cli.demo.children import Children, environment
 from rollmuxd.cli.demo.measure import JobRecord, Phase, RunRecord, result
 
 
@@ -78,7 +79,7 @@ def test_children_have_one_numeric_thread_and_none_of_the_users_rollmuxd(monkeyp
     monkeypatch.setenv("ROLLMUX_API_KEY", "rmx_secret")
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
 
-    env = run.environment(ROLLMUX_REQUIRED="1")
+    env = environment(ROLLMUX_REQUIRED="1")
 
     assert {name: value for name, value in env.items() if name.startswith("ROLLMUX_")} == {"ROLLMUX_REQUIRED": "1"}
     assert env["OMP_NUM_THREADS"] == env["OPENBLAS_NUM_THREADS"] == "1"
@@ -107,10 +108,10 @@ def gone(pid):
 
 
 def test_whatever_happens_no_process_is_left_not_even_those_that_refuse(monkeypatch):
-    monkeypatch.setattr(run.Children.end, "__defaults__", (0.2,))
-    with pytest.raises(KeyboardInterrupt), run.Children() as children:
+    monkeypatch.setattr(Children.end, "__defaults__", (0.2,))
+    with pytest.raises(KeyboardInterrupt), Children() as children:
         child = children.start(
-            [sys.executable, "-c", STUBBORN], env=run.environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            [sys.executable, "-c", STUBBORN], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         grandchild = int(child.stdout.readline())
         raise KeyboardInterrupt
@@ -124,10 +125,10 @@ def test_whatever_happens_no_process_is_left_not_even_those_that_refuse(monkeypa
 def test_a_child_on_one_core_leaves_its_starter_on_all_of_its_own():
     before = os.sched_getaffinity(0)
     core = max(before)
-    with run.Children() as children:
+    with Children() as children:
         child = children.start(
             [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"],
-            env=run.environment(),
+            env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             core=core,
@@ -274,7 +275,7 @@ def test_a_core_says_that_it_is_up_and_the_rate_of_a_window_that_is_over_is_0():
 def test_the_gain_of_two_cores_is_measured_by_processes_that_begin_together():
     if len(run.cores()) < 2:
         pytest.skip("one core only")
-    with run.Children() as children:
+    with Children() as children:
         gain = run.measure_core_gain(children, rounds=2, seconds=1.0)
 
     assert gain > 0

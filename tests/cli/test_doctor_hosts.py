@@ -12,9 +12,9 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.inputs import HostSpec, NodeSpec
 from rollmuxd.core.model import JobSpec, JobStatus, PhaseSpec, StateSpec, Want
 from rollmuxd.daemon import doctor
-from rollmuxd.daemon.journal import Journal
+from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.settings import HostTable
-from rollmuxd.spi import GpuInfo, GpuSight, Inventory, Sight
+from rollmuxd.spi import GpuInfo, GpuObservation, Inventory, Observation
 from rollmuxd_backend_local import findings
 from rollmuxd_vllm.fake import FakeVllm
 
@@ -138,8 +138,8 @@ def about(**machine):
 def test_two_ways_to_one_machine_are_noticed():
     def shown(host):
         gpus = (GpuInfo(f"{host}/gpu0", "H20", 97_000), GpuInfo(f"{host}/gpu1", "H20", 97_000))
-        seen = tuple(GpuSight(gpu.gpu, 0) for gpu in gpus)
-        sight = Sight(seen, "boot1", {f"{host}/gpu0": "GPU-a", f"{host}/gpu1": "GPU-b"})
+        seen = tuple(GpuObservation(gpu.gpu, 0) for gpu in gpus)
+        sight = Observation(seen, "boot1", {f"{host}/gpu0": "GPU-a", f"{host}/gpu1": "GPU-b"})
         return doctor.Seen(Inventory(gpus, 1000), sight)
 
     def host(id, gpu):
@@ -184,7 +184,7 @@ def declared(settings, tmp_path):
         node = NodeSpec("box/gpu0", "box", ("box/gpu0",), ("rollout",), "H20", 97_000)
         state = StateSpec("rollout", gpu_mb=17_500, driver="vllm", options=(("url", engine.url),))
         spec = JobSpec("math", phases=(PhaseSpec("rollout", ("rollout",)),), wants=(Want("rollout"),), states=(state,))
-        wheel = (f.PlannedVisit("j1", "rollout"),)
+        wheel = (f.PlannedTurn("j1", "rollout"),)
         facts = [
             f.HostAdded(1, HostSpec("box", "local", 90_000)),
             f.NodeAdded(1, node),

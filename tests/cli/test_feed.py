@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rollmuxd.cli.calls import Failed
-from rollmuxd.cli.feed import last_facts
+from rollmuxd.cli.common import Failed
+from rollmuxd.cli.top.feed import last_facts
 
 
 class Feed:

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from rollmuxd.daemon import first_settings
+from rollmuxd.daemon import init_config
 from rollmuxd.daemon.settings import load_settings
 from rollmuxd.spi import discovery
 from rollmuxd_backend_local import LocalBackend
@@ -18,7 +18,7 @@ H800 = {"name": "NVIDIA H800", "total_mb": 81_559}
 def here(tmp_path, monkeypatch):
     """A function that says which GPUs this machine has."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(first_settings, "this_host", lambda: "box")
+    monkeypatch.setattr(init_config, "this_host", lambda: "box")
     path = tmp_path / "gpus.json"
 
     class Made(LocalBackend):
@@ -99,15 +99,15 @@ def test_without_a_gpu_it_says_so_and_writes_what_is_to_be_filled_in(rollmuxd, h
 
 def test_hosts_are_asked_by_ssh_and_those_that_are_away_are_named(rollmuxd, here, tmp_path, monkeypatch):
     here(*[H20] * 4)
-    look = first_settings._look
+    look = init_config._look
 
     async def asked(kind, name, host):
         assert name == "ssh"
         if host == "gone":
-            return first_settings.Found(host, name, None, "gone cannot be reached by ssh: no route to host")
+            return init_config.Found(host, name, None, "gone cannot be reached by ssh: no route to host")
         return await look(kind, name, host)
 
-    monkeypatch.setattr(first_settings, "_look", asked)
+    monkeypatch.setattr(init_config, "_look", asked)
     ran = rollmuxd("init --ssh gpu1 --ssh gone --ssh gpu2")
     assert ran.code == 0
     assert "gone: no GPU was seen: gone cannot be reached by ssh: no route to host" in ran.err
@@ -133,4 +133,4 @@ def test_as_json_it_says_what_it_saw(rollmuxd, here):
 def test_the_name_of_this_machine_makes_an_id(monkeypatch):
     for name, id_ in (("gpu-7.lab.example", "gpu-7"), ("_böx_", "b-x"), ("", "box")):
         monkeypatch.setattr("socket.gethostname", lambda name=name: name)
-        assert first_settings.this_host() == id_
+        assert init_config.this_host() == id_

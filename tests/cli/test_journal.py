@@ -1,7 +1,6 @@
-"""``rollmuxd journal``: what people and scripts are told. (What it does: tests/daemon/test_journal_tools.py.)"""
+"""``rollmuxd journal``: what people and scripts are told. (What it does: tests/daemon/test_journal_backup.py.)"""
 
 import asyncio
-import errno
 import json
 import os
 import pty
@@ -11,14 +10,11 @@ import sys
 import time
 from contextlib import closing
 
-import msgspec
 import pytest
 
 from rollmuxd.core.facts import HostAdded
-from rollmuxd.core.fold import apply
 from rollmuxd.core.inputs import HostSpec
-from rollmuxd.core.state import State
-from rollmuxd.daemon.journal import Journal
+from rollmuxd.daemon.journal.store import Journal
 
 
 @pytest.fixture
@@ -95,48 +91,6 @@ def test_what_cannot_be_done_is_one_line_with_what_to_do(rollmuxd, state_dir, tm
         assert said in ran.err
 
 
-def test_a_full_disk_under_a_torn_tail_is_one_line_too(rollmuxd, state_dir, monkeypatch):
-    with closing(sqlite3.connect(state_dir / "journal.sqlite3", isolation_level=None)) as connection:
-        connection.execute("UPDATE facts SET sum = 0 WHERE seq > 2")
-
-    def full(path, content):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    monkeypatch.setattr("rollmuxd.daemon.journal_file.write_synced", full)
-    ran = rollmuxd(f"journal compact --state-dir {state_dir}")
-    assert (ran.code, len(ran.err.splitlines())) == (1, 1)
-    assert "No space left on device" in ran.err
-    assert "look at the disk" in ran.err
-
-
-def test_a_damaged_journal_whose_state_is_whole_is_mended_by_the_command_that_the_check_names(rollmuxd, tmp_path):
-    folder = tmp_path / "state"
-
-    async def write():
-        journal = Journal.open(folder)
-        state = State()
-        for number in (1, 2, 3):
-            fact = HostAdded(at=number, host=HostSpec(f"h{number}", "fake", 0))
-            apply(state, fact)
-            await journal.append([(number, fact)])
-        await journal.snapshot(3, msgspec.json.encode(state))
-        await journal.close()
-
-    asyncio.run(write())
-    damage(folder / "journal.sqlite3")
-    ran = rollmuxd(f"journal backup {tmp_path / 'kept'} --state-dir {folder}")
-    assert ran.code == 1
-    assert "`rollmuxd journal mend`" in ran.err
-    ran = rollmuxd(f"journal mend --state-dir {folder}")
-    assert ran.code == 0
-    assert "fact 3 is the last, 3 facts before were let go of; the state is what it was" in ran.out
-    assert "before-mend-" in ran.out
-    assert rollmuxd(f"journal check --state-dir {folder}").code == 0
-    assert json.loads(rollmuxd(f"journal mend --state-dir {folder} --json").out)["left_out"] == 0
-    damage(folder / "journal.sqlite3")
-    assert rollmuxd(f"journal backup {tmp_path / 'kept'} --state-dir {folder}").code == 0
-
-
 def test_a_restore_beside_a_running_daemon_says_how_to_stop_it(rollmuxd, state_dir, tmp_path):
     assert rollmuxd(f"journal backup {tmp_path}/kept --state-dir {state_dir}").code == 0
 
@@ -175,19 +129,3 @@ def test_a_journal_is_compacted_while_no_daemon_runs(rollmuxd, tmp_path):
     ran = rollmuxd(f"journal compact --state-dir {state_dir}")
     assert ran.out.startswith("0 days were booked, 0 facts let go of; the first one is 4 now")
     assert "facts up to 3 were compacted away" in rollmuxd(f"journal check {state_dir}").out
-
-
-def test_a_running_daemon_is_asked_to_compact(rollmuxd, daemon, state_dir, monkeypatch):
-    from rollmuxd.cli import daemon as of_the_daemon
-
-    running = of_the_daemon.Running(17, None, state_dir / "rollmux.sock")
-    monkeypatch.setattr(of_the_daemon, "find", lambda folder: running)
-    daemon["POST /v1/journal/compact"] = {
-        "booked": 1, "cut": 20, "first": 21, "bytes_before": 2_000_000, "bytes_after": 1_000_000, "longest_ms": 1.5,
-    }  # fmt: skip
-    ran = rollmuxd(f"journal compact --state-dir {state_dir}")
-    assert "20 facts let go of; the first one is 21 now; 2.0 MB became 1.0 MB" in ran.out
-    assert daemon.connected == [(f"unix://{state_dir}/rollmux.sock", None)]
-    ran = rollmuxd(f"journal compact --state-dir {state_dir} --keep-days 3")
-    assert ran.code == 1
-    assert "set journal.keep_days" in ran.err

@@ -1,19 +1,14 @@
-"""``rollmuxd journal restore``: which API keys open something afterwards, and what a wrong clock wrote is left out."""
+"""``rollmuxd journal restore``: which API keys open something afterwards."""
 
 import asyncio
 import time
-from datetime import UTC, datetime
 
-import msgspec
 import pytest
 
-from rollmuxd.core.facts import Audited, HostAdded
-from rollmuxd.core.fold import apply
+from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
-from rollmuxd.core.state import State
-from rollmuxd.daemon.journal import Journal
-from rollmuxd.daemon.journal_care import Keep, compact
-from rollmuxd.daemon.keys import Role, new_key, why_shut
+from rollmuxd.daemon.access.keys import Role, new_key, why_shut
+from rollmuxd.daemon.journal.store import Journal
 
 NOW = int(time.time() * 1000)
 DAY = 86_400_000
@@ -98,74 +93,3 @@ def test_where_it_is_not_known_which_keys_were_revoked_that_is_said(rollmuxd, st
     assert ran.code == 0
     assert f"API keys that open it: {leaked} (user, bob of team)" in ran.lines
     assert "which of them were revoked since is not known: revoke them again (rollmuxd key revoke ID)" in ran.lines
-
-
-# ---- a clock that was wrong ------------------------------------------------------------------------------------------
-
-
-def when(at):
-    return datetime.fromtimestamp(at / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
-
-
-@pytest.fixture
-def jumped(state_dir):
-    """Facts of the last days, and of four years later; with the snapshot and the days that come of them."""
-
-    async def write(journal):
-        past = journal.load()
-        days = [-2, -1, 0, 1461, 1461]
-        facts = [Audited(NOW + day * DAY, "drain_node", "ann") for day in days]
-        state = State()
-        for fact in [*(fact for _, fact in past.facts), *facts]:
-            apply(state, fact)
-        await journal.append(list(enumerate(facts, 2)))
-        await journal.snapshot(6, msgspec.json.encode(state))
-
-    on_journal(state_dir, write)
-    compact(state_dir, Keep(90, 10**10, 1_095))
-    return state_dir
-
-
-async def numbers(journal):
-    return [seq for seq, _ in journal.load(snapshot=False).facts]
-
-
-def test_what_a_clock_wrote_that_was_ahead_is_left_out_of_a_backup_and_of_the_journal_itself(
-    rollmuxd, jumped, tmp_path
-):
-    before = on_journal(jumped, numbers)
-    assert before == [1, 2, 3, 4, 5, 6]
-    assert rollmuxd(f"journal backup {tmp_path}/kept --state-dir {jumped}").code == 0
-    for file in (jumped / "journal.sqlite3", tmp_path / "kept"):
-        ran = rollmuxd(f"journal restore {file} --before {when(NOW + DAY)} --state-dir {jumped}")
-        assert ran.code == 0, ran.err
-        assert "ends at fact 4" in ran.out
-        assert "left out: 2 facts from" in ran.out
-        assert on_journal(jumped, numbers) == [1, 2, 3, 4]
-        assert "facts 1 to 4" in rollmuxd(f"journal check {jumped}").out
-        # What was booked of days that have not come yet is gone; today is booked again, once it is over.
-        days = on_journal(jumped, lambda journal: journal.days())
-        assert NOW // DAY <= max(day.day for day in days) <= NOW // DAY + 1
-        assert [day.booked for day in sorted(days)][-1] is False
-        assert rollmuxd(f"journal compact --state-dir {jumped}").code == 0
-
-
-def test_a_time_from_which_on_all_was_compacted_away_is_refused_and_nothing_is_changed(rollmuxd, tmp_path):
-    async def write(journal):
-        for number, day in enumerate((9, 8, 7, 6, 5, 0), 1):
-            await journal.append([(number, Audited(NOW - day * DAY, "drain_node", "ann"))])
-
-    on_journal(tmp_path / "state", write)
-    assert rollmuxd(f"journal compact --keep-days 2 --state-dir {tmp_path}/state --json").json["cut"] > 0
-    ran = rollmuxd(
-        f"journal restore {tmp_path}/state/journal.sqlite3 --before {when(NOW - 7 * DAY)} --state-dir {tmp_path}/state"
-    )
-    assert ran.code == 1
-    assert "the facts before that time were compacted away" in ran.err
-    assert "to 6" in rollmuxd(f"journal check {tmp_path}/state").out
-
-
-def test_what_is_no_time_is_said(rollmuxd, state_dir):
-    ran = rollmuxd(f"journal restore {state_dir}/journal.sqlite3 --before tomorrow --state-dir {state_dir}")
-    assert ran.code == 1
-    assert "'tomorrow' is no time; give one like" in ran.err

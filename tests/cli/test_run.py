@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from rollmuxd.cli import job_file
-from rollmuxd.cli import run as run_command
+from rollmuxd.cli.run import command as run_command
+from rollmuxd.cli.run import job_file
 from rollmuxd.client import sync
 from rollmuxd.client.errors import Conflict, NotFound, Unavailable, Unreachable, refused
 from rollmuxd.wire.answers import RegisteredView

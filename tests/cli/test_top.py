@@ -18,8 +18,8 @@ from patience import PATIENCE_S
 from rich.cells import cell_len
 from rich.console import Console
 
-from rollmuxd.cli import top as top_command
-from rollmuxd.cli import top_view
+from rollmuxd.cli.top import command as top_command
+from rollmuxd.cli.top import view
 
 GPUS = [{"gpu": f"box/gpu{n}", "holder": "s4" if n < 2 else None, "stain": None} for n in range(4)]
 NODES = [
@@ -222,7 +222,7 @@ def looked_at(a_job, *, jobs, waiting, nodes):
 def test_a_screen_is_enough_however_much_there_is(a_job, width, rows, jobs, waiting, nodes):
     seen = looked_at(a_job, jobs=jobs, waiting=waiting, nodes=nodes)
     out = Console(width=width, height=rows, file=io.StringIO(), highlight=False)
-    out.print(top_view.picture(seen, {"rollout": [0.5] * 60}, width=width, rows=rows))
+    out.print(view.picture(seen, {"rollout": [0.5] * 60}, width=width, rows=rows))
     lines = out.file.getvalue().splitlines()
     assert len(lines) < rows  # or it would scroll
     assert max(cell_len(line.rstrip()) for line in lines) <= width

@@ -10,7 +10,7 @@ from rollmuxd.cli import trace as trace_command
 from rollmuxd.core import facts as f
 from rollmuxd.core.inputs import NodeSpec
 from rollmuxd.core.model import Fence, JobSpec, JobStatus, PhaseSpec, Want
-from rollmuxd.daemon import journal_file
+from rollmuxd.daemon.journal import file
 
 NODE = "box/gpu0"
 SPEC = JobSpec("math-7b", (PhaseSpec("rollout", ("rollout",)),), (Want("rollout"),))
@@ -66,11 +66,10 @@ def state_dir(tmp_path):
     path = tmp_path / "state"
     path.mkdir()
     connection = sqlite3.connect(path / "journal.sqlite3")
-    connection.executescript(journal_file._SCHEMA + f"PRAGMA user_version = {journal_file.FORMAT}")
-    tip = journal_file.Tip(0, 0)
-    for fact in FACTS:
-        tip = journal_file.link(tip, f.encode(fact))
-        row = (tip.seq, fact.at, f.name(fact), f.encode(fact).decode(), tip.sum)
+    connection.executescript(file._SCHEMA + f"PRAGMA user_version = {file.FORMAT}")
+    for seq, fact in enumerate(FACTS, 1):
+        body = f.encode(fact)
+        row = (seq, fact.at, f.name(fact), body.decode(), file.sum_of(seq, body))
         connection.execute("INSERT INTO facts (seq, at, kind, body, sum) VALUES (?, ?, ?, ?, ?)", row)
     connection.commit()
     connection.close()
@@ -203,13 +202,13 @@ def test_facts_that_the_daemon_cannot_read_are_named(rollmuxd, daemon, tmp_path)
     assert (tmp_path / "out.json").exists()
 
 
-def test_a_journal_of_a_newer_format_asks_for_the_newer_rollmuxd(rollmuxd, state_dir, tmp_path):
+def test_a_journal_of_another_format_asks_for_the_rollmuxd_that_wrote_it(rollmuxd, state_dir, tmp_path):
     with sqlite3.connect(state_dir / "journal.sqlite3") as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     ran = rollmuxd(f"trace export --journal {state_dir} {tmp_path}/out.json")
     assert ran.code == 1
-    assert "has format 99, and this rollmuxd reads up to 2" in ran.err
+    assert "has format 99, and this rollmuxd reads format 1 only" in ran.err
 
 
 def test_what_is_no_journal_is_not_made_one(rollmuxd, lines, tmp_path):

@@ -99,7 +99,7 @@ def nothing_of_this_machine(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    monkeypatch.setattr("rollmuxd.client.life._said_alone", False)
+    monkeypatch.setattr("rollmuxd.client.runtime._said_alone", False)
 
 
 @pytest.fixture

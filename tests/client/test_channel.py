@@ -210,7 +210,7 @@ def test_a_state_with_sizes_and_no_hooks_dials_in_and_says_yes(daemon):
 
 def test_a_job_without_state_dials_no_channel(daemon):
     with rollmuxd.job("a") as job, job.phase("train"):
-        assert job._life._channel is None
+        assert job._runtime._channel is None
 
     assert daemon.dialled == {}
 
@@ -255,7 +255,7 @@ def test_the_thread_ends_with_the_job(daemon, until):
     job = rollmuxd.job("a")
     job.on_load(lambda order: None)
     with job:
-        thread = job._life._channel._thread
+        thread = job._runtime._channel._thread
         until(lambda: daemon.dialled)
 
     until(lambda: not thread.is_alive())
@@ -276,7 +276,7 @@ def with_discards_at_the_end(daemon):
 
 
 def test_a_job_that_ends_stays_on_the_line_until_its_state_is_discarded(daemon, monkeypatch):
-    monkeypatch.setattr("rollmuxd.client.life.DISCARDS_S", PATIENCE_S)
+    monkeypatch.setattr("rollmuxd.client.runtime.DISCARDS_S", PATIENCE_S)
     with_discards_at_the_end(daemon)
     job, seen = rollmuxd.job("a"), []
     job.on_load(lambda order: None, pool="rollout")
@@ -293,13 +293,13 @@ def test_a_job_that_ends_stays_on_the_line_until_its_state_is_discarded(daemon, 
 
 
 def test_a_job_that_ends_waits_for_seconds_only_and_not_at_all_where_nothing_was_loaded(daemon, monkeypatch):
-    monkeypatch.setattr("rollmuxd.client.life.DISCARDS_S", PATIENCE_S)
+    monkeypatch.setattr("rollmuxd.client.runtime.DISCARDS_S", PATIENCE_S)
     job = rollmuxd.job("a", rollout=dict(gpu_gb=2))
     with job:
         began = time.monotonic()
     assert time.monotonic() - began < PATIENCE_S / 2
 
-    monkeypatch.setattr("rollmuxd.client.life.DISCARDS_S", 0.3)
+    monkeypatch.setattr("rollmuxd.client.runtime.DISCARDS_S", 0.3)
     with_discards_at_the_end(daemon)
     over = threading.Event()
 
@@ -322,7 +322,7 @@ def test_no_question_of_whether_it_was_discarded_outlives_the_seconds_that_an_en
     class Loaded:
         keeps_state, journal = True, ""
 
-    flow = rollmuxd.job("a")._life._discarding(Loaded, "j1", 1)
+    flow = rollmuxd.job("a")._runtime._discarding(Loaded, "j1", 1)
     while type(step := next(flow)).__name__ == "Pause":
         pass
 

@@ -5,9 +5,9 @@ import threading
 import pytest
 
 import rollmuxd
-from rollmuxd.client import ranks
+from rollmuxd.client import rank_group
 from rollmuxd.client.errors import JobEnded, NotFound, SlotLost
-from rollmuxd.client.talk import Held, Talk
+from rollmuxd.client.session import Held, Session
 from rollmuxd.testing import FakeDaemon
 from rollmuxd.wire.answers import RegisteredView, SessionView
 from rollmuxd.wire.requests import PhaseBody, RegisterBody, WantBody
@@ -25,8 +25,8 @@ class Store(dict):
 
 @pytest.fixture(autouse=True)
 def first_start(monkeypatch):
-    monkeypatch.setattr(ranks, "_starts", {})
-    monkeypatch.setattr(ranks, "_untold", {})
+    monkeypatch.setattr(rank_group, "_starts", {})
+    monkeypatch.setattr(rank_group, "_untold", {})
 
 
 def test_every_call_after_the_registration_names_the_journal_whichever_process_or_rank_makes_it(listening, until):
@@ -67,7 +67,7 @@ def test_every_call_after_the_registration_names_the_journal_whichever_process_o
 @pytest.fixture
 def talk(play):
     body = RegisterBody("a", [PhaseBody("rollout", ["rollout"])], {"rollout": WantBody()}, idempotency_key="key")
-    made = Talk(body, tell=lambda text: None)
+    made = Session(body, tell=lambda text: None)
     registered = RegisteredView("j1", "me", "me", "a", 1, "admitted", "2026-01-01T00:00:00Z", journal="mine")
     play(made.start(), [registered, SessionView("s1", "j1", 1, 60, 15)])
     return made

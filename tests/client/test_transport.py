@@ -18,9 +18,9 @@ from patience import PATIENCE_S
 import rollmuxd
 from rollmuxd.client import calls, errors
 from rollmuxd.client.aio import AsyncDaemon
+from rollmuxd.client.discovery import Address
 from rollmuxd.client.sync import Daemon
 from rollmuxd.client.transport import Reply, problem
-from rollmuxd.client.where import Address
 from rollmuxd.testing import FakeDaemon, fake_daemon
 
 ROOT = Path(__file__).parents[2]

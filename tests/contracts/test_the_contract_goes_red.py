@@ -3,7 +3,17 @@
 import anyio
 import pytest
 
-from rollmuxd.spi import ContactLost, DriverTraits, GpuSight, HostConfig, Inventory, NotDone, Probed, Sight, StateSpec
+from rollmuxd.spi import (
+    ContactLost,
+    DriverTraits,
+    GpuObservation,
+    HostConfig,
+    Inventory,
+    NotDone,
+    Observation,
+    Probed,
+    StateSpec,
+)
 from rollmuxd.spi.contract import BackendContract, ResidencyContract, Rig
 from rollmuxd.spi.fakes import (
     CrashingBackend,
@@ -29,13 +39,13 @@ RED = (AssertionError, RuntimeError, TimeoutError, NotDone, ContactLost, Excepti
 class LeavesOneOut(WrappedBackend):
     async def observe(self, host):
         sight = await super().observe(host)
-        return Sight(gpus=sight.gpus[:-1], boot_id=sight.boot_id)
+        return Observation(gpus=sight.gpus[:-1], boot_id=sight.boot_id)
 
 
 class ShowsOneTwice(WrappedBackend):
     async def observe(self, host):
         sight = await super().observe(host)
-        return Sight(gpus=sight.gpus + sight.gpus[:1], boot_id=sight.boot_id)
+        return Observation(gpus=sight.gpus + sight.gpus[:1], boot_id=sight.boot_id)
 
 
 class Forgetful(WrappedBackend):
@@ -43,7 +53,7 @@ class Forgetful(WrappedBackend):
 
     async def observe(self, host):
         sight = await super().observe(host)
-        return Sight(gpus=sight.gpus, boot_id=f"boot-{self.calls['observe']}")
+        return Observation(gpus=sight.gpus, boot_id=f"boot-{self.calls['observe']}")
 
 
 class EmptyWhenAway(WrappedBackend):
@@ -53,7 +63,7 @@ class EmptyWhenAway(WrappedBackend):
         try:
             return await super().observe(host)
         except ContactLost:
-            return Sight(gpus=tuple(GpuSight(gpu=gpu, used_mb=0) for gpu in GPUS), boot_id="b")
+            return Observation(gpus=tuple(GpuObservation(gpu=gpu, used_mb=0) for gpu in GPUS), boot_id="b")
 
     async def inventory(self, host):
         try:

@@ -11,8 +11,8 @@ import pytest
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
+from rollmuxd.core.apply import apply
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.fold import apply
 from rollmuxd.core.inputs import HostSpec, NodeSpec
 from rollmuxd.core.model import (
     Fence,
@@ -121,7 +121,7 @@ def a_world() -> State:
         f.NodeUp(0, "n"),
         f.JobRegistered(0, "j1", "team", "ann", 1, spec),
         f.JobPlaced(
-            0, "j1", "g1", {"rollout": ("n",)}, (f.PlannedVisit("j1", "rollout"),), JobStatus.ADMITTED, "isolated"
+            0, "j1", "g1", {"rollout": ("n",)}, (f.PlannedTurn("j1", "rollout"),), JobStatus.ADMITTED, "isolated"
         ),
         f.SessionOpened(0, "e1", "j1", 1),
         f.SlotQueued(0, "s1", "j1", 1, "e1", "rollout", "r1"),
@@ -174,10 +174,11 @@ FACTS_OF_A_NODE = {
 }
 #: facts that lead nowhere else or say which way; nothing in a table speaks of them
 NOT_IN_A_TABLE = {
-    f.DaemonStarted, f.LoopStalled, f.HostAdded, f.HostRemoved, f.HostBooted, f.NodeAdded, f.NodeRemoved, f.GpusCleared,
-    f.GpusUnclear, f.PlacementEnded, f.SessionOpened, f.SessionFenced, f.SessionLost, f.SessionClosed, f.SlotQueued,
-    f.VisitAdded, f.VisitSkipped, f.NextAnswered, f.Audited, f.RelaunchPlanned, f.ProcessLaunched, f.ProcessStarted,
-    f.ProcessOver, f.NodeLeft, f.JobGuarded, f.GuardEnded, f.LeftOverSeen,
+    f.DaemonStarted, f.LoopStalled, f.HostAdded, f.HostRemoved, f.HostBooted, f.NodeAdded, f.NodeRemoved,
+    f.GpusVerifiedClean, f.GpusNotClean,
+    f.PlacementEnded, f.SessionOpened, f.SessionFenced, f.SessionLost, f.SessionClosed, f.SlotQueued,
+    f.TurnAdded, f.TurnSkipped, f.NextAnswered, f.Audited, f.RelaunchPlanned, f.ProcessLaunched, f.ProcessStarted,
+    f.ProcessOver, f.NodeLeft, f.JobGuarded, f.GuardEnded, f.ResidualMemorySeen,
     f.TimesDrifted, f.GroupReplanned,
 }  # fmt: skip
 FACTS_OF_ORDERS = {f.OrderIssued, f.OrderEnded, f.OrderFaulted, f.OrderContactLost, f.StateUnknown, f.StateSeen}
@@ -294,8 +295,8 @@ def test_every_fact_survives_the_journal(kind: type[f.Fact]) -> None:
         f.DaemonStarted: f.DaemonStarted(1, 2), f.LoopStalled: f.LoopStalled(1, 5),
         f.HostAdded: f.HostAdded(1, HostSpec("h", "mock", 5)), f.HostRemoved: f.HostRemoved(1, "h"),
         f.HostBooted: f.HostBooted(1, "h", "b"), f.NodeAdded: f.NodeAdded(1, NodeSpec("n", "h", ("h/gpu0",), ("p",))),
-        f.NodeRemoved: f.NodeRemoved(1, "n"), f.GpusCleared: f.GpusCleared(1, "n", ("h/gpu0",), "x", "y"),
-        f.GpusUnclear: f.GpusUnclear(1, "n", "x"), f.PlacementEnded: f.PlacementEnded(1, "j1", "x"),
+        f.NodeRemoved: f.NodeRemoved(1, "n"), f.GpusVerifiedClean: f.GpusVerifiedClean(1, "n", ("h/gpu0",), "x", "y"),
+        f.GpusNotClean: f.GpusNotClean(1, "n", "x"), f.PlacementEnded: f.PlacementEnded(1, "j1", "x"),
         f.SessionOpened: f.SessionOpened(1, "e1", "j1", 1, 5, "h", "t"),
         f.SessionFenced: f.SessionFenced(1, "e1", "e2"),
         f.RelaunchPlanned: f.RelaunchPlanned(1, "j1", 2, 5),
@@ -305,15 +306,15 @@ def test_every_fact_survives_the_journal(kind: type[f.Fact]) -> None:
         f.NodeLeft: f.NodeLeft(1, "j1", "n"),
         f.JobGuarded: f.JobGuarded(1, "j1", -5, 7), f.GuardEnded: f.GuardEnded(1, "j1", 9),
         f.TimesDrifted: f.TimesDrifted(1, "j1", {"p": 15}, {"p": 10}, {"p": 8}),
-        f.GroupReplanned: f.GroupReplanned(1, "g1", "j1", 30, (f.PlannedVisit("j1", "p"),), ("j1",), "x"),
+        f.GroupReplanned: f.GroupReplanned(1, "g1", "j1", 30, (f.PlannedTurn("j1", "p"),), ("j1",), "x"),
         f.SlotQueued: f.SlotQueued(1, "s1", "j1", 1, "e1", "p", "r", True, True),
-        f.VisitAdded: f.VisitAdded(1, "g1", "j1", "p"),
-        f.VisitSkipped: f.VisitSkipped(1, "g1", 1, "j1", "p"), f.NextAnswered: f.NextAnswered(1, "s1", "s2", "x"),
+        f.TurnAdded: f.TurnAdded(1, "g1", "j1", "p"),
+        f.TurnSkipped: f.TurnSkipped(1, "g1", 1, "j1", "p"), f.NextAnswered: f.NextAnswered(1, "s1", "s2", "x"),
         f.OrderIssued: issued(OrderKind.PARK), f.OrderEnded: f.OrderEnded(1, "o1"),
         f.OrderFaulted: f.OrderFaulted(1, "o1", "x"),
         f.OrderContactLost: f.OrderContactLost(1, "o1", "x"), f.StateUnknown: f.StateUnknown(1, "j1", "p", "n"),
         f.StateSeen: f.StateSeen(1, "j1", "p", "n", StateStatus.GONE),
-        f.LeftOverSeen: f.LeftOverSeen(1, "j1", "p", "n", 4_500, 2_000),
+        f.ResidualMemorySeen: f.ResidualMemorySeen(1, "j1", "p", "n", 4_500, 2_000),
         f.Audited: f.Audited(1, "drain_node", "ops/op", "admin", "uid 0", "r", "n", "up", "draining", "x", 3),
     }  # fmt: skip
     fact = {**facts, **others}[kind]

@@ -42,11 +42,10 @@ from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
+from rollmuxd.core.apply import apply
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.errors import Rejected
-from rollmuxd.core.explain import Explainer
-from rollmuxd.core.facts import PlannedVisit
-from rollmuxd.core.fold import apply
+from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.model import (
     Dispatch,
     Fence,
@@ -63,10 +62,11 @@ from rollmuxd.core.model import (
     StateSpec,
     Want,
 )
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Move, Placed, Replan
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State, state_key
+from rollmuxd.explain.explainer import Explainer
+from rollmuxd.policies.rollmux import RollMux
 
 #: the same examples each time: a change is judged by what it changes; `make machine` looks for new ones
 PROFILE = settings(max_examples=400, stateful_step_count=60, derandomize=True)
@@ -101,7 +101,7 @@ DRIVERS = {
 }
 
 
-class Restless(RollMux):
+class ChaosPolicy(RollMux):
     """The paper's policy; and whatever anybody proposes is worth doing."""
 
     def __init__(self) -> None:
@@ -115,11 +115,11 @@ class Restless(RollMux):
     def replan(self, state: State, group: GroupId) -> Replan:
         """Another wheel each time: the members in the opposite order, and who is first goes round twice."""
         found, known = super().replan(state, group), state.groups[group]
-        names = list(dict.fromkeys(visit.job for visit in known.wheel if not visit.once))
+        names = list(dict.fromkeys(visit.job for visit in known.schedule if not visit.once))
         if known.coming or len(names) < 2:
             return found
         order = [*reversed(names), names[-1]]
-        wheel = (PlannedVisit(name, phase.name) for name in order for phase in state.jobs[name].spec.phases)
+        wheel = (PlannedTurn(name, phase.name) for name in order for phase in state.jobs[name].spec.phases)
         return Replan(found.period_ms, found.at_risk, tuple(wheel))
 
 
@@ -283,8 +283,8 @@ class World:
                 elif had and told.leaves:
                     self.bytes[gpu].add((*told.who, LEFT))
 
-    def sights(self, gpus: tuple[str, ...]) -> tuple[i.GpuSight, ...]:
-        return tuple(i.GpuSight(gpu, self.used_mb(gpu)) for gpu in gpus)
+    def sights(self, gpus: tuple[str, ...]) -> tuple[i.GpuObservation, ...]:
+        return tuple(i.GpuObservation(gpu, self.used_mb(gpu)) for gpu in gpus)
 
     def used_mb(self, gpu: str) -> int:
         there = self.bytes[gpu]
@@ -302,7 +302,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         super().__init__()
         limit = 10**9 if "late_clear" in BROKEN_TODAY else 120_000
         self.config = Config(lease_ms=LEASE, reattach_ms=REATTACH, drivers=DRIVERS, clear_limit_ms=limit, **CONFIG)
-        self.policy = Restless()
+        self.policy = ChaosPolicy()
         self.core = Scheduler(self.config, self.policy)
         self.world, self.now, self.keys = World(), 1, 0
         self.replayed, self.backup, self.incarnation = State(), b"", 1
@@ -404,11 +404,11 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
                     self.world.dies(process)
 
     def see(self, host: str) -> None:
-        self.give(i.HostSeen(host, self.world.sights(HOST_GPUS[host])))
+        self.give(i.HostObserved(host, self.world.sights(HOST_GPUS[host])))
 
     @initialize(
         kinds=st.lists(st.sampled_from(KINDS), min_size=2, max_size=4),
-        dispatch=st.sampled_from([Dispatch.WHEEL, Dispatch.WHEEL, Dispatch.READY, Dispatch.CREDIT]),
+        dispatch=st.sampled_from([Dispatch.SCHEDULE, Dispatch.SCHEDULE, Dispatch.READY, Dispatch.CREDIT]),
     )
     def some_jobs_are_there(self, kinds: list[str], dispatch: Dispatch) -> None:
         self.policy.dispatch = dispatch
@@ -712,7 +712,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         """An operator who has truly looked: nothing is there, and nothing is on its way there."""
         on_its_way = any(self.world.may_act(o) and set(o.gpus) & set(GPUS[node]) for o in self.world.orders.values())
         if not on_its_way and not any(self.world.bytes[gpu] for gpu in GPUS[node]):
-            self.give(i.DeclareClear(node, "ops"))
+            self.give(i.DeclareClean(node, "ops"))
 
     def _better_place(self, job: Job, which: int) -> Move | None:
         """One of the places where a job could go: nodes that are up, and nobody's or of one group."""
@@ -730,8 +730,8 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             return None
         first, second = places[which % len(places)]
         group = state.groups.get(first.group or second.group or "")
-        visits = [f.PlannedVisit(v.job, v.phase, v.once) for v in group.wheel if v.job != job.id] if group else []
-        visits += [f.PlannedVisit(job.id, phase.name) for phase in job.spec.phases]
+        visits = [f.PlannedTurn(v.job, v.phase, v.once) for v in group.schedule if v.job != job.id] if group else []
+        visits += [f.PlannedTurn(job.id, phase.name) for phase in job.spec.phases]
         placed = Placed(
             None if group is None else group.id, {"rollout": (first.id,), "train": (second.id,)}, tuple(visits),
             "packing", JobStatus.ADMITTED, job.promised, None, 0.0, self.policy.dispatch,
@@ -745,7 +745,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
         move = self._better_place(self.core.state.jobs[process.job], which) if process is not None else None
         if move is not None:
             self.policy.moves[:] = [move]
-            self.core.soft.at(self.now, "regroup", "")
+            self.core.timers.at(self.now, "regroup", "")
             self.give(i.Tick())
 
     @rule(names=st.permutations("ABCD"), which=st.integers(0, 11), rounds=st.integers(1, 3))
@@ -839,7 +839,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
             self.world.bytes[gpu].clear()
         for told in self.world.orders.values():
             told.dropped = told.dropped or bool(set(told.gpus) & set(HOST_GPUS[host]))
-        self.give(i.HostSeen(host, self.world.sights(HOST_GPUS[host]), f"boot-{self.keys}"))
+        self.give(i.HostObserved(host, self.world.sights(HOST_GPUS[host]), f"boot-{self.keys}"))
 
     # ---- time ----------------------------------------------------------------------------------------------------
 
@@ -950,7 +950,7 @@ class ClientsOperatorsAndBackends(RuleBasedStateMachine):
 
     @invariant()
     def something_is_due_while_somebody_waits_for_time(self) -> None:
-        if self.core.soft.seen:
+        if self.core.timers.seen:
             assert self.core.deadline() is not None
 
     # ---- and in the end ------------------------------------------------------------------------------------------

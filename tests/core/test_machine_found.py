@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmuxd.core import inventory
+from rollmuxd.core.handlers import hosts
 
 sys.path.insert(0, str(Path(__file__).parent))
 import machine
@@ -31,7 +31,7 @@ def test_what_was_found_once_does_not_come_back() -> None:
 
 def test_a_sequence_that_fails_is_made_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody goes on when a node was looked at: who was first in the way may be found without the rest."""
-    monkeypatch.setattr(inventory, "go_on", lambda *_: None)
+    monkeypatch.setattr(hosts, "go_on", lambda *_: None)
     error = AssertionError()
     looks = [f"state.look(host={host!r})" for host in ("h1", "h2")]
     for step in ("state = Machine()", *STOOD_STILL[:2], *looks, *STOOD_STILL[2:], "state.teardown()"):

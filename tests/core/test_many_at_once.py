@@ -7,8 +7,8 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
 from rollmuxd.core.model import JobSpec, PhaseSpec, Want
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.policies.rollmux import RollMux
 
 NODES, JOBS, WAITING = 12, 60, 6
 
@@ -32,7 +32,7 @@ def cluster(core):
     ]
     core.handle(i.Start(tuple(i.HostSpec(node.host, "mock", 0) for node in nodes), tuple(nodes)), 1)
     for node in nodes:
-        core.handle(i.HostSeen(node.host, tuple(i.GpuSight(gpu, 0) for gpu in node.gpus)), 1)
+        core.handle(i.HostObserved(node.host, tuple(i.GpuObservation(gpu, 0) for gpu in node.gpus)), 1)
 
     def register(number):
         phases = (PhaseSpec("rollout", ("rollout",), planned_ms=1_000 + number), PhaseSpec("train", ("train",)))

@@ -1,6 +1,6 @@
 """Where the newest of what a job has parked is, after moves."""
 
-from rollmuxd.core.fold.pins import follow
+from rollmuxd.core.apply.pins import follow
 from rollmuxd.core.model import Job, JobSpec, JobState, PhaseSpec, StateSpec, StateStatus, Want
 from rollmuxd.core.state import State, state_key
 

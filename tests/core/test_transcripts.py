@@ -27,11 +27,10 @@ from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
+from rollmuxd.core.apply import apply
 from rollmuxd.core.config import Config, DriverTraits, OwnerLimits
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.estimates import phase_ms
-from rollmuxd.core.explain import Explainer
-from rollmuxd.core.fold import apply
 from rollmuxd.core.model import (
     Dispatch,
     Fence,
@@ -48,10 +47,11 @@ from rollmuxd.core.model import (
     StateSpec,
     Want,
 )
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
+from rollmuxd.explain.explainer import Explainer
+from rollmuxd.policies.rollmux import RollMux
 
 FOLDER = Path(__file__).parent / "transcripts"
 REWRITE = os.environ.get("ROLLMUX_REWRITE") == "1"
@@ -122,7 +122,7 @@ class Play:
     """
 
     def __init__(self) -> None:
-        self.config, self.policy, self.dispatch = Config(grace_ms=5_000), {}, Dispatch.WHEEL
+        self.config, self.policy, self.dispatch = Config(grace_ms=5_000), {}, Dispatch.SCHEDULE
         self.hosts: dict[str, i.HostSpec] = {}
         self.nodes: dict[str, i.NodeSpec] = {}
         self.forgotten: dict[str, i.NodeSpec] = {}
@@ -260,7 +260,7 @@ class Play:
         words = [f.name(fact)]
         for field in type(fact).__struct_fields__:
             value = getattr(fact, field)
-            if field == "at" or value in (None, "", (), {}, False, 0, Dispatch.WHEEL):
+            if field == "at" or value in (None, "", (), {}, False, 0, Dispatch.SCHEDULE):
                 continue
             if field == "spec":
                 value = value.name
@@ -268,7 +268,7 @@ class Play:
                 value = value.id
             elif field == "job":
                 value = self._named(value)
-            elif field == "wheel":
+            elif field == "schedule":
                 value = " ".join(f"{self._named(v.job)}.{v.phase}" for v in value)
             elif field == "pins":
                 value = " ".join(f"{pool}:{','.join(nodes)}" for pool, nodes in value.items())
@@ -334,7 +334,11 @@ class Play:
         elif "/gpu" in what:
             gpu = next(gpu for node in state.nodes.values() for name, gpu in node.gpus.items() if name == what)
             found = (
-                f"held {gpu.holder}" if gpu.holder else f"stained {self._named(gpu.stain)}" if gpu.stain else "clear"
+                f"held {gpu.holder}"
+                if gpu.holder
+                else f"stained {self._named(gpu.dirty_by)}"
+                if gpu.dirty_by
+                else "clear"
             )
         elif what in state.slots:
             slot = state.slots[what]
@@ -412,7 +416,7 @@ class Play:
         job = self.core.state.jobs[self._job(name)]
         return job.slot or job.queued or "none"
 
-    def _sights(self, gpus: tuple[str, ...], words: tuple[str, ...]) -> tuple[i.GpuSight, ...]:
+    def _sights(self, gpus: tuple[str, ...], words: tuple[str, ...]) -> tuple[i.GpuObservation, ...]:
         """All these GPUs clear, except ``h1/gpu0=5000`` or ``h1/gpu0=5000:pid_4711``."""
         used: dict[str, tuple[int, tuple[str, ...]]] = {}
         for word in words:
@@ -420,7 +424,7 @@ class Play:
             mb, _, who = seen.partition(":")
             for gpu in _gpus(names):
                 used[gpu] = (int(mb), (who.replace("_", " "),) if who else ())
-        return tuple(i.GpuSight(gpu, *used.get(gpu, (0, ()))) for gpu in gpus)
+        return tuple(i.GpuObservation(gpu, *used.get(gpu, (0, ()))) for gpu in gpus)
 
     def in_start(self, incarnation: str = "1", what: str = "") -> i.Input:
         """``restart 2 restored``: from a backup."""
@@ -441,7 +445,7 @@ class Play:
         since = next((_ms(word.removeprefix("since=")) for word in words_ if word.startswith("since=")), None)
         dark = {gpu: "Xid 79" for w in words_ if w.startswith("unread=") for gpu in _gpus(w.removeprefix("unread="))}
         sights = self._sights(gpus, tuple(w for w in words_ if "/gpu" in w and not w.startswith("unread=")))
-        return i.HostSeen(host, tuple(it for it in sights if it.gpu not in dark), boot, since=since, unread=dark)
+        return i.HostObserved(host, tuple(it for it in sights if it.gpu not in dark), boot, since=since, unread=dark)
 
     def in_unreachable(self, host: str, *why: str) -> i.Input:
         return i.HostUnreachable(host, " ".join(why) or "no route")
@@ -603,7 +607,7 @@ class Play:
         return i.UndrainNode(node, "ops")
 
     def in_declare(self, node: str) -> i.Input:
-        return i.DeclareClear(node, "ops", "I looked")
+        return i.DeclareClean(node, "ops", "I looked")
 
     def in_better(self, name: str, group: str, *words: str) -> i.Input:
         """``better A g2 rollout:r2 train:t2``: the policy finds that A is better placed there; ``new``: a new group.
@@ -614,17 +618,17 @@ class Play:
         job = state.jobs[self._job(name)]
         pins = {word.partition(":")[0]: tuple(word.partition(":")[2].split(",")) for word in words if ":" in word}
         known = state.groups.get(group)
-        visits = [f.PlannedVisit(v.job, v.phase, v.once) for v in known.wheel if v.job != job.id] if known else []
-        visits += [f.PlannedVisit(job.id, phase.name) for phase in job.spec.phases]
+        visits = [f.PlannedTurn(v.job, v.phase, v.once) for v in known.schedule if v.job != job.id] if known else []
+        visits += [f.PlannedTurn(job.id, phase.name) for phase in job.spec.phases]
         given = next((word.removeprefix("wheel=") for word in words if word.startswith("wheel=")), "")
         if given:
-            visits = [f.PlannedVisit(self._job(v.split(".")[0]), v.split(".")[1]) for v in given.split(",")]
+            visits = [f.PlannedTurn(self._job(v.split(".")[0]), v.split(".")[1]) for v in given.split(",")]
         placed = Placed(
             None if group == "new" else group, pins, tuple(visits), "packing", JobStatus.ADMITTED,
             job.spec.slo is not None, 20_000, 0.0, self.dispatch,
         )  # fmt: skip
         self.core.policy.moves.append(Move(job.id, placed, "it saves a node", 8.0, 2.0))
-        self.core.soft.at(self.now, "regroup", "")
+        self.core.timers.at(self.now, "regroup", "")
         return i.Tick()
 
     def in_tick(self) -> i.Input:

@@ -1,9 +1,8 @@
-"""Writes the corpus of this version: small journals that every later version must load, for ever.
+"""Writes the corpus: small journals of the present format, which every later version of that format must load.
 
-    .venv/bin/python tests/corpus/make.py format-3
+    rm -r tests/corpus/format-1 && .venv/bin/python tests/corpus/make.py format-1
 
-makes ``tests/corpus/format-3/``, and refuses where there is one already: what was once written stays as it is. Run it
-whenever the format goes up (``rollmuxd.daemon.journal_file.FORMAT``) and with each release. In it:
+makes ``tests/corpus/format-1/``. Run it when the format (``rollmuxd.daemon.journal.file.FORMAT``) changes. In it:
 
 - ``NAME.journal``, the journal of a scenario of ``tests/core/transcripts``, and ``NAME.json``, the state it comes to;
   ``compacted.journal`` has lost its first days;
@@ -66,11 +65,11 @@ async def write(scenario: str, folder: Path, *, compacted: bool = False) -> None
     ``compacted``: the seconds of the scenario become half days, and the facts of the first ones are let go of.
     """
     from rollmuxd.core import facts as f
-    from rollmuxd.core.fold import apply
+    from rollmuxd.core.apply import apply
     from rollmuxd.core.state import State
-    from rollmuxd.daemon.journal import Journal
-    from rollmuxd.daemon.journal_care import Keep, Keeper
-    from rollmuxd.daemon.keys import ApiKey, Role
+    from rollmuxd.daemon.access.keys import ApiKey, Role
+    from rollmuxd.daemon.journal.retention import Keep, RetentionTask
+    from rollmuxd.daemon.journal.store import Journal
 
     played = play(scenario)
     facts = [f.decode(body) for body in played.journal]
@@ -93,7 +92,7 @@ async def write(scenario: str, folder: Path, *, compacted: bool = False) -> None
             async def settled() -> tuple[int, int]:
                 return state.at, len(facts)
 
-            await Keeper(journal, Keep(1, 10**12, 1_000), settled).tend()
+            await RetentionTask(journal, Keep(1, 10**12, 1_000), settled).tend()
             assert journal.first > middle // 2
             scenario = "compacted"
         await journal.close()
@@ -121,7 +120,7 @@ def main() -> int:
         return 2
     folder = HERE / sys.argv[1]
     if folder.exists():
-        print(f"{folder} is there already, and must stay as it is; name another", file=sys.stderr)
+        print(f"{folder} is there already; remove it first", file=sys.stderr)
         return 1
     folder.mkdir()
     for scenario in SCENARIOS:

@@ -8,18 +8,19 @@ from typing import Any
 
 import anyio
 import pytest
+from memory_journal import MemoryJournal
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
+from rollmuxd.core.apply import apply
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect, Observe
 from rollmuxd.core.errors import BrokenInvariant, UnknownThing
-from rollmuxd.core.fold import apply
 from rollmuxd.core.model import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon.clock import SystemClock
-from rollmuxd.daemon.driver import Driver
-from rollmuxd.daemon.journal import AnyJournal, MemoryJournal
+from rollmuxd.daemon.journal.store import Journal
+from rollmuxd.daemon.writer import Driver
 
 
 class TinyCore:
@@ -124,7 +125,7 @@ def running() -> Callable[..., Any]:
     """``async with running(journal) as rig``: a driver with the tiny core, on the loop's clock."""
 
     @asynccontextmanager
-    async def run(journal: AnyJournal, *, wall: float = 1000.0, **options: Any) -> AsyncIterator[Rig]:
+    async def run(journal: Journal | MemoryJournal, *, wall: float = 1000.0, **options: Any) -> AsyncIterator[Rig]:
         loop = asyncio.get_running_loop()
         jumped = [0.0]
         clock = SystemClock(monotonic=lambda: loop.time() + jumped[0], wall=lambda: wall)

@@ -17,8 +17,8 @@ from rollmuxd.core import model as m
 from rollmuxd.core.effects import Kill, Observe, Perform, Probe
 from rollmuxd.core.inputs import (
     Audit,
-    GpuSight,
-    HostSeen,
+    GpuObservation,
+    HostObserved,
     HostUnreachable,
     OrderDone,
     OrderFailed,
@@ -26,13 +26,13 @@ from rollmuxd.core.inputs import (
     OrderNotBegun,
 )
 from rollmuxd.core.state import State
-from rollmuxd.daemon.actuator import Actuator
-from rollmuxd.daemon.asking import STOPS_S, STUCK_AT_MOST, NoAnswer, ask
-from rollmuxd.spi import ContactLost, DriverTraits, NotDone, Probed, Sight
+from rollmuxd.daemon.hosts.actuator import Actuator
+from rollmuxd.daemon.hosts.plugin_calls import STOPS_S, STUCK_AT_MOST, NoAnswer, ask
+from rollmuxd.spi import ContactLost, DriverTraits, NotDone, Observation, Probed
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
-CLEAR = (GpuSight("box/gpu0", 0), GpuSight("box/gpu1", 0))
+CLEAR = (GpuObservation("box/gpu0", 0), GpuObservation("box/gpu1", 0))
 
 
 async def nothing(*_: object) -> None:
@@ -43,15 +43,15 @@ class ScriptedBackend:
     """Sees what ``sees`` answers; counts."""
 
     def __init__(self) -> None:
-        self.sees: Callable[[], Awaitable[Sight]] = self._clear
+        self.sees: Callable[[], Awaitable[Observation]] = self._clear
         self.looks: list[float] = []
         self.killed: list[tuple[str, int, str, str, str]] = []
         self.ends = True
 
-    async def _clear(self) -> Sight:
-        return Sight((*CLEAR, GpuSight("box/gpu2", 999)), "boot1")
+    async def _clear(self) -> Observation:
+        return Observation((*CLEAR, GpuObservation("box/gpu2", 999)), "boot1")
 
-    async def observe(self, host: str) -> Sight:
+    async def observe(self, host: str) -> Observation:
         self.looks.append(asyncio.get_running_loop().time())
         return await self.sees()
 
@@ -219,7 +219,7 @@ async def test_a_backend_that_leaves_a_gpu_out_has_seen_none():
     backend = ScriptedBackend()
 
     async def half():
-        return Sight(CLEAR[:1], "boot1")
+        return Observation(CLEAR[:1], "boot1")
 
     backend.sees = half
     async with acting(world(order()), ScriptedDriver(), backend) as (actuator, posted, _):
@@ -297,7 +297,7 @@ async def test_a_look_is_reported_with_all_gpus_of_the_host():
         await anyio.sleep(1)
 
         (seen,) = posted
-        assert seen == HostSeen("box", (*CLEAR, GpuSight("box/gpu2", 999)), "boot1", seen.since)
+        assert seen == HostObserved("box", (*CLEAR, GpuObservation("box/gpu2", 999)), "boot1", seen.since)
         assert seen.since is not None
 
 
@@ -321,8 +321,8 @@ async def test_an_order_that_has_left_the_books_is_stopped_and_reports_nothing()
 async def test_what_was_seen_last_is_remembered_for_people():
     backend = ScriptedBackend()
 
-    async def busy() -> Sight:
-        return Sight((GpuSight("box/gpu0", 70_000, ("pid 7 left-over",)),), "boot1")
+    async def busy() -> Observation:
+        return Observation((GpuObservation("box/gpu0", 70_000, ("pid 7 left-over",)),), "boot1")
 
     backend.sees = busy
     async with acting(world(), backend=backend) as (actuator, _, _):
@@ -339,7 +339,7 @@ async def test_looks_asked_for_during_a_look_are_one_more_look():
 
     async def slow():
         await anyio.sleep(1)
-        return Sight(CLEAR, "boot1")
+        return Observation(CLEAR, "boot1")
 
     backend.sees = slow
     async with acting(world(), backend=backend) as (actuator, posted, _):
@@ -385,7 +385,7 @@ async def test_a_kill_goes_where_the_job_is_with_pid_and_start_time_and_is_looke
         await anyio.sleep(1)
 
         assert backend.killed == [("box", 4711, "t0", "j1", "team")]
-        assert [type(report) for report in posted] == [Audit, HostSeen]
+        assert [type(report) for report in posted] == [Audit, HostObserved]
         assert (posted[0].action, posted[0].who, posted[0].about) == ("kill_process", "rollmuxd", "j1")
         assert posted[0].before == "pid 4711 on box, as session n1 of team/ann said"
 
@@ -398,7 +398,7 @@ async def test_what_the_backend_does_not_know_for_the_jobs_is_not_written_down_a
         await anyio.sleep(1)
 
         assert len(backend.killed) == 1
-        assert [type(report) for report in posted] == [HostSeen]
+        assert [type(report) for report in posted] == [HostObserved]
 
 
 def with_crate(state: State) -> State:
@@ -449,7 +449,7 @@ async def test_a_process_in_which_another_job_lives_is_not_ended_for_this_one():
         actuator.perform([Kill("j1", 1, "n1")])
         await anyio.sleep(1)
         assert backend.killed == []
-        assert [type(report) for report in posted] == [HostSeen]
+        assert [type(report) for report in posted] == [HostObserved]
 
         other.started = "t1"  # another process, with the same number
         actuator.perform([Kill("j1", 1, "n1")])
@@ -526,7 +526,7 @@ async def test_a_backend_that_is_cancelled_from_within_or_exits_costs_its_own_lo
     backend = ScriptedBackend()
     backend.ends = False
 
-    async def torn() -> Sight:
+    async def torn() -> Observation:
         raise error
 
     good, backend.sees = backend.sees, torn
@@ -540,21 +540,21 @@ async def test_a_backend_that_is_cancelled_from_within_or_exits_costs_its_own_lo
         backend.sees = good
         actuator.perform([Perform("o1"), Observe("box")])
         await anyio.sleep(1)
-        assert {type(report) for report in posted} == {OrderDone, HostSeen}
+        assert {type(report) for report in posted} == {OrderDone, HostObserved}
 
 
 @pytest.mark.parametrize(
     "sight",
     [
         None,
-        Sight(None, "boot1"),
-        Sight((GpuSight("box/gpu0", 12.5), GpuSight("box/gpu1", 0)), "boot1"),
-        Sight((GpuSight("box/gpu0", None), GpuSight("box/gpu1", 0)), "boot1"),
-        Sight((GpuSight("box/gpu0", -1), GpuSight("box/gpu1", 0)), "boot1"),
-        Sight((GpuSight("box/gpu0", 0), GpuSight("box/gpu0", 0)), "boot1"),
-        Sight(CLEAR, None),
-        Sight(CLEAR, "boot \udcff"),
-        Sight(CLEAR, "boot1", unread={"box/gpu2": 7}),
+        Observation(None, "boot1"),
+        Observation((GpuObservation("box/gpu0", 12.5), GpuObservation("box/gpu1", 0)), "boot1"),
+        Observation((GpuObservation("box/gpu0", None), GpuObservation("box/gpu1", 0)), "boot1"),
+        Observation((GpuObservation("box/gpu0", -1), GpuObservation("box/gpu1", 0)), "boot1"),
+        Observation((GpuObservation("box/gpu0", 0), GpuObservation("box/gpu0", 0)), "boot1"),
+        Observation(CLEAR, None),
+        Observation(CLEAR, "boot \udcff"),
+        Observation(CLEAR, "boot1", unread={"box/gpu2": 7}),
     ],
     ids=["none", "no gpus", "float", "no mb", "below zero", "twice", "no boot id", "no text", "no reason"],
 )
@@ -562,7 +562,7 @@ async def test_a_sight_that_is_none_is_believed_by_nobody_and_ends_nothing(sight
     """What is not of the contract's types would stop the daemon here, or be journalled and never be read again."""
     backend = ScriptedBackend()
 
-    async def lie() -> Sight:
+    async def lie() -> Observation:
         return sight
 
     good, backend.sees = backend.sees, lie
@@ -578,7 +578,7 @@ async def test_a_sight_that_is_none_is_believed_by_nobody_and_ends_nothing(sight
         backend.sees = good
         actuator.perform([Observe("box")])
         await anyio.sleep(1)
-        assert type(posted[-1]) is HostSeen
+        assert type(posted[-1]) is HostObserved
 
 
 async def test_what_a_plugin_says_is_text_that_can_be_journalled_and_read():
@@ -776,13 +776,13 @@ class Deaf(ScriptedBackend):
         super().__init__()
         self.ends_s, self.at = ends_s, at
 
-    async def observe(self, host: str) -> Sight:
+    async def observe(self, host: str) -> Observation:
         self.looks.append(anyio.current_time())
         until = anyio.current_time() + self.ends_s
         while len(self.looks) < self.at and anyio.current_time() < until:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(1)
-        return Sight(CLEAR, "boot1")
+        return Observation(CLEAR, "boot1")
 
 
 async def test_a_look_that_cannot_be_stopped_keeps_nobody_from_looking_again():
@@ -793,7 +793,7 @@ async def test_a_look_that_cannot_be_stopped_keeps_nobody_from_looking_again():
         assert posted == [HostUnreachable("box", "no answer within 10 s, and it does not let itself be stopped")]
         actuator.perform([Observe("box")])
         await anyio.sleep(3)
-        assert [type(report) for report in posted] == [HostUnreachable, HostSeen]
+        assert [type(report) for report in posted] == [HostUnreachable, HostObserved]
 
 
 async def test_looks_that_cannot_be_stopped_become_no_more_than_eight_and_when_one_has_ended_it_is_looked_again():

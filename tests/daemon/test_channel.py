@@ -6,12 +6,12 @@ import contextlib
 import anyio
 import pytest
 
+from rollmuxd.core.apply import apply
 from rollmuxd.core.errors import Conflict
 from rollmuxd.core.facts import JobEnded, JobRegistered, SessionClosed, SessionFenced, SessionLost, SessionOpened
-from rollmuxd.core.fold import apply
 from rollmuxd.core.model import JobSpec, Order, OrderKind, SessionStatus
 from rollmuxd.core.state import State
-from rollmuxd.daemon.channel import LATELY_S, LINGER_S, ChannelHub
+from rollmuxd.daemon.hosts.channel import LATELY_S, LINGER_S, ChannelHub
 from rollmuxd.spi import ChannelCommand, ContactLost, RankResult
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]

@@ -15,8 +15,8 @@ import pytest
 from patience import PATIENCE_S
 
 from rollmuxd.daemon.app import CannotStart, may_pass
-from rollmuxd.daemon.journal import Journal, JournalFailed, JournalRefused
-from rollmuxd.daemon.journal_file import JournalDamaged, JournalInUse
+from rollmuxd.daemon.journal.file import JournalDamaged, JournalInUse
+from rollmuxd.daemon.journal.store import Journal, JournalFailed, JournalRefused
 
 UNIT = (Path(__file__).parents[2] / "deploy" / "rollmuxd.service").read_text()
 

@@ -18,22 +18,22 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from memory_journal import MemoryJournal
 from patience import PATIENCE_S
 
 from rollmuxd.core.facts import HostAdded, SlotQueued
 from rollmuxd.core.inputs import HostSpec
-from rollmuxd.daemon import journal as journal_module
-from rollmuxd.daemon import journal_file
-from rollmuxd.daemon.journal import (
+from rollmuxd.daemon.access.keys import ApiKey, Role
+from rollmuxd.daemon.journal import file
+from rollmuxd.daemon.journal import store as journal_module
+from rollmuxd.daemon.journal.store import (
     RESERVE_BYTES,
     Journal,
     JournalFailed,
     JournalInUse,
     JournalRefused,
-    MemoryJournal,
     refuse_remote,
 )
-from rollmuxd.daemon.keys import ApiKey, Role
 
 pytestmark = pytest.mark.asyncio
 
@@ -114,8 +114,8 @@ async def test_a_large_snapshot_is_kept_compressed_and_read_as_it_was(tmp_path):
 
 async def test_a_large_snapshot_is_not_kept_when_a_commit_failed_while_it_was_compressed(tmp_path, monkeypatch):
     """The facts that it is of may not have been written, and others of their numbers be written since."""
-    recovered, pack = threading.Event(), journal_file.packed
-    monkeypatch.setattr(journal_file, "packed", lambda body: recovered.wait(PATIENCE_S) and pack(body))
+    recovered, pack = threading.Event(), file.packed
+    monkeypatch.setattr(file, "packed", lambda body: recovered.wait(PATIENCE_S) and pack(body))
     journal = FaultyJournal.open(tmp_path)
     journal.fault = sqlite3.OperationalError("disk I/O error")
     lost, kept = journal.append([(1, host(1))]), journal.snapshot(1, LARGE)
@@ -237,13 +237,12 @@ async def test_two_daemons_do_not_share_a_state_directory(tmp_path):
     await Journal.open(tmp_path).close()
 
 
-async def test_a_newer_format_is_refused_with_the_remedy(tmp_path):
+async def test_another_format_is_refused_with_the_remedy(tmp_path):
     await Journal.open(tmp_path).close()
     with sqlite3.connect(tmp_path / "journal.sqlite3") as connection:
         connection.execute("PRAGMA user_version = 99")
-        connection.execute("UPDATE meta SET value = '98' WHERE name = 'least_reader'")
     connection.close()
-    with pytest.raises(JournalRefused, match=r"format 99.*newer rollmuxd"):
+    with pytest.raises(JournalRefused, match=r"format 99.*reads format 1 only: use the rollmuxd that wrote it"):
         Journal.open(tmp_path)
 
 
@@ -326,7 +325,7 @@ import asyncio, sys
 from pathlib import Path
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
-from rollmuxd.daemon.journal import Journal
+from rollmuxd.daemon.journal.store import Journal
 
 async def main():
     journal = Journal.open(Path(sys.argv[1]))

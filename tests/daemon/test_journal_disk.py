@@ -20,13 +20,13 @@ from patience import PATIENCE_S
 from rollmuxd.core.config import Config
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec, Start
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.daemon import journal_file
 from rollmuxd.daemon.clock import SystemClock
-from rollmuxd.daemon.driver import Driver, Unavailable
-from rollmuxd.daemon.journal import Journal, JournalFailed
-from rollmuxd.daemon.journal_tools import check
+from rollmuxd.daemon.journal import file
+from rollmuxd.daemon.journal.backup import check
+from rollmuxd.daemon.journal.store import Journal, JournalFailed
+from rollmuxd.daemon.writer import Driver, Unavailable
+from rollmuxd.policies.rollmux import RollMux
 
 ALONE = ["unshare", "--user", "--map-root-user", "--mount"]
 
@@ -35,8 +35,8 @@ import asyncio, json, os, resource, signal, subprocess, sys
 from pathlib import Path
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
-from rollmuxd.daemon.journal import Journal, JournalFailed, JournalRefused
-from rollmuxd.daemon.journal_tools import check
+from rollmuxd.daemon.journal.store import Journal, JournalFailed, JournalRefused
+from rollmuxd.daemon.journal.backup import check
 
 disk = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], check=True)
@@ -100,10 +100,6 @@ def test_on_a_full_disk_the_reserve_holds_tens_of_thousands_of_facts_and_then_it
             except JournalFailed as error:
                 said["failed"] = str(error)
             said["answered"] = number
-            try:
-                await journal.recover()
-            except JournalFailed as error:
-                said["not_yet"] = str(error)
             said["still_read"] = len(await journal.read(0, 5))
             os.unlink(disk / "filler")
             await journal.recover()
@@ -116,7 +112,6 @@ def test_on_a_full_disk_the_reserve_holds_tens_of_thousands_of_facts_and_then_it
         """,
     )
     assert "full" in said["failed"]
-    assert "not_yet" in said
     assert said["tight_after"] < 5_000
     # What the reserve has to hold: 20 facts for each of a thousand slots in use.
     assert said["answered"] > 20_000 + said["tight_after"]
@@ -210,55 +205,12 @@ def test_a_start_on_a_disk_that_is_nearly_full_loses_no_run_wherever_it_gets_stu
     assert (said["refused"] > 0) != reserve
 
 
-def test_a_torn_tail_that_does_not_fit_beside_the_journal_stays_in_it(tmp_path):
-    # A write to a disk that is nearly full is short, and no error.
-    said = scenario(
-        tmp_path,
-        """
-        import sqlite3
-
-        def rows():
-            connection = sqlite3.connect(disk / "state" / "journal.sqlite3")
-            found = connection.execute("SELECT seq FROM facts ORDER BY seq").fetchall()
-            connection.close()
-            return [seq for (seq,) in found]
-
-        async def main():
-            journal = Journal.open(disk / "state")
-            facts = [(seq, HostAdded(at=seq, host=HostSpec("h" * 300_000, "fake", 0))) for seq in (1, 2, 3)]
-            await journal.append(facts)
-            await journal.close()
-            connection = sqlite3.connect(disk / "state" / "journal.sqlite3", isolation_level=None)
-            connection.execute("UPDATE facts SET sum = 0 WHERE seq > 1")
-            connection.close()
-            (disk / "state" / "reserve").unlink()
-            fill()
-            os.truncate(disk / "filler", (disk / "filler").stat().st_size - 200_000)
-            try:
-                Journal.open(disk / "state")
-            except JournalRefused as error:
-                said["refused"] = str(error)
-            said["rows"] = rows()
-            said["left"] = sorted(path.name for path in (disk / "state").iterdir())
-            os.unlink(disk / "filler")
-            await Journal.open(disk / "state").close()
-            said["rows_then"] = rows()
-            (aside,) = (disk / "state").glob("torn-*")
-            said["aside"] = [json.loads(line)["seq"] for line in aside.read_text().splitlines()]
-        """,
-    )
-    assert said["refused"].endswith("its disk is full; make room there")
-    assert (said["rows"], said["left"]) == ([1, 2, 3], ["journal.sqlite3", "lock", "mark"])
-    assert (said["rows_then"], said["aside"]) == ([1], [2, 3])
-
-
 def test_what_is_written_anew_on_a_disk_that_gets_full_says_so_and_leaves_nothing_in_the_way(tmp_path):
     said = scenario(
         tmp_path,
         """
-        from rollmuxd.daemon.journal_care import Keep, compact
-        from rollmuxd.daemon.journal_mend import mend
-        from rollmuxd.daemon.journal_tools import backup, restore
+        from rollmuxd.daemon.journal.retention import Keep, compact
+        from rollmuxd.daemon.journal.backup import backup, restore
 
         async def main():
             state = disk / "state"
@@ -275,7 +227,6 @@ def test_what_is_written_anew_on_a_disk_that_gets_full_says_so_and_leaves_nothin
             fill()
             spare = (disk / "filler").stat().st_size - 1_000_000
             ways = {
-                "mend": lambda: mend(state),
                 "restore": lambda: restore(state / "journal.sqlite3", state),
                 "backup": lambda: backup(state / "journal.sqlite3", state / "copy"),
                 "compact": lambda: compact(state, Keep(1, 10**9, 1)),
@@ -290,17 +241,14 @@ def test_what_is_written_anew_on_a_disk_that_gets_full_says_so_and_leaves_nothin
                     said[way] = [type(error).__name__, str(error)]
                 said[way].append(files() == before)
             os.unlink(disk / "filler")
-            said["last"] = mend(state).last
         """,
     )
     full = f"{tmp_path}/state/journal.sqlite3 cannot be written now: its disk is full; make room there, and try again"
-    assert said["mend"] == ["JournalFailed", full, True]
     assert said["compact"] == ["JournalFailed", full, True]
     for way in ("restore", "backup"):
         name, words, cleared = said[way]
         assert (name, cleared) == ("JournalRefused", True)
         assert "full" in words
-    assert said["last"] == 10_000
 
 
 def test_a_read_only_disk_is_refused_and_used_again_when_it_can_be_written(tmp_path):
@@ -389,7 +337,7 @@ async def test_a_writer_that_cannot_read_its_journal_goes_on_trying(tmp_path, mo
     )
     async with anyio.create_task_group() as tasks:
         await tasks.start(driver.run)
-        connect, tried = journal_file.connect, []
+        connect, tried = file.connect, []
 
         def no_file_is_left(path, *, readonly=False):
             if readonly and len(tried) < 3:
@@ -397,7 +345,7 @@ async def test_a_writer_that_cannot_read_its_journal_goes_on_trying(tmp_path, mo
                 return sqlite3.connect(f"file:{tmp_path}/no/such?mode=ro", uri=True)
             return connect(path, readonly=readonly)
 
-        monkeypatch.setattr(journal_file, "connect", no_file_is_left)
+        monkeypatch.setattr(file, "connect", no_file_is_left)
         driver._end(Unavailable("a commit failed"))
         with anyio.fail_after(PATIENCE_S):
             while not driver._up:

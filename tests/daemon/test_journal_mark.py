@@ -15,9 +15,9 @@ import pytest
 
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
-from rollmuxd.daemon import journal_file
-from rollmuxd.daemon.journal import Journal, JournalRefused
-from rollmuxd.daemon.journal_tools import backup, check
+from rollmuxd.daemon.journal import file as journal_file
+from rollmuxd.daemon.journal.backup import backup, check
+from rollmuxd.daemon.journal.store import Journal, JournalRefused
 
 pytestmark = pytest.mark.asyncio
 #: a start has so many steps; it breaks off before one of them, or not

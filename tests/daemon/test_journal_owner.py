@@ -12,9 +12,9 @@ import pytest
 
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
-from rollmuxd.daemon.journal import Journal, JournalRefused
-from rollmuxd.daemon.journal_care import Keep, compact
-from rollmuxd.daemon.journal_tools import backup, restore
+from rollmuxd.daemon.journal.backup import backup, restore
+from rollmuxd.daemon.journal.retention import Keep, compact
+from rollmuxd.daemon.journal.store import Journal, JournalRefused
 
 pytestmark = [
     pytest.mark.asyncio,

@@ -11,20 +11,20 @@ from random import Random
 
 import anyio
 import pytest
+from memory_journal import MemoryJournal
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.model import Fence, JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.daemon.actuator import Actuator
 from rollmuxd.daemon.clock import SystemClock
-from rollmuxd.daemon.driver import Driver, Numbered
-from rollmuxd.daemon.journal import MemoryJournal
-from rollmuxd.daemon.reconcile import Observer
-from rollmuxd.spi import HostConfig, Sight
+from rollmuxd.daemon.hosts.actuator import Actuator
+from rollmuxd.daemon.hosts.observer import Observer
+from rollmuxd.daemon.writer import Driver, Numbered
+from rollmuxd.policies.rollmux import RollMux
+from rollmuxd.spi import HostConfig, Observation
 from rollmuxd_backend_mock.backend import MockBackend
 from rollmuxd_backend_mock.faults import Faults
 from rollmuxd_backend_mock.residency import MockResidency
@@ -40,7 +40,7 @@ ROUNDS = 12
 class Hosts(MockBackend):
     """Mock hosts; to look at one takes time, as it does: what a look says is of its beginning."""
 
-    async def observe(self, host: str) -> Sight:
+    async def observe(self, host: str) -> Observation:
         await anyio.sleep(0.005)
         return await super().observe(host)
 

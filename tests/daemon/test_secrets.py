@@ -16,7 +16,7 @@ import httpx
 import pytest
 from patience import PATIENCE_S
 
-from rollmuxd.client import where
+from rollmuxd.client import discovery
 from rollmuxd.client.errors import RollmuxError
 from rollmuxd.client.sync import Daemon
 
@@ -173,7 +173,7 @@ def test_planted_secrets_are_found_nowhere(leaky):
 )
 def test_a_secret_in_an_address_is_refused_and_not_repeated(url):
     with pytest.raises(RollmuxError) as caught:
-        where.need(url, environ={"HOME": "/nowhere"})
+        discovery.need(url, environ={"HOME": "/nowhere"})
     assert IN_URL not in str(caught.value)
     assert "http://host:port" in str(caught.value) or "ROLLMUX_API_KEY" in str(caught.value), "no remedy"
 

@@ -215,28 +215,6 @@ def test_who_says_nothing_has_loom_with_its_guard():
     assert settings.policy_options()["uncertain"] is True
 
 
-@pytest.mark.parametrize(
-    ("text", "policy"),
-    [
-        ("[policy.rollmux]\nprune = true", "rollmux"),
-        ('[daemon]\nlisten = ""\n[policy.rollmux]\nmax_group = 3', "rollmux"),
-        ('[daemon]\npolicy = "loom"\n[policy.rollmux]\nprune = true', "loom"),
-        ('[policy.rollmux]\nprune = true\n[policy.loom]\nobjective = "cost"', "loom"),
-        ('[daemon]\npolicy = "rollmux"', "rollmux"),
-    ],
-)
-def test_a_file_with_options_of_rollmux_alone_was_written_for_rollmux(text, policy):
-    assert load_settings(write(text)).daemon.policy == policy
-
-
-def test_options_of_rollmux_in_the_environment_alone_mean_rollmux_too(monkeypatch):
-    monkeypatch.setenv("ROLLMUX_POLICY__ROLLMUX__PRUNE", "true")
-    settings = load_settings(write('[daemon]\nlisten = ""'))
-
-    assert settings.daemon.policy == "rollmux"
-    assert settings.policy_options()["prune"] is True
-
-
 def test_what_the_environment_gave_is_not_blamed_on_the_file(monkeypatch):
     monkeypatch.setenv("ROLLMUX_HOSTS", '[{"id": 1}]')
     lines = wrong("[lease]\nlease_s = 90").splitlines()

@@ -14,11 +14,11 @@ import pytest
 import structlog
 from patience import PATIENCE_S
 
-from rollmuxd.client import where
+from rollmuxd.client import discovery
 from rollmuxd.client.aio import AsyncDaemon
 from rollmuxd.client.calls import Call
 from rollmuxd.client.errors import RollmuxError, Unreachable
-from rollmuxd.client.heartbeat import Beater
+from rollmuxd.client.heartbeat_process import Beater
 from rollmuxd.client.sync import Daemon
 from rollmuxd.daemon import tls
 from rollmuxd.daemon.app import CannotStart, serve
@@ -58,7 +58,7 @@ async def running(settings):
 
 
 def address(ready, **environ):
-    return where.need(ready.url, environ={"HOME": "/nowhere", **environ})
+    return discovery.need(ready.url, environ={"HOME": "/nowhere", **environ})
 
 
 async def asked(address):
@@ -131,7 +131,7 @@ async def test_a_call_without_tls_is_told_to_speak_https(settings):
         said = rf"https, not http, write {ready.url}$"
         plain = ready.url.replace("https://", "http://")
         with pytest.raises(Unreachable, match=said):
-            await asked(where.need(plain, environ={"HOME": "/nowhere"}))
+            await asked(discovery.need(plain, environ={"HOME": "/nowhere"}))
         async with AsyncDaemon(plain) as daemon:
             with pytest.raises(Unreachable, match=said):
                 await daemon.call(Call("GET", "/healthz", dict))
@@ -152,7 +152,7 @@ async def test_who_pins_a_certificate_sends_no_key_to_whoever_shows_another_one(
         impostor = await asyncio.start_server(greedy, "127.0.0.1", 0, ssl=context)
         port = impostor.sockets[0].getsockname()[1]
         for trust in ({"ROLLMUX_FINGERPRINT": ready.fingerprint}, {"ROLLMUX_CA_FILE": ready.certificate}):
-            there = where.need(
+            there = discovery.need(
                 f"https://127.0.0.1:{port}", environ={"HOME": "/nowhere", "ROLLMUX_API_KEY": "rmx_secret", **trust}
             )
             with pytest.raises(Unreachable):
@@ -276,9 +276,9 @@ async def test_a_certificate_without_its_key_changes_nothing_until_the_key_is_th
 
 def test_a_fingerprint_may_be_written_as_other_tools_print_it_and_rubbish_is_refused():
     colons = ":".join(["AB"] * 32)
-    found = where.need("https://box:1", environ={"HOME": "/", "ROLLMUX_FINGERPRINT": colons})
+    found = discovery.need("https://box:1", environ={"HOME": "/", "ROLLMUX_FINGERPRINT": colons})
     assert found.fingerprint == "ab" * 32
     with pytest.raises(RollmuxError, match="64 digits"):
-        where.need("https://box:1", environ={"HOME": "/", "ROLLMUX_FINGERPRINT": "sha256:12"})
+        discovery.need("https://box:1", environ={"HOME": "/", "ROLLMUX_FINGERPRINT": "sha256:12"})
     with pytest.raises(RollmuxError, match="is not https"):
-        where.need("http://box:1", environ={"HOME": "/", "ROLLMUX_FINGERPRINT": colons})
+        discovery.need("http://box:1", environ={"HOME": "/", "ROLLMUX_FINGERPRINT": colons})

@@ -18,7 +18,7 @@ from rollmuxd.cli.main import cli
 from rollmuxd.core import facts
 from rollmuxd.core.state import State
 from rollmuxd.daemon.http.app import ENDPOINTS
-from rollmuxd.daemon.http.glue import Endpoint, Plain
+from rollmuxd.daemon.http.routing import Endpoint, Plain
 from rollmuxd.daemon.metrics import Metrics
 
 REPOSITORY = Path(__file__).parents[2]

@@ -52,7 +52,6 @@ grace_s = {grace_s}
 order_s = {order_s}
 clear_s = {clear_s}
 observe_s = {observe_s}
-hold_s = {hold_s}
 
 [[hosts]]
 id = "mock"
@@ -142,7 +141,6 @@ class LiveDaemon:
             "order_s": PATIENCE_S,
             "clear_s": 2 * PATIENCE_S,
             "observe_s": 0.5,
-            "hold_s": 0.0,
             "policy": "loom",
             **settings,
         }

@@ -84,7 +84,7 @@ def phases(daemon, name):
 
 
 def test_runs_of_four_frameworks_take_turns_on_one_gpu(live, loops):
-    daemon = live.daemon((("0", "train"),), hold_s=0)
+    daemon = live.daemon((("0", "train"),))
     for name, loop in (("sky", SKYRL), ("open", OPENRLHF), ("are", AREAL), ("nemo", ("nemo_rl", "train"))):
         loops(daemon, name, *loop)
     done = loops.ended()
@@ -101,7 +101,7 @@ def test_runs_of_four_frameworks_take_turns_on_one_gpu(live, loops):
 
 
 def test_engines_of_runs_on_two_pools_are_never_on_the_same_gpus(live, loops):
-    daemon = live.daemon((("0", "rollout"), ("1", "train")), hold_s=0)
+    daemon = live.daemon((("0", "rollout"), ("1", "train")))
     for name, loop in (
         ("a", ("slime", "train", "offload")),
         ("b", ("slime", "train", "offload")),

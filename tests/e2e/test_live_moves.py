@@ -8,7 +8,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 POLICY = """
 from msgspec.structs import replace
 
-from rollmuxd.core.placement import RollMux
+from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.core.policy import Move
 
 

@@ -173,7 +173,7 @@ def test_a_caller_that_holds_up_the_stop_costs_no_job_its_slot(live):
 ENDLESS = """
 import pathlib
 
-from rollmuxd.core.placement import RollMux
+from rollmuxd.policies.rollmux import RollMux
 
 
 class Endless(RollMux):

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 from patience import PATIENCE_S
 
-from rollmuxd.cli import job_file
 from rollmuxd.cli.main import cli
+from rollmuxd.cli.run import job_file
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

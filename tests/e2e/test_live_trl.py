@@ -169,7 +169,7 @@ def free_port():
 
 def test_three_runs_on_one_gpu_one_killed_and_resumed_end_with_the_weights_that_each_has_alone(live, runs):
     runs.start("alone", "alone.log", {"ROLLMUX_URL": "off"}, runs=THREE, max_steps=STEPS)
-    daemon = live.daemon((("0", "train"),), hold_s=0)
+    daemon = live.daemon((("0", "train"),))
     first = live.holder("first", phase="train", rollout=None)
 
     def shared(name, *more, **how):
@@ -249,7 +249,7 @@ def test_four_ranks_outlive_a_pause_and_a_restart_that_take_longer_than_their_co
 
 def test_ranks_that_accelerate_has_launched_under_fsdp_are_parked_shard_by_shard_and_change_no_bit(live, runs):
     # (Ranks that import TRL take all of a machine: a heartbeat may be late, which is not what is looked at here.)
-    daemon = live.daemon((("0", "train"),), hold_s=0, lease_s=60)
+    daemon = live.daemon((("0", "train"),), lease_s=60)
     sharded = ["--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"]
     layers = ["--fsdp_transformer_layer_cls_to_wrap", "LlamaDecoderLayer"]
     ranks = ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
@@ -276,7 +276,7 @@ def test_ranks_that_accelerate_has_launched_under_fsdp_are_parked_shard_by_shard
 
 
 def test_two_runs_with_servers_roll_out_and_train_at_once_and_hand_weights_on_with_both_pools(live, runs):
-    daemon = live.daemon(live.one_and_one, hold_s=0)
+    daemon = live.daemon(live.one_and_one)
     tasks = ("high", "same")
     for task in tasks:
         runs.start("served", f"{task}.log", where(daemon), task=task)
@@ -293,7 +293,7 @@ def test_two_runs_with_servers_roll_out_and_train_at_once_and_hand_weights_on_wi
 def test_scripts_that_rollmuxd_run_has_started_share_by_what_their_job_files_say_alone(live, runs):
     tasks = {"high": dict(task="high"), "same": dict(task="same")}
     runs.start("alone", "alone.log", {"ROLLMUX_URL": "off"}, runs=tasks, max_steps=6, num_iterations=2)
-    daemon = live.daemon((("0", "train"),), hold_s=0)
+    daemon = live.daemon((("0", "train"),))
     (runs.folder / "train.py").write_text(TRAIN)
     (runs.folder / "high.toml").write_text(JOB.format(task="high", state=""))
     (runs.folder / "same.toml").write_text(JOB.format(task="same", state=', driver = "channel"'))

@@ -104,7 +104,7 @@ class Runs:
 
 @pytest.fixture
 def runs(live, tmp_path):
-    made = Runs(tmp_path, live.daemon((("0", "train"),), hold_s=0).url)
+    made = Runs(tmp_path, live.daemon((("0", "train"),)).url)
     yield made
     made.close()
 

@@ -33,8 +33,8 @@ from rollmuxd.sim.compare import Task, perform
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.workload import Options
 
-#: by their names here, which stay when the simulator's change. `default` is what the daemon runs
-POLICIES: Final = {"rollmux": "rollmux", "default": "loom-guarded-owned-replanned"}
+#: `default` is what the daemon runs
+POLICIES: Final = ("rollmux", "default")
 #: the fields of facts that hold sentences
 PROSE: Final = frozenset({"error", "reason", "refused", "why"})
 #: two orders of Python's hashes
@@ -107,7 +107,7 @@ class Digests:
 def play(case: Case, policy: str, seed: int, keep: Path | None) -> tuple[Outcome, Digests]:
     """One run."""
     digests = Digests(keep / f"{policy}-{case.name}-{seed}.jsonl" if keep is not None else None)
-    task = Task(case.workload, case.options, POLICIES[policy], case.fidelity, "work", seed, faults=case.faults)
+    task = Task(case.workload, case.options, policy, case.fidelity, "work", seed, faults=case.faults)
     try:
         return perform(task, hear=digests.hear), digests
     finally:

@@ -99,8 +99,6 @@ listen = ""
 state_dir = {state}
 [lease]
 heartbeat_s = 0.5
-[limits]
-hold_s = 0
 [[hosts]]
 id = "here"
 backend = "{backend}"

@@ -8,26 +8,26 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from memory_journal import MemoryJournal
 from patience import PATIENCE_S
 
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.effects import Observe, Perform
-from rollmuxd.core.inputs import GpuSight, HostSeen, HostSpec, NodeSpec, OrderDone, OrderFailed, Start
-from rollmuxd.daemon.access import PEER_EXTENSION, Peer
-from rollmuxd.daemon.actuator import Seen
+from rollmuxd.core.inputs import GpuObservation, HostObserved, HostSpec, NodeSpec, OrderDone, OrderFailed, Start
+from rollmuxd.daemon.access.gate import PEER_EXTENSION, Peer
+from rollmuxd.daemon.access.keys import Role, new_key
+from rollmuxd.daemon.access.owner_limits import scheduler_of
 from rollmuxd.daemon.app import make_policy
-from rollmuxd.daemon.channel import ChannelHub
 from rollmuxd.daemon.clock import SystemClock
-from rollmuxd.daemon.driver import Driver
+from rollmuxd.daemon.hosts.actuator import Seen
+from rollmuxd.daemon.hosts.channel import ChannelHub
 from rollmuxd.daemon.http import background
 from rollmuxd.daemon.http.app import make_app
-from rollmuxd.daemon.journal import MemoryJournal
-from rollmuxd.daemon.keys import Role, new_key
 from rollmuxd.daemon.metrics import Metrics
-from rollmuxd.daemon.owners import scheduler_of
-from rollmuxd.daemon.reckoning import Today
 from rollmuxd.daemon.services import Services
 from rollmuxd.daemon.settings import Settings
+from rollmuxd.daemon.usage.daily import LiveUsage
+from rollmuxd.daemon.writer import Driver
 from rollmuxd.spi import NotDone, Output
 
 ROLLOUT, TRAIN = "h1/gpu0-1", "h1/gpu2-3"
@@ -50,8 +50,8 @@ class Backends:
         for effect in effects:
             if isinstance(effect, Observe):
                 nodes = [node for node in self.state().nodes.values() if node.host == effect.host]
-                gpus = tuple(GpuSight(gpu, self.used_mb.get(gpu, 0)) for node in nodes for gpu in node.gpus)
-                self.post(HostSeen(effect.host, gpus))
+                gpus = tuple(GpuObservation(gpu, self.used_mb.get(gpu, 0)) for node in nodes for gpu in node.gpus)
+                self.post(HostObserved(effect.host, gpus))
             elif isinstance(effect, Perform):
                 if self.hold is not None:
                     self.hold.append(effect.order)
@@ -65,11 +65,11 @@ class Backends:
 
     def done(self, order: str) -> None:
         node = self.state().nodes[self.state().orders[order].node]
-        self.post(OrderDone(order, tuple(GpuSight(gpu, self.used_mb.get(gpu, 0)) for gpu in node.gpus)))
+        self.post(OrderDone(order, tuple(GpuObservation(gpu, self.used_mb.get(gpu, 0)) for gpu in node.gpus)))
 
-    async def sight(self, host: str, gpus: Any) -> tuple[GpuSight, ...]:
+    async def sight(self, host: str, gpus: Any) -> tuple[GpuObservation, ...]:
         self.sights.append((host, tuple(gpus)))
-        return tuple(GpuSight(gpu, self.used_mb.get(gpu, 0)) for gpu in gpus)
+        return tuple(GpuObservation(gpu, self.used_mb.get(gpu, 0)) for gpu in gpus)
 
 
 class World:
@@ -95,7 +95,7 @@ class World:
                 NodeSpec(TRAIN, "h1", ("h1/gpu2", "h1/gpu3"), ("train",), "H800", 80_000, 5.0),
             ),
         )
-        self.today = Today(self.journal, self.settled)
+        self.today = LiveUsage(self.journal, self.settled)
         self.driver = Driver(
             lambda state: scheduler_of(config, make_policy(settings), state),
             self.journal,
@@ -132,7 +132,7 @@ class World:
 
     def attached(self, slot: str) -> bool:
         """Whether a call attends the request, as far as the core knows."""
-        return slot not in self.driver.scheduler.soft.detached
+        return slot not in self.driver.scheduler.timers.detached
 
     async def add_key(self, name: str, owner: str, user: str, role: Role, *, expires_at: int | None = None) -> None:
         key, self.secrets[name] = new_key(owner, user, role, self.clock.now(), expires_at=expires_at)

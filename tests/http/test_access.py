@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from rollmuxd.daemon.journal import JournalFailed
-from rollmuxd.daemon.keys import Role, fits, new_key
+from rollmuxd.daemon.access.keys import Role, fits, new_key
+from rollmuxd.daemon.journal.store import JournalFailed
 
 pytestmark = pytest.mark.asyncio
 
@@ -146,7 +146,9 @@ async def test_a_key_whose_use_cannot_be_kept_is_good_all_the_same(running):
 
 async def test_secrets_are_compared_in_constant_time(monkeypatch):
     compared = []
-    monkeypatch.setattr("rollmuxd.daemon.keys.hmac.compare_digest", lambda a, b: compared.append((a, b)) or False)
+    monkeypatch.setattr(
+        "rollmuxd.daemon.access.keys.hmac.compare_digest", lambda a, b: compared.append((a, b)) or False
+    )
     key, secret = new_key("team", "alice", Role.USER, 7)
     assert not fits(key, secret), "another comparison decides"
     assert [len(side) for side in compared[0]] == [64, 64], "what is compared has the same length, whatever was sent"

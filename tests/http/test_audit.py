@@ -3,9 +3,9 @@
 import pytest
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.fold import apply
-from rollmuxd.daemon.access import FailedLogins
-from rollmuxd.daemon.keys import Role
+from rollmuxd.core.apply import apply
+from rollmuxd.daemon.access.gate import FailedLogins
+from rollmuxd.daemon.access.keys import Role
 from rollmuxd.spi import DriverTraits
 
 pytestmark = pytest.mark.asyncio

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.fold import apply
+from rollmuxd.core.apply import apply
 from rollmuxd.core.inputs import HostSpec, NodeSpec
 from rollmuxd.core.model import JobSpec, JobStatus, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
-from rollmuxd.daemon.report import Books, Ledger
+from rollmuxd.daemon.usage.ledger import DailyUsage, UsageLedger
 from rollmuxd.sim import swarm
 from rollmuxd.sim.world import World
 
@@ -42,8 +42,8 @@ def reported(seed, since, until, *, by="job", owner=None):
     return booked(seed, since, until).view(since, until, by=by, owner=owner)
 
 
-def booked(seed, since, until) -> Books:
-    ledger = Ledger(since=since, until=until)
+def booked(seed, since, until) -> DailyUsage:
+    ledger = UsageLedger(since=since, until=until)
     for fact in history(seed):
         if not ledger.see(fact):
             break
@@ -159,9 +159,9 @@ def test_a_slot_that_waits_again_because_it_could_not_be_loaded_holds_nothing_me
     hour, gpus = 3_600_000, ("h/gpu0", "h/gpu1")
     spec = JobSpec("a", (PhaseSpec("rollout", ("rollout",)),), (Want("rollout"),), states=(StateSpec("rollout"),))
     placed = f.JobPlaced(
-        0, "j1", "g1", {"rollout": ("h/n",)}, (f.PlannedVisit("j1", "rollout"),), JobStatus.ADMITTED, "isolated"
+        0, "j1", "g1", {"rollout": ("h/n",)}, (f.PlannedTurn("j1", "rollout"),), JobStatus.ADMITTED, "isolated"
     )
-    ledger = Ledger()
+    ledger = UsageLedger()
     for fact in (
         f.HostAdded(0, HostSpec("h", "mock", 1000)),
         f.NodeAdded(0, NodeSpec("h/n", "h", gpus, ("rollout",), price_per_gpu_hour=3.0)),
@@ -179,8 +179,8 @@ def test_a_slot_that_waits_again_because_it_could_not_be_loaded_holds_nothing_me
 
 def test_a_group_of_which_nobody_held_anything_is_charged_to_those_who_sat_there():
     spec = JobSpec("a", (PhaseSpec("rollout", ("rollout",)),), (Want("rollout"),))
-    ledger = Ledger()
-    wheel = tuple(f.PlannedVisit(job, "rollout") for job in ("j1", "j2"))
+    ledger = UsageLedger()
+    wheel = tuple(f.PlannedTurn(job, "rollout") for job in ("j1", "j2"))
     for fact in (
         f.HostAdded(0, HostSpec("h", "mock", 1000)),
         f.NodeAdded(0, NodeSpec("h/n", "h", ("h/gpu0",), ("rollout",), price_per_gpu_hour=3.0)),

@@ -10,9 +10,10 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from rollmuxd.daemon import journal, question
-from rollmuxd.daemon.http import background, glue, limits
+from rollmuxd.daemon import question
+from rollmuxd.daemon.http import background, limits, routing
 from rollmuxd.daemon.http.routes import jobs, plan
+from rollmuxd.daemon.journal import store
 
 pytestmark = pytest.mark.asyncio
 
@@ -264,7 +265,7 @@ async def test_an_owners_half_sent_bodies_are_counted_together_and_given_back(ru
 
 
 async def test_long_answers_that_one_owner_does_not_take_are_counted_together_and_given_back(running, monkeypatch):
-    monkeypatch.setattr(glue, "LONG", 10)
+    monkeypatch.setattr(routing, "LONG", 10)
     monkeypatch.setattr(limits, "ANSWERS", 10_000)
     async with running() as world, world.client() as client, world.client("stranger") as stranger:
         await world.job(client, "first")
@@ -301,7 +302,7 @@ async def test_a_page_of_facts_ends_early_where_they_are_large_and_none_is_missi
     running, body_of_job, monkeypatch, remembered
 ):
     monkeypatch.setattr(limits, "PAGE", 50_000)
-    monkeypatch.setattr(journal, "READ_BYTES", 50_000)
+    monkeypatch.setattr(store, "READ_BYTES", 50_000)
     async with running() as world, world.client() as client:
         for number in range(10):
             named = {"rollout": {"named": [ROLLOUT]}, "train": {}}

@@ -8,9 +8,9 @@ import pytest
 from rollmuxd.core.facts import JobRegistered, SlotOver, SlotQueued
 from rollmuxd.core.model import JobSpec
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access import Caller
-from rollmuxd.daemon.belongs import Belongs, wanted
-from rollmuxd.daemon.keys import Role
+from rollmuxd.daemon.access.audience import Audience, wanted
+from rollmuxd.daemon.access.gate import Caller
+from rollmuxd.daemon.access.keys import Role
 
 pytestmark = pytest.mark.asyncio
 #: the longest that a call may wait, and a limit for what comes before that
@@ -97,7 +97,7 @@ async def test_others_than_admins_see_the_inventory_and_their_own_owners_jobs(ru
 
 
 async def test_a_fact_about_a_slot_that_nobody_remembers_is_shown_to_admins_only():
-    belongs, forgotten = Belongs(), SlotOver(at=1, slot="s77")
+    belongs, forgotten = Audience(), SlotOver(at=1, slot="s77")
     team, admin = Caller("team", "alice", Role.LEAD, "alice"), Caller("ops", "op", Role.ADMIN, "op")
 
     def shown(caller):

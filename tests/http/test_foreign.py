@@ -7,7 +7,7 @@ import pytest
 from patience import PATIENCE_S
 
 from rollmuxd.core.model import JobMove, JobStatus, NodeStatus, SlotStatus
-from rollmuxd.daemon.actuator import Seen
+from rollmuxd.daemon.hosts.actuator import Seen
 
 pytestmark = pytest.mark.asyncio
 
@@ -82,7 +82,7 @@ def lost_and_not_seen_clear(world):
 def left_its_bytes(world):
     node = world.state.nodes["h1/gpu0-1"]
     for gpu in node.gpus.values():
-        gpu.holder, gpu.stain = None, "j1"
+        gpu.holder, gpu.dirty_by = None, "j1"
 
 
 def quarantined_after_it(world):
@@ -180,7 +180,7 @@ async def test_a_refusal_names_no_foreign_job_either(running):
         kept = world.state.slots[slot["slot"]]
         kept.status, kept.claimed, kept.gpus = SlotStatus.TAIL, ("h1/gpu0", "h1/gpu1"), ("h1/gpu0",)
         gpu = world.state.nodes["h1/gpu0-1"].gpus["h1/gpu1"]
-        gpu.holder, gpu.stain = None, "j1"
+        gpu.holder, gpu.dirty_by = None, "j1"
         answer = await stranger.post(f"/v1/slots/{slot['slot']}/grow", json={"fence": slot["fence"]})
         assert answer.status_code == 409
         assert "not been seen clear of j1" in answer.json()["detail"]

@@ -9,13 +9,13 @@ import pytest
 from patience import PATIENCE_S
 
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.explain import Explainer
 from rollmuxd.core.model import Job, JobSpec, JobStatus, NodeStatus, PhaseSpec, SessionStatus, Want
 from rollmuxd.core.policy import Refusal
 from rollmuxd.core.state import State
-from rollmuxd.daemon.actuator import Seen
-from rollmuxd.daemon.http.why import WhyJobsWait
-from rollmuxd.daemon.told import Told
+from rollmuxd.daemon.access.visibility import Visibility
+from rollmuxd.daemon.hosts.actuator import Seen
+from rollmuxd.daemon.http.wait_reasons import WaitReasons
+from rollmuxd.explain.explainer import Explainer
 from rollmuxd.spi import Output
 
 pytestmark = pytest.mark.asyncio
@@ -157,7 +157,7 @@ async def test_a_thousand_that_wait_cost_a_list_no_more_than_a_few_thoughts(monk
         spec = JobSpec(f"n{number}", (PhaseSpec("rollout", ("rollout",), seconds),), (Want("rollout"),))
         return Job(f"j{number}", "o", "u", spec, number, status=JobStatus.WAITING)
 
-    why, told = WhyJobsWait(), Told(Core(), lambda owner: True)
+    why, told = WaitReasons(), Visibility(Core(), lambda owner: True)
     alike = why.first(told, [job(n, 10) for n in range(1000)], 1, 0, turns=True)
     assert (len(alike), len(thoughts)) == (1000, 1)
     why.first(told, [job(n, 10) for n in range(1000)], 1, 5, turns=True)
@@ -342,7 +342,7 @@ async def test_a_last_beat_loses_the_job_only_where_it_names_the_sessions_own_pr
 async def test_a_job_whose_heartbeat_is_late_is_shown_as_silent_until_it_comes(running):
     async with running() as world, world.client() as client:
         job = await world.job(client)
-        seen = world.driver.scheduler.soft.seen
+        seen = world.driver.scheduler.timers.seen
 
         async def shown():
             (listed,) = (await client.get("/v1/jobs")).json()["items"]

@@ -5,8 +5,8 @@ import socket
 
 import msgspec
 
+from rollmuxd.daemon.access.keys import Role, fits, key_id_of, new_key, why_shut
 from rollmuxd.daemon.http.peer import peer_of
-from rollmuxd.daemon.keys import Role, fits, key_id_of, new_key, why_shut
 
 
 def test_a_secret_fits_its_own_key_and_no_other():

@@ -23,9 +23,9 @@ from msgspec.structs import replace
 from patience import PATIENCE_S
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from rollmuxd.daemon.access import Peer, Rates
+from rollmuxd.daemon.access.gate import Peer, Rates
 from rollmuxd.daemon.app import Server, connection_limits
-from rollmuxd.daemon.http.door import Door, Places
+from rollmuxd.daemon.http.listener import Listener, Places
 from rollmuxd.daemon.http.peer import ConnectionLimits
 from rollmuxd.daemon.settings import Settings
 from rollmuxd.daemon.tls import make_own, read_tls
@@ -498,7 +498,7 @@ async def test_one_local_user_cannot_have_all_files_and_operators_come_in_whatev
     running, tmp_path, monkeypatch, limit
 ):
     uid = 1000
-    monkeypatch.setattr("rollmuxd.daemon.http.door.peer_of", lambda _: Peer(1, uid, uid))
+    monkeypatch.setattr("rollmuxd.daemon.http.listener.peer_of", lambda _: Peer(1, uid, uid))
 
     async def answer(call=b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"):
         reader, writer = await asyncio.open_unix_connection(path)
@@ -615,7 +615,7 @@ def open_files():
 
 
 async def test_without_descriptors_connections_wait_and_the_log_says_so_once(monkeypatch):
-    monkeypatch.setattr("rollmuxd.daemon.http.door.REST_S", 0.05)
+    monkeypatch.setattr("rollmuxd.daemon.http.listener.REST_S", 0.05)
     loop = asyncio.get_running_loop()
     tried = 0
 
@@ -638,7 +638,7 @@ async def test_without_descriptors_connections_wait_and_the_log_says_so_once(mon
                 self.transport = transport
                 taken.set()
 
-        door = Door(bound, Greeted, Places(10, 10))
+        door = Listener(bound, Greeted, Places(10, 10))
         door.open(10)
         begun = loop.time()
         caller.connect(bound.getsockname())

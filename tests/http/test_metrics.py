@@ -4,7 +4,7 @@ import anyio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollmuxd.daemon.keys import Role
+from rollmuxd.daemon.access.keys import Role
 
 pytestmark = pytest.mark.asyncio
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from rollmuxd.core.explain import Explainer
-from rollmuxd.daemon.actuator import Seen
+from rollmuxd.daemon.hosts.actuator import Seen
 from rollmuxd.daemon.http.routes import overview
+from rollmuxd.explain.explainer import Explainer
 
 pytestmark = pytest.mark.asyncio
 LISTS = ("pools", "nodes", "hosts", "groups", "jobs")

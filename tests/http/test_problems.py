@@ -7,8 +7,8 @@ import structlog
 
 from rollmuxd.core import errors
 from rollmuxd.core.model import JobStatus
-from rollmuxd.daemon.driver import Unavailable
 from rollmuxd.daemon.http.problems import KINDS, problem_of
+from rollmuxd.daemon.writer import Unavailable
 
 #: The statuses, written down a second time.
 STATUSES = {
@@ -285,7 +285,7 @@ async def test_calls_that_crash_again_and_again_fill_no_log(running, monkeypatch
 
 @pytest.mark.asyncio
 async def test_while_the_journal_cannot_be_written_calls_are_503_and_so_is_readyz(running, body_of_job):
-    from rollmuxd.daemon.journal import JournalFailed
+    from rollmuxd.daemon.journal.store import JournalFailed
 
     async with running() as world, world.client() as client:
         assert (await client.get("/readyz")).status_code == 200

@@ -15,7 +15,7 @@ import pytest
 from rollmuxd.core import facts as f
 from rollmuxd.core.inputs import HostSpec, NodeSpec
 from rollmuxd.core.model import Fence, JobSpec, JobStatus, OrderKind, PhaseSpec, StateSpec, Want
-from rollmuxd.daemon.report import Ledger, as_csv
+from rollmuxd.daemon.usage.ledger import UsageLedger, as_csv
 
 MINUTE = 60_000
 R, T = ("h/gpu0", "h/gpu1"), ("h/gpu2", "h/gpu3", "h/gpu4", "h/gpu5")
@@ -29,7 +29,7 @@ PINS = {"rollout": ("h/gpu0-1",), "train": ("h/gpu2-5",)}
 
 
 def wheel(*jobs):
-    return tuple(f.PlannedVisit(job, phase) for job in jobs for phase in ("rollout", "train"))
+    return tuple(f.PlannedTurn(job, phase) for job in jobs for phase in ("rollout", "train"))
 
 
 def queued(at, slot, job, phase, *, iteration=False):
@@ -95,7 +95,7 @@ def the_facts():
 
 
 def report(*, by="job", owner=None, since=0, until=120):
-    ledger = Ledger(since=since * MINUTE, until=until * MINUTE)
+    ledger = UsageLedger(since=since * MINUTE, until=until * MINUTE)
     for fact in the_facts():
         if not ledger.see(fact):
             break
@@ -186,7 +186,7 @@ def test_by_owner_the_rows_of_their_jobs_are_summed_and_others_rows_can_be_left_
 
 
 def test_a_node_in_two_pools_is_counted_once():
-    ledger = Ledger()
+    ledger = UsageLedger()
     node = NodeSpec("h/gpu0-1", "h", R, ("rollout", "train"))
     for fact in (f.HostAdded(0, HostSpec("h", "mock", 0)), f.NodeAdded(0, node), f.NodeUp(60 * MINUTE, "h/gpu0-1")):
         ledger.see(fact)

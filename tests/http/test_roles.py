@@ -6,8 +6,7 @@ import pytest
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.model import JobStatus
-from rollmuxd.daemon.journal_care import Tended
-from rollmuxd.daemon.keys import Role
+from rollmuxd.daemon.access.keys import Role
 
 pytestmark = pytest.mark.asyncio
 
@@ -88,7 +87,6 @@ ROUTES = {
     "POST /v1/hosts/{host}/drain": (OPERATOR, 200),
     "POST /v1/hosts/{host}/undrain": (OPERATOR, 200),
     "POST /v1/hosts/{host}/declare-clear": (OPERATOR, 200),  # of the other node
-    "POST /v1/journal/compact": (OPERATOR, 404),  # this one is in memory
     "GET /v1/keys": (OPERATOR, 200),
     "POST /v1/keys": (OPERATOR, 201),
     "DELETE /v1/keys/{key}": (OPERATOR, 200),
@@ -219,18 +217,6 @@ async def test_each_caller_is_answered_as_the_table_says_and_who_is_refused_chan
                     assert secret not in json.dumps(answer.json())
 
 
-class Keeper:
-    """Has nothing to do, and does it."""
-
-    async def tend(self):
-        return Tended(booked=0, cut=0, first=1, bytes_before=1, bytes_after=1, longest_ms=0)
-
-
-async def keeps(world, job):
-    object.__setattr__(world.services, "keeper", Keeper())  # which are frozen
-    return {}
-
-
 async def quarantined(world, job):
     known = world.state.jobs[job.id]
     known.status, known.slot = JobStatus.QUARANTINED, None
@@ -252,7 +238,6 @@ READY = {
     "POST /v1/jobs/{job}/reinstate": quarantined,
     "DELETE /v1/slots/{slot}": queued,
     "POST /v1/nodes/{node}/declare-clear": elsewhere,
-    "POST /v1/journal/compact": keeps,
 }
 
 

@@ -7,8 +7,7 @@ import anyio
 import pytest
 from patience import eventually
 
-from rollmuxd.core.model import SessionStatus, SlotStatus
-from rollmuxd.daemon.http.routes.slots import ended_how
+from rollmuxd.core.model import SlotStatus
 
 pytestmark = pytest.mark.asyncio
 #: the longest that a call may wait, and a limit for what comes before that
@@ -242,20 +241,6 @@ async def test_who_asks_for_a_slot_that_has_ended_is_told_how(running, how):
         data = answer.json()["data"]
         assert data["ended"] == how
         assert (data["granted_at"] is None) == (how in {"faulted", "withdrawn"})
-
-
-async def test_of_a_slot_that_an_older_version_saw_end_the_session_tells_how(running):
-    async with running() as world, world.client() as client, world.client("root") as root:
-        job = await world.job(client)
-        slot = (await job.ask("rollout")).json()["slot"]
-        await root.post(f"/v1/slots/{slot}/revoke", json={"reason": "maintenance"})
-        found = world.state.slots[slot]
-        await eventually("it is over", lambda: found.status == "over")
-        assert ended_how(world.state, found) == "revoked"
-        world.state.sessions[job.session].status = SessionStatus.LOST
-        assert ended_how(world.state, found) == "revoked", "it is known, whatever became of the session since"
-        found.ended = None
-        assert ended_how(world.state, found) == "lost"
 
 
 async def test_a_next_that_has_to_wait_is_attended_only_once_somebody_asks_for_it(running):

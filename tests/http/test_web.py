@@ -47,7 +47,13 @@ async def test_a_browser_is_told_to_load_nothing_from_elsewhere_and_to_run_no_sc
 
 async def test_nothing_else_of_the_machine_is_served(running):
     async with running() as world, world.client(None) as nobody:
-        for path in ("/web/../daemon/keys.py", "/web/..%2fkeys.py", "/web//etc/passwd", "/web/", "/web/nothing.js"):
+        for path in (
+            "/web/../daemon/access/keys.py",
+            "/web/..%2fkeys.py",
+            "/web//etc/passwd",
+            "/web/",
+            "/web/nothing.js",
+        ):
             answer = await nobody.get(path)
             assert answer.status_code == 404, path
             assert answer.headers["content-type"] == "application/problem+json"

@@ -12,22 +12,22 @@ from typing import Any
 
 import anyio
 import pytest
+from memory_journal import MemoryJournal
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core import model as m
+from rollmuxd.core.apply import apply
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.effects import Observe, Perform, Probe
-from rollmuxd.core.explain import Explainer
-from rollmuxd.core.fold import apply
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.daemon.actuator import Actuator
 from rollmuxd.daemon.clock import SystemClock
-from rollmuxd.daemon.driver import Driver
-from rollmuxd.daemon.journal import MemoryJournal
+from rollmuxd.daemon.hosts.actuator import Actuator
+from rollmuxd.daemon.writer import Driver
+from rollmuxd.explain.explainer import Explainer
+from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import HostConfig
 from rollmuxd.spi.fakes import SlowBackend, WrappedResidency
 from rollmuxd_backend_mock import MockBackend, MockResidency
@@ -161,7 +161,9 @@ class Core:
         """All hosts are seen, with so much on the GPUs of each."""
         for host in list(self.state.hosts):
             gpus = [gpu for node in self.state.hosts[host].nodes for gpu in self.state.nodes[node].gpus]
-            self.tell(i.HostSeen(host, tuple(i.GpuSight(gpu, used_mb.get(host, 0)) for gpu in gpus), f"boot-{host}"))
+            self.tell(
+                i.HostObserved(host, tuple(i.GpuObservation(gpu, used_mb.get(host, 0)) for gpu in gpus), f"boot-{host}")
+            )
 
     def obey(self, *, seen_mb: int = 0) -> list[m.OrderKind]:
         """Do everything that was told, and what comes of it; of which kinds it was."""
@@ -171,7 +173,7 @@ class Core:
             if order is not None:
                 done.append(order.kind)
                 gpus = self.state.nodes[order.node].gpus
-                self.tell(i.OrderDone(order.id, tuple(i.GpuSight(gpu, seen_mb) for gpu in gpus)))
+                self.tell(i.OrderDone(order.id, tuple(i.GpuObservation(gpu, seen_mb) for gpu in gpus)))
         return done
 
     def of(self, *kinds: type[f.Fact]) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from memory_journal import MemoryJournal
 from patience import PATIENCE_S
 
 from rollmuxd.core import facts as f
@@ -19,12 +20,11 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core import model as m
 from rollmuxd.core.config import Config
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.daemon import actuator as acting
 from rollmuxd.daemon.clock import SystemClock
-from rollmuxd.daemon.driver import Driver
-from rollmuxd.daemon.journal import MemoryJournal
+from rollmuxd.daemon.hosts import actuator as acting
+from rollmuxd.daemon.writer import Driver
+from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import Ran
 from rollmuxd.spi.fake_engines import EngineHost
 from rollmuxd_sglang import SglangResidency
@@ -48,7 +48,7 @@ class Stage:
         self.stops = True
         self.asked = 0
         config = Config(
-            drivers={"it": residency.traits}, observe_after_ms=50, observe_at_least_ms=200, hold_ms=0,
+            drivers={"it": residency.traits}, observe_after_ms=50, observe_at_least_ms=200,
             clear_limit_ms=round(LIMIT_S * 1000), left_over_ms=200,
         )  # fmt: skip
         self.journal, clock = MemoryJournal(), SystemClock()
@@ -262,7 +262,7 @@ async def test_an_engine_whose_left_overs_grow_goes_on_where_both_fit_and_people
         b = await after_a_rollout_of_a(it, grows)
         await it.until(lambda: it.slot(b) == "running")
         assert it.job("a").status is not m.JobStatus.QUARANTINED
-        grown = [fact for fact in await it.facts(f.LeftOverSeen) if fact.mb > fact.agreed_mb]
+        grown = [fact for fact in await it.facts(f.ResidualMemorySeen) if fact.mb > fact.agreed_mb]
         assert [(fact.job, fact.mb, fact.agreed_mb) for fact in grown] == [(it.job("a").id, 3_500, 1_500)]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core.explain import Explainer
+from rollmuxd.explain.explainer import Explainer
 from rollmuxd.spi import NotDone
 from rollmuxd.spi.fakes import (
     CrashingBackend,
@@ -120,7 +120,7 @@ async def test_what_stays_beyond_that_is_let_where_all_others_fit_and_is_counted
 
         await world.stays(lambda: world.state.slots[b].status == "queued", 14.0)
         await world.until(b, "running")
-        left = [fact for fact in await facts(world) if isinstance(fact, f.LeftOverSeen)]
+        left = [fact for fact in await facts(world) if isinstance(fact, f.ResidualMemorySeen)]
         assert [(fact.mb, fact.agreed_mb) for fact in left] == [(8_000, 2_000)]
 
 

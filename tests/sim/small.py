@@ -11,10 +11,11 @@ from rollmuxd.core.model import JobSpec, OnLoss, Park, PhaseSpec, StateSpec, Wan
 from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.faults import PRESETS
 from rollmuxd.sim.outcome import Outcome
+from rollmuxd.sim.policy_under_test import RollMuxPaper
 from rollmuxd.sim.workload import Pool, SimJob, Starts, Workload
 from rollmuxd.sim.world import World
 
-POLICIES = ("rollmux", "rollmux-unpruned", "rollmux-artifact")
+POLICIES = (CONTENDERS["rollmux"], RollMuxPaper(prune=False), CONTENDERS["rollmux-artifact"])
 POOLS = ("rollout", "train")
 
 
@@ -71,7 +72,7 @@ def _job(draw: Random, name: str, at: int) -> SimJob:
 def play(preset: str, seed: int) -> tuple[Outcome, dict[str, int]]:
     """One seed; what came of it, and what went wrong how often. Raises BrokenInvariant with all that is known."""
     accounting = ("work", "paper")[seed % 2]
-    contender = CONTENDERS[POLICIES[seed // 2 % len(POLICIES)]]
+    contender = POLICIES[seed // 2 % len(POLICIES)]
     world = World(small(seed), contender, seed, accounting, float("inf"), faults=PRESETS[preset])
     outcome = world.run()
-    return outcome, world.trouble.counted if world.trouble is not None else {}
+    return outcome, world.fault_injector.counted if world.fault_injector is not None else {}

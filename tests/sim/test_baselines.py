@@ -13,16 +13,16 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
 from rollmuxd.core.model import Dispatch, JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Leg
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.core.wheel import period_ms, work_conserving_ms
+from rollmuxd.policies.rollmux import RollMux
+from rollmuxd.policies.schedule import period_ms, work_conserving_ms
 from rollmuxd.sim import baselines
 from rollmuxd.sim.baselines import CONTENDERS, makespan_ms
-from rollmuxd.sim.contender import Contender
+from rollmuxd.sim.policy_under_test import PolicyUnderTest, RollMuxPaper
 from rollmuxd.sim.workload import Alone, Impossible, SimJob, Starts
 
-NAMES = ("rollmux", "rollmux-unpruned", "rollmux-artifact", "solo", "colocated", "gavel", "random", "most-idle")
+NAMES = ("default", "loom", "rollmux", "rollmux-artifact", "solo", "colocated", "gavel", "random", "most-idle")
 H20, H800 = 1.76, 5.28  # dollars per GPU-hour (research 1.3, as the artifact has them); a node is 8 GPUs
 
 
@@ -49,8 +49,10 @@ def job(
 class Cluster:
     """One contender's scheduler over many nodes of 8 GPUs, each a host of its own."""
 
-    def __init__(self, contender: Contender, rollout: int = 40, train: int = 40, *, ram_gb: int = 2000, seed: int = 0):
-        self.contender, self.policy = contender, contender.policy(seed)
+    def __init__(
+        self, contender: PolicyUnderTest, rollout: int = 40, train: int = 40, *, ram_gb: int = 2000, seed: int = 0
+    ):
+        self.policy_under_test, self.policy = contender, contender.policy(seed)
         self.core = Scheduler(Config(), self.policy)
         names = [(f"r{n}", "rollout", H20) for n in range(rollout)] + [(f"t{n}", "train", H800) for n in range(train)]
         hosts = tuple(i.HostSpec(host, "mock", 1000 * ram_gb) for host, *_ in names)
@@ -60,11 +62,11 @@ class Cluster:
         )
         self.core.handle(i.Start(hosts, nodes), 0)
         for node in nodes:
-            self.core.handle(i.HostSeen(node.host, tuple(i.GpuSight(gpu, 0) for gpu in node.gpus)), 0)
+            self.core.handle(i.HostObserved(node.host, tuple(i.GpuObservation(gpu, 0) for gpu in node.gpus)), 0)
 
     def arrives(self, one: SimJob) -> f.JobPlaced | None:
         """The job comes, as the contender registers it; how it was placed, or None: it waits."""
-        decision = self.core.handle(i.RegisterJob("team", "ann", self.contender.adapt(one).spec), 0)
+        decision = self.core.handle(i.RegisterJob("team", "ann", self.policy_under_test.adapt(one).spec), 0)
         return next((fact for fact in decision.facts if isinstance(fact, f.JobPlaced)), None)
 
     def ends(self, name: str) -> None:
@@ -73,7 +75,7 @@ class Cluster:
     def paces(self, group: str) -> dict[str, int]:
         """By the jobs' names."""
         state = self.core.state
-        paces = self.contender.paces(self.policy, state, group)
+        paces = self.policy_under_test.paces(self.policy, state, group)
         return {state.jobs[name].spec.name: pace for name, pace in paces.items()}
 
     def cost(self) -> float:
@@ -154,7 +156,7 @@ def test_the_artifact_turns_down_what_takes_as_much_as_the_bound_allows() -> Non
         cluster = Cluster(CONTENDERS["rollmux-artifact"])
         cluster.arrives(job("a", 50_000, 149_000, slo))
         assert cluster.arrives(job("b", 50_000, 149_000, slo)).admission == admission
-    ours = Cluster(CONTENDERS["rollmux-unpruned"])
+    ours = Cluster(RollMuxPaper(prune=False))
     ours.arrives(job("a", 50_000, 149_000, 1.5))
     assert ours.arrives(job("b", 50_000, 149_000, 1.5)).admission == "packing"  # the wheel takes 298, which is less
 
@@ -256,7 +258,7 @@ def test_gavel_jobs_take_turns_with_whole_iterations() -> None:
         second = cluster.arrives(job("b", 100, 100, slo))
         assert (first.admission, second.admission) == ("isolated", admission)
     assert cluster.paces(first.group) == {"a": 400, "b": 400}
-    assert [leg.phase for leg in second.wheel] == ["iteration", "iteration"]
+    assert [leg.phase for leg in second.schedule] == ["iteration", "iteration"]
 
 
 def test_a_gavel_job_takes_the_nodes_on_which_an_iteration_is_cheaper() -> None:
@@ -388,7 +390,7 @@ def test_most_idle_takes_the_group_that_works_least() -> None:
 
 
 def test_every_contender_goes_by_its_name() -> None:
-    assert tuple(CONTENDERS)[: len(NAMES)] == NAMES
+    assert tuple(CONTENDERS) == NAMES
     assert all(contender.name == name and contender.summary for name, contender in CONTENDERS.items())
 
 
@@ -405,7 +407,7 @@ def test_every_contender_places_what_comes_and_gives_everybody_a_pace(name: str)
     assert sorted(who for who, _ in paces) == sorted(f"j{n}" for n in range(12) if n not in (3, 7))
     assert all(type(pace) is int and pace > 0 for _, pace in paces)
     for group in state.groups.values():
-        if name in ("rollmux", "rollmux-unpruned", "solo", "colocated", "gavel"):
+        if name in ("loom", "rollmux", "solo", "colocated", "gavel"):
             for who, pace in contender.paces(cluster.policy, state, group.id).items():
                 spec = state.jobs[who].spec
                 assert pace <= spec.slo * sum(phase.planned_ms for phase in spec.phases)
@@ -417,7 +419,7 @@ def test_a_policy_of_an_installed_package_is_a_contender(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(baselines.discovery, "names", lambda kind: ("rollmux", "theirs"))
     monkeypatch.setattr(baselines.discovery, "find_policy", lambda name: {"theirs": Theirs}[name])
-    found = baselines.contenders()
+    found = baselines.policies_under_test()
     assert [*found] == [*CONTENDERS, "theirs"]
     assert found["rollmux"] is CONTENDERS["rollmux"]  # ours goes before an entry point of its name
     assert isinstance(found["theirs"].policy(0), Theirs)

@@ -14,15 +14,18 @@ from msgspec.structs import replace
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import rotation, turns
+from rollmuxd.core import order
 from rollmuxd.core.config import Config
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import Fence, JobSpec, OrderKind, Park, PhaseSpec, StateSpec, Want
+from rollmuxd.core.steps import dispatch
+from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.sim import world
 from rollmuxd.sim.baselines import CONTENDERS
-from rollmuxd.sim.checkers import OF_NO_CONSEQUENCE, Asked, Witness
+from rollmuxd.sim.checkers import OF_NO_CONSEQUENCE, Asked, Checker
 from rollmuxd.sim.checkers.books import Place
+from rollmuxd.sim.policy_under_test import Moving, RollMuxPaper
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 
 LEASE = world.LEASE_MS
@@ -42,7 +45,11 @@ def job(name, *, at=0, park=Park.LAZY, tail=(), slo=None):
     )
 
 
-def history(*jobs, policy="rollmux-unpruned", accounting="work") -> list[Heard]:
+UNPRUNED = RollMuxPaper(prune=False)
+BY_CREDIT = Moving("by credit", "", lambda _: RollMux(uncertain=True))
+
+
+def history(*jobs, policy=UNPRUNED, accounting="work") -> list[Heard]:
     class Listener:
         def __init__(self) -> None:
             self.heard: list[Heard] = []
@@ -52,7 +59,7 @@ def history(*jobs, policy="rollmux-unpruned", accounting="work") -> list[Heard]:
 
     listener = Listener()
     pools = (Pool("rollout", "H20", 1.85, nodes=1), Pool("train", "H800", 5.28, nodes=1))
-    world.run(Workload("made", jobs, pools), CONTENDERS[policy], seed=0, accounting=accounting, listeners=[listener])
+    world.run(Workload("made", jobs, pools), policy, seed=0, accounting=accounting, listeners=[listener])
     return listener.heard
 
 
@@ -74,8 +81,8 @@ def tails() -> list[Heard]:
     return history(job("X", tail=(0.6,)), job("Y", tail=(0.6,)))
 
 
-def hear(heard: list[Heard], *, lease=LEASE, cap=5, ends=True) -> Witness:
-    witness = Witness(world.Config(lease_ms=lease), cap=cap)
+def hear(heard: list[Heard], *, lease=LEASE, cap=5, ends=True) -> Checker:
+    witness = Checker(world.Config(lease_ms=lease), cap=cap)
     for now, given, decision in heard:
         witness.hear(now, given, decision)
     if ends:
@@ -160,7 +167,7 @@ def up_to(heard: list[Heard], kind: type, nth: int = 0, **like) -> list[Heard]:
     return [*heard[:index], (now, given, replace(decision, facts=facts, effects=effects))]
 
 
-def long_after(heard: list[Heard], kind: type, nth: int = 0, **like) -> Witness:
+def long_after(heard: list[Heard], kind: type, nth: int = 0, **like) -> Checker:
     """Days pass after such a fact, in which everybody beats, and nothing happens."""
     now = heard[where(heard, kind, nth, **like)[0]][0]
     witness = hear(up_to(heard, kind, nth, **like), ends=False)
@@ -260,7 +267,7 @@ def test_a_gpu_of_a_tail_that_another_claims_is_caught(tails):
 
 
 def test_a_gpu_given_on_before_it_was_seen_clear_is_caught(pair):
-    caught("a_gpu_is_given_on_only_when_seen_clear", without(pair, f.GpusCleared))
+    caught("a_gpu_is_given_on_only_when_seen_clear", without(pair, f.GpusVerifiedClean))
 
 
 def test_a_claim_of_a_part_by_a_phase_that_needs_all_is_caught(pair):
@@ -284,62 +291,62 @@ def test_a_node_that_is_up_by_nobodys_sight_is_caught(pair):
     caught("a_slot_holds_what_its_phase_claims", forged)
 
 
-def sight(mb: int) -> tuple[i.GpuSight, ...]:
-    return tuple(i.GpuSight(f"rollout1/gpu{number}", mb) for number in range(8))
+def sight(mb: int) -> tuple[i.GpuObservation, ...]:
+    return tuple(i.GpuObservation(f"rollout1/gpu{number}", mb) for number in range(8))
 
 
 def test_gpus_called_clear_that_were_seen_used_are_caught(pair):
-    index, _, _ = where(pair, f.GpusCleared, node="rollout1/gpu0-7")
+    index, _, _ = where(pair, f.GpusVerifiedClean, node="rollout1/gpu0-7")
     given = pair[index][1]
     caught("clear_is_what_was_seen_clear", but(pair, index, given=replace(given, seen=sight(70_000))))
 
 
 def test_gpus_called_clear_that_nobody_saw_are_caught(pair):
-    index, _, _ = where(pair, f.GpusCleared, node="rollout1/gpu0-7")
+    index, _, _ = where(pair, f.GpusVerifiedClean, node="rollout1/gpu0-7")
     caught("clear_is_what_was_seen_clear", but(pair, index, given=replace(pair[index][1], seen=())))
 
 
 def test_gpus_declared_clear_by_nobody_are_caught(pair):
-    caught("clear_is_what_was_seen_clear", changed(pair, f.GpusCleared, by="ann"))
+    caught("clear_is_what_was_seen_clear", changed(pair, f.GpusVerifiedClean, by="ann"))
 
 
 def test_gpus_called_clear_under_a_running_slot_are_caught(pair):
     index, at, grant = where(pair, f.SlotGranted)
-    forged = facts_but(pair, index, at, grant, f.GpusCleared(grant.at, "rollout1/gpu0-7", ("rollout1/gpu0",)))
+    forged = facts_but(pair, index, at, grant, f.GpusVerifiedClean(grant.at, "rollout1/gpu0-7", ("rollout1/gpu0",)))
     caught("clear_is_what_was_seen_clear", forged)
 
 
 def test_gpus_called_clear_while_a_state_is_loaded_there_are_caught(pair):
     index, at, over = where(pair, f.SlotOver)  # what X has loaded stays there for now
-    forged = facts_but(pair, index, at, over, f.GpusCleared(over.at, "rollout1/gpu0-7", ("rollout1/gpu0",)))
+    forged = facts_but(pair, index, at, over, f.GpusVerifiedClean(over.at, "rollout1/gpu0-7", ("rollout1/gpu0",)))
     caught("clear_is_what_was_seen_clear", but(forged, index, given=replace(pair[index][1], seen=sight(0))))
 
 
 def test_gpus_called_clear_by_a_look_that_began_before_they_were_touched_are_caught(pair):
-    index, _, cleared = where(pair, f.GpusCleared, node="rollout1/gpu0-7")
+    index, _, cleared = where(pair, f.GpusVerifiedClean, node="rollout1/gpu0-7")
     now = pair[index][0]
-    look = i.HostSeen("rollout1", sight(0), "boot-1", since=now - 4_000)  # it was released 3 s ago
+    look = i.HostObserved("rollout1", sight(0), "boot-1", since=now - 4_000)  # it was released 3 s ago
     forged = [*pair[: index + 1], (now, look, Decision((cleared,), (), Answer())), *pair[index + 1 :]]
     caught("clear_is_what_was_seen_clear", forged)
 
 
 def test_left_overs_that_nobody_saw_or_of_a_state_that_is_not_parked_are_caught():
-    witness = Witness(Config())
+    witness = Checker(Config())
     witness.places["n"] = Place("box", ("g0",), ("rollout",))
-    witness.given = i.HostSeen("box", (i.GpuSight("g0", 900),), "boot")
-    told = f.LeftOverSeen(0, "j1", "rollout", "n", 900, 500)
+    witness.given = i.HostObserved("box", (i.GpuObservation("g0", 900),), "boot")
+    told = f.ResidualMemorySeen(0, "j1", "rollout", "n", 900, 500)
     with pytest.raises(BrokenInvariant, match="its state is gone"):
-        witness._facts[f.LeftOverSeen](witness, told)
+        witness._facts[f.ResidualMemorySeen](witness, told)
     witness.kept["j1|rollout|n"] = "parked"
     with pytest.raises(BrokenInvariant, match="where 900 MB were seen"):
-        witness._facts[f.LeftOverSeen](witness, replace(told, mb=901))
+        witness._facts[f.ResidualMemorySeen](witness, replace(told, mb=901))
 
-    witness.stain["g0"] = "j2"  # the 900 MB may as well be another's
+    witness.dirty_by["g0"] = "j2"  # the 900 MB may as well be another's
     with pytest.raises(BrokenInvariant, match="where 0 MB were seen"):
-        witness._facts[f.LeftOverSeen](witness, told)
-    witness.stain["g0"] = "j1"
+        witness._facts[f.ResidualMemorySeen](witness, told)
+    witness.dirty_by["g0"] = "j1"
 
-    witness._facts[f.LeftOverSeen](witness, told)
+    witness._facts[f.ResidualMemorySeen](witness, told)
     assert witness.places["n"].left == {"j1|rollout|n": 900}
 
 
@@ -396,31 +403,31 @@ def test_a_slot_that_is_over_while_it_runs_is_caught(pair):
 
 
 def test_a_wheel_whose_order_nobody_keeps_is_caught(monkeypatch):
-    monkeypatch.setattr(turns, "next_on", lambda c, group, node: next(
-        (index for index, visit in enumerate(group.wheel) if c.state.jobs[visit.job].queued is not None
+    monkeypatch.setattr(dispatch, "next_turn_on", lambda c, group, node: next(
+        (index for index, visit in enumerate(group.schedule) if c.state.jobs[visit.job].queued is not None
          and c.state.slots[c.state.jobs[visit.job].queued].phase == visit.phase), None))  # fmt: skip
     with pytest.raises(BrokenInvariant, match="visits_come_in_the_order_of_the_wheel"):
         history(job("X"), job("Y"), job("Z"))
 
 
 def test_a_line_in_which_the_last_is_first_is_caught(monkeypatch):
-    kept = rotation.Rotation.line
-    monkeypatch.setattr(rotation.Rotation, "line", lambda *args: kept(*args)[::-1])
+    kept = order.Rotation.line
+    monkeypatch.setattr(order.Rotation, "line", lambda *args: kept(*args)[::-1])
     with pytest.raises(BrokenInvariant, match="first_come_first_served"):
-        history(job("X"), job("Y"), job("Z"), policy="rollmux-artifact")
+        history(job("X"), job("Y"), job("Z"), policy=CONTENDERS["rollmux-artifact"])
 
 
 @pytest.fixture(scope="module")
 def by_credit() -> list[Heard]:
     """X, Y and Z wait for each other in a line by credit."""
-    return history(job("X", slo=5.0), job("Y", slo=5.0), job("Z", slo=5.0), policy="guarded")
+    return history(job("X", slo=5.0), job("Y", slo=5.0), job("Z", slo=5.0), policy=BY_CREDIT)
 
 
 def test_a_line_in_which_who_has_most_credit_is_first_is_caught(monkeypatch):
-    kept = rotation._standing
-    monkeypatch.setattr(rotation, "_standing", lambda *args: (*kept(*args)[:2], -kept(*args)[2]))
+    kept = order._standing
+    monkeypatch.setattr(order, "_standing", lambda *args: (*kept(*args)[:2], -kept(*args)[2]))
     with pytest.raises(BrokenInvariant, match="who_is_least_ahead_goes_first"):
-        history(job("X", slo=5.0), job("Y", slo=5.0), job("Z", slo=2.5), policy="guarded")
+        history(job("X", slo=5.0), job("Y", slo=5.0), job("Z", slo=2.5), policy=BY_CREDIT)
 
 
 def test_a_guarded_job_that_is_overtaken_is_caught(by_credit):
@@ -446,13 +453,13 @@ def test_a_visit_that_is_passed_while_it_is_asked_for_is_caught(monkeypatch):
     passed = []
 
     def once(c, group, index):
-        job = c.state.jobs[group.wheel[index].job]
-        if not passed and job.queued is not None and c.state.slots[job.queued].phase == group.wheel[index].phase:
+        job = c.state.jobs[group.schedule[index].job]
+        if not passed and job.queued is not None and c.state.slots[job.queued].phase == group.schedule[index].phase:
             passed.append(job)
             return True
         return False
 
-    monkeypatch.setattr(turns, "may_skip", once)
+    monkeypatch.setattr(dispatch, "may_skip", once)
     with pytest.raises(BrokenInvariant, match="nobody_is_passed_over_who_could_go"):
         history(job("X"), job("Y"), job("Z"))
 
@@ -603,7 +610,7 @@ def test_a_run_that_stops_in_the_midst_is_caught(pair, kind, nth, promise):
     caught(promise, up_to(pair, kind, nth))
 
 
-def left(witness: Witness, promise: str) -> None:
+def left(witness: Checker, promise: str) -> None:
     with pytest.raises(BrokenInvariant, match=promise):
         witness.end(witness.now)
 
@@ -612,7 +619,7 @@ def test_what_is_left_at_the_end_is_caught(pair):
     for field, left_over, promise in (
         ("slots", {"s1": Asked("j1", "e1", "rollout", "1", False, "running", 0, 0)}, "every_slot_ends"),
         ("held", {"rollout1/gpu0": "s1"}, "every_gpu_comes_back"),
-        ("stain", {"rollout1/gpu0": "j1"}, "every_gpu_comes_back"),
+        ("dirty_by", {"rollout1/gpu0": "j1"}, "every_gpu_comes_back"),
         ("ram", {"rollout1": [1, 2]}, "every_node_leaves_its_group"),
     ):
         witness = hear(pair)
@@ -635,15 +642,15 @@ def test_a_history_as_it_was_passes(pair, cut_short, tails, by_credit):
 
 def test_the_witness_has_an_opinion_on_every_fact_there_is():
     """Who adds a fact says here whether a promise depends on it."""
-    without_one = [kind.__name__ for kind in get_args(f.AnyFact) if kind not in Witness._facts]
+    without_one = [kind.__name__ for kind in get_args(f.AnyFact) if kind not in Checker._facts]
 
     assert set(without_one) <= OF_NO_CONSEQUENCE
 
 
 def test_every_promise_says_itself_in_a_sentence():
-    promises = [name for name in dir(Witness) if not name.startswith("_") and name not in ("hear", "sweep", "end")]
+    promises = [name for name in dir(Checker) if not name.startswith("_") and name not in ("hear", "sweep", "end")]
 
     assert len(promises) >= 25
     for name in promises:
-        assert getattr(Witness, name).__doc__, name
+        assert getattr(Checker, name).__doc__, name
         assert name.count("_") >= 2, f"{name} is no sentence"

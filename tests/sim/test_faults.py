@@ -52,8 +52,8 @@ class Small:
         )  # fmt: skip
         traits = world.DriverTraits(idempotent=idempotent, probes=probes)
         self.world.config = msgspec.structs.replace(self.world.config, drivers={"sim": traits})
-        self.world.core = type(self.world.core)(self.world.config, self.world.contender.policy(0))
-        self.trouble = self.world.trouble
+        self.world.core = type(self.world.core)(self.world.config, self.world.policy_under_test.policy(0))
+        self.fault_injector = self.world.fault_injector
 
     def hear(self, now, given, decision, state):
         self.heard += [(now, given, fact) for fact in decision.facts] or [(now, given, None)]
@@ -97,17 +97,17 @@ def test_the_presets_have_things_go_wrong_that_they_say():
 
 
 def test_nothing_fails_where_nothing_is_to():
-    assert not Faults.none().any
+    assert not Faults().any
     assert not PRESETS["none"].any
-    quiet = world.World(small.small(0), CONTENDERS["rollmux"], 0, "work", float("inf"), faults=Faults.none())
+    quiet = world.World(small.small(0), CONTENDERS["rollmux"], 0, "work", float("inf"), faults=Faults())
 
-    assert quiet.trouble is None
+    assert quiet.fault_injector is None
     assert quiet.config.lease_ms == world.LEASE_MS
 
 
 def test_a_process_that_dies_is_lost_within_its_lease_and_comes_again_as_a_new_run():
     small = Small(job("X"), job("Y", 20))
-    small.at(250, lambda: small.trouble.dies(small.process("X")))
+    small.at(250, lambda: small.fault_injector.dies(small.process("X")))
     outcome = small.run()
 
     heard_last = 240  # every process beats twice in 60 s
@@ -119,7 +119,7 @@ def test_a_process_that_dies_is_lost_within_its_lease_and_comes_again_as_a_new_r
 def test_who_dies_in_an_iteration_begins_it_again():
     """X dies in the midst of its second iteration: of its ten iterations it has done one, and does nine more."""
     small = Small(job("X"))
-    small.at(250, lambda: small.trouble.dies(small.process("X")))
+    small.at(250, lambda: small.fault_injector.dies(small.process("X")))
     small.run()
 
     assert len(small.when(f.SlotReleased)) == 20
@@ -133,7 +133,7 @@ def test_a_hanging_process_keeps_its_gpus_until_it_is_gone():
     def hangs():
         process = small.process("X")
         process.silent = True
-        small.world.later(process, 600_000, small.trouble.dies)
+        small.world.later(process, 600_000, small.fault_injector.dies)
 
     small.at(50, hangs)
     small.run()
@@ -159,17 +159,17 @@ def test_a_process_that_wakes_up_too_late_learns_that_it_is_lost():
     def hangs():
         process = small.process("X")
         process.silent = True
-        small.world.later(process, 120_000, small.trouble._wakes)
+        small.world.later(process, 120_000, small.fault_injector._wakes)
 
     small.at(50, hangs)
     small.run()
 
-    assert small.trouble.counted == {"told that it is lost": 1}
+    assert small.fault_injector.counted == {"told that it is lost": 1}
 
 
 def test_an_order_without_a_word_is_asked_about_and_its_job_set_aside():
     small = Small(job("X"), job("Y"), settings=Faults(orders_lost=1e-9, operator_ms=60_000))
-    told, small.trouble.told = small.trouble.told, lambda move, took: told(move, took) or lose(move)
+    told, small.fault_injector.told = small.fault_injector.told, lambda move, took: told(move, took) or lose(move)
 
     def lose(move):
         if move.order == "o2":
@@ -185,15 +185,15 @@ def test_bytes_that_linger_keep_their_gpus_from_the_next():
     small = Small(job("X", 2), job("Y", 2), settings=Faults(lingers=1.0, linger_ms=10_000))
     small.run()
 
-    assert len(small.when(f.GpusUnclear)) > 0
+    assert len(small.when(f.GpusNotClean)) > 0
     assert small.when(f.NodeQuarantined) == []
 
 
 def test_a_host_that_comes_back_empty_has_lost_what_ran_there():
     small = Small(job("X"), job("Y"))
-    small.trouble.chance.so = lambda share: share >= 0.5
-    small.trouble.chance.about = lambda mean: mean
-    small.at(60, small.trouble._outage)  # the first host in use: rollout1
+    small.fault_injector.chance.so = lambda share: share >= 0.5
+    small.fault_injector.chance.about = lambda mean: mean
+    small.at(60, small.fault_injector._outage)  # the first host in use: rollout1
     small.run()
 
     assert small.when(f.NodeLost) != []
@@ -203,10 +203,10 @@ def test_a_host_that_comes_back_empty_has_lost_what_ran_there():
 
 def dies_of(small, kind, moment):
     """The daemon dies of the first such input: before it decides, before that is written, or before anybody hears."""
-    dies, within = small.trouble.daemon_dies_of, small.trouble.chance.within
-    small.trouble.doomed = True
-    small.trouble.daemon_dies_of = lambda given: isinstance(given, kind) and dies(given)
-    small.trouble.chance.within = lambda most: moment if most == 2 else within(most)
+    dies, within = small.fault_injector.daemon_dies_of, small.fault_injector.chance.within
+    small.fault_injector.crash_pending = True
+    small.fault_injector.daemon_dies_of = lambda given: isinstance(given, kind) and dies(given)
+    small.fault_injector.chance.within = lambda most: moment if most == 2 else within(most)
 
 
 @pytest.mark.parametrize("moment", [0, 1, 2])
@@ -217,7 +217,7 @@ def test_a_daemon_that_dies_forgets_nothing_that_it_said(moment):
     dies_of(small, i.ReleaseSlot, moment)
     outcome = small.run()
 
-    assert small.trouble.counted["daemon deaths"] == 1
+    assert small.fault_injector.counted["daemon deaths"] == 1
     assert len(small.when(f.DaemonStarted)) == 2
     assert [made.iterations for made in outcome.jobs] == [3, 3]
     released = small.when(f.SlotReleased, slot="s1")

@@ -4,13 +4,14 @@ import pytest
 from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
-from rollmuxd.core import moving
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, StateStatus, Want
 from rollmuxd.core.state import State
+from rollmuxd.core.steps import move as moving
+from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.sim import swarm, world
-from rollmuxd.sim.guarded import Guarded
-from rollmuxd.sim.restless import Restless
+from rollmuxd.sim.policy_under_test import Moving
+from rollmuxd.sim.restless import ChaosPolicy
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 
 
@@ -40,7 +41,7 @@ def count(facts, kind):
 
 
 def test_jobs_that_move_again_and_again_finish_their_work():
-    made, facts = played(Restless(), *(job(name) for name in "ABC"))
+    made, facts = played(ChaosPolicy(), *(job(name) for name in "ABC"))
 
     assert [each.iterations for each in made.jobs] == [12] * 3
     assert count(facts, f.MoveEnded) == sum(each.moves for each in made.jobs) >= 6
@@ -49,7 +50,7 @@ def test_jobs_that_move_again_and_again_finish_their_work():
 
 def test_what_a_move_takes_is_its_jobs_own_time():
     """Two nodes for each pool and nobody else: a move costs parking, and fetching and loading both states."""
-    once = Restless(move_every_ms=10**9)
+    once = ChaosPolicy(move_every_ms=10**9)
     made, facts = played(once, job("A", iterations=5), rollout=2, train=2)
     stayed, _ = played(once, job("A", iterations=5), rollout=1, train=1)
 
@@ -69,8 +70,9 @@ def test_a_guarded_job_keeps_a_promise_that_its_plan_would_have_broken():
         job("A", 100, 20, slo=2.0, iterations=40),
         job("B", 100, 20, slo=2.5, iterations=40, series=((300, 20),)),
     )
-    guarded, facts = played(Guarded("guarded", 10_000, "unpruned groups"), *jobs)
-    open_, _ = played(Restless(move_every_ms=10**9), *jobs, rollout=1, train=1)
+    by_credit = Moving("by credit", "", lambda _: RollMux(uncertain=True), move_s=10)
+    guarded, facts = played(by_credit, *jobs)
+    open_, _ = played(ChaosPolicy(move_every_ms=10**9), *jobs, rollout=1, train=1)
 
     assert count(facts, f.JobGuarded) >= 1
     assert guarded.jobs[0].slowdown <= 2.0 < open_.jobs[0].slowdown
@@ -83,7 +85,7 @@ def test_a_guarded_job_keeps_a_promise_that_its_plan_would_have_broken():
 def sabotaged(monkeypatch, name, by):
     monkeypatch.setattr(moving, name, by)
     with pytest.raises(BrokenInvariant) as caught:
-        played(Restless(), *(job(name) for name in "ABC"))
+        played(ChaosPolicy(), *(job(name) for name in "ABC"))
     return str(caught.value)
 
 
@@ -102,11 +104,11 @@ def first_parked(state, kept):
 def test_loading_what_another_node_had_is_noticed(monkeypatch):
     monkeypatch.setattr(State, "source_of", first_parked)
     with pytest.raises(BrokenInvariant, match="what_is_loaded_is_what_was_left"):
-        played(Restless(), job("A", wide=2), rollout=4)
+        played(ChaosPolicy(), job("A", wide=2), rollout=4)
 
 
 def test_jobs_of_several_nodes_each_move_and_load_what_they_had():
-    made, facts = played(Restless(), job("A", wide=2), job("B", wide=2), rollout=5)
+    made, facts = played(ChaosPolicy(), job("A", wide=2), job("B", wide=2), rollout=5)
 
     assert [each.iterations for each in made.jobs] == [12] * 2
     assert count(facts, f.MoveEnded) >= 4

@@ -18,10 +18,10 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
 from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.policy import Leg
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.core.wheel import period_ms
+from rollmuxd.policies.rollmux import RollMux
+from rollmuxd.policies.schedule import period_ms
 from rollmuxd.sim import optimal
 from rollmuxd.sim.optimal import Search, cheapest
 from rollmuxd.sim.workload import Impossible, Pool, SimJob, Workload
@@ -181,7 +181,7 @@ class Greedy:
         )
         self.core.handle(i.Start(tuple(i.HostSpec(node.host, "mock", 2_000_000) for node in made), made), 0)
         for node in made:
-            self.core.handle(i.HostSeen(node.host, tuple(i.GpuSight(gpu, 0) for gpu in node.gpus)), 0)
+            self.core.handle(i.HostObserved(node.host, tuple(i.GpuObservation(gpu, 0) for gpu in node.gpus)), 0)
 
     def arrives(self, one: SimJob) -> None:
         decision = self.core.handle(i.RegisterJob("team", "ann", one.spec), 0)
@@ -396,7 +396,7 @@ def two() -> Workload:
 def test_a_run_pays_for_the_groups_of_each_moment() -> None:
     """One pair of nodes for three hours, since both fit it; the second of them busy twice as much."""
     outcome = optimal.run(two(), seed=3, accounting="paper")
-    assert (outcome.contender, outcome.fidelity, outcome.seed, outcome.exact) == ("optimal", "cost", 3, True)
+    assert (outcome.policy_under_test, outcome.fidelity, outcome.seed, outcome.exact) == ("optimal", "cost", 3, True)
     assert outcome.cost == pytest.approx(3 * (H20 + H800))
     assert outcome.cost_per_hour == pytest.approx(H20 + H800)
     assert {pool.name: pool.peak_gpus for pool in outcome.pools} == {"rollout": 8, "train": 8}

@@ -10,7 +10,7 @@ import json
 import msgspec
 import pytest
 
-from rollmuxd.cli import sim_table
+from rollmuxd.cli.sim import table
 from rollmuxd.sim import tables
 from rollmuxd.sim.outcome import JobOutcome, Outcome, PoolOutcome
 
@@ -201,7 +201,7 @@ def test_the_terminal_shows_both_accountings_and_the_differences(capsys):
         for accounting in ("paper", "work")
         for seed in (0, 1)
     ]
-    sim_table.render(runs)
+    table.render(runs)
     shown = capsys.readouterr().out
     assert shown.index("PAPER: A job ends when its trace says") < shown.index("WORK: A job ends when it has done")
     assert "DIFFERENCE FROM rollmux, seed by seed (mean +- sd over 2 seeds; 95 %: where the mean is)" in shown
@@ -217,9 +217,9 @@ def test_who_was_never_placed_waited_to_the_end_and_is_told_of(capsys):
     left_out.placed_ms = None
     runs = [outcome(jobs=[job("a", waited_ms=HOUR), left_out])]
     assert runs[0].mean_wait_s == 1.5 * 3600
-    sim_table.render(runs)
+    table.render(runs)
     assert "rollmux: 1 of 2 jobs were never placed" in capsys.readouterr().out
-    sim_table.render([outcome()])
+    table.render([outcome()])
     assert "never placed" not in capsys.readouterr().out
 
 
@@ -238,7 +238,7 @@ def test_the_mean_of_a_difference_is_told_with_its_confidence():
 
 
 def test_an_optimum_that_was_not_proved_is_called_best_found(capsys):
-    sim_table.render([outcome("optimal", exact=False)])
+    table.render([outcome("optimal", exact=False)])
     assert "optimal (best found)" in capsys.readouterr().out
 
 

@@ -27,8 +27,8 @@ from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.effects import Observe, Perform
 from rollmuxd.core.inputs import (
     EndJob,
-    GpuSight,
-    HostSeen,
+    GpuObservation,
+    HostObserved,
     HostSpec,
     Input,
     NodeSpec,
@@ -40,8 +40,8 @@ from rollmuxd.core.inputs import (
     Start,
 )
 from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
-from rollmuxd.core.placement import RollMux
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.sim.workload import Malformed, Options, SimJob, Workload
 from rollmuxd.sim.workloads import names, read
 
@@ -523,14 +523,14 @@ class Daemon:
         self.now += self.MOVE_MS if moves else 0
         for effect in decision.effects:
             if isinstance(effect, Observe):
-                self.tell(HostSeen(effect.host, self.sights(effect.host), "boot"))
+                self.tell(HostObserved(effect.host, self.sights(effect.host), "boot"))
         for move in moves:
             host = self.core.state.nodes[self.core.state.orders[move.order].node].host
             self.tell(OrderDone(move.order, self.sights(host)))
         return decision.answer
 
-    def sights(self, host: str) -> tuple[GpuSight, ...]:
-        return tuple(GpuSight(gpu, 0) for gpu in self.gpus[host])
+    def sights(self, host: str) -> tuple[GpuObservation, ...]:
+        return tuple(GpuObservation(gpu, 0) for gpu in self.gpus[host])
 
     def run(self, *steps: tuple[str, int], gap_ms: int, end: bool = True) -> None:
         """One run of a job: phases of so many milliseconds, and a gap of its own before each."""

@@ -9,10 +9,11 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import JobSpec, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.sim import fluid, inventory, outcome, world
-from rollmuxd.sim.contender import RollMuxUnpruned
+from rollmuxd.sim.policy_under_test import RollMuxPaper
 from rollmuxd.sim.workload import Impossible, Pool, SimJob, Starts, Workload
 
 HOUR = 3_600_000
+UNPRUNED = RollMuxPaper(prune=False)
 POOLS = (Pool("rollout", "H20", 1.85), Pool("train", "H800", 5.28))
 
 
@@ -49,7 +50,11 @@ class Watched:
         )
         self.facts = []
         self.outcome = world.run(
-            Workload("made", jobs, pools), RollMuxUnpruned(), seed=0, accounting=accounting, hear=self.facts.append
+            Workload("made", jobs, pools),
+            RollMuxPaper(prune=False),
+            seed=0,
+            accounting=accounting,
+            hear=self.facts.append,
         )
         self.jobs = {made.name: made for made in self.outcome.jobs}
         self.pools = {pool.name: pool for pool in self.outcome.pools}
@@ -266,7 +271,7 @@ def test_a_job_that_its_policy_never_places_though_nodes_can_be_bought_is_named(
     hopeless = job("X", rollout=10, train=10, load=20, park=20, when=Park.AT_RELEASE, slo=1.5)
     for how in (world, fluid):
         with pytest.raises(Impossible, match=r"job X .made. waits: .*even alone its iteration would take"):
-            how.run(Workload("made", (hopeless,), POOLS), RollMuxUnpruned(), seed=0, accounting="work")
+            how.run(Workload("made", (hopeless,), POOLS), UNPRUNED, seed=0, accounting="work")
 
 
 def test_where_some_pools_are_bought_and_some_are_not_there_is_enough_of_what_is_bought(monkeypatch):
@@ -291,12 +296,12 @@ def whatever_nobody_holds(cycle, job, slot, nodes):
 
 
 def test_a_broken_promise_says_where_and_when(monkeypatch):
-    monkeypatch.setattr("rollmuxd.core.turns.make_room", lambda *_: True)
-    monkeypatch.setattr("rollmuxd.core.turns.claimable", whatever_nobody_holds)
+    monkeypatch.setattr("rollmuxd.core.steps.dispatch.make_room", lambda *_: True)
+    monkeypatch.setattr("rollmuxd.core.steps.dispatch.claimable", whatever_nobody_holds)
     with pytest.raises(BrokenInvariant) as broken:
         Watched(job("X", iterations=2), job("Y", iterations=2), nodes=1)
 
     said = str(broken.value)
     assert said.startswith("a_gpu_is_given_on_only_when_seen_clear")
-    assert "workload made, policy rollmux-unpruned, seed 0, at 100000 ms" in said
+    assert "workload made, policy rollmux, seed 0, at 100000 ms" in said
     assert '"fact":"slot_released"' in said

@@ -48,7 +48,7 @@ def chunk(first: int) -> tuple[int, int, dict[str, int], list[tuple[int, str]]]:
             continue
         events += world.outcome.events
         for name in faults:
-            faults[name] += world.trouble.counted.get(name, 0) if world.trouble is not None else 0
+            faults[name] += world.fault_injector.counted.get(name, 0) if world.fault_injector is not None else 0
     return CHUNK, events, faults, failed
 
 

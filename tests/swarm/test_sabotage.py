@@ -12,30 +12,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from rollmuxd.core import (
-    admission,
-    draining,
-    inventory,
-    letting_go,
-    lives,
-    moving,
-    orders,
-    reach,
-    requests,
-    rotation,
-    scheduler,
-    turns,
-)  # fmt: skip
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core.cycle import Cycle
+from rollmuxd.core import order, scheduler  # fmt: skip
+from rollmuxd.core.apply import apply
+from rollmuxd.core.context import Context
 from rollmuxd.core.errors import Rejected
-from rollmuxd.core.fold import apply
+from rollmuxd.core.handlers import hosts, jobs, orders, slots
 from rollmuxd.core.model import Fence, Job, JobState, Movable, Node, OrderKind, Slot, SlotStatus, StateStatus
 from rollmuxd.core.policy import Move
-from rollmuxd.core.soft import Soft
-from rollmuxd.core.state import State, leaves_mb, state_key
+from rollmuxd.core.state import State, allowed_residual_mb, state_key
+from rollmuxd.core.steps import admit, dispatch, drain, locality, reclaim
+from rollmuxd.core.steps import move as moving
+from rollmuxd.core.timers import Timers
 from rollmuxd.sim import swarm
 from rollmuxd.sim.checkers.rest import Rest
 from rollmuxd.sim.faults import DaemonDied
@@ -48,13 +38,13 @@ HISTORIES = 20
 
 def everywhere(patch: pytest.MonkeyPatch, name: str, instead: Callable[..., Any]) -> None:
     """Replace a function of the core in every room that calls it."""
-    for room in (inventory, letting_go, lives, orders, requests, turns):
+    for room in (hosts, reclaim, jobs, orders, slots, dispatch):
         if hasattr(room, name):
             patch.setattr(room, name, instead)
 
 
 def frees_gpus_that_were_not_seen_clear(patch: pytest.MonkeyPatch) -> None:
-    everywhere(patch, "clear_limit_mb", lambda *_: 10**9)
+    everywhere(patch, "clean_limit_mb", lambda *_: 10**9)
 
 
 def frees_gpus_onto_which_a_state_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
@@ -62,17 +52,17 @@ def frees_gpus_onto_which_a_state_is_on_its_way(patch: pytest.MonkeyPatch) -> No
 
 
 def believes_a_look_that_is_older_than_the_grant(patch: pytest.MonkeyPatch) -> None:
-    seen = inventory.host_seen
-    patch.setitem(scheduler._HANDLERS, i.HostSeen, lambda c, told: seen(c, replace(told, since=None)))
+    seen = hosts.host_observed
+    patch.setitem(scheduler._HANDLERS, i.HostObserved, lambda c, told: seen(c, replace(told, since=None)))
 
 
 def forgets_to_write_a_fact_down(patch: pytest.MonkeyPatch) -> None:
-    def fact(c: Cycle, it: f.Fact) -> None:
+    def fact(c: Context, it: f.Fact) -> None:
         apply(c.state, it)
-        if not isinstance(it, f.GpusUnclear):
+        if not isinstance(it, f.GpusNotClean):
             c.facts.append(it)
 
-    patch.setattr(Cycle, "fact", fact)
+    patch.setattr(Context, "fact", fact)
 
 
 def takes_a_release_under_any_fence(patch: pytest.MonkeyPatch) -> None:
@@ -95,41 +85,41 @@ def mints_a_fence_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def grants_before_the_state_is_loaded(patch: pytest.MonkeyPatch) -> None:
-    def grant(c: Cycle, job: Job, slot: Slot) -> None:
-        if slot.status is SlotStatus.LOADING and slot.id not in c.soft.detached:
-            c.fact(f.SlotGranted(c.now, slot.id, turns.next_fence(c)))
+    def grant(c: Context, job: Job, slot: Slot) -> None:
+        if slot.status is SlotStatus.LOADING and slot.id not in c.timers.detached:
+            c.fact(f.SlotGranted(c.now, slot.id, dispatch.next_fence(c)))
 
     everywhere(patch, "grant_if_loaded", grant)
 
 
 def grants_to_who_does_not_attend(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Soft, "detach", lambda *_, **__: None)
+    patch.setattr(Timers, "detach", lambda *_, **__: None)
 
 
 def keeps_a_dead_process_as_living(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lives, "lose", lambda *_: None)
+    patch.setattr(jobs, "lose", lambda *_: None)
 
 
 def passes_over_who_could_go(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(turns, "may_skip", lambda *_: True)
+    patch.setattr(dispatch, "may_skip", lambda *_: True)
 
 
 def serves_who_has_most_credit(patch: pytest.MonkeyPatch) -> None:
-    standing = rotation._standing
+    standing = order._standing
 
     def reversed_(job: Job, slot: Slot, now: int) -> tuple[bool, bool, int]:
         guarded, patient, ahead = standing(job, slot, now)
         return guarded, patient, -ahead
 
-    patch.setattr(rotation, "_standing", reversed_)
+    patch.setattr(order, "_standing", reversed_)
 
 
 def lets_who_has_little_credit_starve_the_others(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rotation, "PATIENCE", 10**6)
+    patch.setattr(order, "PATIENCE", 10**6)
 
 
 def ends_a_placement_while_something_is_there(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(letting_go, "nothing_left", lambda *_: True)
+    patch.setattr(reclaim, "nothing_left", lambda *_: True)
 
 
 def parks_under_a_running_slot(patch: pytest.MonkeyPatch) -> None:
@@ -137,7 +127,7 @@ def parks_under_a_running_slot(patch: pytest.MonkeyPatch) -> None:
 
 
 def looks_only_once(patch: pytest.MonkeyPatch) -> None:
-    everywhere(patch, "watch", lambda *_: None)
+    everywhere(patch, "observe_until_clean", lambda *_: None)
 
 
 def forgets_who_waits_behind_a_fault(patch: pytest.MonkeyPatch) -> None:
@@ -145,17 +135,17 @@ def forgets_who_waits_behind_a_fault(patch: pytest.MonkeyPatch) -> None:
 
 
 def issues_an_order_and_tells_nobody(patch: pytest.MonkeyPatch) -> None:
-    def do(c: Cycle, effect: e.Effect) -> None:
+    def do(c: Context, effect: e.Effect) -> None:
         if not isinstance(effect, e.Perform) or c.state.orders[effect.order].kind is not OrderKind.PARK:
             c.effects.append(effect)
 
-    patch.setattr(Cycle, "do", do)
+    patch.setattr(Context, "do", do)
 
 
 def plans_moves_away_from_lost_nodes(patch: pytest.MonkeyPatch) -> None:
     refusing = moving.refused
 
-    def refused(c: Cycle, move: Move, *, guarded: bool = False) -> str:
+    def refused(c: Context, move: Move, *, guarded: bool = False) -> str:
         with patch.context() as blind:
             blind.setattr(moving, "cannot_leave", lambda *_: "")
             return refusing(c, move, guarded=guarded)
@@ -164,11 +154,11 @@ def plans_moves_away_from_lost_nodes(patch: pytest.MonkeyPatch) -> None:
 
 
 def drops_what_it_moved_while_it_is_nowhere_else(patch: pytest.MonkeyPatch) -> None:
-    def while_it_was_nowhere_else_yet(c: Cycle, job: Job, old: JobState) -> bool:
+    def while_it_was_nowhere_else_yet(c: Context, job: Job, old: JobState) -> bool:
         here = [c.state.states.get(state_key(job.id, old.pool, name)) for name in job.pins.get(old.pool, ())]
         return old.run == job.run and not (here and all(kept is not None and kept.warm for kept in here))
 
-    for room in (letting_go, moving):
+    for room in (reclaim, moving):
         patch.setattr(room, "is_of_use", while_it_was_nowhere_else_yet)
 
 
@@ -180,18 +170,18 @@ def starts_again_while_something_is_left(patch: pytest.MonkeyPatch) -> None:
 def takes_what_a_job_has_left_for_a_strangers(patch: pytest.MonkeyPatch) -> None:
     def without_what_is_gone(state: State, node: Node, *, but_of: str | None = None) -> int:
         states = [state.states[key] for key in node.states]
-        return sum(leaves_mb(it) for it in states if it.status is not StateStatus.GONE and it.job != but_of)
+        return sum(allowed_residual_mb(it) for it in states if it.status is not StateStatus.GONE and it.job != but_of)
 
-    patch.setattr(State, "left_over_mb", without_what_is_gone)
+    patch.setattr(State, "residual_mb_on", without_what_is_gone)
 
 
 def leaves_everybody_on_drained_nodes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(draining, "_to_leave", lambda _: [])
+    patch.setattr(drain, "_to_leave", lambda _: [])
 
 
 def goes_back_to_no_node_that_it_has_not_left(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(moving, "_comes_back", lambda *_: False)
-    patch.setattr(draining, "may_come_anew", lambda *_: False)  # else it is placed again, and gets there all the same
+    patch.setattr(drain, "may_be_replaced", lambda *_: False)  # else it is placed again, and gets there all the same
 
 
 def goes_back_to_what_it_had_parked_before(patch: pytest.MonkeyPatch) -> None:
@@ -199,22 +189,22 @@ def goes_back_to_what_it_had_parked_before(patch: pytest.MonkeyPatch) -> None:
 
 
 def looks_nowhere_after_an_order_without_a_word(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(orders, "watch", lambda *_: None)
+    patch.setattr(orders, "observe_until_clean", lambda *_: None)
 
 
 def loads_what_its_driver_cannot_fetch(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reach, "_too_far", lambda *_: "")
+    patch.setattr(locality, "_too_far", lambda *_: "")
 
 
 def takes_a_node_for_another_pool(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(moving, "out_of_reach", reach._too_far)
+    patch.setattr(moving, "locality_violation", locality._too_far)
 
 
 def takes_a_node_with_nothing_on_it_for_another_pool(patch: pytest.MonkeyPatch) -> None:
-    def with_states(c: Cycle, job: Job) -> list[tuple[str, str]]:
+    def with_states(c: Context, job: Job) -> list[tuple[str, str]]:
         return [(c.state.states[key].node, c.state.states[key].pool) for key in job.states]
 
-    patch.setattr(reach, "_its_nodes", with_states)
+    patch.setattr(locality, "_its_nodes", with_states)
 
 
 def counts_the_nodes_off_that_it_loads_from(patch: pytest.MonkeyPatch) -> None:
@@ -230,11 +220,11 @@ def counts_the_nodes_off_that_it_loads_from(patch: pytest.MonkeyPatch) -> None:
 
 
 def gives_no_turns_after_a_release(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(requests, "dispatch", lambda *_: None)
+    patch.setattr(slots, "dispatch", lambda *_: None)
 
 
 def gives_no_turns_after_a_placement(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(admission, "dispatch", lambda *_: None)
+    patch.setattr(admit, "dispatch", lambda *_: None)
 
 
 def gives_no_turns_after_a_move_is_planned(patch: pytest.MonkeyPatch) -> None:
@@ -246,11 +236,11 @@ def tries_no_waiting_job_after_a_departure(patch: pytest.MonkeyPatch) -> None:
 
 
 def plans_nothing_for_when_patience_ends(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(turns, "overtakes_at", lambda *_: None)
+    patch.setattr(dispatch, "overtakes_at", lambda *_: None)
 
 
 def clears_nothing_away_after_a_look(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(inventory, "settle", lambda *_: None)
+    patch.setattr(hosts, "end_placement_if_empty", lambda *_: None)
 
 
 #: found by a history that was kept
@@ -344,7 +334,7 @@ def test_a_core_that_breaks_what_it_broke_once_is_found_by_name(
 
 
 def test_who_releases_under_a_stale_fence_harms_nobody_where_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked = requests.check_holder
+    checked = slots.check_holder
     takes_a_release_under_any_fence(monkeypatch)
     everywhere(monkeypatch, "check_holder", checked)
     for seed in range(3):

@@ -54,10 +54,10 @@ def test_in_some_histories_nodes_are_taken_out_of_service_for_good_and_everybody
 
 def test_a_history_that_breaks_a_promise_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every GPU forgets whose bytes are on it: it is given on too early."""
-    from rollmuxd.core import turns
+    from rollmuxd.core.steps import dispatch
 
-    monkeypatch.setattr(turns, "make_room", lambda *_: True)
-    monkeypatch.setattr(Gpu, "stain", property(lambda _: None, lambda _, __: None))
+    monkeypatch.setattr(dispatch, "make_room", lambda *_: True)
+    monkeypatch.setattr(Gpu, "dirty_by", property(lambda _: None, lambda _, __: None))
     failing = next(history for history in map(swarm.draw, range(100)) if swarm.broken(history))
     smaller = swarm.shrink(failing, attempts=60)
     assert swarm.broken(smaller) == swarm.broken(failing)

@@ -22,12 +22,12 @@ import pytest
 from patience import PATIENCE_S
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.apply import apply
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.fold import apply
 from rollmuxd.core.model import JobStatus, NodeStatus, SlotStatus, StateStatus
 from rollmuxd.core.state import State
 from rollmuxd.daemon.http.views import iso
-from rollmuxd.daemon.journal import Journal
+from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.sim import swarm
 
 HERE = Path(__file__).parent

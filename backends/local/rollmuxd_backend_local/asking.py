@@ -15,17 +15,17 @@ from rollmuxd.spi import (
     ContactLost,
     Finding,
     GpuInfo,
-    GpuSight,
+    GpuObservation,
     HostConfig,
     HostId,
     Inventory,
     JobId,
     LaunchId,
     NotDone,
+    Observation,
     Output,
     Process,
     ProcessOrder,
-    Sight,
 )
 from rollmuxd.spi.environment import INHERITED
 from rollmuxd_backend_local import findings
@@ -63,13 +63,14 @@ class Asking(ABC, Generic[Options]):
             ram_mb=looked["ram_mb"],
         )
 
-    async def observe(self, host: HostId) -> Sight:
+    async def observe(self, host: HostId) -> Observation:
         """What NVML says is used on each GPU now, and by whom."""
         looked = await self._look(host)
         usable = self._usable(host, looked)
-        return Sight(
+        return Observation(
             gpus=tuple(
-                GpuSight(gpu=gpu, used_mb=one["used_mb"], processes=tuple(one["processes"])) for gpu, one in usable
+                GpuObservation(gpu=gpu, used_mb=one["used_mb"], processes=tuple(one["processes"]))
+                for gpu, one in usable
             ),
             boot_id=looked["boot_id"],
             uuids={gpu: one["uuid"] for gpu, one in usable},

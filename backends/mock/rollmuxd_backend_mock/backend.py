@@ -13,16 +13,16 @@ from msgspec import Struct, field
 
 from rollmuxd.spi import (
     ContactLost,
-    GpuSight,
+    GpuObservation,
     HostConfig,
     Inventory,
     NotDone,
+    Observation,
     Output,
     PluginError,
     Process,
     ProcessOrder,
     Ran,
-    Sight,
     StateOrder,
     here,
 )
@@ -129,13 +129,15 @@ class MockBackend:
         await self._meet("inventory", mock)
         return mock.machine.inventory()
 
-    async def observe(self, host: str) -> Sight:
+    async def observe(self, host: str) -> Observation:
         """The bytes on each GPU, strangers' included; first frees those whose process has died."""
         mock = self.host(host)
         fault = await self._meet("observe", mock)
         sight = mock.machine.sight(self.strangers(mock))
         if fault is not None and fault.do == "lie":
-            return Sight(gpus=tuple(GpuSight(gpu=seen.gpu, used_mb=0) for seen in sight.gpus), boot_id=sight.boot_id)
+            return Observation(
+                gpus=tuple(GpuObservation(gpu=seen.gpu, used_mb=0) for seen in sight.gpus), boot_id=sight.boot_id
+            )
         return sight
 
     async def kill(self, host: str, pid: int, started: str, job: str, owner: str) -> bool:

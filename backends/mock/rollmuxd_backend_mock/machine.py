@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct, field
 
-from rollmuxd.spi import GpuInfo, GpuSight, HostConfig, Inventory, NotDone, Sight, StateOrder
+from rollmuxd.spi import GpuInfo, GpuObservation, HostConfig, Inventory, NotDone, Observation, StateOrder
 from rollmuxd_backend_mock.options import MockOptions
 from rollmuxd_backend_mock.witness import Witness
 
@@ -151,7 +151,7 @@ class Machine:
         infos = tuple(GpuInfo(gpu=gpu, type=self.options.gpu_type, memory_mb=self.gpu_mb) for gpu in self.gpus)
         return Inventory(gpus=infos, ram_mb=self.ram_mb)
 
-    def sight(self, strangers: Sequence[tuple[str, int, str]] = ()) -> Sight:
+    def sight(self, strangers: Sequence[tuple[str, int, str]] = ()) -> Observation:
         """What is on each GPU now, once the dead were buried. ``strangers``: GPU, MB, process."""
         self.bury()
         used = dict.fromkeys(self.gpus, 0)
@@ -160,8 +160,8 @@ class Machine:
             if gpu in used:
                 used[gpu] += mb
                 processes[gpu] += (process,)
-        return Sight(
-            gpus=tuple(GpuSight(gpu=gpu, used_mb=mb, processes=processes[gpu]) for gpu, mb in used.items()),
+        return Observation(
+            gpus=tuple(GpuObservation(gpu=gpu, used_mb=mb, processes=processes[gpu]) for gpu, mb in used.items()),
             boot_id=self.hardware.boot_id,
         )
 

@@ -12,7 +12,7 @@ from rollmuxd_backend_local import Asking, parcel
 from rollmuxd_backend_local.asking import configs, read_owner
 from rollmuxd_backend_local.options import read
 from rollmuxd_backend_ray import frames
-from rollmuxd_backend_ray.line import Line
+from rollmuxd_backend_ray.line import ClusterConnection
 from rollmuxd_backend_ray.options import RayOptions
 from rollmuxd_backend_ray.stream import NodeStream
 
@@ -25,7 +25,7 @@ class RayBackend(Asking[RayOptions]):
 
     def __init__(self, hosts: Mapping[HostId, HostConfig], options: Mapping[HostId, RayOptions], owner: str) -> None:
         super().__init__(hosts, options, owner)
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, ClusterConnection] = {}
 
     @classmethod
     async def open(cls, hosts: Sequence[HostConfig], options: Mapping[str, Any]) -> Self:
@@ -119,13 +119,13 @@ class RayBackend(Asking[RayOptions]):
         for line in lines.values():
             await line.close()
 
-    def _line(self, options: RayOptions) -> Line:
+    def _line(self, options: RayOptions) -> ClusterConnection:
         if options.address not in self._lines:
             self._lines[options.address] = self._new_line(options)
         return self._lines[options.address]
 
-    def _new_line(self, options: RayOptions) -> Line:
-        return Line(options.address, options.connect_s)
+    def _new_line(self, options: RayOptions) -> ClusterConnection:
+        return ClusterConnection(options.address, options.connect_s)
 
     def _node(self, host: HostId) -> frames.Node:
         options = self.options[host]

@@ -35,7 +35,7 @@ _SAID_KEPT: Final = 4_000
 _THE_DAEMONS: Final = ("ROLLMUX_", "RAY_ADDRESS", "NOTIFY_SOCKET", "WATCHDOG_")
 
 
-class Line:
+class ClusterConnection:
     """The envoy in one cluster, and the connection to it.
 
     ``serving``: the socket of an envoy that somebody else has started; else it is started here, and ended.

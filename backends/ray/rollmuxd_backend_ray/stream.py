@@ -8,7 +8,7 @@ import anyio.abc
 from rollmuxd.spi import ContactLost
 from rollmuxd_backend_ray import frames
 from rollmuxd_backend_ray.frames import Data, Failed, Node
-from rollmuxd_backend_ray.line import Line
+from rollmuxd_backend_ray.line import ClusterConnection
 
 #: what goes through Ray at once: more would take the way through its object store
 _PIECE = 65_536
@@ -17,7 +17,7 @@ _PIECE = 65_536
 class NodeStream(anyio.abc.ByteStream):
     """What is sent comes out on the node. A node that dies breaks it."""
 
-    def __init__(self, line: Line, node: Node, name: str, reach_s: float) -> None:
+    def __init__(self, line: ClusterConnection, node: Node, name: str, reach_s: float) -> None:
         self._line, self._node, self._name, self._reach_s = line, node, name, reach_s
         self._closed = False
 

@@ -54,7 +54,7 @@ class Envoy:
     @contextlib.asynccontextmanager
     async def serving(self):
         server = await asyncio.start_unix_server(self._connected, self.socket)
-        to = line.Line("somewhere", 5.0, serving=self.socket)
+        to = line.ClusterConnection("somewhere", 5.0, serving=self.socket)
         yield to
         await to.close()
         server.close()
@@ -165,7 +165,7 @@ async def test_what_cannot_be_understood_is_contact_lost_for_all_that_wait_and_t
 @pytest.mark.asyncio
 async def test_tries_to_join_are_further_and_further_apart_and_say_when_the_next_one_is(tmp_path):
     now = 100.0
-    to = line.Line("somewhere", 5.0, serving=str(tmp_path / "nobody"), now=lambda: now)
+    to = line.ClusterConnection("somewhere", 5.0, serving=str(tmp_path / "nobody"), now=lambda: now)
     for least in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 30.0):
         with pytest.raises(ContactLost, match="the Ray cluster at somewhere cannot be reached"):
             await to.ask(BOX, 1, WISH, 5)
@@ -185,7 +185,7 @@ async def test_an_envoy_does_not_hear_what_the_daemon_has_for_itself(tmp_path, m
     says.write_text('#!/bin/sh\necho "[$ROLLMUX_LOG$RAY_ADDRESS$NOTIFY_SOCKET$WATCHDOG_USEC] $KEPT" >&2; exit 1\n')
     says.chmod(0o755)
     monkeypatch.setattr(line.sys, "executable", str(says))
-    to = line.Line("somewhere", 5.0)
+    to = line.ClusterConnection("somewhere", 5.0)
     with pytest.raises(ContactLost, match=r"\[\] kept"):
         await to.ask(BOX, 5.0, WISH, 5.0)
     await to.close()

@@ -17,7 +17,7 @@ from patience import PATIENCE_S
 from rollmuxd.spi import ContactLost, HostConfig, ProcessOrder
 from rollmuxd.spi.contract import BackendContract
 from rollmuxd_backend_ray import RayBackend
-from rollmuxd_backend_ray.line import Line
+from rollmuxd_backend_ray.line import ClusterConnection
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -31,7 +31,7 @@ class Sharing(RayBackend):
     serving = ""
 
     def _new_line(self, options):
-        return Line(options.address, options.connect_s, serving=self.serving)
+        return ClusterConnection(options.address, options.connect_s, serving=self.serving)
 
 
 class TestRayBackend(BackendContract):

@@ -1,6 +1,7 @@
 """The ssh backend: hosts that are reached over SSH, on which nothing is installed but Python.
 
-:class:`SshBackend` is the backend; :class:`~rollmuxd_backend_ssh.line.Line` is the one kept connection to a host.
+:class:`SshBackend` is the backend. :class:`~rollmuxd_backend_ssh.line.HostConnection` is the one kept connection to a
+host.
 """
 
 from rollmuxd_backend_ssh.backend import SshBackend

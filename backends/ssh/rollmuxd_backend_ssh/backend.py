@@ -24,7 +24,7 @@ from rollmuxd_backend_local import Asking, parcel
 from rollmuxd_backend_local.asking import configs, read_owner
 from rollmuxd_backend_local.options import read
 from rollmuxd_backend_ssh import commands, words
-from rollmuxd_backend_ssh.line import Line
+from rollmuxd_backend_ssh.line import HostConnection
 from rollmuxd_backend_ssh.options import SshOptions
 from rollmuxd_backend_ssh.stream import ChannelStream
 
@@ -37,7 +37,7 @@ class SshBackend(Asking[SshOptions]):
 
     def __init__(self, hosts: Mapping[HostId, HostConfig], options: Mapping[HostId, SshOptions], owner: str) -> None:
         super().__init__(hosts, options, owner)
-        self._lines: dict[tuple[HostId, str], Line] = {}
+        self._lines: dict[tuple[HostId, str], HostConnection] = {}
         self._unanswered: dict[HostId, int] = {}
 
     @classmethod
@@ -146,10 +146,10 @@ class SshBackend(Asking[SshOptions]):
     def _users(self, host: HostId) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self._of(host).users.values())) or ("",)
 
-    def _line(self, host: HostId, user: str = "") -> Line:
+    def _line(self, host: HostId, user: str = "") -> HostConnection:
         options = self._of(host)
         if (host, user) not in self._lines:
-            self._lines[host, user] = Line(host, options, user)
+            self._lines[host, user] = HostConnection(host, options, user)
         return self._lines[host, user]
 
     async def _ask(self, host: HostId, user: str, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class SshBackend(Asking[SshOptions]):
         except ValueError as error:
             raise ContactLost(f"{host}: {self._no_answer(host, ran)}") from error
 
-    def _went_unanswered(self, host: HostId, line: Line) -> None:
+    def _went_unanswered(self, host: HostId, line: HostConnection) -> None:
         """What hangs in a driver there keeps its place on the connection: another connection has places again."""
         self._unanswered[host] = self._unanswered.get(host, 0) + 1
         if self._unanswered[host] >= _UNANSWERED:

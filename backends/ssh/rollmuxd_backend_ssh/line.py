@@ -26,7 +26,7 @@ _KNOWN_HOSTS: Final = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_host
 _MISSED: Final = 3
 
 
-class Line:
+class HostConnection:
     """The connection to one host, as one user."""
 
     def __init__(

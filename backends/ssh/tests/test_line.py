@@ -15,7 +15,7 @@ from patience import PATIENCE_S
 from rollmuxd.spi import ContactLost, HostConfig, NotDone, ProcessOrder
 from rollmuxd_backend_local import asking
 from rollmuxd_backend_ssh import SshBackend
-from rollmuxd_backend_ssh.line import Line
+from rollmuxd_backend_ssh.line import HostConnection
 from rollmuxd_backend_ssh.options import SshOptions
 
 
@@ -388,7 +388,7 @@ def host(monkeypatch):
 
 
 def line():
-    return Line("box", SshOptions(config="/dev/null"), now=lambda: asyncio.get_running_loop().time())
+    return HostConnection("box", SshOptions(config="/dev/null"), now=lambda: asyncio.get_running_loop().time())
 
 
 @pytest.mark.asyncio

@@ -11,7 +11,7 @@ import pytest
 from patience import PATIENCE_S
 
 from rollmuxd.core.model import Fence
-from rollmuxd.spi import ContactLost, GpuSight, NotDone, OrderKind, Probed, Residency, Sight, StateSpec
+from rollmuxd.spi import ContactLost, GpuObservation, NotDone, Observation, OrderKind, Probed, Residency, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
 from rollmuxd.spi.fake_engines import EngineHost
 from rollmuxd.spi.fakes import FakeChannel
@@ -42,8 +42,8 @@ class Host(EngineHost):
         for number in (0, 1):
             file = self.folder / f"gpu{number}"
             text = file.read_text().strip() if file.exists() else ""
-            seen.append(GpuSight(f"host1/gpu{number}", int(text or 0)))
-        return Sight(tuple(seen), "boot")
+            seen.append(GpuObservation(f"host1/gpu{number}", int(text or 0)))
+        return Observation(tuple(seen), "boot")
 
 
 class TestContract(ResidencyContract):

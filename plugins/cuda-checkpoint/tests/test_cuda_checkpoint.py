@@ -10,7 +10,7 @@ import anyio
 import pytest
 from patience import PATIENCE_S
 
-from rollmuxd.spi import ContactLost, GpuSight, NotDone, OrderKind, Probed, Ran, Residency, Sight, StateSpec
+from rollmuxd.spi import ContactLost, GpuObservation, NotDone, Observation, OrderKind, Probed, Ran, Residency, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
 from rollmuxd.spi.fake_engines import EngineHost
 from rollmuxd.spi.fakes import FakeChannel
@@ -42,7 +42,7 @@ class Host(EngineHost):
     async def observe(self, host):
         self._reach(host)
         used = sum(8_000 for state in self.pids.values() if state != "checkpointed")
-        return Sight((GpuSight(GPU, used),), "boot")
+        return Observation((GpuObservation(GPU, used),), "boot")
 
     async def _list(self, argv):
         return Ran(0, "".join(f"{pid}\n" for pid in self.pids).encode(), b"")

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 
-from rollmuxd.client.phases import Job, Slot
+from rollmuxd.client.job import Job, Slot
 
 
 class Turns:
@@ -20,7 +20,7 @@ class Turns:
         self.slot: Slot | None = None
 
     def start(self) -> None:
-        """Register the job. Raises what :meth:`rollmuxd.client.phases.Job.start` raises."""
+        """Register the job. Raises what :meth:`rollmuxd.client.job.Job.start` raises."""
         self._job.start()
         self.on = not self._job.alone
 

@@ -31,8 +31,8 @@ from trl.trainer import grpo_trainer
 
 import rollmuxd
 from rollmuxd.client import calls
-from rollmuxd.client.describe import registration
-from rollmuxd.client.steps import persist
+from rollmuxd.client.registration import registration
+from rollmuxd.client.retry import persist
 from rollmuxd.client.sync import Daemon
 from rollmuxd_channel.torch_state import TorchState
 from rollmuxd_hook_kit.turns import Turns

@@ -617,7 +617,7 @@ def test_after_training_the_model_is_the_users_again(runs, out, daemon, monkeypa
 
 
 def test_without_a_daemon_nothing_is_different(runs, trl, out, capfd, monkeypatch):
-    monkeypatch.setattr("rollmuxd.client.life._said_alone", False)
+    monkeypatch.setattr("rollmuxd.client.runtime._said_alone", False)
     run = runs.trainer("same", out, max_steps=3)
     run.train()
     assert runs.digest(run.model) == solo(runs, trl, out, "same", max_steps=3)

@@ -8,7 +8,7 @@ weights in its sleep, so it wakes as verl wakes it: by sending it the trainer's,
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rollmuxd.client.phases import Job
+from rollmuxd.client.job import Job
 
 
 class Engine:

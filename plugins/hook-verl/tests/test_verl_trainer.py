@@ -412,7 +412,7 @@ def test_parking_is_refused_where_verl_would_keep_something_on_the_gpus(tiny, ou
 
 
 def test_without_a_daemon_nothing_is_different(tiny, out, capfd, monkeypatch):
-    monkeypatch.setattr("rollmuxd.client.life._said_alone", False)
+    monkeypatch.setattr("rollmuxd.client.runtime._said_alone", False)
     trainer = ran(tiny.trainer(out, steps(2)))
     assert tiny.digest(trainer.actor_rollout_wg.model) == solo(tiny, out, steps(2))
     assert "no daemon" in capfd.readouterr().err

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rollmuxd.cli.calls import Failed, print_json
+from rollmuxd.cli.common import Failed, print_json
 from rollmuxd.cli.demo.reached import BACKENDS
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def demo(
     GRPO. Takes under two minutes on two cores, needs no GPU, and leaves nothing behind.
     """
     from rollmuxd.cli.demo import measure, reached, run, show
+    from rollmuxd.cli.demo.children import Children
 
     run.check_numpy()
     planned = run.plan_jobs(jobs)
@@ -58,7 +59,7 @@ def demo(
     def say(text: str) -> None:
         click.echo(text, err=as_json)
 
-    with _folder(keep) as folder, _ended_in_good_order(), run.Children() as children:
+    with _folder(keep) as folder, _ended_in_good_order(), Children() as children:
         try:
             host = reached.reach(backend, folder, children)
             if host.where:

@@ -13,12 +13,10 @@ import sys
 from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from rollmuxd.cli.calls import Failed
-
-if TYPE_CHECKING:
-    from rollmuxd.cli.demo.run import Children
+from rollmuxd.cli.common import Failed
+from rollmuxd.cli.demo.children import Children, environment, tail
 
 BACKENDS = ("mock", "ssh", "ray")
 
@@ -87,7 +85,6 @@ class Elsewhere(ABC):
         missing = [package for package in self.packages if find_spec(package) is None]
         if missing:
             raise Failed(f"the demo over {self.name} needs {' and '.join(missing)}; {self.remedy}")
-        from rollmuxd.cli.demo.run import environment, tail
 
         folder.mkdir(parents=True)
         log = folder / "servers.log"

@@ -14,7 +14,7 @@ ITERATIONS_SHOWN = 4
 
 def report(result: Mapping[str, Any], shared: RunRecord, in_turn: RunRecord | None) -> None:
     """Print what was found out."""
-    from rollmuxd.cli.calls import console
+    from rollmuxd.cli.common import console
 
     out = console()
     letters = {job["name"]: letter(index) for index, job in enumerate(result["jobs"])}

@@ -5,16 +5,15 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from rollmuxd.daemon.access import FailedLogins, Gate, Rates
-from rollmuxd.daemon.http import glue, openapi
-from rollmuxd.daemon.http.glue import Endpoint, Shared
+from rollmuxd.daemon.access.gate import FailedLogins, Gate, Rates
+from rollmuxd.daemon.http import openapi, routing
+from rollmuxd.daemon.http.origin_check import OriginCheck
 from rollmuxd.daemon.http.routes import (
     channel,
     facts,
     health,
     inventory,
     jobs,
-    journal,
     keys,
     logs,
     overview,
@@ -24,7 +23,7 @@ from rollmuxd.daemon.http.routes import (
     slots,
     web,
 )
-from rollmuxd.daemon.http.sites import Sites
+from rollmuxd.daemon.http.routing import Endpoint, Shared
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.services import Services
 
@@ -41,7 +40,6 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *inventory.routes.endpoints,
     *report.routes.endpoints,
     *plan.routes.endpoints,
-    *journal.routes.endpoints,
     *keys.routes.endpoints,
     *web.routes.endpoints,
 )
@@ -63,9 +61,9 @@ def make_app(services: Services, metrics: Metrics | None = None) -> ASGIApp:
         lease_s=settings.lease.lease_s,
         heartbeat_s=settings.lease.heartbeat_s,
         openapi=openapi.describe(ENDPOINTS, version("rollmuxd")),
-        sites=Sites(settings),
+        sites=OriginCheck(settings),
         failed_logins=FailedLogins(services.clock.now),
         rates=Rates(per_s, limits.calls_burst_s) if per_s else None,
         calls_per_s=per_s,
     )
-    return glue.router(shared, list(ENDPOINTS))
+    return routing.router(shared, list(ENDPOINTS))

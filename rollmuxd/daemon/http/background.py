@@ -19,8 +19,8 @@ from rollmuxd.core.model import Millis
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon import question
 from rollmuxd.daemon.http import problems
-from rollmuxd.daemon.http.glue import Call, ClientGone, Parked
 from rollmuxd.daemon.http.problems import Refusal
+from rollmuxd.daemon.http.routing import Call, ClientGone, Parked
 from rollmuxd.daemon.question import Copy, Question
 
 T = TypeVar("T")

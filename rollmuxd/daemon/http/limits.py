@@ -1,6 +1,6 @@
 """What the calls of one owner may cost: the sizes of numbers, bodies and answers, and how many questions wait.
 
-:mod:`~rollmuxd.daemon.http.glue` applies the limits of every call, the routes those of their own answers.
+:mod:`~rollmuxd.daemon.http.routing` applies the limits of every call, the routes those of their own answers.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence

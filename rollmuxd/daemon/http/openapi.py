@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from rollmuxd.daemon.http import problems
-from rollmuxd.daemon.http.glue import Endpoint, Plain
+from rollmuxd.daemon.http.routing import Endpoint, Plain
 from rollmuxd.wire.answers import Problem
 
 _REF: Final = "#/components/schemas/{name}"

@@ -18,7 +18,7 @@ import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rollmuxd.daemon.access import PEER_EXTENSION, Peer
+from rollmuxd.daemon.access.gate import PEER_EXTENSION, Peer
 from rollmuxd.daemon.http.problems import BAD_REQUEST, HEAD_TOO_LARGE, MEDIA_TYPE, SLOW, Kind
 from rollmuxd.wire.answers import Problem
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from rollmuxd.core import errors
-from rollmuxd.daemon.access import Forbidden, NotKnown
-from rollmuxd.daemon.driver import Unavailable
-from rollmuxd.daemon.journal_file import JournalFailed
+from rollmuxd.daemon.access.gate import Forbidden, NotKnown
+from rollmuxd.daemon.journal.file import JournalFailed
+from rollmuxd.daemon.writer import Unavailable
 from rollmuxd.wire.answers import Problem
 
 MEDIA_TYPE: Final = "application/problem+json"

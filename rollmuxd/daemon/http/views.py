@@ -29,11 +29,11 @@ from rollmuxd.core.model import (
     SlotStatus,
 )
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.daemon.access import Caller
-from rollmuxd.daemon.actuator import Seen
-from rollmuxd.daemon.http import answers
+from rollmuxd.daemon.access.gate import Caller
+from rollmuxd.daemon.access.visibility import Visibility
+from rollmuxd.daemon.hosts.actuator import Seen
+from rollmuxd.daemon.http import models
 from rollmuxd.daemon.question import Copy
-from rollmuxd.daemon.told import Told
 from rollmuxd.wire import answers as wire
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ def fence_of(text: str) -> Fence:
     return Fence(int(incarnation), int(number))
 
 
-def directive(given: core_decision.Directive, told: Told) -> wire.Directive:
+def directive(given: core_decision.Directive, told: Visibility) -> wire.Directive:
     """What a running slot's holder is asked to do."""
     keep, gpus = list(given.keep), list(given.gpus)
     return wire.Directive(kind=given.kind, slot=given.slot, keep=keep, reason=told.text(given.reason), gpus=gpus)
@@ -94,7 +94,7 @@ def page(items: Iterable[T], key: Callable[[T], str], limit: int, after: str | U
 # ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
-def job_view(told: Told, job: Job, now: Millis, *, waiting: bool, reason: str | None = None) -> wire.JobView:
+def job_view(told: Visibility, job: Job, now: Millis, *, waiting: bool, reason: str | None = None) -> wire.JobView:
     """One job. ``waiting``: also why it waits, which takes some thought; lists have a ``reason`` instead."""
     core = told.core
     on = core.state.slots.get(job.slot or job.queued or "")
@@ -133,7 +133,7 @@ def job_view(told: Told, job: Job, now: Millis, *, waiting: bool, reason: str | 
     )
 
 
-def waiting_view(told: Told, job: Job, now: Millis) -> wire.Waiting:
+def waiting_view(told: Visibility, job: Job, now: Millis) -> wire.Waiting:
     """Why a job waits for a placement, its position, and what would let it in."""
     why = told.why_job_waits(job.id, now)
     return wire.Waiting(
@@ -143,7 +143,7 @@ def waiting_view(told: Told, job: Job, now: Millis) -> wire.Waiting:
     )
 
 
-def explanation(told: Told, job: Job, now: Millis) -> wire.Explanation:
+def explanation(told: Visibility, job: Job, now: Millis) -> wire.Explanation:
     """Why a job waits, or where it sits and why."""
     why, sentences, wishes = told.explain(job.id, now)
     return wire.Explanation(
@@ -169,7 +169,7 @@ class ExplainQuestion:
     def answer(self) -> wire.Explanation:
         """The explanation."""
         core = self.copy.scheduler()
-        return explanation(Told(core, self.may_read_of, self.configured), core.state.job(self.job), self.now)
+        return explanation(Visibility(core, self.may_read_of, self.configured), core.state.job(self.job), self.now)
 
 
 def _planned_slowdown(job: Job, group: Group | None) -> float | None:
@@ -205,7 +205,9 @@ def _estimate(job: Job, phase: PhaseSpec) -> wire.Estimate:
 # ---- slots -----------------------------------------------------------------------------------------------------------
 
 
-def slot_view(told: Told, slot: Slot, job: Job, caller: Caller, now: Millis, *, why: bool = True) -> wire.SlotView:
+def slot_view(
+    told: Visibility, slot: Slot, job: Job, caller: Caller, now: Millis, *, why: bool = True
+) -> wire.SlotView:
     """One slot, as this caller may see it: its fence is for those who may act on the job.
 
     ``why``: of one that is queued also its position, why it waits, and for how long, which takes some thought.
@@ -236,7 +238,7 @@ def slot_view(told: Told, slot: Slot, job: Job, caller: Caller, now: Millis, *, 
 # ---- inventory -------------------------------------------------------------------------------------------------------
 
 
-def node_view(told: Told, node: Node, seen: Mapping[GpuId, Seen]) -> answers.NodeView:
+def node_view(told: Visibility, node: Node, seen: Mapping[GpuId, Seen]) -> models.NodeView:
     """One node, with what was last seen on its GPUs. Jobs of other owners are named by their ids only.
 
     Which processes were seen is for those who may know of every job that can have some there: a pid and a user tell
@@ -244,9 +246,9 @@ def node_view(told: Told, node: Node, seen: Mapping[GpuId, Seen]) -> answers.Nod
     """
     core = told.core
     holders = (core.state.slots[gpu.holder].job for gpu in node.gpus.values() if gpu.holder is not None)
-    stains = (gpu.stain for gpu in node.gpus.values() if gpu.stain is not None)
+    stains = (gpu.dirty_by for gpu in node.gpus.values() if gpu.dirty_by is not None)
     told_whose = all(told.may_read(core.state.jobs[job]) for job in {*node.pinned, *holders, *stains})
-    return answers.NodeView(
+    return models.NodeView(
         node=node.id,
         host=node.host,
         status=str(node.status),
@@ -254,7 +256,7 @@ def node_view(told: Told, node: Node, seen: Mapping[GpuId, Seen]) -> answers.Nod
         gpu_type=node.gpu_type,
         price_per_hour=round(node.price_per_gpu_hour * len(node.gpus), 6),
         gpu_gb=node.gpu_mb / 1000,
-        leftover_gb=core.state.left_over_mb(node) / 1000,
+        leftover_gb=core.state.residual_mb_on(node) / 1000,
         gpus=[_gpu_view(name, gpu, seen.get(name), processes=told_whose) for name, gpu in node.gpus.items()],
         reason=told.text(node.reason),
         group=node.group,
@@ -266,36 +268,36 @@ def node_view(told: Told, node: Node, seen: Mapping[GpuId, Seen]) -> answers.Nod
     )
 
 
-def _gpu_view(name: GpuId, gpu: Gpu, seen: Seen | None, *, processes: bool) -> answers.GpuView:
+def _gpu_view(name: GpuId, gpu: Gpu, seen: Seen | None, *, processes: bool) -> models.GpuView:
     if seen is None:
-        return answers.GpuView(gpu=name, holder=gpu.holder, stain=gpu.stain)
-    return answers.GpuView(
+        return models.GpuView(gpu=name, holder=gpu.holder, stain=gpu.dirty_by)
+    return models.GpuView(
         gpu=name,
         holder=gpu.holder,
-        stain=gpu.stain,
+        stain=gpu.dirty_by,
         used_gb=seen.used_mb / 1000,
         processes=list(seen.processes) if processes else [],
         seen_at=iso(seen.at),
     )
 
 
-def _pinned(told: Told, nodes: Iterable[Node]) -> list[answers.PinnedJob]:
+def _pinned(told: Visibility, nodes: Iterable[Node]) -> list[models.PinnedJob]:
     """The jobs that are placed on these nodes, each once."""
     ids = dict.fromkeys(job for node in nodes for job in node.pinned)
-    return [answers.PinnedJob(job=job, name=_name_of(told, job)) for job in ids]
+    return [models.PinnedJob(job=job, name=_name_of(told, job)) for job in ids]
 
 
-def _name_of(told: Told, job_id: JobId) -> str:
+def _name_of(told: Visibility, job_id: JobId) -> str:
     """A job's name, for those who may see it."""
     job = told.core.state.jobs.get(job_id)
     return job.spec.name if job is not None and told.may_read(job) else ""
 
 
-def host_view(told: Told, host: Host) -> answers.HostView:
+def host_view(told: Visibility, host: Host) -> models.HostView:
     """One host."""
     core = told.core
     nodes = [core.state.nodes[name] for name in host.nodes if name in core.state.nodes]
-    return answers.HostView(
+    return models.HostView(
         host=host.id,
         backend=host.backend,
         ram_gb=host.ram_mb / 1000,
@@ -306,7 +308,7 @@ def host_view(told: Told, host: Host) -> answers.HostView:
     )
 
 
-def group_view(told: Told, group: Group) -> wire.GroupView:
+def group_view(told: Visibility, group: Group) -> wire.GroupView:
     """One group. Jobs of other owners are named by their ids only."""
     core = told.core
     state = core.state
@@ -318,7 +320,7 @@ def group_view(told: Told, group: Group) -> wire.GroupView:
         nodes=list(group.nodes),
         wheel=[
             wire.VisitView(job=visit.job, name=_name_of(told, visit.job), phase=visit.phase, turn=visit.turn)
-            for visit in group.wheel
+            for visit in group.schedule
         ],
         period_s=seconds(period),
         cost_per_hour=round(sum(len(node.gpus) * node.price_per_gpu_hour for node in nodes), 6),

@@ -6,7 +6,7 @@ own from what clients and backends *said* (inputs) and from what the scheduler *
 reads the scheduler's state, so a fact that the state's own code misunderstands is seen all the same.
 
 What it costs grows with what changes, not with what there is. Promises that something happens *in the end* are looked
-after every :data:`SWEEP_EVERY` inputs, and by :meth:`Witness.end`.
+after every :data:`SWEEP_EVERY` inputs, and by :meth:`Checker.end`.
 
 There is a room for each kind of promise, and in :mod:`~rollmuxd.sim.checkers.books` is what they all write down.
 """
@@ -24,7 +24,7 @@ from rollmuxd.sim.checkers.moves import Moving
 from rollmuxd.sim.checkers.orders import Orders
 from rollmuxd.sim.checkers.slots import Slots
 
-__all__ = ["OF_NO_CONSEQUENCE", "SWEEP_EVERY", "Asked", "Witness"]
+__all__ = ["OF_NO_CONSEQUENCE", "SWEEP_EVERY", "Asked", "Checker"]
 
 #: facts that no promise of the witness' depends on
 OF_NO_CONSEQUENCE: Final = frozenset(
@@ -42,7 +42,7 @@ OF_NO_CONSEQUENCE: Final = frozenset(
 )
 
 
-class Witness(Slots, Moving, Orders, Liveness):
+class Checker(Slots, Moving, Orders, Liveness):
     """See the module's head. ``cap``: how many members a group has at most, by the policy; None: not limited.
 
     ``config`` has the numbers that are promised: leases, re-attachment, tolerance. ``excused_ms`` is how long hosts,

@@ -49,8 +49,8 @@ class Party(Struct):
     #: who is to move here
     coming: dict[JobId, None] = field(default_factory=dict)
     nodes: dict[NodeId, int] = field(default_factory=dict)
-    wheel: list[Turn] = field(default_factory=list)
-    dispatch: Dispatch = Dispatch.WHEEL
+    schedule: list[Turn] = field(default_factory=list)
+    dispatch: Dispatch = Dispatch.SCHEDULE
     #: per node, the wheel indices of the visits that claim it; None: to be derived anew
     on: dict[NodeId, list[int]] | None = None
     #: when its members, or what is known of its nodes, changed last: waits are counted from here
@@ -80,7 +80,7 @@ class Going(Struct):
     #: the input upon which it was planned
     upon: i.Input
     #: of its own group, once it has moved; None: its visits are in the other group's wheel already
-    wheel: tuple[f.PlannedVisit, ...] | None = None
+    schedule: tuple[f.PlannedTurn, ...] | None = None
     #: given up, it counts as a move; not one off a drained node that has not begun
     counts: bool = True
 
@@ -205,7 +205,7 @@ class Books:
         self.heard: dict[SessionId, Millis] = {}
         #: who holds each GPU, and whose bytes may be on it
         self.held: dict[GpuId, SlotId] = {}
-        self.stain: dict[GpuId, JobId] = {}
+        self.dirty_by: dict[GpuId, JobId] = {}
         #: nodes on which nothing may be started
         self.out: dict[NodeId, str] = {}
         self.boots: dict[HostId, str] = {}
@@ -223,7 +223,7 @@ class Books:
         self.fetched: dict[OrderId, str] = {}
         self.fence = Fence(0, 0)
         #: when each host was last out of reach, or seen with bytes that should be gone
-        self.trouble: dict[HostId, Millis] = {}
+        self.fault_injector: dict[HostId, Millis] = {}
         self.started_at: Millis = 0
         self._until_sweep = SWEEP_EVERY
 

@@ -26,7 +26,7 @@ class Gpus(Books):
 
     def a_gpu_is_given_on_only_when_seen_clear(self, name: SlotId, job: JobId, gpus: tuple[GpuId, ...]) -> None:
         """Nobody claims a GPU that another job's bytes may be on."""
-        stain = self.stain
+        stain = self.dirty_by
         if stain.keys().isdisjoint(gpus):
             return
         for gpu in gpus:
@@ -50,7 +50,7 @@ class Gpus(Books):
                 if node in self.out:
                     self._broken("a_slot_holds_what_its_phase_claims", f"slot {name} claims {node}: {self.out[node]}")
 
-    def clear_is_what_was_seen_clear(self, fact: f.GpusCleared) -> None:
+    def clear_is_what_was_seen_clear(self, fact: f.GpusVerifiedClean) -> None:
         """GPUs are clear because an input said so, of a time at which nothing was on its way there."""
         place, given = self.places[fact.node], self.given
         if not self.held.keys().isdisjoint(fact.gpus):
@@ -59,7 +59,7 @@ class Gpus(Books):
                 if holder is not None and self.slots[holder].status not in ("taken", "released"):
                     self._broken("clear_is_what_was_seen_clear", f"{gpu} is called clear, and slot {holder} holds it")
         if fact.by:
-            if not isinstance(given, i.DeclareClear) or given.node != fact.node:
+            if not isinstance(given, i.DeclareClean) or given.node != fact.node:
                 self._broken("clear_is_what_was_seen_clear", f"nobody declared {fact.node} clear")
             return
         seen = self._sights(fact.node)
@@ -71,7 +71,7 @@ class Gpus(Books):
                 limit = self.config.clear_tolerance_mb + sum(left)
             if used is None or used > limit:
                 self._broken("clear_is_what_was_seen_clear", f"{gpu} is called clear, and was seen with {used} MB")
-        for job in dict.fromkeys(map(self.stain.get, fact.gpus)):
+        for job in dict.fromkeys(map(self.dirty_by.get, fact.gpus)):
             if job is not None:
                 self._nothing_is_on_its_way(fact.node, job)
 
@@ -83,12 +83,14 @@ class Gpus(Books):
         status = member.resume_to if member.status == "paused" else member.status
         return status in ("placed", "moving") and node not in member.kept.left and member.session in self.heard
 
-    def what_may_be_left_was_seen_of_a_parked_state(self, fact: f.LeftOverSeen) -> None:
+    def what_may_be_left_was_seen_of_a_parked_state(self, fact: f.ResidualMemorySeen) -> None:
         """No more than the input at hand shows on a GPU of the node on which nobody else's bytes may be, nor anybody's
         slot is; and of a state that is parked there.
         """
         given: Any = self.given
-        sights: Sequence[i.GpuSight] = given.gpus if isinstance(given, i.HostSeen) else getattr(given, "seen", ())
+        sights: Sequence[i.GpuObservation] = (
+            given.gpus if isinstance(given, i.HostObserved) else getattr(given, "seen", ())
+        )
         free = [gpu for gpu in self.places[fact.node].gpus if self._is_nobodys_but(gpu, fact.job)]
         most = max((sight.used_mb for sight in sights if sight.gpu in free), default=0)
         where = self.kept.get(state_key(fact.job, fact.pool, fact.node), "gone")
@@ -102,14 +104,14 @@ class Gpus(Books):
         """Whether a GPU is held by nobody by right, and no other job's bytes may be on it."""
         holder = self.slots.get(self.held.get(gpu, ""))
         given_back = holder is None or (holder.job == job and holder.status in ("taken", "released"))
-        return given_back and self.stain.get(gpu, job) == job
+        return given_back and self.dirty_by.get(gpu, job) == job
 
     def _sights(self, node: NodeId) -> dict[GpuId, int]:
         given = self.given
-        sights: Sequence[i.GpuSight] = ()
+        sights: Sequence[i.GpuObservation] = ()
         if isinstance(given, _SEEN_IN):
             sights = given.seen
-        elif isinstance(given, i.HostSeen):
+        elif isinstance(given, i.HostObserved):
             if node in self.stale:
                 self._broken("clear_is_what_was_seen_clear", f"{node} was looked at before it was last touched")
             sights = given.gpus
@@ -132,9 +134,9 @@ class Gpus(Books):
 
     def what_was_taken_away_is_held_until_seen_clear(self, name: SlotId, asked: Asked) -> None:
         """The GPUs of a slot that ended without its holder's word stay held until they were seen clear."""
-        if asked.status == "taken" and not self.stain.keys().isdisjoint(asked.gpus):
+        if asked.status == "taken" and not self.dirty_by.keys().isdisjoint(asked.gpus):
             for gpu in asked.gpus:
-                if self.stain.get(gpu) == asked.job and self.held.get(gpu) == name:
+                if self.dirty_by.get(gpu) == asked.job and self.held.get(gpu) == name:
                     self._broken(
                         "what_was_taken_away_is_held_until_seen_clear", f"slot {name} is over, and {gpu} is not clear"
                     )
@@ -144,7 +146,7 @@ class Gpus(Books):
         for node in member.nodes:
             for gpu in self.places[node].gpus:
                 holder = self.slots.get(self.held.get(gpu, ""))
-                if self.stain.get(gpu) == job or (holder is not None and holder.job == job):
+                if self.dirty_by.get(gpu) == job or (holder is not None and holder.job == job):
                     self._broken(
                         "a_placement_ends_when_nothing_is_left", f"{job} leaves {node}, and {gpu} is not clear"
                     )
@@ -155,15 +157,15 @@ class Gpus(Books):
 
     # ---- what backends say -------------------------------------------------------------------------------------------
 
-    def _sees(self, given: i.HostSeen) -> None:
+    def _sees(self, given: i.HostObserved) -> None:
         since = self.now + 1 if given.since is None else given.since
         nodes = self.host_nodes.get(given.host, ())
         self.stale = tuple(node for node in nodes if self.places[node].touched_at >= since)
         if any(sight.used_mb > self.config.clear_tolerance_mb for sight in given.gpus):
-            self.trouble[given.host] = self.now
+            self.fault_injector[given.host] = self.now
 
     def _misses(self, given: i.HostUnreachable) -> None:
-        self.trouble[given.host] = self.now
+        self.fault_injector[given.host] = self.now
 
     # ---- what facts tell ---------------------------------------------------------------------------------------------
 
@@ -177,7 +179,7 @@ class Gpus(Books):
 
     def _host_booted(self, fact: f.HostBooted) -> None:
         given = self.given
-        if not isinstance(given, i.HostSeen) or given.boot_id != fact.boot_id:
+        if not isinstance(given, i.HostObserved) or given.boot_id != fact.boot_id:
             self._broken("clear_is_what_was_seen_clear", f"{fact.host} booted, by nobody's word")
         if fact.host in self.boots:  # nobody can rely on what is there: it was there before, or has come since
             nodes = self.host_nodes[fact.host]
@@ -205,7 +207,7 @@ class Gpus(Books):
 
     def _node_up(self, fact: f.NodeUp) -> None:
         given = self.given
-        if not isinstance(given, i.HostSeen) or given.host != self.places[fact.node].host:
+        if not isinstance(given, i.HostObserved) or given.host != self.places[fact.node].host:
             self._broken("a_slot_holds_what_its_phase_claims", f"{fact.node} is up, and nobody saw it ({given})")
         self.out.pop(fact.node, None)
         self._disturbed(fact.node)
@@ -214,9 +216,9 @@ class Gpus(Books):
         self.out[fact.node] = f"it is {f.name(fact)}"
         self._disturbed(fact.node)
 
-    def _cleared(self, fact: f.GpusCleared) -> None:
+    def _cleared(self, fact: f.GpusVerifiedClean) -> None:
         self.clear_is_what_was_seen_clear(fact)
-        stain = self.stain
+        stain = self.dirty_by
         for gpu in fact.gpus:
             if gpu in stain:
                 del stain[gpu]
@@ -225,19 +227,19 @@ class Gpus(Books):
             place.unclear = not stain.keys().isdisjoint(place.gpus)
             self._disturbed(fact.node)
 
-    def _left_over_seen(self, fact: f.LeftOverSeen) -> None:
+    def _left_over_seen(self, fact: f.ResidualMemorySeen) -> None:
         self.what_may_be_left_was_seen_of_a_parked_state(fact)
         left, key = self.places[fact.node].left, state_key(fact.job, fact.pool, fact.node)
         left[key] = max(fact.mb, left.get(key, 0))
 
-    def _unclear(self, fact: f.GpusUnclear) -> None:
+    def _unclear(self, fact: f.GpusNotClean) -> None:
         self.places[fact.node].unclear = True
         self._disturbed(fact.node)
 
     # ---- what it listens for -----------------------------------------------------------------------------------------
 
     _inputs: ClassVar[Heeded] = {
-        i.HostSeen: _sees,
+        i.HostObserved: _sees,
         i.HostUnreachable: _misses,
     }
     _facts: ClassVar[Heeded] = {
@@ -254,7 +256,7 @@ class Gpus(Books):
         f.NodeDraining: _node_out,
         f.NodeDrained: _node_out,
         f.NodeUndrained: _node_out,
-        f.GpusCleared: _cleared,
-        f.GpusUnclear: _unclear,
-        f.LeftOverSeen: _left_over_seen,
+        f.GpusVerifiedClean: _cleared,
+        f.GpusNotClean: _unclear,
+        f.ResidualMemorySeen: _left_over_seen,
     }

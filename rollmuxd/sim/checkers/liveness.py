@@ -60,7 +60,7 @@ class Liveness(Books):
                 holder = self.held.get(gpu)
                 if holder is not None and self.slots[holder].status == "taken":
                     return True
-                whose = self.members.get(self.stain.get(gpu, asked.job))
+                whose = self.members.get(self.dirty_by.get(gpu, asked.job))
                 if whose is None or whose.status not in ("placed", "paused"):
                     return True
         return False
@@ -82,7 +82,7 @@ class Liveness(Books):
     def what_is_given_back_comes_clear(self, name: SlotId, asked: Asked) -> None:
         """A slot that has ended holds its GPUs no longer than their hosts are silent, or are seen with its bytes."""
         hosts = dict.fromkeys(self.places[node].host for node in self.members[asked.job].nodes)
-        since = max([asked.since, self.started_at, *(self.trouble.get(host, 0) for host in hosts)])
+        since = max([asked.since, self.started_at, *(self.fault_injector.get(host, 0) for host in hosts)])
         if self.now - since > SLACK_MS + self.excused_ms + self.members[asked.job].order_ms:
             self._broken(
                 "what_is_given_back_comes_clear", f"slot {name} of {asked.job} is {asked.status} since {since}"
@@ -92,7 +92,7 @@ class Liveness(Books):
         """While its host is within reach an order is done, fails, or is looked after, in a bounded time."""
         member = self.members.get(told.job)
         longest = 0 if member is None else 3 * member.order_ms
-        since = max(told.issued_at, self.started_at, self.trouble.get(self.places[told.node].host, 0))
+        since = max(told.issued_at, self.started_at, self.fault_injector.get(self.places[told.node].host, 0))
         limit = SLACK_MS + self.excused_ms + longest + self._planned_move_ms(member)
         if self.now - since > limit:
             self._broken("every_order_comes_to_an_end", f"{name} ({told.kind} {told.key}) is open since {since}")
@@ -113,7 +113,7 @@ class Liveness(Books):
             self._left("every_order_comes_to_an_end", f"order {order} ({told.kind} {told.key}) is open")
         for gpu, slot in self.held.items():
             self._left("every_gpu_comes_back", f"{gpu} is held by slot {slot}")
-        for gpu, job in self.stain.items():
+        for gpu, job in self.dirty_by.items():
             self._left("every_gpu_comes_back", f"{gpu} was not seen clear since {job} was there")
         for node, place in self.places.items():
             if place.group is not None:

@@ -65,7 +65,7 @@ class Moving(Placements):
                 for gpu in self.places[node].gpus
                 if self.held.get(gpu) is not None and self.slots[self.held[gpu]].job == job
             ]
-            stained = [gpu for gpu in self.places[node].gpus if again and self.stain.get(gpu) == job]
+            stained = [gpu for gpu in self.places[node].gpus if again and self.dirty_by.get(gpu) == job]
             if held or stained or any(where != "gone" and (again or where != "parked") for where in states.values()):
                 self._broken(
                     "nothing_is_in_use_where_a_job_moves_away", f"{job} leaves {node}: {states}, {held}, {stained}"
@@ -88,9 +88,9 @@ class Moving(Placements):
 
     def a_group_planned_anew_has_the_same_visitors(self, fact: f.GroupReplanned, party: Party) -> None:
         """A wheel in another order, or with more or fewer rounds; and only members' promises are at risk."""
-        had = {(visit.job, visit.phase) for visit in party.wheel if not visit.once}
-        has = {(visit.job, visit.phase) for visit in fact.wheel}
-        if (fact.wheel and (had != has or party.coming)) or not set(fact.at_risk) <= set(party.jobs):
+        had = {(visit.job, visit.phase) for visit in party.schedule if not visit.once}
+        has = {(visit.job, visit.phase) for visit in fact.schedule}
+        if (fact.schedule and (had != has or party.coming)) or not set(fact.at_risk) <= set(party.jobs):
             self._broken(
                 "a_group_planned_anew_has_the_same_visitors", f"{fact} is of {party.jobs}, and {party.coming} come"
             )
@@ -113,11 +113,11 @@ class Moving(Placements):
         going.counts = not fact.off
         member.kept.going = going
         if fact.group == member.group:
-            going.wheel = fact.wheel
+            going.schedule = fact.schedule
         else:
             party.coming[fact.job] = None
             self.a_group_has_no_more_members_than_the_cap(fact.group, party)
-            party.wheel = merged(party.wheel, fact.wheel)
+            party.schedule = merged(party.schedule, fact.schedule)
             party.on, party.dispatch = None, fact.dispatch
 
     def _began(self, fact: f.MoveBegan) -> None:
@@ -138,13 +138,13 @@ class Moving(Placements):
         self.nothing_is_in_use_where_a_job_moves_away(fact.job, member, gone)
         assert member.group is not None
         old, new = self.groups[member.group], self.groups[going.group]
-        if going.wheel is None:
-            old.wheel = [visit for visit in old.wheel if visit.job != fact.job]
+        if going.schedule is None:
+            old.schedule = [visit for visit in old.schedule if visit.job != fact.job]
             old.jobs.remove(fact.job)
             del new.coming[fact.job]
             new.jobs.append(fact.job)
         else:
-            new.wheel = self._rewound(new.jobs, new.wheel, going.wheel)
+            new.schedule = self._rewound(new.jobs, new.schedule, going.schedule)
         old.on = new.on = None
         old.disturbed_at = new.disturbed_at = fact.at
         self._leave(fact.job, member, gone)
@@ -163,7 +163,7 @@ class Moving(Placements):
         if member.queued is not None:
             self.slots[member.queued].since = self.now
 
-    def _rewound(self, jobs: list[JobId], wheel: list[Turn], plan: tuple[f.PlannedVisit, ...]) -> list[Turn]:
+    def _rewound(self, jobs: list[JobId], wheel: list[Turn], plan: tuple[f.PlannedTurn, ...]) -> list[Turn]:
         made = merged(wheel, tuple(visit for visit in plan if visit.job in jobs and not visit.once))
         for once in [visit for visit in wheel if visit.once]:
             turn, index = min((visit.turn, at) for at, visit in enumerate(made) if visit.job == once.job)
@@ -183,9 +183,9 @@ class Moving(Placements):
             member.kept.moved_at = fact.at
         member.kept.going = None
         self._leave(fact.job, member, tuple(node for node in going.nodes if node not in member.nodes))
-        if going.wheel is None:
+        if going.schedule is None:
             del party.coming[fact.job]
-            party.wheel = [visit for visit in party.wheel if visit.job != fact.job]
+            party.schedule = [visit for visit in party.schedule if visit.job != fact.job]
             party.on = None
             if not party.jobs and not party.coming:
                 del self.groups[going.group]
@@ -197,7 +197,7 @@ class Moving(Placements):
         """Nothing of the job is left on a node that it moved away from."""
         member = self.members[fact.job]
         states = {key: self.kept.get(key, "gone") for key in self._keys_on(member, fact.node)}
-        stained = [gpu for gpu in self.places[fact.node].gpus if self.stain.get(gpu) == fact.job]
+        stained = [gpu for gpu in self.places[fact.node].gpus if self.dirty_by.get(gpu) == fact.job]
         if stained or any(where != "gone" for where in states.values()) or fact.node not in member.kept.left:
             self._broken(
                 "a_placement_ends_when_nothing_is_left", f"{fact.job} has left {fact.node}: {states}, {stained}"
@@ -216,8 +216,8 @@ class Moving(Placements):
         """Everybody stays on his nodes, in another order perhaps."""
         party = self.groups[fact.group]
         self.a_group_planned_anew_has_the_same_visitors(fact, party)
-        if fact.wheel:
-            party.wheel = self._rewound(party.jobs, party.wheel, fact.wheel)
+        if fact.schedule:
+            party.schedule = self._rewound(party.jobs, party.schedule, fact.schedule)
             party.on, party.disturbed_at = None, fact.at
 
     # ---- what it listens for -----------------------------------------------------------------------------------------

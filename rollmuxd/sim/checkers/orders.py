@@ -180,7 +180,7 @@ class Orders(Placements):
             self.kept.pop(key, None)
             self.loaded_on.pop(key, None)
         place = self.places[told.node]
-        if told.job in map(self.stain.get, place.gpus):
+        if told.job in map(self.dirty_by.get, place.gpus):
             place.touched_at = fact.at
 
     def _order_faulted(self, fact: f.OrderFaulted) -> None:

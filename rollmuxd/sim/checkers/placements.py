@@ -77,7 +77,7 @@ class Placements(Gpus):
             del member.kept.left[node]
         self._reserve(fact.job, member, fact.pins)
         member.stays = self._stays(fact.job, member, fact.pins)
-        party.wheel = merged(party.wheel, fact.wheel)
+        party.schedule = merged(party.schedule, fact.schedule)
         party.on, party.dispatch = None, fact.dispatch
         self._set(member, "placed")
         if member.queued is not None:
@@ -141,7 +141,7 @@ class Placements(Gpus):
             for key in self._keys_on(member, node):
                 if self.kept.get(key, "gone") == "gone":
                     self._give_back(member, key)
-            if self._keys_on(member, node) or any(self.stain.get(gpu) == job for gpu in place.gpus):
+            if self._keys_on(member, node) or any(self.dirty_by.get(gpu) == job for gpu in place.gpus):
                 member.kept.left[node] = None
 
     def _placement_ended(self, fact: f.PlacementEnded) -> None:
@@ -166,7 +166,7 @@ class Placements(Gpus):
     def _leave_wheel(self, job: JobId, member: Member) -> None:
         party = self.groups.get(member.group or "")
         if party is not None:
-            party.wheel = [visit for visit in party.wheel if visit.job != job]
+            party.schedule = [visit for visit in party.schedule if visit.job != job]
             party.on, party.disturbed_at = None, self.now
 
     # ---- what facts tell of jobs -------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def _phases(spec: JobSpec) -> tuple[PhaseSpec, ...]:
     return (*spec.side, *spec.phases)
 
 
-def merged(old: list[Turn], planned: tuple[f.PlannedVisit, ...]) -> list[Turn]:
+def merged(old: list[Turn], planned: tuple[f.PlannedTurn, ...]) -> list[Turn]:
     """A wheel into which a job has come: who was there stays in his turn, who is new joins the present one."""
     known: dict[tuple[JobId, str], list[int]] = {}
     for visit in old:

@@ -13,18 +13,18 @@ from typing import Final, NamedTuple, TypeAlias
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core import moving
-from rollmuxd.core.admission import admit
-from rollmuxd.core.cycle import Cycle
+from rollmuxd.core.context import Context
 from rollmuxd.core.decision import Decision
 from rollmuxd.core.effects import Effect
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.letting_go import drained_if_empty, end_reclaims, finish_release, park_own, settle
 from rollmuxd.core.model import HostId, Millis, SlotStatus, StateStatus
-from rollmuxd.core.rotation import Rotation
+from rollmuxd.core.order import Rotation
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.core.soft import Soft
-from rollmuxd.core.turns import dispatch, grant_if_loaded
+from rollmuxd.core.steps import move
+from rollmuxd.core.steps.admit import admit
+from rollmuxd.core.steps.dispatch import dispatch, grant_if_loaded
+from rollmuxd.core.steps.reclaim import drained_if_empty, end_placement_if_empty, end_reclaims, finish_release, park_own
+from rollmuxd.core.timers import Timers
 
 
 class WouldRecord(Exception):
@@ -35,21 +35,21 @@ class WouldRecord(Exception):
         self.fact = fact
 
 
-class Quiet(Soft):
+class Quiet(Timers):
     """The scheduler's soft state, in which nothing is planned."""
 
-    def __init__(self, live: Soft) -> None:
+    def __init__(self, live: Timers) -> None:
         vars(self).update(vars(live))
 
     def at(self, due: Millis, kind: str, key: str) -> None:
         """Plan nothing."""
 
-    def look_now(self, host: HostId, now: Millis, config: object) -> bool:
+    def observe_now(self, host: HostId, now: Millis, config: object) -> bool:
         """Have nothing looked at."""
         return False
 
 
-class Asking(Cycle):
+class Asking(Context):
     """A decision that is not made."""
 
     def fact(self, fact: f.Fact) -> None:
@@ -66,20 +66,20 @@ class Asking(Cycle):
 Question: TypeAlias = tuple[str, Callable[[], None]]
 
 
-def _grants(c: Cycle) -> Iterator[Question]:
+def _grants(c: Context) -> Iterator[Question]:
     for job in c.state.jobs.values():
         slot = c.state.slots.get(job.slot or "")
         if slot is not None and slot.status is SlotStatus.LOADING:
             yield slot.id, partial(grant_if_loaded, c, job, slot)
 
 
-def _releases(c: Cycle) -> Iterator[Question]:
+def _releases(c: Context) -> Iterator[Question]:
     for job in c.state.jobs.values():
         for name in job.closing:
             yield name, partial(finish_release, c, c.state.slots[name])
 
 
-def _reclaims(c: Cycle) -> Iterator[Question]:
+def _reclaims(c: Context) -> Iterator[Question]:
     for node in c.state.nodes.values():
         yield node.id, partial(end_reclaims, c, node)
     for job in c.state.jobs.values():
@@ -88,37 +88,37 @@ def _reclaims(c: Cycle) -> Iterator[Question]:
                 yield slot.id, partial(park_own, c, job, slot)
 
 
-def _settles(c: Cycle) -> Iterator[Question]:
+def _settles(c: Context) -> Iterator[Question]:
     for job in c.state.jobs.values():
-        yield job.id, partial(settle, c, job)
+        yield job.id, partial(end_placement_if_empty, c, job)
 
 
-def _drains(c: Cycle) -> Iterator[Question]:
+def _drains(c: Context) -> Iterator[Question]:
     for node in c.state.nodes.values():
         loaded = [kept for key in node.states if (kept := c.state.states[key]).status is StateStatus.LOADED]
         if all(c.state.jobs[kept.job].has_place for kept in loaded):  # what a job that leaves has is discarded first
             yield node.id, partial(drained_if_empty, c, node)
 
 
-def _moves(c: Cycle) -> Iterator[Question]:
+def _moves(c: Context) -> Iterator[Question]:
     for name in c.state.moving:
-        yield name, partial(moving.advance, c, c.state.jobs[name])
+        yield name, partial(move.advance, c, c.state.jobs[name])
     for name in c.state.leaving:
-        yield name, partial(moving.tidy, c, c.state.jobs[name])
+        yield name, partial(move.tidy, c, c.state.jobs[name])
 
 
-def _dispatches(c: Cycle) -> Iterator[Question]:
+def _dispatches(c: Context) -> Iterator[Question]:
     for group in c.state.groups:
         yield group, partial(dispatch, c, group)
 
 
-def _admits(c: Cycle) -> Iterator[Question]:
+def _admits(c: Context) -> Iterator[Question]:
     if c.state.waiting:
-        c.soft.round = None
+        c.timers.round = None
         yield "", partial(admit, c)
 
 
-STEPS: Final[dict[str, Callable[[Cycle], Iterator[Question]]]] = {
+STEPS: Final[dict[str, Callable[[Context], Iterator[Question]]]] = {
     "grant": _grants,
     "release": _releases,
     "reclaim": _reclaims,
@@ -200,7 +200,7 @@ class Rest:
             return
         self._left = self._every
         cycle = Asking(core.config, core.policy, core.state)
-        cycle.rotation, cycle.soft, cycle.now = self._rotation, Quiet(core.soft), now
+        cycle.rotation, cycle.timers, cycle.now = self._rotation, Quiet(core.timers), now
         excused = {}
         for step, questions in STEPS.items():
             for about, question in questions(cycle):

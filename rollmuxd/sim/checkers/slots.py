@@ -124,17 +124,17 @@ class Slots(Placements, Turns, Credit):
         party = self.groups.get(member.group or "")
         if asked.side and party is not None:
             mine = (asked.job, asked.phase)
-            party.wheel = [it for it in party.wheel if not (it.once and (it.job, it.phase) == mine)]
+            party.schedule = [it for it in party.schedule if not (it.once and (it.job, it.phase) == mine)]
             party.on = None
 
-    def _visit_added(self, fact: f.VisitAdded) -> None:
+    def _visit_added(self, fact: f.TurnAdded) -> None:
         party = self.groups[fact.group]
-        turn, index = min((it.turn, at) for at, it in enumerate(party.wheel) if it.job == fact.job)
-        party.wheel.insert(index, Turn(fact.job, fact.phase, turn, once=True))
+        turn, index = min((it.turn, at) for at, it in enumerate(party.schedule) if it.job == fact.job)
+        party.schedule.insert(index, Turn(fact.job, fact.phase, turn, once=True))
         party.on = None
 
-    def _skipped(self, fact: f.VisitSkipped) -> None:
-        visit = self.groups[fact.group].wheel[fact.visit]
+    def _skipped(self, fact: f.TurnSkipped) -> None:
+        visit = self.groups[fact.group].schedule[fact.visit]
         self.nobody_is_passed_over_who_could_go(fact, visit)
         visit.turn += 1
 
@@ -155,24 +155,24 @@ class Slots(Placements, Turns, Credit):
         self.a_gpu_is_given_on_only_when_seen_clear(name, job, gpus)
         assert member.group is not None
         party = self.groups[member.group]
-        visit = party.wheel[fact.visit]
+        visit = party.schedule[fact.visit]
         if (visit.job, visit.phase) != (job, asked.phase):
             self._broken("visits_come_in_the_order_of_the_wheel", f"slot {name} takes {visit.job}'s {visit.phase}")
-        if party.dispatch is Dispatch.WHEEL:
+        if party.dispatch is Dispatch.SCHEDULE:
             self.visits_come_in_the_order_of_the_wheel(name, party, fact.visit, stay)
         elif party.dispatch is Dispatch.READY:
             self.first_come_first_served(name, asked, party, stay)
         else:
             self.who_is_least_ahead_goes_first(name, asked, party, stay)
         if visit.once:
-            del party.wheel[fact.visit]
+            del party.schedule[fact.visit]
             party.on = None
         else:
             visit.turn += 1
         asked.status, asked.gpus, asked.claimed = "loading", gpus, gpus
         member.queued, member.holding = None, name
         self.held.update(dict.fromkeys(gpus, name))
-        self.stain.update(dict.fromkeys(gpus, job))
+        self.dirty_by.update(dict.fromkeys(gpus, job))
         self._touch(stay, gpus)
 
     def _granted(self, fact: f.SlotGranted) -> None:
@@ -228,7 +228,7 @@ class Slots(Placements, Turns, Credit):
         self.a_gpu_is_given_on_only_when_seen_clear(fact.slot, asked.job, more)
         self.who_grows_finds_its_state_loaded(fact.slot, more, self.members[asked.job].stays[asked.phase])
         self.held.update(dict.fromkeys(more, fact.slot))
-        self.stain.update(dict.fromkeys(more, asked.job))
+        self.dirty_by.update(dict.fromkeys(more, asked.job))
         asked.status, asked.gpus = "running", fact.gpus
 
     def _released(self, fact: f.SlotReleased) -> None:
@@ -279,8 +279,8 @@ class Slots(Placements, Turns, Credit):
         f.SlotRequeued: _requeued,
         f.SlotQueued: _queued,
         f.SlotWithdrawn: _withdrawn,
-        f.VisitAdded: _visit_added,
-        f.VisitSkipped: _skipped,
+        f.TurnAdded: _visit_added,
+        f.TurnSkipped: _skipped,
         f.SlotClaimed: _claimed,
         f.SlotGranted: _granted,
         f.SlotTakenOver: _taken_over,

@@ -10,7 +10,7 @@ class Turns(Books):
 
     def visits_come_in_the_order_of_the_wheel(self, name: SlotId, party: Party, visit: int, stay: Stay) -> None:
         """On each node, of the visits that claim it none comes before one that is still to come this turn."""
-        wheel = party.wheel
+        wheel = party.schedule
         turn = wheel[visit].turn
         on = party.on
         if on is None:
@@ -27,7 +27,7 @@ class Turns(Books):
 
     def _project(self, party: Party) -> dict[NodeId, list[int]]:
         on: dict[NodeId, list[int]] = {}
-        for index, visit in enumerate(party.wheel):
+        for index, visit in enumerate(party.schedule):
             member = self.members[visit.job]
             going = member.kept.going
             stays = going.stays if going is not None and visit.job in party.coming else member.stays
@@ -57,7 +57,7 @@ class Turns(Books):
             if contested and not (at_home and all(at_home)):
                 self._broken("first_come_first_served", f"slot {name} overtakes slot {other}, which came before")
 
-    def nobody_is_passed_over_who_could_go(self, fact: f.VisitSkipped, visit: Turn) -> None:
+    def nobody_is_passed_over_who_could_go(self, fact: f.TurnSkipped, visit: Turn) -> None:
         """A visit is skipped whose job is away: not while it is busy with an earlier phase, or asks for this one."""
         member = self.members[visit.job]
         if member.status != "placed" or member.group != fact.group:  # it is still to come

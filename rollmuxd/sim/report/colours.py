@@ -14,8 +14,8 @@ class Look(NamedTuple):
 _DASHES: Final = ((), (5.0, 1.5), (1.5, 1.5), (6.0, 1.5, 1.5, 1.5), (8.0, 2.0, 3.0, 2.0))
 
 POLICIES: Final[dict[str, Look]] = {
+    "default": Look("#1c93a8", _DASHES[1]),
     "rollmux": Look("#2f7fd6"),
-    "rollmux-unpruned": Look("#1c93a8", _DASHES[1]),
     "rollmux-artifact": Look("#8266d4", _DASHES[3]),
     "solo": Look("#7f858c"),
     "colocated": Look("#c76a12", _DASHES[1]),

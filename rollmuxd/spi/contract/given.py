@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from rollmuxd.core.model import GpuId, HostId
-from rollmuxd.spi.backend import Backend, Ran, Sight
+from rollmuxd.spi.backend import Backend, Observation, Ran
 from rollmuxd.spi.contract.moments import Cancelling
 from rollmuxd.spi.errors import ContactLost
 
@@ -64,7 +64,7 @@ class GivenBackend(Cancelling):
 
     # ---- how it is checked --------------------------------------------------------------------------------------
 
-    async def _see(self, backend: Backend) -> Sight:
+    async def _see(self, backend: Backend) -> Observation:
         """A sight that holds to the contract."""
         with anyio.fail_after(self.patience_s):
             inventory = await backend.inventory(self.host)

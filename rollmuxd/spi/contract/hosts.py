@@ -5,7 +5,7 @@ import os
 import anyio
 import pytest
 
-from rollmuxd.spi.backend import Sight
+from rollmuxd.spi.backend import Observation
 from rollmuxd.spi.contract.given import GivenBackend
 from rollmuxd.spi.contract.moments import cancelled
 
@@ -39,7 +39,7 @@ class Hosts(GivenBackend):
     @pytest.mark.asyncio
     async def test_it_may_be_called_concurrently(self) -> None:
         backend = await self.make()
-        sights: list[Sight] = []
+        sights: list[Observation] = []
 
         async def look() -> None:
             sights.append(await self._see(backend))

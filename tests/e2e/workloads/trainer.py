@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 import rollmuxd
-import rollmuxd.client.phases
+import rollmuxd.client.job
 import rollmuxd.client.transport  # now, and not when a test waits for it
 
 

@@ -61,9 +61,7 @@ class MadeUp:
     """Looks like the module ``pynvml``."""
 
     NVMLError = NVMLError
-    NVML_ERROR_UNINITIALIZED = 1
     NVML_ERROR_NOT_SUPPORTED = 3
-    NVML_ERROR_NO_PERMISSION = 4
     NVML_ERROR_FUNCTION_NOT_FOUND = 13
     nvmlMemory_v2 = nvmlMemory_v2
 
@@ -75,9 +73,6 @@ class MadeUp:
         """Read the file."""
         self._read()
         self._meet(self._box, "nvmlInit")
-
-    def nvmlShutdown(self) -> None:
-        """Nothing to let go of."""
 
     def nvmlSystemGetDriverVersion(self) -> str:
         return str(self._box.get("driver", "580.65.06"))

@@ -8,9 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-NVML_ERROR_UNINITIALIZED = 1
 NVML_ERROR_NOT_SUPPORTED = 3
-NVML_ERROR_NO_PERMISSION = 4
 NVML_ERROR_INSUFFICIENT_SIZE = 7
 NVML_ERROR_LIBRARY_NOT_FOUND = 12
 NVML_ERROR_FUNCTION_NOT_FOUND = 13
@@ -107,11 +105,6 @@ def _text(name: str, *arguments: Any) -> str:
 def nvmlInit() -> None:
     """Start using it."""
     _call("nvmlInit_v2")
-
-
-def nvmlShutdown() -> None:
-    """Stop using it."""
-    _call("nvmlShutdown")
 
 
 def nvmlSystemGetDriverVersion() -> str:

@@ -7,9 +7,9 @@ from msgspec import Meta
 from rollmuxd.core.errors import Conflict, UnknownThing
 from rollmuxd.core.model import Job, SessionStatus
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access import Caller, find_job
-from rollmuxd.daemon.http.glue import Call, ClientGone, Parked, Query, Routes
+from rollmuxd.daemon.access.gate import Caller, find_job
 from rollmuxd.daemon.http.routes._query import BODY, WaitS
+from rollmuxd.daemon.http.routing import Call, ClientGone, Parked, Query, Routes
 from rollmuxd.spi.residency import RankResult
 from rollmuxd.wire.answers import ChannelOrder, ChannelView
 from rollmuxd.wire.requests import RankBody, ResultBody

@@ -10,14 +10,14 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from rollmuxd.core.errors import TooMany
-from rollmuxd.daemon.access import find_job
-from rollmuxd.daemon.belongs import wanted
+from rollmuxd.daemon.access.audience import wanted
+from rollmuxd.daemon.access.gate import find_job
+from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import limits, problems
-from rollmuxd.daemon.http.glue import Call, ClientGone, Parked, Query, Routes
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routes._query import Id
-from rollmuxd.daemon.journal import Unreadable
-from rollmuxd.daemon.told import Told
+from rollmuxd.daemon.http.routing import Call, ClientGone, Parked, Query, Routes
+from rollmuxd.daemon.journal.store import Unreadable
 from rollmuxd.wire.answers import FactsPage, UnreadableFact
 
 routes = Routes("facts")
@@ -139,7 +139,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     return FactsPage(facts=found, last=last, first=journal.first, unreadable=unreadable)
 
 
-def _told(fact: dict[str, Any], told: Told) -> dict[str, Any]:
+def _told(fact: dict[str, Any], told: Visibility) -> dict[str, Any]:
     """A fact whose sentence names no job that the caller may not know of."""
     return {name: told.text(value) if name in _SENTENCES else value for name, value in fact.items()}
 

@@ -5,11 +5,11 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access import Caller
+from rollmuxd.daemon.access.gate import Caller
+from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.http import problems
-from rollmuxd.daemon.http.glue import Call, Plain, Routes
 from rollmuxd.daemon.http.problems import Refusal
-from rollmuxd.daemon.keys import Role
+from rollmuxd.daemon.http.routing import Call, Plain, Routes
 from rollmuxd.wire.answers import Health
 
 routes = Routes("daemon")

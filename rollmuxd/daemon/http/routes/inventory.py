@@ -5,16 +5,16 @@ from collections.abc import Callable
 from msgspec import UNSET, UnsetType
 
 from rollmuxd.core.errors import Rejected, UnknownThing
-from rollmuxd.core.inputs import DeclareClear, DrainNode, Input, UndrainNode
+from rollmuxd.core.inputs import DeclareClean, DrainNode, Input, UndrainNode
 from rollmuxd.core.model import HostId, JobId, Millis, Node, NodeId, NodeStatus
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
+from rollmuxd.daemon.access.keys import Role
+from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.http import views
-from rollmuxd.daemon.http.answers import HostPage, HostView, NodePage, NodeView
-from rollmuxd.daemon.http.glue import Call, Query, Routes
+from rollmuxd.daemon.http.models import HostPage, HostView, NodePage, NodeView
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
-from rollmuxd.daemon.keys import Role
-from rollmuxd.daemon.told import Told
+from rollmuxd.daemon.http.routing import Call, Query, Routes
 from rollmuxd.wire.answers import GroupPage, GroupView, PoolPage, PoolView
 from rollmuxd.wire.requests import DrainBody, ReasonBody
 
@@ -88,7 +88,7 @@ async def undrain_node(call: Call, node: str) -> NodeView:
 @routes.post("/v1/nodes/{node:path}/declare-clear", needs=Role.ADMIN, problems=(*BODY, 404, 409))
 async def declare_node_clear(call: Call, node: str, body: ReasonBody) -> NodeView:
     """Declare that nothing of any job is left on its GPUs. Audited."""
-    given = DeclareClear(node=node, by=call.caller.name, reason=body.reason)
+    given = DeclareClean(node=node, by=call.caller.name, reason=body.reason)
     await call.operate(given, node, _status_of(node), reason=body.reason)
     return await _node(call, node)
 
@@ -106,7 +106,7 @@ def _status_of(node: NodeId) -> Callable[[State], str]:
         known = state.nodes.get(node)
         if known is None:
             return ""
-        unclear = [name for name, gpu in known.gpus.items() if gpu.stain or gpu.holder]
+        unclear = [name for name, gpu in known.gpus.items() if gpu.dirty_by or gpu.holder]
         jobs = f", of {len(known.pinned)} jobs" if known.pinned else ""
         return f"{known.status}{jobs}{', with something on ' + ', '.join(unclear) if unclear else ''}"
 
@@ -117,7 +117,7 @@ async def _node(call: Call, node: NodeId) -> NodeView:
     return await call.read(lambda core, now: _view(call, call.told(core), core.state.node(node)))
 
 
-def _view(call: Call, told: Told, node: Node) -> NodeView:
+def _view(call: Call, told: Visibility, node: Node) -> NodeView:
     return views.node_view(told, node, call.services.actuator.seen)
 
 
@@ -166,7 +166,7 @@ async def undrain_host(call: Call, host: str) -> HostView:
 async def declare_host_clear(call: Call, host: str, body: ReasonBody) -> HostView:
     """Declare that nothing of any job is left on its GPUs. Audited."""
     by = call.caller.name
-    return await _each_node(call, host, lambda node: DeclareClear(node=node, by=by, reason=body.reason), body.reason)
+    return await _each_node(call, host, lambda node: DeclareClean(node=node, by=by, reason=body.reason), body.reason)
 
 
 async def _each_node(call: Call, host: HostId, given: Callable[[NodeId], Input], reason: str = "") -> HostView:

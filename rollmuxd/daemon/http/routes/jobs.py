@@ -11,13 +11,13 @@ from rollmuxd.core.inputs import EndJob, PauseJob, RegisterJob, ReinstateJob, Re
 from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access import Caller, Forbidden, check_act, find_job
+from rollmuxd.daemon.access.gate import Caller, Forbidden, check_act, find_job
+from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.http import views
 from rollmuxd.daemon.http.background import ask, copy_of
-from rollmuxd.daemon.http.glue import Call, Query, Routes, status_of_job
 from rollmuxd.daemon.http.limits import REGISTRATION, fitting
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
-from rollmuxd.daemon.keys import Role
+from rollmuxd.daemon.http.routing import Call, Query, Routes, status_of_job
 from rollmuxd.daemon.settings import DefaultsTable
 from rollmuxd.spi import Residency, TakesOptions
 from rollmuxd.wire.answers import Explanation, JobPage, JobView, RegisteredView
@@ -181,7 +181,7 @@ def _say_how_long(alive: RunAlive, core: Scheduler, job: Job | None, now: Millis
 
     A supervisor starts a process again at once that was killed, and would not know what to wait for.
     """
-    if job is None or job.session is None or not alive.pid or job.session not in core.soft.seen:
+    if job is None or job.session is None or not alive.pid or job.session not in core.timers.seen:
         return
     left_ms = core.lease_left_ms(job.session, now)
     silent_s, lost_in_s = max(0, core.config.lease_ms - left_ms) // 1000, -(-left_ms // 1000)

@@ -1,11 +1,11 @@
 """API keys."""
 
 from rollmuxd.core.errors import UnknownThing
+from rollmuxd.daemon.access.keys import ApiKey, Role, new_key, why_shut
 from rollmuxd.daemon.http import views
-from rollmuxd.daemon.http.glue import Call, Routes
 from rollmuxd.daemon.http.routes._query import BODY
 from rollmuxd.daemon.http.routes.inventory import PageQuery
-from rollmuxd.daemon.keys import ApiKey, Role, new_key, why_shut
+from rollmuxd.daemon.http.routing import Call, Routes
 from rollmuxd.wire.answers import KeyPage, KeyView
 from rollmuxd.wire.requests import KeyBody
 

@@ -6,10 +6,10 @@ from msgspec import Meta
 
 from rollmuxd.core.model import JobId
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access import find_job
+from rollmuxd.daemon.access.gate import find_job
 from rollmuxd.daemon.http import problems
-from rollmuxd.daemon.http.glue import Call, Query, Routes
 from rollmuxd.daemon.http.problems import Refusal
+from rollmuxd.daemon.http.routing import Call, Query, Routes
 from rollmuxd.spi import ContactLost, NotDone
 from rollmuxd.wire.answers import LogsView
 

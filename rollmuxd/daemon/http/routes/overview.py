@@ -5,8 +5,7 @@ from zlib import crc32
 
 from msgspec import UNSET, Meta, UnsetType
 
-from rollmuxd.daemon.http.answers import Overview, OverviewLists
-from rollmuxd.daemon.http.glue import Call, Query, Routes
+from rollmuxd.daemon.http.models import Overview, OverviewLists
 from rollmuxd.daemon.http.routes._query import Id, Limit
 from rollmuxd.daemon.http.routes.inventory import (
     GroupsQuery,
@@ -20,6 +19,7 @@ from rollmuxd.daemon.http.routes.inventory import (
 from rollmuxd.daemon.http.routes.jobs import JobsQuery, page_of_jobs
 from rollmuxd.daemon.http.routes.slots import SlotsQuery, list_slots
 from rollmuxd.daemon.http.routes.web import whoami
+from rollmuxd.daemon.http.routing import Call, Query, Routes
 
 routes = Routes("overview")
 

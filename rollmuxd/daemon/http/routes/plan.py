@@ -4,10 +4,10 @@ from rollmuxd.core.model import Millis
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon import plan
 from rollmuxd.daemon.http.background import ask, copy_of
-from rollmuxd.daemon.http.glue import Call, Routes
 from rollmuxd.daemon.http.limits import check_plan
 from rollmuxd.daemon.http.routes._query import BODY
 from rollmuxd.daemon.http.routes.jobs import job_spec
+from rollmuxd.daemon.http.routing import Call, Routes
 from rollmuxd.wire.plan import PlanBody, PlanView
 
 routes = Routes("plan")

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from rollmuxd.core.model import Millis
 from rollmuxd.daemon.http import problems
-from rollmuxd.daemon.http.glue import Call, Plain, Query, Routes
 from rollmuxd.daemon.http.problems import Refusal
+from rollmuxd.daemon.http.routing import Call, Plain, Query, Routes
 from rollmuxd.daemon.http.views import iso
-from rollmuxd.daemon.reckoning import FactsGone, reckon
-from rollmuxd.daemon.report import as_csv
+from rollmuxd.daemon.usage.daily import FactsGone, compute_usage
+from rollmuxd.daemon.usage.ledger import as_csv
 from rollmuxd.wire.answers import ReportView
 
 routes = Routes("report")
@@ -43,7 +43,7 @@ async def get_report(call: Call, query: ReportQuery) -> ReportView | Plain:
     now, durable = await call.read(lambda core, now: (now, services.driver.last_seq))
     services.driver.tell_sinks()  # of today's books all that is durable is wanted
     try:
-        books, end = await reckon(
+        books, end = await compute_usage(
             services.journal, since=since, until=until, now=now, durable=durable, today=services.today
         )
     except FactsGone as error:

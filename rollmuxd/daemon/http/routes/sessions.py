@@ -5,10 +5,10 @@ from collections.abc import Callable
 from rollmuxd.core.inputs import CloseSession, Heartbeat, OpenSession, ProcessGone
 from rollmuxd.core.model import JobId, SessionId
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access import find_job, find_session
+from rollmuxd.daemon.access.gate import find_job, find_session
 from rollmuxd.daemon.http import views
-from rollmuxd.daemon.http.glue import Call, Routes
 from rollmuxd.daemon.http.routes._query import BODY
+from rollmuxd.daemon.http.routing import Call, Routes
 from rollmuxd.wire.answers import Directive, HeartbeatView, SessionView
 from rollmuxd.wire.requests import HeartbeatBody, SessionBody
 

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.inputs import (
     DetachSlot,
-    GpuSight,
+    GpuObservation,
     GrowSlot,
     NextRequest,
     ReleaseSlot,
@@ -27,21 +27,20 @@ from rollmuxd.core.model import (
     OrderKind,
     OrderStatus,
     Park,
-    SessionStatus,
     Slot,
     SlotId,
     SlotStatus,
 )
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access import find_job, find_slot
-from rollmuxd.daemon.driver import Unavailable
+from rollmuxd.daemon.access.gate import find_job, find_slot
+from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.http import problems, views
-from rollmuxd.daemon.http.glue import Call, ClientGone, Parked, Query, Routes
 from rollmuxd.daemon.http.limits import fitting
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routes._query import BODY, Id, Limit
-from rollmuxd.daemon.keys import Role
+from rollmuxd.daemon.http.routing import Call, ClientGone, Parked, Query, Routes
+from rollmuxd.daemon.writer import Unavailable
 from rollmuxd.wire.answers import ReleaseView, SlotPage, SlotView
 from rollmuxd.wire.requests import GrowBody, ReasonBody, ReleaseBody, ShrinkBody, SlotBody
 
@@ -138,31 +137,16 @@ async def _granted(call: Call, slot: SlotId, wait_s: float) -> SlotView:
                 "slot": slot,
                 "status": view.status,
                 "reason": view.reason,
-                "ended": await call.read(lambda core, _: ended_how(core.state, core.state.slot(slot))),
+                "ended": await call.read(lambda core, _: ended_how(core.state.slot(slot))),
                 "granted_at": view.granted_at,
             },
         )
     return view
 
 
-def ended_how(state: State, slot: Slot) -> str:
-    """How a slot that has ended did: ``withdrawn``, ``released``, ``faulted``, ``lost`` or ``revoked``.
-
-    Of one that a version before this saw end, it shows from what else is known.
-    """
-    if slot.ended is not None:
-        return str(slot.ended)
-    if slot.released:
-        return str(SlotStatus.RELEASED)
-    if slot.status not in (SlotStatus.RECLAIMING, SlotStatus.OVER):
-        return str(slot.status)
-    session = state.sessions.get(slot.session)
-    if session is None or session.status is SessionStatus.LOST:
-        return str(SlotStatus.LOST)
-    # These are the core's own words for a load that did not come to its end.
-    if slot.granted_at is None and slot.reason.startswith(("could not load its ", "no word of the load of its ")):
-        return str(SlotStatus.FAULTED)
-    return str(SlotStatus.REVOKED)
+def ended_how(slot: Slot) -> str:
+    """How a slot ended: ``withdrawn``, ``released``, ``faulted``, ``lost`` or ``revoked``."""
+    return str(slot.ended or SlotStatus.RELEASED)
 
 
 @routes.post("/v1/slots/{slot}/release", problems=(*BODY, 404, 409, 503))
@@ -173,7 +157,7 @@ async def release_slot(call: Call, slot: str, body: ReleaseBody) -> ReleaseView:
     """
     mine, job = await call.act_on(find_slot, slot)
     fence = views.fence_of(body.fence)
-    seen: tuple[GpuSight, ...] = ()
+    seen: tuple[GpuObservation, ...] = ()
     if mine.status in views.ON and mine.fence == fence:
         seen = await _sight(call, _unmoved(call.services.driver.scheduler.state, mine, job))
     following = None if body.next is None else NextRequest(phase=body.next.phase, request_id=body.next.request_id)
@@ -235,11 +219,11 @@ def _unmoved(state: State, slot: Slot, job: Job) -> dict[str, list[GpuId]]:
     return hosts
 
 
-async def _sight(call: Call, hosts: dict[str, list[GpuId]]) -> tuple[GpuSight, ...]:
+async def _sight(call: Call, hosts: dict[str, list[GpuId]]) -> tuple[GpuObservation, ...]:
     """What the backends see on these GPUs now; nothing of a host that cannot say. Bounded by the actuator."""
     if not hosts:
         return ()
-    seen: dict[str, tuple[GpuSight, ...]] = {}
+    seen: dict[str, tuple[GpuObservation, ...]] = {}
 
     async def look(host: str, gpus: Collection[GpuId]) -> None:
         seen[host] = await call.services.actuator.sight(host, gpus)

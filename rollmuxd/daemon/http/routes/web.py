@@ -6,7 +6,7 @@ from importlib.resources.abc import Traversable
 from typing import Final
 
 from rollmuxd.core.errors import UnknownThing
-from rollmuxd.daemon.http.glue import Call, Plain, Routes
+from rollmuxd.daemon.http.routing import Call, Plain, Routes
 from rollmuxd.daemon.http.views import iso
 from rollmuxd.wire.answers import MeView
 

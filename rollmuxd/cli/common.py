@@ -1,0 +1,292 @@
+"""What every command shares: how it reaches the daemon, how it answers, and how it fails.
+
+Exit status: 0 done, 1 refused or failed, 2 wrongly called (click's own), 3 no daemon. A failure is one line on stderr
+that ends with the remedy. ``--json`` prints the daemon's own answer on one line, so its fields are those of the HTTP
+interface and stay.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from urllib.parse import quote
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NO_DAEMON = 3
+#: seconds between two tries to reach a daemon that is away, for commands that go on then
+AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Failed(click.ClickException):
+    """A command could not do what it was asked: one line on stderr, and an exit status."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
+
+    def show(self, file: Any = None) -> None:
+        """One line, whatever the message was."""
+        click.echo(f"rollmuxd: {' '.join(self.message.split())}", err=True)
+
+
+class Daemon(Protocol):
+    """What the commands need of the client."""
+
+    def get(self, path: str, **params: Any) -> Any:
+        """GET, and the decoded answer."""
+
+    def post(self, path: str, body: Any = None) -> Any:
+        """POST, and the decoded answer."""
+
+    def text(self, path: str, **params: Any) -> str:
+        """GET of something that is no JSON."""
+
+    def delete(self, path: str, body: Any = None) -> Any:
+        """DELETE, and the decoded answer."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+def connect(url: str | None, api_key: str | None) -> Daemon:
+    """The client. Its import costs as much as all of click, so it is made here and not above."""
+    from rollmuxd.client.sync import Daemon as Client
+
+    return Client(url=url, api_key=api_key)
+
+
+class Call:
+    """One invocation of a command: the daemon it talks to, and how it answers."""
+
+    def __init__(self, url: str | None, api_key: str | None, *, as_json: bool) -> None:
+        self.url, self.api_key, self.as_json = url, api_key, as_json
+        self._daemon: Daemon | None = None
+
+    @property
+    def daemon(self) -> Daemon:
+        """The daemon; connecting is put off until something is asked of it."""
+        if self._daemon is None:
+            self._daemon = connect(self.url, self.api_key)
+        return self._daemon
+
+    def get(self, path: str, **params: Any) -> Any:
+        """GET, without the parameters that were not given."""
+        return self.daemon.get(path, **{name: value for name, value in params.items() if value is not None})
+
+    def get_again(self, path: str, *, until: float = math.inf, **params: Any) -> Any:
+        """GET for a command that goes on: what may be over a moment later is said once, and waited for.
+
+        ``until``: a moment of ``time.monotonic`` from which it is raised like anything else.
+        """
+        from rollmuxd.client.errors import NoDaemon, TooManyRequests, Unavailable
+        from rollmuxd.client.retry import LONGEST_RETRY_AFTER_S
+
+        tries, awaited = 0, ""
+        while True:
+            try:
+                answer = self.get(path, **params)
+            except (NoDaemon, TooManyRequests, Unavailable) as error:
+                left_s = until - time.monotonic()
+                if left_s <= 0:
+                    raise
+                if not tries:
+                    awaited = "there is room" if isinstance(error, TooManyRequests) else "it is back"
+                    click.echo(f"rollmuxd: {' '.join(str(error).split())}; trying again until {awaited}", err=True)
+                wished_s = min(getattr(error, "retry_after_s", None) or 0.0, LONGEST_RETRY_AFTER_S)
+                time.sleep(min(max(AGAIN_S[min(tries, len(AGAIN_S) - 1)], wished_s), left_s))
+                tries += 1
+            else:
+                if tries:
+                    click.echo(f"rollmuxd: {awaited}", err=True)
+                return answer
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """POST."""
+        return self.daemon.post(path, dict(body or {}))
+
+    def delete(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """DELETE."""
+        return self.daemon.delete(path, dict(body) if body is not None else None)
+
+    def items(self, path: str, *, after: str | None = None, **params: Any) -> Iterator[dict[str, Any]]:
+        """Every item of a list, page after page; ``after``: those that come after this one."""
+        while True:
+            page = self.get(path, after=after, **params)
+            yield from page["items"]
+            after = page.get("next")
+            if after is None:
+                return
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._daemon is not None:
+            self._daemon.close()
+
+    def answer(self, value: Any, show: Callable[[Any], None]) -> None:
+        """The value as JSON, or shown to people."""
+        if self.as_json:
+            print_json(value)
+        else:
+            show(value)
+
+    def answer_list(self, items: list[dict[str, Any]], show: Callable[[list[dict[str, Any]]], None]) -> None:
+        """All items as one page of JSON, or shown to people."""
+        if self.as_json:
+            print_json({"items": items, "next": None})
+        else:
+            show(items)
+
+
+def part(id: str) -> str:
+    """An id as one part of a path: a node's id has a slash in it."""
+    return quote(id, safe="")
+
+
+def talks(command: F) -> Callable[..., Any]:
+    """Give a command ``--json``, ``--url`` and ``--api-key``, its ``Call`` as first argument, and one-line errors."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON.")
+    @click.option("--url", envvar="ROLLMUX_URL", help="The daemon (default: $ROLLMUX_URL, else its usual socket).")
+    @click.option("--api-key", envvar="ROLLMUX_API_KEY", help="Better given as $ROLLMUX_API_KEY: ps shows options.")
+    @wraps(command)
+    def run(*args: Any, as_json: bool, url: str | None, api_key: str | None, **options: Any) -> None:
+        call = Call(url, api_key, as_json=as_json)
+        try:
+            command(call, *args, **options)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            fail(error)
+        finally:
+            call.close()
+
+    return run
+
+
+def fail(error: Exception) -> NoReturn:
+    """Turn what the client raises into one line and an exit status; anything else is a bug and keeps its traceback."""
+    from rollmuxd.client import errors
+
+    if isinstance(error, errors.Unreachable):
+        more = "" if error.remedy else "; is it running? rollmuxd daemon status"
+        raise Failed(f"{error}{more}", NO_DAEMON) from error
+    if isinstance(error, errors.NoDaemon):
+        raise Failed(str(error), NO_DAEMON) from error
+    if isinstance(error, errors.NotFound):
+        noun = _noun()
+        raise Failed(f"{error}; `rollmuxd {noun} list` shows what there is" if noun else str(error)) from error
+    if isinstance(error, errors.RollmuxError):
+        raise Failed(str(error)) from error
+    raise error
+
+
+def _noun() -> str | None:
+    """The noun that is being spoken of, if it can be listed: of ``rollmuxd job show x``, ``job``."""
+    context = click.get_current_context(silent=True)
+    above = context.parent if context is not None else None
+    while above is not None:
+        if isinstance(above.command, click.Group) and "list" in above.command.commands:
+            return above.info_name
+        above = above.parent
+    return None
+
+
+def ask(question: str, *, yes: bool) -> None:
+    """Go on if the answer is yes, or was given as ``--yes``. Without anybody to answer: which option to give."""
+    if yes:
+        return
+    try:
+        agreed = click.confirm(question, err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        click.echo(err=True)
+        raise Failed("nobody has answered; without a terminal say it with --yes") from None
+    if not agreed:
+        raise click.Abort
+
+
+# ---- printing --------------------------------------------------------------------------------------------------------
+
+
+def print_json(value: Any) -> None:
+    """One value on one line of stdout."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def console() -> Console:
+    """Where tables go. Piped, they have no colours, and no line is broken to fit a screen that is not there."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 1000, highlight=False, emoji=False, markup=False)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> None:
+    """A table, or the sentence that there is nothing in it. A column whose name begins with ``#`` is of numbers."""
+    if not rows:
+        click.echo(empty)
+        return
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        number = column.startswith("#")
+        shown.add_column(column.removeprefix("#"), justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*(cell(value) for value in row))
+    _print(shown)
+
+
+def fields(values: Mapping[str, Any]) -> None:
+    """Names and values below one another; those without a value are left out."""
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    shown.add_column(style="bold")
+    shown.add_column(overflow="fold")
+    for name, value in values.items():
+        if value not in (None, "", [], {}):
+            shown.add_row(name, cell(value))
+    _print(shown)
+
+
+def _print(shown: Any) -> None:
+    out = console()
+    with out.capture() as capture:
+        out.print(shown)
+    # The cells of the last column are padded, too.
+    for line in capture.get().splitlines():
+        click.echo(line.rstrip())
+
+
+def cell(value: Any) -> str:
+    """A value as people read it: ``-`` for nothing, two digits for a fraction."""
+    match value:
+        case None | "":
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.2f}".rstrip("0").rstrip(".")
+        case list() | tuple():
+            return ", ".join(cell(item) for item in value) or "-"
+        case dict():
+            return ", ".join(f"{name}: {cell(item)}" for name, item in value.items()) or "-"
+        case _:
+            return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """The text as a terminal may have it: a reason that somebody gave must not move its cursor or colour its lines."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,0 +1,1 @@
+"""``rollmuxd run``: the commands of a job, started when it has its place."""

@@ -1,0 +1,106 @@
+"""``job.toml``: one job as a file says it, with the keys of :func:`rollmuxd.job`, and the commands that make it up."""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rollmuxd.cli.common import Failed
+from rollmuxd.cli.run import private_ray
+from rollmuxd.cli.run.private_ray import RayTable
+
+#: keys of a job that are no pools
+KEYS: Final = frozenset(
+    ("phases", "side", "init", "slo", "priority", "on_loss", "movable", "park", "if_unmet", "colocate", "ranks")
+)
+#: what a job wants that does not say, as :func:`rollmuxd.job` has it
+_BY_DEFAULT: Final = {"rollout": {"nodes": 1}, "train": {"nodes": 1}}
+_ROLE_KEYS: Final = ("command", "pool", "env", "cwd")
+
+
+@dataclass(frozen=True)
+class Role:
+    """One command of a job, and the pools whose GPUs it sees; none named: all of the job's."""
+
+    name: str
+    argv: tuple[str, ...]
+    pools: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = ""
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """What ``job.toml`` says."""
+
+    path: Path
+    table: Mapping[str, Any]
+    roles: tuple[Role, ...]
+    #: a Ray of the job's own is wanted
+    ray: RayTable | None = None
+
+    def registration(self, key: str, **more: Any) -> Any:
+        """The body of ``POST /v1/jobs``. Raises Failed, naming the file and the key."""
+        says = self.table.keys() - KEYS - {"name"}
+        table = self.table if says else {**self.table, **_BY_DEFAULT}
+        return registration_of(str(self.path), table, table["name"], idempotency_key=key, **more)
+
+
+def registration_of(where: str, table: Mapping[str, Any], name: str, **more: Any) -> Any:
+    """What a job's table registers: its keys are those of :func:`rollmuxd.job`. Raises Failed, saying where."""
+    from rollmuxd.client.registration import registration
+
+    pools = {key: value for key, value in table.items() if key not in KEYS and key != "name"}
+    rest = {key: value for key, value in table.items() if key in KEYS}
+    try:
+        return registration(name, pools=pools, **{**rest, **more})
+    except (TypeError, ValueError) as error:
+        raise Failed(f"{where}: {error}") from error
+
+
+def read(path: Path, command: Sequence[str]) -> JobFile:
+    """The job of a file, whose command is given there (``[roles.NAME]``) or here. Raises Failed."""
+    try:
+        said = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Failed(f"{path}: {error}") from error
+    if not isinstance(said.get("name"), str):
+        raise Failed(f'{path}: there is no name in it; say name = "math-7b"')
+    roles = said.pop("roles", {})
+    ray = private_ray.read(str(path), said.pop("ray")) if "ray" in said else None
+    if not isinstance(roles, dict):
+        raise Failed(f"{path}: roles are tables, [roles.trainer] with a command")
+    if bool(roles) == bool(command):
+        one = "says what to run (roles), and so does the command line" if roles else "does not say what to run"
+        raise Failed(f"{path} {one}; give either [roles.NAME] with command there, or -- COMMAND here")
+    pools = [name for name in said if name not in KEYS and name != "name"] or list(_BY_DEFAULT)
+    if command:
+        return JobFile(path, said, (Role("main", tuple(command)),), ray)
+    return JobFile(path, said, tuple(_role(path, name, table, pools) for name, table in roles.items()), ray)
+
+
+def _role(path: Path, name: str, table: Any, pools: Sequence[str]) -> Role:
+    where = f"{path}: role {name}"
+    if not isinstance(table, dict):
+        raise Failed(f'{where} is {table!r}; it is a table: [roles.{name}] with command = "..."')
+    stray = [key for key in table if key not in _ROLE_KEYS]
+    if stray:
+        raise Failed(f"{where}: {stray[0]} is not a key; there are {', '.join(_ROLE_KEYS)}")
+    command = table.get("command")
+    argv = shlex.split(command) if isinstance(command, str) else command
+    if not isinstance(argv, list) or not argv or not all(isinstance(part, str) for part in argv):
+        raise Failed(f'{where}: command is {command!r}; it is a line, or a list of strings: ["python", "train.py"]')
+    pool = table.get("pool", [])
+    mine = [pool] if isinstance(pool, str) else pool
+    if not isinstance(mine, list) or any(part not in pools for part in mine):
+        raise Failed(f"{where}: pool is {pool!r}, and the job has {', '.join(pools)}")
+    env, cwd = table.get("env", {}), table.get("cwd", "")
+    if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
+        raise Failed(f"{where}: env is a table of strings")
+    if not isinstance(cwd, str):
+        raise Failed(f"{where}: cwd is {cwd!r}, and it is a folder's path")
+    return Role(name, tuple(argv), tuple(mine), env, cwd)

@@ -1,0 +1,193 @@
+"""A Ray for one job of ``rollmuxd run`` (``[ray]`` in ``job.toml``): a whole one of its own, or a node in a shared one.
+
+Jobs that run on Ray reserve whole GPUs of it by placement groups, so that a second one would never start beside the
+first on the same Ray. Each on a Ray of its own reserves what it likes of the GPUs of its place, and whose turn it is on
+them is the daemon's to say. In a shared cluster the job gets a node of its own, whose GPUs are no ``GPU`` that anybody
+might be given but a resource with the job's name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final, Self, TypeAlias
+
+from rollmuxd.cli.common import Failed
+
+_KEYS: Final = ("program", "address", "arguments")
+#: what starting it may take: four Python programs, on a machine that has other things to do
+_STARTS_S: Final = 120.0
+_LOOK_S: Final = 0.05
+#: the file with what Ray says meanwhile
+_SAID: Final = "said"
+#: Ray's sockets need seventy bytes of the 107 that a path may have
+_SHORT: Final = "/tmp"  # noqa: S108  # mkdtemp makes a folder of one's own there
+
+
+#: runs ``ray start``: its argument vector, and what its environment has besides
+_Run: TypeAlias = Callable[[list[str], dict[str, str]], None]
+
+
+@dataclass(frozen=True)
+class RayTable:
+    """What ``[ray]`` says."""
+
+    #: Ray's own command: that of the job's environment
+    program: str = "ray"
+    #: of a cluster, to have a node of one's own in; empty: a cluster of one's own
+    address: str = ""
+    #: more of them for ``ray start``
+    arguments: tuple[str, ...] = ()
+
+
+def read(where: str, table: Any) -> RayTable:
+    """The table of a job's file. Raises Failed."""
+    if not isinstance(table, dict):
+        raise Failed(f"{where}: ray is {table!r}; it is a table: [ray]")
+    stray = [key for key in table if key not in _KEYS]
+    if stray:
+        raise Failed(f"{where}: {stray[0]} is not a key of [ray]; there are {', '.join(_KEYS)}")
+    program, address, arguments = table.get("program", "ray"), table.get("address", ""), table.get("arguments", [])
+    if not isinstance(program, str) or not program or not isinstance(address, str):
+        raise Failed(f'{where}: program and address of [ray] are strings: program = "ray", address = "10.0.0.1:6379"')
+    if not isinstance(arguments, list) or not all(isinstance(one, str) for one in arguments):
+        raise Failed(f'{where}: arguments of [ray] is {arguments!r}; it is a list of strings: ["--num-cpus=16"]')
+    return RayTable(program, address, tuple(arguments))
+
+
+def resource_of(job: str) -> str:
+    """What a job's GPUs are called in a shared cluster."""
+    return f"rollmuxd_gpu_{re.sub(r'[^A-Za-z0-9_]', '_', job)}"
+
+
+class OwnRay:
+    """Ray's processes for a job, which are ours from then on: whoever ends our descendants ends them."""
+
+    def __init__(self, table: RayTable, job: str) -> None:
+        self._table, self._job = table, job
+        self._left = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.close()
+
+    def start(
+        self, gpus: Sequence[str] | None, env: dict[str, str], out: IO[bytes] | None, beat: Callable[[], None]
+    ) -> dict[str, str]:
+        """Start it with these GPUs (None: as many as it finds); what the job's commands need to know of it.
+
+        ``beat`` is called again and again meanwhile. Raises Failed, with what Ray says.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="rx-", dir=_SHORT))
+        self._left.callback(shutil.rmtree, folder, ignore_errors=True)
+        # Each port that Ray would have a habit of is a free one, or Ray's to find: a second Ray has the same habits.
+        argv = [self._table.program, "start", "--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0"]
+        argv.append(f"--dashboard-agent-listen-port={_free_port()}")
+        # One that the user's shell is in is not this one. And on a node of a shared one anybody's tasks may run.
+        not_for_it = ("RAY_ADDRESS", "RAY_TMPDIR", *(("ROLLMUX_API_KEY",) if self._table.address else ()))
+        plain = {name: value for name, value in env.items() if name not in not_for_it}
+        begin = self._node if self._table.address else self._head
+        try:
+            return begin(argv, gpus, folder, lambda argv, more: self._run(argv, plain | more, folder / _SAID, beat))
+        finally:
+            if out is not None and (folder / _SAID).exists():
+                out.write((folder / _SAID).read_bytes())
+                out.flush()
+
+    def _head(self, argv: list[str], gpus: Sequence[str] | None, folder: Path, run: _Run) -> dict[str, str]:
+        """A cluster of its own."""
+        dashboard = _free_port()
+        # Ray's ports are open to the network; it lets in who has this (older versions of Ray do not ask for it).
+        only_us = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        argv += ["--head", "--port=0", f"--temp-dir={folder}", f"--dashboard-port={dashboard}"]
+        run(argv if gpus is None else [*argv, f"--num-gpus={len(gpus)}"], only_us)
+        return {
+            **only_us,
+            "RAY_ADDRESS": (folder / "ray_current_cluster").read_text(encoding="ascii").strip(),
+            "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
+            # What is started with ray.init(address="local") in spite of it finds nobody else's, either.
+            "RAY_TMPDIR": str(folder),
+        }
+
+    def _node(self, argv: list[str], gpus: Sequence[str] | None, folder: Path, run: _Run) -> dict[str, str]:
+        """A node of its own in a cluster that others share."""
+        if gpus is None:
+            raise Failed(
+                "[ray]: the daemon only watches and gives no GPUs, of which a node in a shared Ray could be made; "
+                "leave address out"
+            )
+        mine = resource_of(self._job)
+        argv += [f"--address={self._table.address}", f"--node-name=rollmuxd-{self._job}"]
+        argv += ["--num-gpus=0", f"--resources={json.dumps({mine: len(gpus)})}"]
+        run(argv, {})
+        return {"RAY_ADDRESS": self._table.address, "ROLLMUX_RAY_RESOURCE": mine}
+
+    def _run(self, argv: list[str], env: Mapping[str, str], said: Path, beat: Callable[[], None]) -> None:
+        argv = [*argv, *self._table.arguments]
+        with _one_at_a_time(beat) if self._table.address else nullcontext():
+            status = self._status(argv, env, said, beat)
+        if status != 0:
+            lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()]
+            raise Failed(f"[ray]: {' '.join(argv[:2])} ended with exit status {status}: {' / '.join(lines[-3:])}")
+
+    def _status(self, argv: list[str], env: Mapping[str, str], said: Path, beat: Callable[[], None]) -> int:
+        give_up = time.monotonic() + _STARTS_S
+        with said.open("wb") as both:
+            try:
+                starting = subprocess.Popen(
+                    argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=both, stderr=both, start_new_session=True
+                )
+            except OSError as error:
+                raise Failed(
+                    f"[ray]: {argv[0]} could not be started: {error}; install Ray where the job is, or name it: "
+                    'program = "/path/to/ray"'
+                ) from error
+        while (status := starting.poll()) is None:
+            if time.monotonic() > give_up:
+                raise Failed(f"[ray]: {argv[0]} start has not come to its end in {_STARTS_S:g} s")
+            beat()
+            time.sleep(_LOOK_S)
+        return status
+
+
+@contextmanager
+def _one_at_a_time(beat: Callable[[], None]) -> Iterator[None]:
+    """Two nodes of one cluster that start on one machine at once take each other's sockets, and neither comes up."""
+    path = f"{_SHORT}/.rollmuxd-ray-{os.geteuid()}.lock"
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise Failed(f"[ray]: {path}: {error.strerror}; have whoever owns it remove it") from error
+    try:
+        if os.fstat(lock).st_uid != os.geteuid():  # and may hold it for ever
+            raise Failed(f"[ray]: {path} belongs to another user of this machine; have it removed")
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            beat()
+            time.sleep(_LOOK_S)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port

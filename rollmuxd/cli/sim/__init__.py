@@ -1,0 +1,1 @@
+"""``rollmuxd sim`` and ``rollmuxd estimate``."""

@@ -1,0 +1,1 @@
+"""``rollmuxd top``: pools, jobs and what waits, as they change."""

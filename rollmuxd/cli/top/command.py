@@ -1,0 +1,152 @@
+"""``rollmuxd top``: the live view, over any terminal; ``--once`` for scripts."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+
+from rollmuxd.cli.common import Call, console, talks
+
+#: how many looks the line of a pool's use goes back
+LOOKS: Final = 60
+LISTS: Final = ("pools", "nodes", "hosts", "groups", "jobs", "slots")
+
+
+@click.command(short_help="Live view of pools, jobs and what waits.")
+@click.option(
+    "--once", is_flag=True, help="Print it once, and end: for scripts. So it does where there is no terminal."
+)
+@click.option("--interval", default=2.0, show_default=True, type=click.FloatRange(0.2, 3600), help="Seconds.")
+@click.option("--owner", help="Only this owner's jobs.")
+@talks
+def top(call: Call, once: bool, interval: float, owner: str | None) -> None:
+    """Pools and nodes, who holds them, how jobs keep their bounds, and what waits.
+
+    q ends it, s sorts by something else, the arrow keys scroll the jobs. With --json, one object: when (at), and the
+    lists pools, nodes, hosts, groups, jobs (that are not over) and slots (that hold GPUs) of the HTTP interface.
+    """
+    watch = Watch(call, owner)
+    if call.as_json:
+        call.answer(watch.look(), lambda _: None)
+    elif once or not sys.stdout.isatty() or not sys.stdin.isatty():
+        _print_once(watch)
+    else:
+        _live(watch, interval)
+
+
+class Watch:
+    """Looks at the daemon again and again, and remembers how much of each pool was held."""
+
+    def __init__(self, call: Call, owner: str | None) -> None:
+        self._call, self._owner = call, owner
+        self.held: dict[str, deque[float]] = {}
+        self._tag: str | None = None
+        self._seen: dict[str, list[dict[str, Any]]] = {}
+
+    def look(self) -> dict[str, Any]:
+        """What there is now: the daemon's own views, as its lists have them."""
+        answer = self._call.get(
+            "/v1/overview", since=self._tag, slots="holding", over="false", owner=self._owner, limit=1000
+        )
+        # Without lists they are as they were.
+        if (lists := answer["lists"]) is not None:
+            self._tag = answer["tag"]
+            self._seen = {name: self._whole(name, lists[name]) for name in LISTS}
+            self._seen["pools"].sort(key=lambda pool: pool["pool"])
+        for pool in self._seen["pools"]:
+            share = pool["gpus_held"] / pool["gpus"] if pool["gpus"] else 0.0
+            self.held.setdefault(pool["pool"], deque(maxlen=LOOKS)).append(share)
+        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return {"at": at, **self._seen}
+
+    def _whole(self, name: str, page: dict[str, Any]) -> list[dict[str, Any]]:
+        """A list of which the first page is here."""
+        items = list(page["items"])
+        if page["next"] is not None:
+            asked = {
+                "jobs": {"over": "false", "owner": self._owner},
+                "slots": {"which": "holding", "why": "false", "owner": self._owner},
+            }
+            items += self._call.items(f"/v1/{name}", after=page["next"], limit=1000, **asked.get(name, {}))
+        return items
+
+
+def _print_once(watch: Watch) -> None:
+    from rollmuxd.cli.top import view
+
+    out = console()
+    seen = watch.look()
+    with out.capture() as capture:
+        out.print(view.picture(seen, watch.held, width=out.width, rows=None))
+    for line in capture.get().splitlines():
+        click.echo(line.rstrip())
+
+
+def _live(watch: Watch, interval: float) -> None:
+    from rich.live import Live
+
+    from rollmuxd.cli.top import view
+    from rollmuxd.client.errors import RollmuxError
+
+    out = console()
+    first, sort, trouble = 0, 0, ""
+    seen = watch.look()
+    with keys() as pressed, Live(console=out, screen=True, auto_refresh=False) as live:
+        due = time.monotonic() + interval
+        while True:
+            live.update(
+                view.picture(
+                    seen,
+                    watch.held,
+                    width=out.width,
+                    rows=out.height,
+                    first=first,
+                    sort=view.SORTS[sort % len(view.SORTS)],
+                    trouble=trouble,
+                ),
+                refresh=True,
+            )
+            key = pressed(max(0.0, due - time.monotonic()))
+            if key in ("q", "Q", "\x03", "\x04"):
+                return
+            if key == "s":
+                sort += 1
+            elif key in ("\x1b[B", "j"):
+                first = min(first + 1, max(0, len(seen["jobs"]) - 1))
+            elif key in ("\x1b[A", "k"):
+                first = max(0, first - 1)
+            if time.monotonic() >= due:
+                due = time.monotonic() + interval
+                try:
+                    seen, trouble = watch.look(), ""
+                except RollmuxError as error:
+                    trouble = f"trying again: {error}"
+
+
+@contextmanager
+def keys() -> Iterator[Any]:
+    """Key by key, without their showing: a function that waits so long for one. The terminal is put back at the end."""
+    import termios
+    import tty
+
+    where = sys.stdin.fileno()
+    before = termios.tcgetattr(where)
+
+    def pressed(seconds: float) -> str:
+        ready, _, _ = select.select([where], [], [], seconds)
+        return os.read(where, 8).decode(errors="replace") if ready else ""
+
+    try:
+        tty.setcbreak(where)
+        yield pressed
+    finally:
+        termios.tcsetattr(where, termios.TCSADRAIN, before)

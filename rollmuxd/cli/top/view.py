@@ -1,0 +1,305 @@
+"""What ``rollmuxd top`` shows, made of one look at the daemon. Pure: the same look gives the same picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rollmuxd.cli.common import printable
+
+SORTS: Final = ("group", "slowdown", "owner")
+_SPARKS: Final = " ▁▂▃▄▅▆▇█"
+_COLOUR: Final = {
+    "up": "green", "occupied": "yellow", "draining": "yellow", "drained": "yellow", "unknown": "yellow",
+    "quarantined": "red", "lost": "red", "paused": "yellow", "probing": "cyan", "waiting": "magenta",
+}  # fmt: skip
+
+
+def picture(
+    seen: Mapping[str, Any],
+    held: Mapping[str, Sequence[float]],
+    *,
+    width: int,
+    rows: int | None,
+    first: int = 0,
+    sort: str = "group",
+    trouble: str = "",
+) -> RenderableType:
+    """The whole view. ``rows``: of the screen; None: as many as it takes. ``first``: the first job shown."""
+    names = {job["job"]: job["name"] for job in seen["jobs"]}
+    holders = {slot["slot"]: slot for slot in seen["slots"]}
+    placed = [job for job in seen["jobs"] if job["status"] != "waiting"]
+    waiting = [job for job in seen["jobs"] if job["status"] == "waiting"]
+    unmet = [job for job in placed if job.get("unmet")]
+    room = _room(rows, len(seen["pools"]), len(seen["nodes"]), len(placed), len(waiting), len(unmet))
+    nodes, jobs, few = seen["nodes"][: room.nodes], _sorted(placed, sort)[first:][: room.jobs], waiting[: room.waiting]
+    parts: list[RenderableType] = [_head(seen, sort, trouble), _pools(seen["pools"], held), Text()]
+    parts += [_nodes(nodes, holders, names, width), *_more("nodes", len(nodes), len(seen["nodes"])), Text()]
+    parts.append(_jobs(jobs, holders, seen["at"], width) if placed else Text("no job has a placement"))
+    parts += _more("jobs", first + len(jobs), len(placed))
+    if unmet:
+        some = unmet[: room.unmet]
+        told = _reasons("NO PROMISE", some, "unmet", width, whole=rows is None)
+        parts += [Text(), told, *_more("without their promise", len(some), len(unmet))]
+    if waiting:
+        told = _reasons("WAITING", few, "reason", width, whole=rows is None)
+        parts += [Text(), told, *_more("waiting", len(few), len(waiting))]
+    return Group(*parts)
+
+
+class Room(NamedTuple):
+    """How many lines there are for each; None: for all."""
+
+    nodes: int | None
+    jobs: int | None
+    waiting: int | None
+    unmet: int | None
+
+
+def _room(rows: int | None, pools: int, nodes: int, jobs: int, waiting: int, unmet: int) -> Room:
+    """Share a screen of so many rows out: each table has a head, a blank line before it, and a line of what is left."""
+    if rows is None:
+        return Room(None, None, None, None)
+    left = rows - 2 - pools - 1  # the first line, and the pools with their head
+    few, some = min(waiting, 3), min(unmet, 3)
+    left -= few + 2 + (waiting > few) if waiting else 0
+    left -= some + 2 + (unmet > some) if unmet else 0
+    left -= 2  # the heads of nodes and jobs
+    of_nodes = min(nodes, max(2, left // 3))
+    left -= of_nodes + (nodes > of_nodes) + 2
+    return Room(of_nodes, max(1, left - 1) if jobs > left else max(1, left), few, some)
+
+
+def _head(seen: Mapping[str, Any], sort: str, trouble: str) -> Text:
+    if trouble:
+        return Text(printable(trouble), "bold red", no_wrap=True, overflow="ellipsis")
+    count = len(seen["jobs"])
+    waiting = sum(job["status"] == "waiting" for job in seen["jobs"])
+    said = f"{seen['at'][11:19]} UTC   {_of(len(seen['nodes']), 'node')}, {_of(len(seen['groups']), 'group')}, "
+    said += f"{_of(count, 'job')}{f', {waiting} waiting' if waiting else ''}"
+    head = Text.assemble(("rollmuxd top   ", "bold"), said, (f"   by {sort}", "dim"))
+    head.no_wrap, head.overflow = True, "ellipsis"
+    return head
+
+
+def _of(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+#: columns of which a part will do, where there is no room for all of it
+_ANY_PART: Final = frozenset(("JOB", "NODE", "NOW", "HELD BY", "STATES", "WHY", "OWNER", "WAITING"))
+#: the narrowest that these get
+_LEAST: Final = 7
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int | None = None) -> Table:
+    """A table no wider than that: what is cut ends in an ellipsis, and of the widest most is cut."""
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        number = column.startswith("#")
+        made.add_column(column.removeprefix("#"), justify="right" if number else "left", no_wrap=True)
+    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+    for place, most in enumerate(_widths(columns, cells, width)):
+        for row in cells:
+            row[place].truncate(most, overflow="ellipsis")
+    for row in cells:
+        made.add_row(*row)
+    return made
+
+
+def _widths(columns: Sequence[str], cells: Sequence[Sequence[Text]], width: int | None) -> list[int]:
+    """How wide each column may be."""
+    heads = [len(column.removeprefix("#")) for column in columns]
+    wide = [max([head, *(row[place].cell_len for row in cells)]) for place, head in enumerate(heads)]
+    over = 0 if width is None else sum(wide) + 2 * (len(wide) - 1) - width
+    giving = [place for place, column in enumerate(columns) if column in _ANY_PART]
+    while over > 0 and giving:
+        widest = max(giving, key=lambda place: wide[place])
+        if wide[widest] <= max(_LEAST, heads[widest]):
+            break
+        wide[widest] -= 1
+        over -= 1
+    return wide
+
+
+#: columns that a screen narrower than this goes without
+_NARROW: Final = 110
+_DISPENSABLE: Final = frozenset(("POOLS", "GROUP", "#GPUS", "OWNER", "STATUS"))
+
+
+def _fitted(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> Table:
+    """The same, without what a narrow screen can go without."""
+    if width >= _NARROW:
+        return _table(columns, rows, width)
+    kept = [place for place, column in enumerate(columns) if column not in _DISPENSABLE]
+    return _table([columns[place] for place in kept], [[row[place] for place in kept] for row in rows], width)
+
+
+def bar(share: float, width: int) -> str:
+    """``█████░░░``: how much of it."""
+    full = min(width, max(0, round(share * width)))
+    return "█" * full + "░" * (width - full)
+
+
+def _pools(pools: Sequence[Mapping[str, Any]], held: Mapping[str, Sequence[float]]) -> RenderableType:
+    rows: list[list[str | Text]] = []
+    for pool in pools:
+        share = pool["gpus_held"] / pool["gpus"] if pool["gpus"] else 0.0
+        late = list(held.get(pool["pool"], ()))[-20:]
+        rows.append(
+            [
+                printable(pool["pool"]),
+                str(pool["gpus"]),
+                Text(bar(share, 20), "green"),
+                f"{share:.0%}",
+                str(len(pool["nodes"])),
+                str(pool["nodes_free"]),
+                Text("".join(_SPARKS[round(value * (len(_SPARKS) - 1))] for value in late), "green"),
+            ]
+        )
+    return _table(["POOL", "#GPUS", "HELD", "#", "#NODES", "#FREE", "OF LATE"], rows)
+
+
+def _nodes(
+    nodes: Sequence[Mapping[str, Any]],
+    holders: Mapping[str, Mapping[str, Any]],
+    names: Mapping[str, str],
+    width: int,
+) -> RenderableType:
+    # A narrow screen has no column for it, so what is wrong is told by the node's colour, too.
+    rows: list[list[str | Text]] = [
+        [
+            Text(node["node"], "" if node["status"] == "up" else _COLOUR.get(node["status"], "")),
+            ", ".join(node["pools"]),
+            Text(node["status"], _COLOUR.get(node["status"], "")),
+            node.get("group") or "-",
+            str(len(node["gpus"])),
+            printable(_held_by(node, holders, names)),
+            printable(_states(node, names)),
+        ]
+        for node in nodes
+    ]
+    return _fitted(["NODE", "POOLS", "STATUS", "GROUP", "#GPUS", "HELD BY", "STATES"], rows, width)
+
+
+def _held_by(node: Mapping[str, Any], holders: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> str:
+    """Who holds the node's GPUs, and how many of them where it is not all."""
+    counts: dict[str, int] = {}
+    for gpu in node["gpus"]:
+        if gpu["holder"]:
+            counts[gpu["holder"]] = counts.get(gpu["holder"], 0) + 1
+    said = []
+    for name, count in counts.items():
+        slot = holders.get(name)
+        who = name if slot is None else f"{names.get(slot['job'], slot['job'])} {slot['phase']}"
+        how = "" if slot is None or slot["status"] == "running" else f" ({slot['status']})"
+        said.append(f"{who}{how}{'' if count == len(node['gpus']) else f' on {count}'}")
+    if not said and node.get("reason"):
+        return str(node["reason"])
+    return ", ".join(said) or "-"
+
+
+def _states(node: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """How many states are where: ``1 loaded, 2 parked``; one that moves is named."""
+    counts: dict[str, int] = {}
+    moving = []
+    for key, status in node.get("states", {}).items():
+        if status in ("loading", "parking"):
+            job = key.partition(" ")[0]
+            moving.append(f"{status} {names.get(job, job)}")
+        elif status != "gone":
+            counts[status] = counts.get(status, 0) + 1
+    return ", ".join([*moving, *(f"{count} {status}" for status, count in counts.items())]) or "-"
+
+
+def _sorted(jobs: Sequence[Mapping[str, Any]], sort: str) -> list[Mapping[str, Any]]:
+    if sort == "slowdown":
+        return sorted(jobs, key=lambda job: -(job.get("slowdown") or 0))
+    if sort == "owner":
+        return sorted(jobs, key=lambda job: (job["owner"], job["name"]))
+    return sorted(jobs, key=lambda job: (len(job.get("group") or ""), job.get("group") or "", job["name"]))
+
+
+def _jobs(
+    jobs: Sequence[Mapping[str, Any]], holders: Mapping[str, Mapping[str, Any]], at: str, width: int
+) -> RenderableType:
+    rows: list[list[str | Text]] = []
+    for job in jobs:
+        now, since = _now(job, holders)
+        credit = job.get("credit_s")
+        broken = credit is not None and credit < 0
+        rows.append(
+            [
+                printable(job["name"]),
+                printable(job["owner"]),
+                Text(job["status"], _COLOUR.get(job["status"], "")),
+                job.get("group") or "-",
+                now if job.get("silent_s") is None else Text(_silent(job), "red"),
+                _span(_seconds(since, at)) if since else "-",
+                str(job.get("iterations", 0)),
+                "-" if job.get("slowdown") is None else f"{job['slowdown']:.2f}",
+                Text(_against(job), "red" if broken else "green"),
+                "-" if credit is None else f"{credit:+.0f} s",
+            ]
+        )
+    heads = ["JOB", "OWNER", "STATUS", "GROUP", "NOW", "#FOR", "#ITER", "#SLOWDOWN", "OF ITS BOUND", "#CREDIT"]
+    return _fitted(heads, rows, width)
+
+
+def _silent(job: Mapping[str, Any]) -> str:
+    """That no heartbeat of its process comes; empty: they come."""
+    return "" if job.get("silent_s") is None else f"silent for {job['silent_s']:.0f} s"
+
+
+def _now(job: Mapping[str, Any], holders: Mapping[str, Mapping[str, Any]]) -> tuple[str, str | None]:
+    """What the job does, and since when."""
+    slot = holders.get(job.get("slot") or "")
+    if slot is not None:
+        doing = slot["phase"] if slot["status"] == "running" else f"{slot['phase']} ({slot['status']})"
+        return doing, slot.get("granted_at") or slot.get("queued_at")
+    if job.get("slot"):
+        return f"waits for {job['phase']}", None
+    return "-", None
+
+
+def _against(job: Mapping[str, Any]) -> str:
+    """The slowdown on the way from 1 to the bound: ``██░░░░░░ 2``."""
+    slo, slowdown = job.get("slo"), job.get("slowdown")
+    if slo is None:
+        return "best effort"
+    share = 0.0 if slowdown is None else (slowdown - 1) / (slo - 1) if slo > 1 else float(slowdown > 1)
+    return f"{bar(share, 8)} {slo:g}{'' if job.get('promised') else ' (not promised)'}"
+
+
+def _reasons(head: str, jobs: Sequence[Mapping[str, Any]], reason: str, width: int, *, whole: bool) -> RenderableType:
+    """Jobs and why it is so, on a line each; ``whole``: all of the reason, on however long a line."""
+    rows: list[list[str | Text]] = [
+        [
+            printable(job["name"]),
+            printable(job["owner"]),
+            "-" if job.get("slo") is None else f"{job['slo']:g}",
+            printable((reason == "reason" and _silent(job)) or job.get(reason) or f"rollmuxd job explain {job['job']}"),
+        ]
+        for job in jobs
+    ]
+    return _table([head, "OWNER", "#SLO", "WHY"], rows, None if whole else width)
+
+
+def _more(what: str, shown: int, there: int) -> list[RenderableType]:
+    return [Text(f"... and {there - shown} more {what}", "dim")] if there > shown else []
+
+
+def _seconds(since: str, at: str) -> float:
+    return (datetime.fromisoformat(at) - datetime.fromisoformat(since)).total_seconds()
+
+
+def _span(seconds: float) -> str:
+    """``34 s``, ``12 min``, ``3 h``."""
+    if seconds < 120:
+        return f"{max(0, seconds):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -1,0 +1,476 @@
+"""The API for training loops: :func:`job`, its phases, and the slots that they run in.
+
+A phase is one object: a context manager and, in a hat, a decorator. :class:`Job` and :class:`AsyncJob` differ in how
+they run the flows of :class:`~rollmuxd.client.runtime.Runtime`, and in nothing else.
+"""
+
+import functools
+import inspect
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
+
+import msgspec
+
+from rollmuxd.client.channel import Hook
+from rollmuxd.client.errors import beside, why_it_ends
+from rollmuxd.client.rank_group import Store
+from rollmuxd.client.registration import call_with_known, registration
+from rollmuxd.client.retry import Flow
+from rollmuxd.client.runtime import Options, Runtime
+from rollmuxd.client.session import Held
+from rollmuxd.wire.answers import Directive
+from rollmuxd.wire.requests import RegisterBody
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_MEASURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+#: as many as a release may carry
+_MEASURES = 32
+
+# ---- slots -----------------------------------------------------------------------------------------------------------
+
+
+class Slot:
+    """The GPUs of one phase, for as long as it runs. Without a daemon it holds nothing."""
+
+    def __init__(self, life: Runtime[Any], phase: str, held: Held | None = None) -> None:
+        self._runtime = life
+        #: what the client itself keeps of it
+        self.held = held
+        self.phase = phase
+        self.measured: dict[str, float] = {}
+        #: seconds of the monotonic clock: when it was granted
+        self.since = time.monotonic()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id or 'alone'} {self.phase} gpus={list(self.gpus)}>"
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The GPUs, as ``host1/gpu0``."""
+        return self.held.gpus if self.held is not None else ()
+
+    @property
+    def id(self) -> str:
+        """The slot's id."""
+        return self.held.slot if self.held is not None else ""
+
+    @property
+    def fence(self) -> str | None:
+        """The fencing number, to be checked by whatever the phase writes to."""
+        return self.held.fence if self.held is not None else None
+
+    @property
+    def directive(self) -> Directive | None:
+        """What the daemon asks now, if anything: ``shrink`` (to ``keep``), ``stop`` (the slot is ours no more).
+
+        Or offers: ``grow`` (to ``gpus``); or tells: ``move`` (the next iteration is on ``gpus``).
+        """
+        return self.held.directive if self.held is not None else None
+
+    @property
+    def lost(self) -> bool:
+        """Known to be lost; the phase may as well end. (False does not prove that it is still ours.)"""
+        return self.held.lost if self.held is not None else False
+
+    def progress(self, done: int, total: int) -> None:
+        """Say how far the work is. Cheap: it goes out with the next heartbeat."""
+        self._runtime.progress(max(0, int(done)), max(0, int(total)))
+
+    def measure(self, **figures: float) -> None:
+        """Keep figures (tokens, reward, peak memory) with the record of this slot; the last of a name counts.
+
+        Raises ValueError for more than 32 names. Figures that are no numbers (nan, inf) are left out: a bad reward
+        must not keep the GPUs from being released.
+        """
+        for name, value in figures.items():
+            if not _MEASURE.fullmatch(name):
+                raise ValueError(f"measure({name!r}): a name has letters, digits and . _ -")
+            if math.isfinite(float(value)):
+                self.measured[name] = float(value)
+        if len(self.measured) > _MEASURES:
+            raise ValueError(f"measure(): {len(self.measured)} figures, and a slot keeps {_MEASURES}")
+
+    def shrink(self, keep: Iterable[str]) -> None:
+        """Give all GPUs back but ``keep``, after having cleared the others. Raises :class:`Refused`."""
+        self._runtime.run(self._runtime.shrinking(self, list(keep)))
+
+    def grow(self) -> None:
+        """Take all GPUs of the phase back, as a directive has offered. Raises :class:`Refused`."""
+        self._runtime.run(self._runtime.growing(self))
+
+
+class AsyncSlot(Slot):
+    """The same in an :class:`AsyncJob`."""
+
+    async def shrink(self, keep: Iterable[str]) -> None:  # type: ignore[override]
+        """Give all GPUs back but ``keep``, after having cleared the others. Raises :class:`Refused`."""
+        await self._runtime.arun(self._runtime.shrinking(self, list(keep)))
+
+    async def grow(self) -> None:  # type: ignore[override]
+        """Take all GPUs of the phase back, as a directive has offered. Raises :class:`Refused`."""
+        await self._runtime.arun(self._runtime.growing(self))
+
+
+# ---- phases ----------------------------------------------------------------------------------------------------------
+
+
+class _PhaseBase:
+    def __init__(self, life: Runtime[Any], name: str, then: str | None) -> None:
+        life.check_phase(name)
+        if then is not None:
+            life.check_phase(then)
+        self._runtime = life
+        self.name = name
+        self._then = then
+
+    def left(self, error: BaseException | None) -> Flow[None]:
+        with beside(error, f"phase {self.name} was left"):
+            yield from self._runtime.leaving(self._then, error)
+
+
+class Phase(_PhaseBase):
+    """A phase of a :class:`Job`: ``with job.phase("rollout") as slot`` or ``@job.phase("rollout")``.
+
+    Entering waits for the turn. Entered inside itself, it is the same stay. Leaving releases, whatever happened inside,
+    and raises :class:`SlotLost` if the slot was lost meanwhile.
+    """
+
+    def __enter__(self) -> Slot:
+        return cast("Slot", self._runtime.run(self._runtime.entering(self.name)))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._runtime.run(self.left(error))
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Run every call of a function in a slot. A coroutine function waits without blocking its loop."""
+        if inspect.iscoroutinefunction(function):
+            return cast("Callable[P, T]", _in_slot(self, self._runtime, function))
+
+        @functools.wraps(function)
+        def in_slot(*args: P.args, **kwargs: P.kwargs) -> T:
+            with self:
+                return function(*args, **kwargs)
+
+        return in_slot
+
+
+class AsyncPhase(_PhaseBase):
+    """A phase of an :class:`AsyncJob`: ``async with job.phase("rollout") as slot``, or a decorator.
+
+    Cancelled, it releases. Where its coroutine is dropped with its loop instead, nothing can be awaited any more: the
+    slot stays held until the job enters its next phase, is ended, or ends with its process.
+    """
+
+    async def __aenter__(self) -> AsyncSlot:
+        return cast("AsyncSlot", await self._runtime.arun(self._runtime.entering(self.name)))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if _closed(error, trace):
+            self._runtime.drop(self.left(error))
+        else:
+            await self._runtime.arun(self.left(error))
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Run every call of a coroutine function in a slot."""
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError(f"{function.__qualname__} is not async; decorate it with a phase of rollmuxd.job(...)")
+        return cast("Callable[P, T]", _in_slot(self, self._runtime, function))
+
+
+def _in_slot(phase: _PhaseBase, life: Runtime[Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def in_slot(*args: Any, **kwargs: Any) -> Any:
+        await life.arun(life.entering(phase.name))
+        try:
+            result = await function(*args, **kwargs)
+        except GeneratorExit as error:  # as in _closed
+            life.drop(phase.left(error))
+            raise
+        except BaseException as error:
+            await life.arun(phase.left(error))
+            raise
+        await life.arun(phase.left(None))
+        return result
+
+    return in_slot
+
+
+def _closed(error: BaseException | None, trace: TracebackType | None) -> bool:
+    """Whether a coroutine is left because it is closed (dropped, with its loop): then nothing can be awaited any more.
+
+    An async generator is closed by its loop, which waits for what it awaits; where there is one.
+    """
+    if not isinstance(error, GeneratorExit) or trace is None:
+        return False
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return True
+    return not trace.tb_frame.f_code.co_flags & inspect.CO_ASYNC_GENERATOR
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------
+
+
+S = TypeVar("S", bound=Slot)
+
+
+class _Base(Generic[S]):
+    """What :class:`Job` and :class:`AsyncJob` share."""
+
+    def __init__(
+        self, describe: Callable[[Iterable[str], str], RegisterBody], slot_kind: type[S], options: Options
+    ) -> None:
+        self._runtime: Runtime[S] = Runtime(describe, slot_kind, options)
+        self._options = options
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._runtime}>"
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self._runtime.name
+
+    @property
+    def id(self) -> str:
+        """The job's id with the daemon; empty before the start, and without a daemon."""
+        return self._runtime.id
+
+    @property
+    def slot(self) -> S | None:
+        """The slot that is held now: how a decorated function gets at its own."""
+        return self._runtime.slot
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no daemon, so that phases wait for nothing. Known once the job has started."""
+        return self._runtime.alone
+
+    def on_load(self, hook: Hook, *, pool: str | None = None) -> Hook:
+        """Call ``hook(order)`` to bring state onto the GPUs (``order.pool``, ``order.gpus``, ``order.warm``).
+
+        It runs in a thread of its own, while the training loop waits for its slot: set the CUDA device in it. When it
+        raises, the load has failed. Returns the hook, so it can be a decorator.
+        """
+        return self._runtime.hook("load", pool, hook)
+
+    def on_park(self, hook: Hook, *, pool: str | None = None) -> Hook:
+        """Call ``hook(order)`` to move state off the GPUs into host memory; see :meth:`on_load`."""
+        return self._runtime.hook("park", pool, hook)
+
+    def on_discard(self, hook: Hook, *, pool: str | None = None) -> Hook:
+        """Call ``hook(order)`` to drop state from GPUs and host memory; see :meth:`on_load`."""
+        return self._runtime.hook("discard", pool, hook)
+
+
+class Job(_Base[Slot]):
+    """A job; see :func:`job`. Starts when it is entered, or at its first phase; ends when it is left, or at exit."""
+
+    def phase(self, name: str, *, then: str | None = None) -> Phase:
+        """Return a phase, as context manager and decorator.
+
+        ``then`` names the phase that will be asked for next: it is requested in the same call that releases this one.
+        """
+        return Phase(self._runtime, name, then)
+
+    def start(self) -> None:
+        """Register with the daemon, unless that has been done.
+
+        Raises :class:`JobAlive` when another process runs this job, :class:`Unprocessable` for what can never be met.
+        """
+        self._runtime.run(self._runtime.opening())
+
+    def end(self, reason: str = "finished") -> None:
+        """End the job, and free all it held."""
+        self._finish(self._runtime.ending(reason, keep=False))
+
+    def leave(self) -> None:
+        """Close this process's part in good order; the job stays, for a process with the same ``idempotency_key``."""
+        self._finish(self._runtime.ending("", keep=True))
+
+    def _finish(self, flow: Flow[None]) -> None:
+        try:
+            self._runtime.run(flow)
+        finally:
+            self._runtime.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._finish(self._runtime.ending(why_it_ends(error), keep=self._options.keep or self._options.left(error)))
+
+
+class AsyncJob(_Base[AsyncSlot]):
+    """A job on asyncio; see :func:`ajob`."""
+
+    def phase(self, name: str, *, then: str | None = None) -> AsyncPhase:
+        """Return a phase, as async context manager and decorator of coroutine functions; see :meth:`Job.phase`."""
+        return AsyncPhase(self._runtime, name, then)
+
+    async def start(self) -> None:
+        """Register with the daemon, unless that has been done; see :meth:`Job.start`."""
+        await self._runtime.arun(self._runtime.opening())
+
+    async def end(self, reason: str = "finished") -> None:
+        """End the job, and free all it held."""
+        await self._finish(self._runtime.ending(reason, keep=False))
+
+    async def leave(self) -> None:
+        """Close this process's part in good order; see :meth:`Job.leave`."""
+        await self._finish(self._runtime.ending("", keep=True))
+
+    async def _finish(self, flow: Flow[None]) -> None:
+        try:
+            await self._runtime.arun(flow)
+        except GeneratorExit:  # as in _closed
+            self._runtime.close()
+            raise
+        except BaseException:
+            await self._runtime.aclose()
+            raise
+        await self._runtime.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not _closed(error, trace):  # else it ends with its process
+            await self._finish(
+                self._runtime.ending(why_it_ends(error), keep=self._options.keep or self._options.left(error))
+            )
+
+
+# ---- making them -----------------------------------------------------------------------------------------------------
+
+
+def _hinting(make: Callable[P, T]) -> Callable[P, T]:
+    """Have an unknown keyword answered with the nearest that there is."""
+    known = list(inspect.signature(make).parameters)
+
+    @functools.wraps(make)
+    def hinting(*args: P.args, **kwargs: P.kwargs) -> T:
+        call_with_known(kwargs, known)
+        return make(*args, **kwargs)
+
+    return hinting
+
+
+@_hinting
+def job(
+    name: str,
+    *,
+    rollout: Mapping[str, Any] | None = None,
+    train: Mapping[str, Any] | None = None,
+    pools: Mapping[str, Mapping[str, Any]] | None = None,
+    phases: Mapping[str, Any] | Iterable[str] | None = None,
+    side: Mapping[str, Any] | None = None,
+    init: bool | Mapping[str, Any] | None = True,
+    slo: float | None = None,
+    priority: int = 0,
+    park: str | None = None,
+    on_loss: str | None = None,
+    movable: str = "no",
+    if_unmet: str | None = None,
+    colocate: bool = False,
+    ranks: int = 1,
+    rank: int = 0,
+    store: Store | None = None,
+    idempotency_key: str | None = None,
+    replace: bool = False,
+    keep: bool = False,
+    url: str | None = None,
+    api_key: str | None = None,
+) -> Job:
+    """Return a job as described; nothing is sent before it is entered, or has its first phase.
+
+    ``rollout``, ``train`` and ``pools=dict(name=...)`` say what is wanted of each pool, and what is known:
+    ``nodes`` (whole nodes, default 1), ``gpus`` (at least so many), ``named`` (nodes by name); for the phase of the
+    same name ``seconds`` (planned time in its slot; default: measured), ``gap_s``, ``min_gpus``; and what the job
+    keeps there: ``gpu_gb`` and ``leftover_gb`` (on each GPU, loaded and parked), ``ram_gb`` (of each node's host),
+    ``load_s``, ``park_s``, ``driver`` (default ``channel``: this process's hooks). A pool with none of these has no
+    state to be moved. Without any pool: one node of ``rollout`` and one of ``train``.
+
+    The cycle is a phase per pool, in that order, unless ``phases`` says otherwise:
+    ``phases=dict(rollout="rollout", train="train", sync=["rollout", "train"])``; a value may also be
+    ``dict(pools=..., seconds=..., gap_s=..., min_gpus=...)``. ``init`` is a side phase over all pools, unless it is
+    false or says something else. ``side`` has side phases of other names, such as ``eval=dict(pools="rollout",
+    seconds=120, every=20)``: at worst so long, once in so many iterations at most.
+
+    ``slo`` bounds the slowdown (2.0: at most twice the time the job would take alone); None is best effort.
+    ``on_loss`` says what follows when this process is lost: ``hold`` waits until its GPUs are seen clear, ``kill`` ends
+    it where the daemon may, ``relaunch`` starts it again (only what the daemon has started); by default it is as the
+    daemon is configured. A process that the daemon has started joins the run that it was started for.
+    ``ranks``, ``rank`` and ``store`` are for jobs of several processes: rank 0 talks to the daemon, the others follow
+    it through the store. ``idempotency_key`` lets a restarted process join the run it had; ``replace`` ends a run
+    that is still alive. ``keep`` leaves the job with the daemon when this process ends.
+
+    Raises TypeError and ValueError for what cannot be meant, before anything is sent.
+    """
+    describe, options = _parts(locals())
+    return Job(describe, Slot, options)
+
+
+def ajob(name: str, **settings: Any) -> AsyncJob:
+    """Return a job for asyncio, to be entered by ``async with``; the arguments are those of :func:`job`."""
+    signature = inspect.signature(job)
+    call_with_known(settings, signature.parameters)
+    bound = signature.bind(name, **settings)
+    bound.apply_defaults()
+    describe, options = _parts(bound.arguments)
+    return AsyncJob(describe, AsyncSlot, options)
+
+
+def _parts(given: Mapping[str, Any]) -> tuple[Callable[[Iterable[str], str], RegisterBody], Options]:
+    """From the arguments of :func:`job`: what makes the registration, and the rest."""
+    options = Options(**{key: given[key] for key in Options.__struct_fields__ if key != "launched"})
+    if options.idempotency_key is None and os.environ.get("ROLLMUX_JOB") == given["name"]:
+        key = os.environ.get("ROLLMUX_RUN_KEY") or None
+        options = msgspec.structs.replace(options, idempotency_key=key, launched=key is not None)
+    pools = {pool: given[pool] for pool in ("rollout", "train") if given[pool] is not None} | dict(given["pools"] or {})
+    kept = (
+        "phases",
+        "side",
+        "init",
+        "slo",
+        "priority",
+        "park",
+        "on_loss",
+        "movable",
+        "if_unmet",
+        "colocate",
+        "replace",
+    )
+    described = {key: given[key] for key in kept}
+
+    def describe(hooked: Iterable[str], key: str) -> RegisterBody:
+        return registration(
+            given["name"],
+            pools=pools or {"rollout": {"nodes": 1}, "train": {"nodes": 1}},
+            hooked=hooked,
+            idempotency_key=key,
+            ranks=options.ranks,
+            **described,
+        )
+
+    return describe, options

@@ -1,0 +1,115 @@
+"""Hosts, nodes, their GPUs, and the daemon itself."""
+
+from typing import Any
+
+from rollmuxd.core import facts as f
+from rollmuxd.core import lifecycle
+from rollmuxd.core.lifecycle import next_status
+from rollmuxd.core.model import Gpu, Host, Node, NodeStatus, Owner
+from rollmuxd.core.state import State
+
+#: of the ids that are minted: jobs, groups, sessions, slots, orders
+PREFIXES = ("j", "g", "e", "s", "o")
+
+
+def daemon_started(state: State, fact: f.DaemonStarted) -> None:
+    state.incarnation = max(state.incarnation, fact.incarnation)
+    if fact.ids_skipped:
+        state.minted |= {prefix: state.minted.get(prefix, 0) + fact.ids_skipped for prefix in PREFIXES}
+    if fact.launches_skipped:
+        state.minted["l"] = state.minted.get("l", 0) + fact.launches_skipped
+    if fact.crashed:
+        for order in state.orders.values():
+            order.crashes += 1
+    for node in state.nodes.values():
+        if node.status is NodeStatus.UP or node.status is NodeStatus.OCCUPIED:
+            node.status = NodeStatus.UNKNOWN
+    _count_owners(state)
+
+
+def _count_owners(state: State) -> None:
+    """Who holds which nodes: a snapshot of a version that did not count it does not say."""
+    for owner in state.owners.values():
+        owner.nodes, owner.gpus = {}, 0
+    for node in state.nodes.values():
+        for name in node.pinned:
+            owner = state.owners.setdefault(state.jobs[name].owner, Owner(at=state.at))
+            owner.gpus += 0 if node.id in owner.nodes else len(node.gpus)
+            owner.nodes[node.id] = owner.nodes.get(node.id, 0) + 1
+
+
+def host_added(state: State, fact: f.HostAdded) -> None:
+    known = state.hosts.get(fact.host.id)
+    if known is None:
+        state.hosts[fact.host.id] = Host(id=fact.host.id, backend=fact.host.backend, ram_mb=fact.host.ram_mb)
+    else:
+        known.backend, known.ram_mb = fact.host.backend, fact.host.ram_mb
+
+
+def host_removed(state: State, fact: f.HostRemoved) -> None:
+    del state.hosts[fact.host]
+
+
+def host_booted(state: State, fact: f.HostBooted) -> None:
+    state.hosts[fact.host].boot_id = fact.boot_id
+
+
+def node_added(state: State, fact: f.NodeAdded) -> None:
+    spec = fact.node
+    host, known = state.hosts[spec.host], state.nodes.get(spec.id)
+    if known is not None and known.host != spec.host:
+        state.hosts[known.host].nodes.remove(spec.id)
+    if spec.id not in host.nodes:
+        host.nodes.append(spec.id)
+    state.nodes[spec.id] = Node(
+        id=spec.id,
+        host=spec.host,
+        gpus={gpu: Gpu() for gpu in spec.gpus},
+        pools=spec.pools,
+        gpu_type=spec.gpu_type,
+        gpu_mb=spec.gpu_mb,
+        price_per_gpu_hour=spec.price_per_gpu_hour,
+        drain=known is not None and known.drain and not known.unconfigured,
+    )
+
+
+def node_removed(state: State, fact: f.NodeRemoved) -> None:
+    node = state.nodes.pop(fact.node)
+    state.hosts[node.host].nodes.remove(node.id)
+
+
+def node_moved(state: State, fact: Any) -> None:
+    """A node's status, for the facts that say nothing else."""
+    node = state.nodes[fact.node]
+    node.status = next_status(lifecycle.NODE, node.status, fact, f"node {node.id}")
+    if not isinstance(fact, f.NodeDrained):  # it keeps the reason for which it was drained
+        node.reason = getattr(fact, "reason", "")
+    if isinstance(fact, f.NodeDraining):
+        node.drain, node.reason = True, f"drained by {fact.by}"
+        node.unconfigured = fact.unconfigured
+    elif isinstance(fact, f.NodeUndrained):
+        node.drain = node.unconfigured = False
+    elif isinstance(fact, f.NodeLost):
+        node.lost_at = fact.at
+
+
+def gpus_verified_clean(state: State, fact: f.GpusVerifiedClean) -> None:
+    node = state.nodes[fact.node]
+    for gpu in fact.gpus:
+        node.gpus[gpu].dirty_by = None
+    all_gpus_clean(node, fact.gpus)
+
+
+def gpus_not_clean(state: State, fact: f.GpusNotClean) -> None:
+    node = state.nodes[fact.node]
+    node.unclear_reason = fact.reason
+    node.unclear += [gpu for gpu in fact.gpus if gpu not in node.unclear]
+    if node.unclear_since is None:
+        node.unclear_since = fact.at
+
+
+def all_gpus_clean(node: Node, gpus: tuple[str, ...]) -> None:
+    if node.unclear_since is not None:
+        node.unclear = [gpu for gpu in node.unclear if gpu not in gpus]
+        if not node.unclear:
+            node.unclear_since = None

@@ -1,0 +1,236 @@
+"""Jobs, from registration to the end, their launches and their sessions."""
+
+from typing import Any
+
+from rollmuxd.core import facts as f
+from rollmuxd.core import lifecycle
+from rollmuxd.core.apply.groups import forget_empty, group_named, leave_wheel, merged
+from rollmuxd.core.apply.measures import forget_restated, plan_with, start_fresh_times
+from rollmuxd.core.apply.pins import follow, owner_of, pin, unpin
+from rollmuxd.core.lifecycle import next_status
+from rollmuxd.core.model import Job, JobStatus, Launch, Progress, Session, SessionStatus
+from rollmuxd.core.state import State
+
+#: ended jobs that are remembered; older ones are in the journal only
+JOBS_REMEMBERED = 1_000
+
+
+def job_registered(state: State, fact: f.JobRegistered) -> None:
+    job = state.jobs.get(fact.job)
+    if job is None:
+        state.mint("j")
+        job = Job(id=fact.job, owner=fact.owner, user=fact.user, spec=fact.spec, registered_at=fact.at, run=fact.run)
+        state.jobs[fact.job] = job
+        state.slots_of[fact.job] = []
+        state.names[f"{fact.owner}/{fact.spec.name}"] = fact.job
+    else:
+        job.status = next_status(lifecycle.JOB, job.status, fact, f"job {job.id}")
+        forget_restated(job, fact.spec)
+        job.user, job.spec, job.run, job.registered_at = fact.user, fact.spec, fact.run, fact.at
+        job.progress, job.reason, job.session, job.work = Progress(), "", None, 0.0
+        job.promised, job.admission, job.planned_period_ms, job.ended_at = False, "", None, None
+        job.relaunch_at, job.moved_at, job.fell_back, job.guarded = None, None, False, False
+        if not fact.relaunch:
+            job.losses = []
+        if job.id in state.ended:
+            state.ended.remove(job.id)
+    job.idempotency_key = fact.idempotency_key
+    state.waiting[job.id] = None
+
+
+def set_job(state: State, job: Job, fact: f.Fact, to: JobStatus | None = None) -> None:
+    job.status = next_status(lifecycle.JOB, job.status, fact, f"job {job.id}", to)
+    if job.status is JobStatus.WAITING:
+        state.waiting[job.id] = None
+    else:
+        state.waiting.pop(job.id, None)
+
+
+def job_placed(state: State, fact: f.JobPlaced) -> None:
+    job = state.jobs[fact.job]
+    set_job(state, job, fact, fact.status)
+    group = group_named(state, fact.group)
+    group.jobs.append(job.id)
+    group.schedule = merged(group.schedule, fact.schedule)
+    group.dispatch = fact.dispatch
+    group.version += 1
+    job.group, job.pins, job.placed_at, job.admission = group.id, fact.pins, fact.at, fact.admission
+    if job.fell_back:  # it has its state parked where it was
+        job.newest = {pool: follow(was, was, fact.pins[pool]) for pool, was in job.newest.items()}
+    else:
+        job.newest = dict(fact.pins)
+    job.promised, job.planned_period_ms = fact.promised, fact.period_ms
+    owner = owner_of(state, job, fact.use)
+    if job.queued is not None:  # waiting for admission is nobody's slowdown
+        job.progress.iteration_excused_ms += fact.at - state.slots[job.queued].queued_at
+    pin(state, job, group, fact.pins, owner)
+    start_fresh_times(job)
+
+
+def placement_ended(state: State, fact: f.PlacementEnded) -> None:
+    job = state.jobs[fact.job]
+    owner = owner_of(state, job, fact.use)
+    leave_wheel(state, job)
+    unpin(state, job, (name for nodes in job.pins.values() for name in nodes), owner)
+    group = state.groups[job.group] if job.group else None
+    if group is not None:
+        group.jobs.remove(job.id)
+        group.version += 1
+        forget_empty(state, group)
+    if not job.fell_back:  # where it could not load is not where it is tried first
+        job.last_pins = job.pins
+    job.pins, job.group, job.placed_at = {}, None, None
+
+
+def job_unplaced(state: State, fact: f.JobUnplaced) -> None:
+    job = state.jobs[fact.job]
+    if job.status is JobStatus.PAUSED:
+        job.resume_to = JobStatus.WAITING
+    else:
+        set_job(state, job, fact)
+    job.reason, job.promised = fact.reason, False
+    job.fell_back = job.fell_back or fact.keeps
+    leave_wheel(state, job)
+
+
+def job_promised(state: State, fact: f.JobPromised) -> None:
+    job = state.jobs[fact.job]
+    set_job(state, job, fact)
+    job.promised, job.planned_period_ms = fact.promised, fact.period_ms
+    for phase, took in fact.times.items():
+        plan_with(job, phase, took, job.times[phase].count)
+    if job.group is not None:  # what was derived from the group without this job's times is out of date
+        state.groups[job.group].version += 1
+
+
+def times_drifted(state: State, fact: f.TimesDrifted) -> None:
+    job = state.jobs[fact.job]
+    for phase, took in fact.times.items():
+        plan_with(job, phase, took, fact.seen.get(phase, 0))
+    job.drifted_at = fact.at
+    if job.group is not None:
+        state.groups[job.group].version += 1
+
+
+def guard_changed(state: State, fact: f.JobGuarded | f.GuardEnded) -> None:
+    job = state.jobs[fact.job]
+    job.guarded = isinstance(fact, f.JobGuarded)
+    for group in (job.group, None if job.move is None else job.move.group):
+        if group is not None:  # nobody joins a guarded job, so what was derived from the group is out of date
+            state.groups[group].version += 1
+
+
+def job_paused(state: State, fact: f.JobPaused) -> None:
+    job = state.jobs[fact.job]
+    before = job.status
+    set_job(state, job, fact)
+    job.resume_to = before
+    job.reason = f"paused by {fact.by}"
+    job.paused_at = fact.at if job.slot is None else None
+
+
+def job_resumed(state: State, fact: f.JobResumed) -> None:
+    job = state.jobs[fact.job]
+    set_job(state, job, fact, job.resume_to)
+    job.reason = ""
+    if job.paused_at is not None:
+        job.progress.iteration_excused_ms += fact.at - job.paused_at
+        if job.progress.idle_from is not None:
+            job.progress.idle_from = fact.at
+    job.paused_at = None
+
+
+def job_quarantined(state: State, fact: f.JobQuarantined) -> None:
+    job = state.jobs[fact.job]
+    set_job(state, job, fact)
+    job.reason, job.fell_back = fact.reason, False  # what it has parked is given up
+    leave_wheel(state, job)
+
+
+def job_reinstated(state: State, fact: f.JobReinstated) -> None:
+    job = state.jobs[fact.job]
+    set_job(state, job, fact)
+    job.reason, job.losses = "", []
+
+
+def job_lost(state: State, fact: f.JobLost) -> None:
+    job = state.jobs[fact.job]
+    set_job(state, job, fact)
+    job.reason = fact.reason
+    leave_wheel(state, job)
+
+
+def relaunch_planned(state: State, fact: f.RelaunchPlanned) -> None:
+    job = state.jobs[fact.job]
+    job.relaunch_at = fact.due_at
+    job.losses = [*job.losses, fact.at][-fact.attempt :]
+
+
+def process_launched(state: State, fact: f.ProcessLaunched) -> None:
+    state.mint("l")
+    state.jobs[fact.job].launch = Launch(id=fact.launch, host=fact.host, at=fact.at)
+
+
+def process_started(state: State, fact: f.ProcessStarted) -> None:
+    launch = state.jobs[fact.job].launch
+    if launch is not None and launch.id == fact.launch:
+        launch.pid, launch.started = fact.pid, fact.started
+
+
+def process_over(state: State, fact: f.ProcessOver) -> None:
+    launch = state.jobs[fact.job].launch
+    if launch is not None and launch.id == fact.launch:
+        launch.over = True
+
+
+def job_ended(state: State, fact: f.JobEnded) -> None:
+    job = state.jobs[fact.job]
+    set_job(state, job, fact)
+    job.relaunch_at = None
+    job.reason, job.ended_at = fact.reason, fact.at
+    leave_wheel(state, job)
+    state.ended.append(job.id)
+    _forget_old_jobs(state)
+
+
+def _forget_old_jobs(state: State) -> None:
+    """Ended jobs beyond the limit go, unless something of them is still on a node."""
+    for name in state.ended[: max(0, len(state.ended) - JOBS_REMEMBERED)]:
+        job = state.jobs[name]
+        if job.pins or job.closing or job.left:
+            continue
+        state.ended.remove(name)
+        for slot in state.slots_of.pop(name):
+            del state.slots[slot]
+        for session in [s.id for s in state.sessions.values() if s.job == name]:
+            del state.sessions[session]
+        del state.names[f"{job.owner}/{job.spec.name}"]
+        del state.jobs[name]
+
+
+def session_opened(state: State, fact: f.SessionOpened) -> None:
+    state.mint("e")
+    state.sessions[fact.session] = Session(
+        id=fact.session,
+        job=fact.job,
+        run=fact.run,
+        opened_at=fact.at,
+        pid=fact.pid,
+        host=fact.host,
+        started=fact.started,
+    )
+    job = state.jobs[fact.job]
+    before = job.session
+    job.session = fact.session
+    # an older session is remembered for as long as it is the one before: its calls get a good refusal
+    for old in [s.id for s in state.sessions.values() if s.job == job.id and s.id not in (before, fact.session)]:
+        del state.sessions[old]
+
+
+def session_over(state: State, fact: Any) -> None:
+    ends: dict[type[Any], SessionStatus] = {
+        f.SessionFenced: SessionStatus.FENCED,
+        f.SessionLost: SessionStatus.LOST,
+        f.SessionClosed: SessionStatus.CLOSED,
+    }
+    state.sessions[fact.session].status = ends[type(fact)]

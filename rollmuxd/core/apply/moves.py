@@ -1,0 +1,97 @@
+"""Moves of jobs from group to group."""
+
+from rollmuxd.core import facts as f
+from rollmuxd.core import lifecycle
+from rollmuxd.core.apply.groups import forget_empty, group_named, merged, rewound, set_risk
+from rollmuxd.core.apply.jobs import set_job
+from rollmuxd.core.apply.measures import start_fresh_times
+from rollmuxd.core.apply.pins import follow, nothing_left_on, owner_of, pin, unpin
+from rollmuxd.core.lifecycle import next_status
+from rollmuxd.core.model import JobMove
+from rollmuxd.core.state import State
+
+
+def move_planned(state: State, fact: f.MovePlanned) -> None:
+    job = state.jobs[fact.job]
+    job.status = next_status(lifecycle.JOB, job.status, fact, f"job {job.id}")
+    group = group_named(state, fact.group)
+    job.move = JobMove(
+        group=group.id,
+        pins=fact.pins,
+        planned_at=fact.at,
+        why=fact.why,
+        admission=fact.admission,
+        promised=fact.promised,
+        period_ms=fact.period_ms,
+        off=fact.off,
+    )
+    if group.id == job.group:
+        job.move.schedule = merged(group.schedule, fact.schedule)
+    else:
+        group.coming.append(job.id)
+        group.schedule = merged(group.schedule, fact.schedule)
+        group.dispatch = fact.dispatch
+    group.version += 1
+    state.moving[job.id] = None
+    pin(state, job, group, fact.pins, owner_of(state, job, fact.use))
+
+
+def move_began(state: State, fact: f.MoveBegan) -> None:
+    job = state.jobs[fact.job]
+    set_job(state, job, fact)
+    if job.move is not None:
+        job.move.began_at = fact.at
+
+
+def move_ended(state: State, fact: f.MoveEnded) -> None:
+    job = state.jobs[fact.job]
+    set_job(state, job, fact)
+    move, old = job.move, state.groups[job.group or ""]
+    assert move is not None  # its status is MOVING
+    group = state.groups[move.group]
+    if move.schedule is None:
+        old.schedule = [visit for visit in old.schedule if visit.job != job.id]
+        old.jobs.remove(job.id)
+        group.coming.remove(job.id)
+        group.jobs.append(job.id)
+    else:
+        group.schedule = rewound(group, move.schedule)
+    old.version += 1
+    group.version += 1
+    there = {name for nodes in move.pins.values() for name in nodes}
+    gone = [name for nodes in job.pins.values() for name in nodes if name not in there]
+    job.newest = {pool: follow(was, job.newest[pool], move.pins[pool]) for pool, was in job.pins.items()}
+    job.last_pins, job.pins, job.group, job.placed_at = job.pins, move.pins, group.id, fact.at
+    job.admission, job.promised, job.planned_period_ms = move.admission, move.promised, move.period_ms
+    job.move, job.moved_at, job.fell_back = None, fact.at, False
+    start_fresh_times(job)
+    set_risk(state, job, risky=False)
+    if fact.run:
+        job.run, job.idempotency_key = fact.run, fact.idempotency_key
+        for key in job.states:
+            state.states[key].run = fact.run
+    del state.moving[job.id]
+    for name in [name for name in job.left if name in there]:
+        nothing_left_on(state, job, name)
+    unpin(state, job, gone, owner_of(state, job, fact.use))
+    forget_empty(state, old)
+
+
+def move_abandoned(state: State, fact: f.MoveAbandoned) -> None:
+    job = state.jobs[fact.job]
+    set_job(state, job, fact)
+    move = job.move
+    assert move is not None
+    group = state.groups[move.group]
+    if move.schedule is None:
+        group.coming.remove(job.id)
+        group.schedule = [visit for visit in group.schedule if visit.job != job.id]
+    group.version += 1
+    here = {name for nodes in job.pins.values() for name in nodes}
+    if not move.off or move.began_at is not None:  # who was to leave a drained node, and has not begun to, may go on
+        job.moved_at = fact.at
+    job.move = None
+    del state.moving[job.id]
+    gone = (name for nodes in move.pins.values() for name in nodes if name not in here)
+    unpin(state, job, gone, owner_of(state, job, fact.use))
+    forget_empty(state, group)

@@ -1,0 +1,107 @@
+"""Orders to residency drivers, and the states that they move."""
+
+from rollmuxd.core import facts as f
+from rollmuxd.core import lifecycle
+from rollmuxd.core.apply.pins import newest_on
+from rollmuxd.core.lifecycle import next_state_status, next_status
+from rollmuxd.core.model import JobState, Order, OrderKind, StateStatus
+from rollmuxd.core.state import State, state_key
+
+
+def order_issued(state: State, fact: f.OrderIssued) -> None:
+    state.mint("o")
+    key = state_key(fact.job, fact.pool, fact.node)
+    kept = state.states[key]
+    kept.status = next_state_status(kept.status, fact, fact.kind, f"state {key}")
+    kept.order = fact.order
+    state.orders[fact.order] = Order(
+        id=fact.order,
+        kind=fact.kind,
+        job=fact.job,
+        run=fact.run,
+        pool=fact.pool,
+        node=fact.node,
+        driver=fact.driver,
+        issued_at=fact.at,
+        slot=fact.slot,
+        source=fact.source,
+        incarnation=state.incarnation,
+    )
+
+
+def order_ended(state: State, fact: f.OrderEnded) -> None:
+    order = state.orders.pop(fact.order)
+    next_status(lifecycle.ORDER, order.status, fact, f"order {order.id}")
+    kept = _ordered(state, order)
+    if kept is None:
+        return
+    kept.order = None
+    warm = kept.warm
+    if order.kind is OrderKind.LOAD:
+        kept.warm = True
+        newest_on(state.jobs[order.job], order.pool, order.node)
+    if kept.status is StateStatus.UNKNOWN:  # a late word about a lost order: StateSeen says what it means
+        return
+    kept.status = next_state_status(kept.status, fact, order.kind, f"state {order.pool} of {order.job}")
+    for gpu in state.nodes[order.node].gpus.values():
+        if gpu.dirty_by == order.job:
+            gpu.touched_at = fact.at
+    progress = state.jobs[order.job].progress
+    if order.kind is OrderKind.LOAD:
+        if warm or order.source is not None:
+            progress.loads_warm += 1
+        else:
+            progress.loads_cold += 1
+        kept.loaded_at, kept.load_ms = fact.at, fact.at - order.issued_at
+    elif order.kind is OrderKind.PARK:
+        progress.parks += 1
+        kept.park_ms = fact.at - order.issued_at
+    else:
+        kept.warm = False
+
+
+def order_faulted(state: State, fact: f.OrderFaulted) -> None:
+    order = state.orders.pop(fact.order)
+    next_status(lifecycle.ORDER, order.status, fact, f"order {order.id}")
+    kept = _ordered(state, order)
+    if kept is not None:
+        kept.order = None
+        kept.status = next_state_status(kept.status, fact, None, f"state {order.pool} of {order.job}")
+
+
+def order_contact_lost(state: State, fact: f.OrderContactLost) -> None:
+    order = state.orders[fact.order]
+    order.status = next_status(lifecycle.ORDER, order.status, fact, f"order {order.id}")
+    order.error = fact.error
+    kept = _ordered(state, order)
+    if kept is not None:
+        kept.status = next_state_status(kept.status, fact, None, f"state {order.pool} of {order.job}")
+
+
+def _ordered(state: State, order: Order) -> JobState | None:
+    """The state that an order moves; None when it has left the books meanwhile."""
+    kept = state.states.get(state_key(order.job, order.pool, order.node))
+    return kept if kept is not None and kept.order == order.id else None
+
+
+def state_unknown(state: State, fact: f.StateUnknown) -> None:
+    key = state_key(fact.job, fact.pool, fact.node)
+    kept = state.states[key]
+    kept.status = next_state_status(kept.status, fact, None, f"state {key}")
+
+
+def state_seen(state: State, fact: f.StateSeen) -> None:
+    key = state_key(fact.job, fact.pool, fact.node)
+    kept = state.states[key]
+    kept.status = next_state_status(kept.status, fact, None, f"state {key}", fact.status)
+    if kept.order is not None:  # nothing is left to be learnt of its order
+        state.orders.pop(kept.order, None)
+        kept.order = None
+    if fact.status is StateStatus.GONE:
+        kept.warm = False
+    elif fact.status is StateStatus.LOADED:
+        kept.loaded_at = fact.at
+
+
+def residual_memory_seen(state: State, fact: f.ResidualMemorySeen) -> None:
+    state.states[state_key(fact.job, fact.pool, fact.node)].residual_mb = fact.mb

@@ -1,0 +1,108 @@
+"""Which nodes are whose: pins, the RAM that is kept for states, and what jobs have left behind."""
+
+from collections.abc import Iterable
+
+from rollmuxd.core import facts as f
+from rollmuxd.core.model import Group, Job, JobState, NodeId, Owner, PoolName, StateSpec, StateStatus
+from rollmuxd.core.state import State, state_key
+
+
+def owner_of(state: State, job: Job, use: int) -> Owner:
+    """The job's owner, whose use is known as of now."""
+    owner = state.owners.get(job.owner)
+    if owner is None:
+        owner = state.owners[job.owner] = Owner()
+    owner.use, owner.at = use, state.at
+    return owner
+
+
+def pin(state: State, job: Job, group: Group, pins: dict[PoolName, tuple[NodeId, ...]], owner: Owner) -> None:
+    """These nodes are the group's and the job's, with RAM for its states."""
+    for pool, nodes in pins.items():
+        for name in nodes:
+            node = state.nodes[name]
+            node.group = group.id
+            if name not in group.nodes:
+                group.nodes.append(name)
+            if job.id not in node.pinned:
+                node.pinned.append(job.id)
+                owner.gpus += 0 if name in owner.nodes else len(node.gpus)
+                owner.nodes[name] = owner.nodes.get(name, 0) + 1
+            spec, key = _state_spec(job, pool), state_key(job.id, pool, name)
+            if spec is not None and key not in state.states:
+                state.states[key] = JobState(job=job.id, pool=pool, node=name, spec=spec, run=job.run)
+                node.states.append(key)
+                job.states.append(key)
+                state.hosts[node.host].reserved_mb += spec.ram_mb
+            if name in job.left and any(name in there for there in job.pins.values()):
+                nothing_left_on(state, job, name)
+
+
+def follow(was: tuple[NodeId, ...], newest: tuple[NodeId, ...], names: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+    """Which node has the newest state of each of a job's new nodes: who stays keeps its own, others follow in order."""
+    of = dict(zip(was, newest, strict=True))
+    moved = [of[name] for name in was if name not in names]
+    comes = [name for name in names if name not in of]
+    source = {name: moved[at % len(moved)] for at, name in enumerate(comes)} if moved else {}
+    return tuple(of.get(name) or source.get(name, name) for name in names)
+
+
+def newest_on(job: Job, pool: PoolName, name: NodeId) -> None:
+    """From now on the job's state is newer on this node of its than anywhere else."""
+    pins = job.pins.get(pool, ())
+    if name in pins:
+        job.newest[pool] = tuple(name if at == name else it for at, it in zip(pins, job.newest[pool], strict=True))
+
+
+def unpin(state: State, job: Job, names: Iterable[NodeId], owner: Owner) -> None:
+    """These nodes are not the job's any more; those that are nobody's leave their group.
+
+    What may still be on them of the job is remembered until it was seen gone (``Job.left``).
+    """
+    for name in dict.fromkeys(names):
+        node = state.nodes[name]
+        node.pinned.remove(job.id)
+        owner.nodes[name] -= 1
+        if not owner.nodes[name]:
+            del owner.nodes[name]
+            owner.gpus -= len(node.gpus)
+        if not node.pinned and node.group is not None:
+            state.groups[node.group].nodes.remove(name)
+            node.group = None
+        for key in [key for key in node.states if state.states[key].job == job.id]:
+            if state.states[key].status is StateStatus.GONE:
+                _drop_state(state, job, key)
+        stained = any(gpu.dirty_by == job.id for gpu in node.gpus.values())
+        if (stained or any(state.states[key].job == job.id for key in node.states)) and name not in job.left:
+            job.left.append(name)
+            state.leaving[job.id] = None
+
+
+def _drop_state(state: State, job: Job, key: str) -> None:
+    """Nothing is there of a state, and nothing is kept for it."""
+    kept = state.states.pop(key)
+    node = state.nodes[kept.node]
+    node.states.remove(key)
+    job.states.remove(key)
+    state.hosts[node.host].reserved_mb -= kept.spec.ram_mb
+
+
+def nothing_left_on(state: State, job: Job, name: NodeId) -> None:
+    """The job has left a node altogether, or sits there again."""
+    job.left.remove(name)
+    if not job.left:
+        del state.leaving[job.id]
+
+
+def node_left(state: State, fact: f.NodeLeft) -> None:
+    job = state.jobs[fact.job]
+    for key in [key for key in state.nodes[fact.node].states if state.states[key].job == job.id]:
+        _drop_state(state, job, key)
+    nothing_left_on(state, job, fact.node)
+
+
+def _state_spec(job: Job, pool: PoolName) -> StateSpec | None:
+    for spec in job.spec.states:
+        if spec.pool == pool:
+            return spec
+    return None

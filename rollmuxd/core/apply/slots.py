@@ -1,0 +1,185 @@
+"""Phase slots, from the request to the end."""
+
+from typing import Any
+
+from rollmuxd.core import facts as f
+from rollmuxd.core import lifecycle
+from rollmuxd.core.apply.groups import drop_once
+from rollmuxd.core.apply.hosts import all_gpus_clean
+from rollmuxd.core.apply.measures import count_release, count_request
+from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.lifecycle import next_status
+from rollmuxd.core.model import JobId, Slot, SlotStatus
+from rollmuxd.core.state import State
+
+#: ended slots of a job that are remembered, so that a repeated call gets the answer it got before
+SLOTS_REMEMBERED = 4
+#: of what a slot measured: how much work there was, and is for the phase that comes next
+WORK = "work"
+
+
+def slot_queued(state: State, fact: f.SlotQueued) -> None:
+    state.mint("s")
+    job = state.jobs[fact.job]
+    state.slots[fact.slot] = Slot(
+        id=fact.slot,
+        job=fact.job,
+        run=fact.run,
+        session=fact.session,
+        phase=fact.phase,
+        request_id=fact.request_id,
+        queued_at=fact.at,
+        side=fact.side,
+    )
+    state.slots_of[job.id].append(fact.slot)
+    job.queued = fact.slot
+    count_request(job, fact)
+
+
+def slot_withdrawn(state: State, fact: f.SlotWithdrawn) -> None:
+    slot = state.slots[fact.slot]
+    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot.reason, slot.ended_at, slot.ended = fact.reason, fact.at, slot.status
+    job = state.jobs[slot.job]
+    job.queued = None
+    if slot.side:
+        drop_once(state, job, slot.phase)
+    _forget_old_slots(state, job.id)
+
+
+def _forget_old_slots(state: State, job: JobId) -> None:
+    mine = state.slots_of[job]
+    if len(mine) <= SLOTS_REMEMBERED:
+        return
+    over = [s for s in mine if state.slots[s].status in (SlotStatus.OVER, SlotStatus.WITHDRAWN)]
+    for slot in over[: len(mine) - SLOTS_REMEMBERED]:
+        mine.remove(slot)
+        del state.slots[slot]
+
+
+def slot_claimed(state: State, fact: f.SlotClaimed) -> None:
+    slot = state.slots[fact.slot]
+    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot.gpus, slot.claimed_at = fact.gpus, fact.at
+    job = state.jobs[slot.job]
+    job.queued, job.slot = None, slot.id
+    group = state.groups[job.group or ""]
+    for name in group.nodes:
+        gpus = state.nodes[name].gpus
+        for gpu in fact.gpus:
+            mine = gpus.get(gpu)
+            if mine is not None:
+                if mine.holder is not None:
+                    raise BrokenInvariant(f"{gpu} is held by slot {mine.holder}, and slot {slot.id} claims it")
+                mine.holder, mine.dirty_by, mine.touched_at = slot.id, job.id, fact.at
+        all_gpus_clean(state.nodes[name], fact.gpus)  # whose bytes they are holds them again
+    visit = group.schedule[fact.visit]
+    if visit.once:
+        del group.schedule[fact.visit]
+        group.version += 1
+    else:
+        visit.turn += 1
+
+
+def slot_granted(state: State, fact: f.SlotGranted) -> None:
+    slot = state.slots[fact.slot]
+    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot.fence, slot.granted_at = fact.fence, fact.at
+    state.fence_number = fact.fence.number
+
+
+def slot_taken_over(state: State, fact: f.SlotTakenOver) -> None:
+    slot = state.slots[fact.slot]
+    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    old, new = state.sessions.get(slot.session), state.sessions.get(fact.session)
+    # What is still being loaded is loaded for the new one.
+    if slot.granted_at is not None and (old is None or new is None or (old.pid, old.host) != (new.pid, new.host)):
+        slot.replaced = True
+    slot.session = fact.session
+    if fact.fence is not None:
+        slot.fence, state.fence_number = fact.fence, fact.fence.number
+
+
+def slot_requeued(state: State, fact: f.SlotRequeued) -> None:
+    slot = state.slots[fact.slot]
+    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    _unhold(state, slot)
+    slot.gpus, slot.claimed_at = (), None
+    job = state.jobs[slot.job]
+    job.slot, job.queued = None, slot.id
+
+
+def slot_shrunk(state: State, fact: f.SlotShrunk) -> None:
+    slot = state.slots[fact.slot]
+    if slot.status is SlotStatus.RUNNING:  # until here it holds what it claimed
+        slot.claimed = slot.gpus
+    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    _unhold(state, slot, keep=fact.kept)
+    slot.gpus = fact.kept
+
+
+def slot_grown(state: State, fact: f.SlotGrown) -> None:
+    slot = state.slots[fact.slot]
+    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot.gpus = fact.gpus
+    for pins in state.jobs[slot.job].pins.values():
+        for name in pins:
+            for gpu, it in state.nodes[name].gpus.items():
+                if gpu in fact.gpus and it.holder != slot.id:
+                    if it.holder is not None:
+                        raise BrokenInvariant(f"{gpu} is held by slot {it.holder}, and slot {slot.id} grows to it")
+                    it.holder, it.dirty_by, it.touched_at = slot.id, slot.job, fact.at
+
+
+def _unhold(state: State, slot: Slot, keep: tuple[str, ...] = ()) -> None:
+    for pins in state.jobs[slot.job].pins.values():
+        for name in pins:
+            for gpu, it in state.nodes[name].gpus.items():
+                if it.holder == slot.id and gpu not in keep:
+                    it.holder, it.touched_at = None, state.at
+
+
+def slot_released(state: State, fact: f.SlotReleased) -> None:
+    slot = state.slots[fact.slot]
+    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot.ended_at, slot.ended, slot.released = fact.at, slot.status, True
+    job = state.jobs[slot.job]
+    job.slot = None
+    job.closing.append(slot.id)
+    count_release(job, slot, fact.at, fact.measured.get(WORK, 0.0))
+
+
+def next_answered(state: State, fact: f.NextAnswered) -> None:
+    slot = state.slots[fact.slot]
+    slot.next_slot, slot.next_refused = fact.next_slot, fact.refused
+
+
+def slot_taken_away(state: State, fact: Any) -> None:
+    """FAULTED, LOST or REVOKED."""
+    slot = state.slots[fact.slot]
+    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot.reason, slot.ended_at, slot.ended = fact.reason, fact.at, slot.status
+    job = state.jobs[slot.job]
+    job.slot = None
+    job.closing.append(slot.id)
+    job.progress.idle_from = fact.at
+
+
+def slot_overstays(state: State, fact: f.SlotOverstays) -> None:
+    slot = state.slots[fact.slot]
+    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    slot.overstays_at = fact.at
+
+
+def slot_reclaiming(state: State, fact: f.SlotReclaiming) -> None:
+    slot = state.slots[fact.slot]
+    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+
+
+def slot_over(state: State, fact: f.SlotOver) -> None:
+    slot = state.slots[fact.slot]
+    slot.status = next_status(lifecycle.SLOT, slot.status, fact, f"slot {slot.id}")
+    _unhold(state, slot)
+    job = state.jobs[slot.job]
+    job.closing.remove(slot.id)
+    _forget_old_slots(state, job.id)

@@ -1,0 +1,65 @@
+"""One decision in the making: what the rooms of the core share while an input is handled."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from rollmuxd.core.apply import apply
+from rollmuxd.core.config import Config, DriverTraits
+from rollmuxd.core.decision import Answer
+from rollmuxd.core.effects import Effect
+from rollmuxd.core.facts import Fact
+from rollmuxd.core.model import GroupId, JobStatus, Millis, SlotStatus
+from rollmuxd.core.order import Rotation
+from rollmuxd.core.policy import Move, Policy
+from rollmuxd.core.state import State
+from rollmuxd.core.timers import Timers
+
+#: the answer that tells nothing
+NOTHING: Final = Answer()
+#: slots that hold GPUs by their holder's right
+HOLDS: Final = (SlotStatus.LOADING, SlotStatus.RUNNING, SlotStatus.TAIL)
+#: jobs that have a placement
+PLACED: Final = (JobStatus.PROBING, JobStatus.ADMITTED, JobStatus.MOVING)
+#: and may be granted slots there
+SERVED: Final = (JobStatus.PROBING, JobStatus.ADMITTED)
+
+_NO_TRAITS: Final = DriverTraits()
+
+
+class Context:
+    """The state, what is derived from it, and the facts and effects of the decision at hand.
+
+    A fact is applied as it happens, so what follows in the same decision sees it.
+    """
+
+    def __init__(self, config: Config, policy: Policy, state: State) -> None:
+        self.config, self.policy, self.state = config, policy, state
+        self.rotation = Rotation()
+        self.timers = Timers()
+        self.now: Millis = state.at
+        self.facts: list[Fact] = []
+        self.effects: list[Effect] = []
+        self._traits: Mapping[str, DriverTraits] = config.drivers
+        #: many things are dealt with at once, and who is to be let in is asked after the last; None: at once
+        self.admits_later: bool | None = None
+        #: what the input at hand has spent on trying waiting jobs
+        self.spent = 0
+        #: groups whose promises were looked at when they were of that version
+        self.settled: dict[GroupId, int] = {}
+        #: whether any node is to be emptied; None: it has not been looked
+        self.drains: bool | None = None
+        #: the search for jobs that are better placed elsewhere, while it is under way
+        self.regrouping: Iterator[Move | None] | None = None
+
+    def fact(self, fact: Fact) -> None:
+        """This has happened."""
+        apply(self.state, fact)
+        self.facts.append(fact)
+
+    def do(self, effect: Effect) -> None:
+        """This must be done, once the facts are durable."""
+        self.effects.append(effect)
+
+    def traits(self, driver: str) -> DriverTraits:
+        """What a residency driver says of itself; of one that says nothing, nothing is presumed."""
+        return self._traits.get(driver, _NO_TRAITS)

@@ -1,0 +1,1 @@
+"""Handlers of inputs: each refuses, or records facts. One file per noun."""

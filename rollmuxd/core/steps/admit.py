@@ -1,0 +1,462 @@
+"""Who gets in: what a registration must be, and which waiting jobs fit now."""
+
+from bisect import insort
+from collections.abc import Callable
+from itertools import combinations
+from typing import Final, TypeAlias
+
+from rollmuxd.core import effects as e
+from rollmuxd.core import facts as f
+from rollmuxd.core import shares
+from rollmuxd.core.config import Config, OwnerLimits
+from rollmuxd.core.context import Context
+from rollmuxd.core.errors import Impossible, TooMany
+from rollmuxd.core.model import (
+    Job,
+    JobId,
+    JobSpec,
+    JobStatus,
+    Millis,
+    Movable,
+    NodeStatus,
+    OnLoss,
+    PoolName,
+    StateStatus,
+)
+from rollmuxd.core.policy import Placed
+from rollmuxd.core.shares import use_of
+from rollmuxd.core.state import State
+from rollmuxd.core.steps.dispatch import dispatch, take_place
+from rollmuxd.core.steps.launch import launch
+from rollmuxd.core.steps.locality import locality_violation, place
+from rollmuxd.core.timers import AdmissionPass
+
+_NO_LIMITS = OwnerLimits()
+
+
+#: what one input may spend on trying waiting jobs; the rest is tried at the next tick, which is due at once
+SPENT_AT_ONCE: Final = 600
+#: what it takes to try a placement, and to look at a job and see that its like was refused
+TRY, LOOK = 100, 1
+
+#: who goes first: of two jobs that wait the one with the least
+Rank: TypeAlias = tuple[int, int, int, Millis]
+
+
+def waiting_order(c: Context, now: Millis) -> list[JobId]:
+    """Waiting jobs, the next first: those that have waited too long; then by priority raised with age.
+
+    Of equals that one's job which has used least for its share, then the one that has waited longest.
+    """
+    return sorted(c.state.waiting, key=_rank_at(c, now))
+
+
+def position(c: Context, job: JobId, now: Millis) -> int:
+    """The job's place in the waiting order, from 1; 0: it does not wait."""
+    if job not in c.state.waiting:
+        return 0
+    rank, place = _rank_at(c, now), 1
+    mine, behind = rank(job), False  # of equals, those come before it that wait for longer
+    for name in c.state.waiting:
+        theirs = rank(name)
+        behind = behind or name == job
+        place += theirs < mine or (theirs == mine and not behind)
+    return place
+
+
+def _rank_at(c: Context, now: Millis) -> Callable[[JobId], Rank]:
+    jobs, aging, longest = c.state.jobs, c.config.aging_ms, c.config.bounded_wait_ms
+    used: dict[str, int] = {}
+
+    def rank(name: JobId) -> Rank:
+        job = jobs[name]
+        waited = now - job.registered_at
+        if waited >= longest:
+            return 0, 0, 0, job.registered_at
+        if job.owner not in used:
+            use = use_of(c.state.owners.get(job.owner), now, c.config.use_half_life_ms)
+            used[job.owner] = use // limits_of(c, job.owner).share
+        return 1, -(job.spec.priority + waited // aging), used[job.owner], job.registered_at
+
+    return rank
+
+
+def limits_of(c: Context, owner: str) -> OwnerLimits:
+    """What the owner may have."""
+    return c.config.owners.get(owner, _NO_LIMITS)
+
+
+def admit(c: Context, newcomer: JobId | None = None) -> None:
+    """Place every waiting job that fits. One that has waited too long is not overtaken on the pools it wants.
+
+    Only a ``newcomer`` is tried where nothing else has changed: the others have been, and still do not fit.
+    """
+    if c.admits_later is not None:
+        c.admits_later = True
+        return
+    round_ = c.timers.round
+    if newcomer is not None and round_ is not None:
+        if not round_.is_over():
+            _join(c, round_, newcomer)
+            return
+        c.timers.round = AdmissionPass([newcomer], round_.refused, _kept_pools(c))
+    elif c.spent < SPENT_AT_ONCE:
+        c.timers.round = AdmissionPass(waiting_order(c, c.now))
+    else:
+        c.timers.round = None
+    continue_pass(c)
+
+
+def continue_pass(c: Context) -> None:
+    """Try the jobs that were not tried yet in this round, as many as one input may."""
+    while c.timers.round is not None and not c.timers.round.is_over():
+        if c.spent >= SPENT_AT_ONCE:
+            break
+        _try_next(c, c.timers.round)
+        if c.timers.round.is_over() and c.timers.round.grew and c.state.waiting:
+            c.timers.round = AdmissionPass(waiting_order(c, c.now))
+    if c.timers.round is None or not c.timers.round.is_over():
+        c.timers.at(c.now, "admit", "")
+
+
+def begin_pass(c: Context, key: str) -> None:
+    """A deadline: waiting jobs are still to be tried. What is left of a round is tried at the end of every tick."""
+    del key
+    if c.timers.round is None:
+        admit(c)
+
+
+def _join(c: Context, round_: AdmissionPass, newcomer: JobId) -> None:
+    """The newcomer takes its place among the jobs that are still to be tried."""
+    left = [name for name in round_.names[round_.tried :] if name in c.state.waiting]
+    insort(left, newcomer, key=_rank_at(c, c.now))
+    round_.names, round_.tried = left, 0
+
+
+def _try_next(c: Context, round_: AdmissionPass) -> None:
+    name = round_.names[round_.tried]
+    round_.tried += 1
+    c.spent += LOOK
+    job = c.state.jobs[name]
+    if name not in c.state.waiting or job.pins or (job.left and not job.fell_back):  # (of its run before)
+        return
+    pools = _pools_of(job)
+    if not round_.kept.isdisjoint(pools):
+        return
+    shape, slo = _shape_of(c, job), job.spec.slo or float("inf")
+    if round_.refused.get(shape, 0.0) < slo:
+        c.spent += TRY
+        placed = place(c, job, c.state)
+        if placed is not None and (over_its_nodes(c, job, placed) or locality_violation(c, job, placed.pins)):
+            return
+        if placed is not None:
+            _place(c, job, placed)
+            round_.grew = round_.grew or placed.admission != "packing"
+            return
+        round_.refused[shape] = slo
+    if _is_late(c, job):
+        c.spent += TRY
+        if _others_are_in_the_way(c, job):
+            round_.kept |= pools
+
+
+def _is_late(c: Context, job: Job) -> bool:
+    """Whether the others are kept from the pools that the job wants, if that helps.
+
+    One that is bound to what it has parked may wait for certain nodes: the others are not kept from those.
+    """
+    return c.now - job.registered_at >= c.config.bounded_wait_ms and not job.fell_back
+
+
+def _kept_pools(c: Context) -> set[PoolName]:
+    """Pools that are kept for jobs that have waited too long, when all of them were tried."""
+    kept: set[PoolName] = set()
+    helps: dict[object, bool] = {}
+    late = [job for name in c.state.waiting if _is_late(c, job := c.state.jobs[name])]
+    for job in sorted(late, key=lambda job: job.registered_at):
+        pools = _pools_of(job)
+        if job.pins or job.left or not kept.isdisjoint(pools):
+            continue
+        key = (job.owner, job.spec.wants, job.spec.colocate)
+        if key not in helps:
+            helps[key] = _others_are_in_the_way(c, job)
+        if helps[key]:
+            kept |= pools
+    return kept
+
+
+def _pools_of(job: Job) -> set[PoolName]:
+    return {want.pool for want in job.spec.wants}
+
+
+def place_now(c: Context, job: Job) -> None:
+    """Place a job that waits, if it fits, whoever else waits: for one that has given a place up to have another."""
+    placed = place(c, job, c.state) if job.status is JobStatus.WAITING and not job.pins else None
+    if placed is not None and not over_its_nodes(c, job, placed) and not locality_violation(c, job, placed.pins):
+        _place(c, job, placed)
+
+
+def over_its_nodes(c: Context, job: Job, placed: Placed) -> str:
+    """Why the job's owner may not have that placement; empty: it may."""
+    most = limits_of(c, job.owner).max_nodes
+    return shares.over_its_nodes(job.owner, c.state.owners.get(job.owner), placed.pins, most)
+
+
+def _others_are_in_the_way(c: Context, job: Job) -> bool:
+    """Whether the nodes it wants are there, so that keeping them from newcomers lets it in one day.
+
+    One that waits for a node that is lost or drained, or for its owner to give some back, would otherwise keep
+    everybody out for as long.
+    """
+    most, owner = limits_of(c, job.owner).max_nodes, c.state.owners.get(job.owner)
+    if most and owner is not None and len(owner.nodes) + _wanted(job.spec) > most:
+        return False
+    up = [node for node in c.state.nodes.values() if node.status is NodeStatus.UP]
+    return all(
+        sum(want.pool in node.pools and (not want.named or node.id in want.named) for node in up)
+        >= max(want.nodes, len(want.named))
+        for want in job.spec.wants
+    )
+
+
+def _place(c: Context, job: Job, placed: Placed) -> None:
+    group = placed.group or c.state.next_id("g")
+    c.fact(
+        f.JobPlaced(
+            c.now,
+            job.id,
+            group,
+            placed.pins,
+            placed.schedule,
+            placed.status,
+            placed.admission,
+            placed.promised,
+            placed.period_ms,
+            placed.cost_per_hour,
+            placed.dispatch,
+            use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms),
+        )
+    )
+    launch(c, job)
+    observe_residual_memory(c, job)
+    if job.queued is not None:
+        slot = c.state.slots[job.queued]
+        take_place(c, job, slot.phase, side=slot.side)
+    dispatch(c, group)  # the others' order may be another one with it
+
+
+def observe_residual_memory(c: Context, job: Job) -> None:
+    """Look at GPUs that others gave back while nobody else wanted them, and on which no state of theirs is moved.
+
+    No order will tell that such a GPU is clear, and while its job was alone there nobody had to know. As little is
+    known of what the job itself has there, where that was to be discarded and was not.
+    """
+    for node in dict.fromkeys(name for nodes in job.pins.values() for name in nodes):
+        known = c.state.nodes[node]
+        states = [c.state.states[key] for key in known.states]
+        moved = {kept.job for kept in states}
+        unseen = any(kept.job == job.id and kept.status is StateStatus.UNKNOWN for kept in states) or any(
+            gpu.holder is None and gpu.dirty_by not in (None, job.id) and gpu.dirty_by not in moved
+            for gpu in known.gpus.values()
+        )
+        if unseen and c.timers.observe_now(known.host, c.now, c.config):
+            c.do(e.Observe(known.host))
+
+
+def _shape_of(c: Context, job: Job) -> object:
+    """What placement looks at of a job, for not trying the like again in one round."""
+    spec = job.spec
+    times = tuple((name, kept.count and kept.total_ms // kept.count) for name, kept in job.times.items())
+    limited = job.owner if limits_of(c, job.owner).max_nodes else ""
+    before = tuple(job.last_pins.items())
+    bound = job.id if job.fell_back else ""
+    return (limited, bound, spec.phases, spec.wants, spec.states, spec.park, spec.colocate, times, before)
+
+
+def _wanted(spec: JobSpec) -> int:
+    """The nodes that a job wants, at least."""
+    counts = [max(want.nodes, len(want.named)) for want in spec.wants]
+    return max(counts) if spec.colocate else sum(counts)
+
+
+def check_owner(c: Context, owner: str, spec: JobSpec, known: Job | None) -> None:
+    """What an owner may not have, is refused at once: told how much it has, and how much it may have."""
+    limits = limits_of(c, owner)
+    if limits.max_priority is not None and spec.priority > limits.max_priority:
+        raise Impossible(
+            f"priority {spec.priority}: jobs of owner {owner} have {limits.max_priority} at most "
+            f"(owners.{owner}.max_priority); register it with that"
+        )
+    wanted = _wanted(spec)
+    if limits.max_nodes and wanted > limits.max_nodes:
+        raise Impossible(
+            f"{wanted} nodes are wanted, and owner {owner} has {limits.max_nodes} at most (owners.{owner}.max_nodes)"
+        )
+    if limits.max_jobs:
+        live = sum(job.live and job.owner == owner and job is not known for job in c.state.jobs.values())
+        if live >= limits.max_jobs:
+            raise TooMany(
+                f"owner {owner} has {live} live jobs, and its limit is {limits.max_jobs} (owners.{owner}.max_jobs); "
+                "end one, or have the limit raised"
+            )
+
+
+def check_spec(spec: JobSpec, state: State, config: Config) -> None:
+    """What could never be met is refused at once, and says what is short."""
+    wanted = [want.pool for want in spec.wants]
+    names = [phase.name for phase in (*spec.phases, *spec.side)]
+    if not spec.phases or len(set(names)) != len(names) or len(set(wanted)) != len(wanted):
+        raise Impossible("a job has at least one cycle phase, and names each phase and each pool once")
+    used = {pool for phase in (*spec.phases, *spec.side) for pool in phase.pools}
+    for want in spec.wants:
+        if want.pool not in used:
+            raise Impossible(f"nodes of pool {want.pool} are wanted, and no phase uses them")
+    for phase in (*spec.phases, *spec.side):
+        if len(set(phase.pools)) != len(phase.pools):
+            raise Impossible(f"phase {phase.name} names a pool twice ({', '.join(phase.pools)})")
+        for pool in phase.pools:
+            if pool not in wanted:
+                raise Impossible(
+                    f"phase {phase.name} uses pool {pool}, of which nothing is wanted ({', '.join(wanted)})"
+                )
+    _check_side(spec)
+    if spec.movable is Movable.RELAUNCH and spec.launch is None:
+        raise Impossible(
+            "movable=relaunch is for jobs whose process rollmuxd itself starts, and this one does not say what to "
+            "start (launch); say movable warm, where the process can load its state on other GPUs, or no"
+        )
+    _check_launch(spec, state, config)
+    for kept in spec.states:
+        if kept.gpu_mb and kept.leftover_mb > kept.gpu_mb:  # (of one whose size is not known, all may be left)
+            raise Impossible(
+                f"its {kept.pool} state leaves {kept.leftover_mb / 1000:g} GB on a GPU while parked, "
+                f"and takes {kept.gpu_mb / 1000:g} GB there while loaded"
+            )
+        if kept.pool not in wanted:
+            raise Impossible(f"a state is declared for pool {kept.pool}, of which nothing is wanted")
+        if config.drivers and kept.driver not in config.drivers:
+            known = ", ".join(sorted(config.drivers))
+            raise Impossible(f"residency driver {kept.driver!r} is not installed (installed: {known})")
+    if spec.slo is not None and not 1 <= spec.slo < float("inf"):
+        raise Impossible(f"slo is {spec.slo:g}: nobody is faster shared than alone, so it is at least 1, and finite")
+    _check_numbers(spec)
+    _check_wants(spec, state)
+
+
+def _check_side(spec: JobSpec) -> None:
+    """A side phase is planned as load by how often and how long; or nobody said, and then it stands by no promise."""
+    for phase in (*spec.phases, *(phase for phase in spec.side if phase.name == "init")):
+        if phase.every:
+            raise Impossible(f"phase {phase.name}: every is for side phases that come again, such as eval and save")
+    for phase in spec.side:
+        if phase.every < 0 or (phase.every and phase.planned_ms is None):
+            raise Impossible(
+                f"side phase {phase.name} comes once in {phase.every} iterations: say, too, how long it takes at worst "
+                "(seconds), or neither"
+            )
+        if phase.name != "init" and not phase.every and spec.slo is not None:
+            raise Impossible(
+                f"side phase {phase.name}: nothing says how often it comes and how long it takes at worst (every, "
+                "seconds), so nobody beside it can be promised anything; say both, or register without slo"
+            )
+
+
+def _check_launch(spec: JobSpec, state: State, config: Config) -> None:
+    """Only what a backend has started can be started again, and every node that it may get must have such a backend."""
+    if spec.launch is None:
+        if spec.on_loss is OnLoss.RELAUNCH:
+            raise Impossible(
+                "on_loss=relaunch is for jobs whose process rollmuxd itself starts, and this one does not say what to "
+                "start (launch); say on_loss hold or kill"
+            )
+        return
+    if not spec.launch.argv or not spec.launch.argv[0]:
+        raise Impossible("launch: argv is empty; its first part is the program")
+    pools = {want.pool for want in spec.wants}
+    for node in state.nodes.values():
+        if node.host not in config.launch_hosts and pools.intersection(node.pools):
+            able = ", ".join(config.launch_hosts) or "none"
+            raise Impossible(
+                f"launch: node {node.id} may be its place, and on host {node.host} no processes are started "
+                f"(hosts where they are: {able}); start the process yourself, with on_loss hold or kill"
+            )
+
+
+def _check_numbers(spec: JobSpec) -> None:
+    phases = [
+        (f"{field} of phase {phase.name}", value, 0)
+        for phase in (*spec.phases, *spec.side)
+        for field, value in (("time", phase.planned_ms or 0), ("gap", phase.gap_ms), ("min_gpus", phase.min_gpus))
+    ]
+    wants = [
+        (f"{field} wanted of pool {want.pool}", value, least)
+        for want in spec.wants
+        for field, value, least in (("nodes", want.nodes, 1), ("GPUs", want.gpus, 0))
+    ]
+    states = [
+        (f"{field} of the {kept.pool} state", value, 0)
+        for kept in spec.states
+        for field, value in (
+            ("GPU memory", kept.gpu_mb),
+            ("left-over", kept.leftover_mb),
+            ("RAM", kept.ram_mb),
+            ("load time", kept.load_ms),
+            ("park time", kept.park_ms),
+        )
+    ]
+    for what, value, least in (*phases, *wants, *states, ("ranks", spec.ranks, 1)):
+        if value < least:
+            raise Impossible(f"{what}: {value}, and it is at least {least}")
+
+
+def _check_wants(spec: JobSpec, state: State) -> None:
+    for want in spec.wants:
+        there = [node for node in state.nodes.values() if want.pool in node.pools]
+        if not there:
+            pools = sorted({pool for node in state.nodes.values() for pool in node.pools})
+            raise Impossible(f"there is no pool {want.pool!r}; the pools are {', '.join(pools) or 'none'}")
+        gpus = sum(len(node.gpus) for node in there)
+        if want.gpus > gpus or want.nodes > len(there):
+            needed = f"{want.gpus} GPUs" if want.gpus else f"{want.nodes} nodes"
+            raise Impossible(f"pool {want.pool} has {len(there)} nodes with {gpus} GPUs, and {needed} are wanted")
+        for name in want.named:
+            if not spec.colocate and any(name in other.named for other in spec.wants if other is not want):
+                raise Impossible(f"node {name} is named for two pools; that takes colocate")
+            if name not in state.nodes or want.pool not in state.nodes[name].pools:
+                raise Impossible(f"there is no node {name!r} in pool {want.pool}")
+        ram = sum(kept.ram_mb for kept in spec.states if kept.pool == want.pool)
+        most = max((state.hosts[node.host].ram_mb for node in there), default=0)
+        if ram > most:
+            raise Impossible(
+                f"its {want.pool} state parks {ram / 1000:g} GB on a host, and the largest budget is {most / 1000:g} GB"
+            )
+        for kept in spec.states:
+            if kept.pool == want.pool and all(node.gpu_mb and kept.gpu_mb > node.gpu_mb for node in there):
+                largest = max(node.gpu_mb for node in there)
+                needs, has = kept.gpu_mb / 1000, largest / 1000
+                raise Impossible(f"its {want.pool} state needs {needs:g} GB of a GPU that has {has:g} GB")
+    _check_together(spec, state)
+
+
+def _check_together(spec: JobSpec, state: State) -> None:
+    """Pools may share nodes: together they must have as many as are wanted, each node once unless colocated."""
+    for want in spec.wants:
+        if len(set(want.named)) != len(want.named):
+            raise Impossible(f"a node is named twice for pool {want.pool} ({', '.join(want.named)})")
+    if spec.colocate:
+        pools = [want.pool for want in spec.wants]
+        most = max(want.nodes for want in spec.wants)
+        there = sum(all(pool in node.pools for pool in pools) for node in state.nodes.values())
+        if there < most:
+            raise Impossible(f"colocate: {there} nodes are in all of {', '.join(pools)}, and {most} are wanted")
+        return
+    for count in range(2, len(spec.wants) + 1):  # Hall's condition; a job wants of a few pools only
+        for wants in combinations(spec.wants, count):
+            pools = [want.pool for want in wants]
+            needed = sum(want.nodes for want in wants)
+            there = sum(any(pool in node.pools for pool in pools) for node in state.nodes.values())
+            if there < needed:
+                raise Impossible(
+                    f"{' and '.join(pools)} need {needed} different nodes, and there are {there}; "
+                    "with colocate one node serves several pools"
+                )

@@ -1,0 +1,246 @@
+"""Whoever sits on a node that is drained is moved away, where he may be moved and there is room.
+
+An operator's wish is no policy's economy: it is heeded under every policy, also where no jobs are moved to save money
+(``moves = auto`` on one host). Every other limit on moves holds, and so does every promise.
+
+The job stays in its group where other nodes can take the place of those that are drained, one for one: free ones, or
+the group's own, if the group's plan keeps every promise there. Else it goes where it would be placed if it came now.
+It goes at its next iteration boundary; one that waits for a drained node in the midst of an iteration goes at once, for
+it gets no further where it is. Who stays is told why (:func:`stays`), and looked at again once a minute.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+from msgspec.structs import replace
+
+from rollmuxd.core import facts as f
+from rollmuxd.core.config import Moves
+from rollmuxd.core.context import Context
+from rollmuxd.core.facts import PlannedTurn
+from rollmuxd.core.feasible import short_of_memory
+from rollmuxd.core.model import (
+    Group,
+    Job,
+    JobId,
+    JobStatus,
+    Millis,
+    Movable,
+    Node,
+    NodeId,
+    NodeStatus,
+    OrderKind,
+    PoolName,
+    StateStatus,
+)
+from rollmuxd.core.policy import Move, Placed
+from rollmuxd.core.steps.admit import admit, over_its_nodes, place_now
+from rollmuxd.core.steps.dispatch import dispatch, issue, unheld_by
+from rollmuxd.core.steps.locality import limited_to_locality, locality_violation, place
+from rollmuxd.core.steps.move import CHANGES, asks_for, plan, refused
+from rollmuxd.core.steps.reclaim import end_placement_if_empty, is_dirty_by, nodes_of, observe_job
+from rollmuxd.core.trial import trial_versions, without
+
+#: so long others are heard before anybody is moved: a host's nodes are drained one after the other
+SETTLE_MS: Final = 1_000
+#: by which a node is one to be emptied, or is none any more
+MARKS: Final = frozenset({f.NodeDraining, f.NodeUndrained, f.NodeRemoved})
+#: ways to put other nodes in the place of those that are drained, of which so many are tried
+TRIED: Final = 32
+#: who stays is looked at again after so long: that somebody has earned credit, say, lets him go, and is no fact
+AGAIN_MS: Final = 60_000
+
+
+def follow(c: Context) -> None:
+    """After every input: what has changed may let somebody leave a drained node."""
+    news = {type(fact) for fact in c.facts}
+    if c.drains is None or not news.isdisjoint(MARKS):
+        c.drains = any(node.drain for node in c.state.nodes.values())
+    if c.drains and not news.isdisjoint(CHANGES) and _to_leave(c):
+        c.timers.at(c.now + SETTLE_MS, "leave", "")
+
+
+def look_again(c: Context, key: str) -> None:
+    """A deadline: have everybody moved away from drained nodes who can be now."""
+    del key
+    for name in _to_leave(c):
+        job = c.state.jobs[name]
+        if job.move is not None or len(c.state.moving) >= c.config.moves_at_a_time:
+            continue
+        found = way_out(c, job)
+        if isinstance(found, Move):
+            plan(c, found)
+        elif may_be_replaced(c, job):
+            replace_drained(c, job)
+        elif job.spec.movable is not Movable.NO and c.config.moves is not Moves.OFF:
+            c.timers.at(_again_at(c, job) if c.now < _again_at(c, job) else c.now + AGAIN_MS, "leave", "")
+
+
+def stays(c: Context, job: Job) -> str:
+    """Why a job is not moved away from a drained node on which it sits; empty: it is, or sits on none."""
+    if job.move is not None or not drained(c, job):
+        return ""
+    found = way_out(c, job)
+    if isinstance(found, str) and not may_be_replaced(c, job):
+        return found
+    if len(c.state.moving) < c.config.moves_at_a_time:
+        return f"it will be moved within {AGAIN_MS // 1000} s"
+    some = "1 job is" if len(c.state.moving) == 1 else f"{len(c.state.moving)} jobs are"
+    return f"{some} moving, as many as may at a time"
+
+
+def drained(c: Context, job: Job) -> tuple[NodeId, ...]:
+    """The job's nodes that are to be empty."""
+    names = dict.fromkeys(name for nodes in job.pins.values() for name in nodes)
+    return tuple(name for name in names if c.state.nodes[name].drain)
+
+
+def way_out(c: Context, job: Job) -> Move | str:
+    """Where a job on drained nodes could go now; or why it cannot."""
+    if job.spec.movable is Movable.NO:
+        return "it is not to be moved (movable = no)"
+    if c.config.moves is Moves.OFF:
+        return "no job is moved here (moves = off)"
+    if job.status is not JobStatus.ADMITTED:
+        return f"it is {job.status}"
+    if c.now < _again_at(c, job):
+        return f"it was moved {(c.now - (job.moved_at or 0)) // 1000} s ago, and is not moved again so soon"
+    off = drained(c, job)
+    said = "no other nodes would have it with every promise kept"
+    why = f"{'nodes' if len(off) > 1 else 'node'} {', '.join(off)} {'are' if len(off) > 1 else 'is'} drained"
+    for placed in _places(c, job, off):
+        move = Move(job.id, placed, why, off=off)
+        no = refused(c, move)
+        if not no:
+            return move
+        said = no
+    return said
+
+
+def may_be_replaced(c: Context, job: Job) -> bool:
+    """Whether a job that gets no further where it is would be placed at once, had it no place.
+
+    A move leads to nodes that are one group's, or nobody's: not to some of another group beside some that the job has
+    itself. Two jobs of which each sits on what the other lacks would wait for ever.
+    """
+    if job.spec.movable is not Movable.WARM or c.config.moves is Moves.OFF or c.now < _again_at(c, job):
+        return False
+    if job.left or job.guarded or c.state.moving or not asks_for(c, job, drained(c, job)):
+        return False  # others' moves may make room
+    # what it has parked stays where it is, and so does its RAM
+    placed = place(c, job, replace(without(c.state, job), hosts=c.state.hosts))
+    if placed is None or placed.status is not JobStatus.ADMITTED or placed.promised < job.promised:
+        return False
+    return not over_its_nodes(c, job, placed) and not locality_violation(c, job, placed.pins)
+
+
+def replace_drained(c: Context, job: Job) -> None:
+    """Give its place up, and have it placed in the same moment, with what it has parked, as who falls back.
+
+    Not before all of it is parked and seen gone from its GPUs: nobody else comes in between.
+    """
+    nodes = nodes_of(c, job)
+    there = [c.state.states[key] for key in job.states]
+    if any(kept.status not in (StateStatus.PARKED, StateStatus.GONE) for kept in there) or any(
+        is_dirty_by(node, job.id) for node in nodes
+    ):
+        for kept in there:
+            if kept.status is StateStatus.LOADED and unheld_by(c, c.state.nodes[kept.node], job.id):
+                issue(c, OrderKind.PARK, kept, None)
+        observe_job(c, job)
+        c.timers.at(c.now + SETTLE_MS, "leave", "")
+        return
+    group = job.group
+    c.fact(f.JobUnplaced(c.now, job.id, f"{', '.join(drained(c, job))} drained: it is placed anew", keeps=True))
+    end_placement_if_empty(c, job)
+    place_now(c, job)
+    dispatch(c, group)
+    admit(c)
+
+
+def _to_leave(c: Context) -> list[JobId]:
+    return list(dict.fromkeys(job for node in c.state.nodes.values() if node.drain for job in node.pinned))
+
+
+def _again_at(c: Context, job: Job) -> Millis:
+    """From when on it may be moved."""
+    return 0 if job.moved_at is None else job.moved_at + c.config.move_every_ms
+
+
+def _places(c: Context, job: Job, off: tuple[NodeId, ...]) -> Iterator[Placed]:
+    """With its group on other nodes; then wherever it would be placed now."""
+    group = c.state.groups[job.group or ""]
+    choices = {name: _in_place_of(c, job, c.state.nodes[name]) for name in off}
+    choices = dict(sorted(choices.items(), key=lambda item: len(item[1])))  # or others would take its only one
+    for nodes in islice(_distinct(tuple(choices.values())), TRIED):
+        placed = None if nodes is None else _with_its_group(c, job, group, dict(zip(choices, nodes, strict=True)))
+        if placed is not None:
+            yield placed
+    others = {name: known for name, known in c.state.groups.items() if name != group.id}
+    elsewhere = place(c, job, replace(c.state, groups=others))
+    if elsewhere is not None and elsewhere.status is JobStatus.ADMITTED and elsewhere.promised >= job.promised:
+        yield elsewhere
+
+
+def _distinct(choices: tuple[list[NodeId], ...], taken: tuple[NodeId, ...] = ()) -> Iterator[tuple[NodeId, ...] | None]:
+    """Every way to take one node of each list, none twice. None: that way there was none left, which counts as a try.
+
+    In the product of the lists the ways that take no node twice may come after any number of others.
+    """
+    if not choices:
+        yield taken
+        return
+    left = [name for name in choices[0] if name not in taken]
+    if not left:
+        yield None
+    for name in left:
+        yield from _distinct(choices[1:], (*taken, name))
+
+
+def _in_place_of(c: Context, job: Job, node: Node) -> list[NodeId]:
+    """Nodes like this one that could take its place: free ones, the cheapest first, then the group's own."""
+    pools = {pool for pool, names in job.pins.items() if node.id in names}
+    if any(node.id in want.named for want in job.spec.wants):
+        return []
+    taken = {name for names in job.pins.values() for name in names}
+    like = [
+        other
+        for other in limited_to_locality(c, job, c.state).nodes.values()
+        if other.id not in taken
+        and other.status is NodeStatus.UP
+        and not other.drain
+        and other.group in (None, job.group)
+        and pools <= set(other.pools)
+        and (len(other.gpus), other.gpu_type) == (len(node.gpus), node.gpu_type)
+        and not any(c.state.jobs[name].guarded for name in other.pinned)  # who is has his nodes to himself
+    ]
+    like.sort(key=lambda other: (other.group is not None, other.price_per_gpu_hour))
+    return [other.id for other in like]
+
+
+def _with_its_group(c: Context, job: Job, group: Group, instead: dict[NodeId, NodeId]) -> Placed | None:
+    """The job on those nodes, in the wheel as it is; None: somebody's promise, or memory, has no room for that.
+
+    A promise that is at risk where the job sits is no reason for it to stay there.
+    """
+    pins = {pool: tuple(instead.get(name, name) for name in names) for pool, names in job.pins.items()}
+    new: dict[PoolName, tuple[NodeId, ...]] = {
+        pool: tuple(name for name in names if name in instead.values()) for pool, names in pins.items()
+    }
+    if short_of_memory(c.state, job, new) is not None:
+        return None
+    there = replace(
+        c.state,
+        jobs={**c.state.jobs, job.id: replace(job, pins=pins)},
+        groups={**c.state.groups, group.id: replace(group, version=next(trial_versions))},
+    )
+    found = c.policy.replan(there, group.id)
+    if found.schedule or set(found.at_risk) - c.state.at_risk.keys():
+        return None
+    wheel = tuple(PlannedTurn(it.job, it.phase, it.once) for it in group.schedule if it.job != job.id or not it.once)
+    free = (c.state.nodes[name] for name in instead.values() if c.state.nodes[name].group is None)
+    price = sum(len(node.gpus) * node.price_per_gpu_hour for node in free)
+    return Placed(
+        group.id, pins, wheel, job.admission, JobStatus.ADMITTED, job.promised, found.period_ms, price, group.dispatch
+    )

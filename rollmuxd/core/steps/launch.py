@@ -1,0 +1,94 @@
+"""Processes that backends start for jobs: begun when the job has its place, ended with it, begun again when lost.
+
+A launch has an id of its own, so that telling it twice starts one process. Whatever becomes of a process that was lost,
+the next one belongs to a run of its own, with a key of its own: who comes back late finds a run that is not its.
+"""
+
+from rollmuxd.core import effects as e
+from rollmuxd.core import facts as f
+from rollmuxd.core.context import Context
+from rollmuxd.core.model import Job, JobStatus, Millis, OnLoss
+
+
+def launch(c: Context, job: Job) -> None:
+    """Have the process of a job that has its place started, where one is to be started and none is there."""
+    if job.spec.launch is None or (job.launch is not None and not job.launch.over):
+        return
+    name = c.state.next_id("l")
+    host = c.state.nodes[next(node for nodes in job.pins.values() for node in nodes)].host
+    c.fact(f.ProcessLaunched(c.now, job.id, job.run, name, host))
+    c.timers.at(c.now + c.config.launch_ms, "opened", job.id)
+    c.do(e.Launch(job.id, name))
+
+
+def end_process(c: Context, job: Job, reason: str) -> bool:
+    """Have a process that was started for a job ended. Tells whether there was one."""
+    known = job.launch
+    if known is None or known.over:
+        return False
+    c.fact(f.ProcessOver(c.now, job.id, known.id, reason))
+    c.do(kill(job))
+    return True
+
+
+def kill(job: Job) -> e.Kill:
+    """The order to end what is left of the job's processes."""
+    if job.launch is None:
+        return e.Kill(job.id, job.run, job.session)
+    return e.Kill(job.id, job.run, job.session, job.launch.id, job.launch.host)
+
+
+def losses_of_late(c: Context, job: Job) -> list[Millis]:
+    """When the job was lost, as far back as it counts."""
+    return [at for at in job.losses if at > c.now - c.config.relaunch_window_ms]
+
+
+def is_relaunched(job: Job) -> bool:
+    """Whether a lost job is started again."""
+    return job.spec.on_loss is OnLoss.RELAUNCH and job.spec.launch is not None
+
+
+def lost_too_often(c: Context, job: Job, reason: str) -> str:
+    """Why a job is not started again any more; empty: it is."""
+    lost = len(losses_of_late(c, job))
+    if lost < c.config.relaunch_limit:
+        return ""
+    within = c.config.relaunch_window_ms // 60_000
+    return (
+        f"started again {lost} times within {within} min and lost each time; the last time: {reason}; "
+        "mend it, and reinstate it"
+    )
+
+
+def plan_relaunch(c: Context, job: Job) -> None:
+    """A lost job is started again: after a minute, two, four, ..."""
+    attempt = len(losses_of_late(c, job)) + 1
+    due = c.now + c.config.relaunch_after_ms * 2 ** (attempt - 1)
+    c.fact(f.RelaunchPlanned(c.now, job.id, attempt, due))
+    c.timers.at(due, "relaunch", job.id)
+
+
+def new_run(c: Context, job: Job) -> bool:
+    """The time has come: a new run of the same job waits for its place, on its old nodes first. False: not yet."""
+    if job.status is not JobStatus.LOST or job.relaunch_at is None:
+        return False
+    if c.now < job.relaunch_at:
+        c.timers.at(job.relaunch_at, "relaunch", job.id)
+        return False
+    end_process(c, job, "another is to be started")
+    run = job.run + 1
+    attempt = len(losses_of_late(c, job))
+    c.fact(f.JobRegistered(c.now, job.id, job.owner, job.user, run, job.spec, next_key(c, job), max(1, attempt)))
+    return True
+
+
+def run_key(c: Context, own: str, run: int) -> str:
+    """The key by which the process of a run, and of no other, is known: numbers are given again after a restore."""
+    return f"{run}~{own}" if c.state.incarnation == 1 else f"{run}.{c.state.incarnation}~{own}"
+
+
+def next_key(c: Context, job: Job) -> str:
+    """That of a job's next run."""
+    head, _, own = job.idempotency_key.partition("~")
+    first = head.partition(".")[0] != str(job.run)  # that of who registered it, if it gave one
+    return run_key(c, job.idempotency_key if first else own, job.run + 1)

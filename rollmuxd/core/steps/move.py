@@ -1,0 +1,486 @@
+"""Moving a placed job to other nodes: planned by the policy, done at the job's next iteration boundary.
+
+From ``MovePlanned`` on the target nodes, RAM for the job's states there and its visits in the target's wheel are its
+own, while it goes on where it sits: it counts in both places. ``MoveBegan`` comes when it holds nothing and is between
+two iterations; it is granted nothing then, and what it has loaded is parked. ``MoveEnded`` comes when all that is
+parked: from then on it sits in the target group. What is parked on the old nodes stays there until it was loaded on
+the new ones (a load's ``source``), so that a load which fails costs the job nothing but a wait: it falls back, and
+waits for another place. ``NodeLeft`` comes when nothing of it is left on an old node.
+
+Anything may come in between. Until it has ended, a move is then abandoned, and the job stays where it was.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from rollmuxd.core import facts as f
+from rollmuxd.core.apply.pins import follow as who_follows
+from rollmuxd.core.config import Moves
+from rollmuxd.core.context import PLACED, Context
+from rollmuxd.core.model import (
+    Job,
+    JobId,
+    JobMove,
+    JobStatus,
+    Millis,
+    Movable,
+    NodeId,
+    NodeStatus,
+    Order,
+    OrderKind,
+    PoolName,
+    SessionStatus,
+    SlotStatus,
+    StateStatus,
+)
+from rollmuxd.core.order import find_phase
+from rollmuxd.core.policy import Move, Placed
+from rollmuxd.core.shares import use_of
+from rollmuxd.core.state import state_key
+from rollmuxd.core.steps.admit import admit, observe_residual_memory, over_its_nodes
+from rollmuxd.core.steps.dispatch import OUT, at_boundary, dispatch, issue, take_place, unheld_by
+from rollmuxd.core.steps.launch import end_process, launch, next_key
+from rollmuxd.core.steps.locality import locality_violation
+from rollmuxd.core.steps.reclaim import (
+    abandon,
+    drained_if_empty,
+    drop_requests,
+    end_placement_if_empty,
+    expect_clean,
+    is_of_use,
+    observe_job,
+    take_away,
+    waits_with_its_state,
+)
+
+#: the time between two steps of the search for moves, in which others are heard
+STEP_MS: Final = 1
+#: after a search that has found nothing, the time until the next one, at least, and as a part of the time in which
+#: nothing has changed: jobs earn credit meanwhile, and grow older, and can be moved, or come to, where that was too
+#: dear for them; no fact tells of it
+LOOK_AGAIN_MS, LOOK_AGAIN_PART = 600_000, 4
+#: what changes who sits where, or could: a search that is under way begins anew
+CHANGES: Final = frozenset(
+    {
+        f.JobPlaced,
+        f.JobPromised,
+        f.JobGuarded,
+        f.GuardEnded,
+        f.TimesDrifted,
+        f.GroupReplanned,
+        f.PlacementEnded,
+        f.JobUnplaced,
+        f.JobPaused,
+        f.JobResumed,
+        f.JobQuarantined,
+        f.JobLost,
+        f.JobEnded,
+        f.MovePlanned,
+        f.MoveBegan,
+        f.MoveEnded,
+        f.MoveAbandoned,
+        f.NodeLeft,
+        f.NodeAdded,
+        f.NodeRemoved,
+        f.NodeUp,
+        f.NodeOccupied,
+        f.NodeLost,
+        f.NodeQuarantined,
+        f.NodeDraining,
+        f.NodeDrained,
+        f.HostAdded,
+    }
+)
+
+
+# ---- after every input -----------------------------------------------------------------------------------------------
+
+
+def follow(c: Context) -> None:
+    """Let moves go on as far as they can after what has just happened, and have others looked for."""
+    for name in tuple(c.state.moving):
+        advance(c, c.state.jobs[name])
+    for name in tuple(c.state.leaving):
+        tidy(c, c.state.jobs[name])
+    if not CHANGES.isdisjoint(map(type, c.facts)):
+        c.regrouping = None
+        c.timers.changed_at = c.now
+        look_for_moves(c, STEP_MS)
+
+
+def look_for_moves(c: Context, wait_ms: Millis) -> None:
+    """Search after so long, if anybody may be moved at all."""
+    if are_on(c) and any(job.spec.movable is not Movable.NO and job.pins for job in c.state.jobs.values()):
+        c.timers.at(c.now + wait_ms, "regroup", "")
+
+
+def are_on(c: Context) -> bool:
+    """Whether jobs are moved at all. On one host there is little to gain, so it takes to be told."""
+    if c.config.moves is Moves.AUTO:
+        return sum(bool(host.nodes) for host in c.state.hosts.values()) > 1
+    return c.config.moves is Moves.ON
+
+
+def advance(c: Context, job: Job) -> None:
+    """Abandon a move that has become void; begin it at the iteration boundary; end it when the job is ready to go."""
+    why = void(c, job, told(job))
+    if why:
+        abandon(c, job, why)
+        dispatch(c, job.group)
+        return
+    if at_boundary(c, job) or gets_no_further(c, job, told(job)):
+        begin(c, job)
+    if job.move is not None and job.move.began_at is not None:
+        park_what_stays(c, job)
+        if is_ready(c, job, job.move):
+            end(c, job)
+
+
+def gets_no_further(c: Context, job: Job, move: JobMove) -> bool:
+    """Whether a job asks for what it does not get before it has moved, as the nodes that it leaves are drained.
+
+    In the midst of an iteration too, then: who is started again elsewhere loses it, but would never have ended it.
+    """
+    here = (name for name in leaving(job, move.pins) if c.state.nodes[name].drain)
+    return is_up(c, move) and asks_for(c, job, here)
+
+
+def asks_for(c: Context, job: Job, nodes: Iterable[NodeId]) -> bool:
+    """Whether a placed job waits for a phase that claims one of these nodes, and for nothing else of its own."""
+    phase = None if job.queued is None else find_phase(c.state, job.id, c.state.slots[job.queued].phase)
+    if phase is None or job.status is not JobStatus.ADMITTED or job.slot is not None or job.closing:
+        return False
+    return not set(c.state.phase_nodes(job, phase)).isdisjoint(nodes)
+
+
+def is_up(c: Context, move: JobMove) -> bool:
+    """Whether all nodes to which it goes are."""
+    return all(c.state.nodes[name].status is NodeStatus.UP for nodes in move.pins.values() for name in nodes)
+
+
+def told(job: Job) -> JobMove:
+    assert job.move is not None, "only of jobs with a move at hand"
+    return job.move
+
+
+# ---- from its planning to its end ------------------------------------------------------------------------------------
+
+
+def leaving(job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -> list[NodeId]:
+    """The nodes that the job sits on, and will not any more when it sits on those."""
+    there = {name for nodes in pins.values() for name in nodes}
+    return list(dict.fromkeys(name for nodes in job.pins.values() for name in nodes if name not in there))
+
+
+def cannot_leave(c: Context, job: Job, pins: dict[PoolName, tuple[NodeId, ...]]) -> str:
+    """Why nothing can be parked on a node that the job would leave for those; empty: it can."""
+    for name in leaving(job, pins):
+        node = c.state.nodes[name]
+        if node.status in (NodeStatus.LOST, NodeStatus.QUARANTINED):
+            return f"node {name}, from where it was to go, is {node.status}"
+    return ""
+
+
+def void(c: Context, job: Job, move: JobMove) -> str:
+    """Why a move cannot be ended any more, or not in time; empty: it can."""
+    for name in dict.fromkeys(name for nodes in move.pins.values() for name in nodes):
+        node = c.state.nodes[name]
+        if node.status in OUT:
+            return f"node {name}, where it was to go, is {node.status}"
+        if name in job.left and not _comes_back(c, job, move.pins, move.off, name):
+            return f"what it has on node {name}, where it was to go back, is not what it has any more"
+    stays = cannot_leave(c, job, move.pins)
+    if stays:
+        return stays
+    if move.off and move.began_at is None and not any(c.state.nodes[name].drain for name in move.off):
+        return f"{', '.join(move.off)}, from where it was to go, is drained no more"
+    if move.schedule is not None:
+        planned = {visit.job for visit in move.schedule}
+        group = c.state.groups[move.group]
+        joined = [visit.job for visit in group.schedule if visit.job not in planned]
+        if joined:
+            return f"job {c.state.jobs[joined[0]].spec.name} has joined its group meanwhile"
+    since, limit = move.planned_at, c.config.move_begins_ms
+    if move.began_at is not None:
+        since, limit = move.began_at, c.config.move_ends_ms
+    if c.now >= max(since, c.timers.renewed_at) + limit:
+        done = "come to the end of an iteration" if move.began_at is None else "parked what it had loaded"
+        return f"it has not {done} within {limit // 1000} s"
+    c.timers.at(max(since, c.timers.renewed_at) + limit, "move", job.id)
+    return ""
+
+
+def begin(c: Context, job: Job) -> None:
+    """From here on it is granted nothing; its process parks what it has loaded, or is ended."""
+    c.fact(f.MoveBegan(c.now, job.id))
+    if job.spec.movable is Movable.RELAUNCH:
+        process_goes(c, job)
+    void(c, job, told(job))  # its time begins anew
+    dispatch(c, job.group)
+
+
+def process_goes(c: Context, job: Job) -> None:
+    """A job that is started again elsewhere: its process is ended, and what that had anywhere has to be seen gone."""
+    drop_requests(c, job, "its process is ended, to be started on other nodes")
+    session = c.state.sessions.get(job.session or "")
+    if session is not None and session.status is SessionStatus.ALIVE:
+        c.fact(f.SessionClosed(c.now, session.id))
+        c.timers.forget_session(session.id)
+    end_process(c, job, "to be started on other nodes")
+    for key in job.states:
+        kept = c.state.states[key]
+        if kept.status not in (StateStatus.GONE, StateStatus.UNKNOWN):
+            c.fact(f.StateUnknown(c.now, job.id, kept.pool, kept.node))
+    observe_job(c, job)
+
+
+def park_what_stays(c: Context, job: Job) -> None:
+    """Have what is loaded on the nodes that it leaves parked."""
+    for key in states_on(c, job, leaving(job, told(job).pins)):
+        kept = c.state.states[key]
+        node = c.state.nodes[kept.node]
+        if kept.status is StateStatus.LOADED and unheld_by(c, node, job.id):
+            issue(c, OrderKind.PARK, kept, None)
+
+
+def states_on(c: Context, job: Job, nodes: list[NodeId]) -> list[str]:
+    return [key for key in job.states if c.state.states[key].node in nodes]
+
+
+def is_ready(c: Context, job: Job, move: JobMove) -> bool:
+    """Whether nothing of it is in use where it sits, and the nodes to which it goes are up."""
+    if not is_up(c, move):
+        return False
+    if job.spec.movable is Movable.RELAUNCH:  # of a process that was ended nothing may be left anywhere
+        seats = list(dict.fromkeys(name for nodes in job.pins.values() for name in nodes))
+        gone = all(c.state.states[key].status is StateStatus.GONE for key in states_on(c, job, seats))
+        return gone and not any(gpu.dirty_by == job.id for name in seats for gpu in c.state.nodes[name].gpus.values())
+    parked = (StateStatus.PARKED, StateStatus.GONE)
+    return all(c.state.states[key].status in parked for key in states_on(c, job, leaving(job, move.pins)))
+
+
+def end(c: Context, job: Job) -> None:
+    """It sits on its new nodes, and goes on there; somebody else may fit where it was."""
+    left, group = leaving(job, told(job).pins), job.group
+    use = use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms)
+    if job.spec.movable is Movable.RELAUNCH:  # who comes back late finds a run that is not its
+        c.fact(f.MoveEnded(c.now, job.id, job.run + 1, next_key(c, job), use))
+        launch(c, job)
+    else:
+        c.fact(f.MoveEnded(c.now, job.id, use=use))
+    observe_residual_memory(c, job)
+    for name in left:
+        node = c.state.nodes[name]
+        expect_clean(c, node, job, f"after {job.spec.name} moved away")
+        drained_if_empty(c, node)
+    if job.queued is not None:
+        slot = c.state.slots[job.queued]
+        take_place(c, job, slot.phase, side=slot.side)
+    dispatch(c, group)
+    dispatch(c, job.group)
+    admit(c)
+
+
+# ---- what it leaves behind -------------------------------------------------------------------------------------------
+
+
+def tidy(c: Context, job: Job) -> None:
+    """Have what is parked on old nodes discarded once it is of no use; and say so when nothing is left on one."""
+    left = False
+    for name in tuple(job.left):
+        node = c.state.nodes[name]
+        for key in states_on(c, job, [name]):
+            kept = c.state.states[key]
+            if kept.status in (StateStatus.PARKED, StateStatus.LOADED) and not is_of_use(c, job, kept):
+                issue(c, OrderKind.DISCARD, kept, None)
+        gone = all(c.state.states[key].status is StateStatus.GONE for key in states_on(c, job, [name]))
+        if gone and not any(gpu.dirty_by == job.id for gpu in node.gpus.values()):
+            c.fact(f.NodeLeft(c.now, job.id, name))
+            drained_if_empty(c, node)
+            left = True
+    if not job.left:
+        end_placement_if_empty(c, job)
+    if not job.left or (left and waits_with_its_state(job)):  # it may be placed where it had an older copy
+        admit(c)
+
+
+def fall_back(c: Context, job: Job, order: Order, reason: str) -> bool:
+    """After a move, a load that fails loses nothing: the job waits for another place with what it has parked.
+
+    Once for each move: a state that can be loaded nowhere has its job quarantined. Tells whether it does.
+    """
+    if order.kind is not OrderKind.LOAD or order.source is None or job.fell_back or job.status not in PLACED:
+        return False
+    session = c.state.sessions.get(job.session or "")
+    source = c.state.states.get(state_key(job.id, order.pool, order.source))
+    if order.run != job.run or session is None or session.status is not SessionStatus.ALIVE:
+        return False
+    if source is None or source.status is not StateStatus.PARKED:
+        return False
+    abandon(c, job, reason)
+    slot = c.state.slots.get(order.slot or "")
+    if slot is not None and slot.status is SlotStatus.LOADING and job.queued is not None:
+        take_away(c, slot, f.SlotFaulted(c.now, slot.id, reason))  # its job has asked for another meanwhile
+    elif slot is not None and slot.status is SlotStatus.LOADING:
+        c.fact(f.SlotRequeued(c.now, slot.id, reason))
+        c.timers.waits(job.owner, 1)
+        if slot.id in c.timers.detached:
+            c.timers.at(c.now, "detach", slot.id)
+    c.fact(f.JobUnplaced(c.now, job.id, reason, keeps=True))
+    return True
+
+
+# ---- looking for moves -----------------------------------------------------------------------------------------------
+
+
+def regroup(c: Context, key: str) -> None:
+    """One step of the policy's search; a move that it finds is planned, if the limits allow it."""
+    del key
+    if not are_on(c) or len(c.state.moving) >= c.config.moves_at_a_time:
+        c.regrouping = None
+        return
+    if c.regrouping is None:
+        c.regrouping = iter(c.policy.regroup(c.state, c.now))
+    for found in c.regrouping:
+        if found is not None and not refused(c, found):
+            plan(c, found)  # and what comes after it is asked anew
+        else:
+            c.timers.at(c.now + STEP_MS, "regroup", "")
+        return
+    c.regrouping = None
+    look_for_moves(c, max(LOOK_AGAIN_MS, (c.now - c.timers.changed_at) // LOOK_AGAIN_PART))
+
+
+def plan(c: Context, move: Move) -> None:
+    """Write the intention down: from now on what it needs there is the job's."""
+    job, placed = c.state.jobs[move.job], move.placed
+    group = placed.group or c.state.next_id("g")
+    c.fact(
+        f.MovePlanned(
+            c.now,
+            job.id,
+            group,
+            placed.pins,
+            placed.schedule,
+            move.why,
+            placed.admission,
+            placed.promised,
+            placed.period_ms,
+            placed.cost_per_hour,
+            placed.dispatch,
+            move.saves_per_hour,
+            move.costs,
+            use_of(c.state.owners.get(job.owner), c.now, c.config.use_half_life_ms),
+            move.off,
+        )
+    )
+    advance(c, job)
+    dispatch(c, group)  # its visits there are passed until it comes
+
+
+def refused(c: Context, move: Move, *, guarded: bool = False) -> str:
+    """Why a proposed move is not planned now; empty: it is. What the guard does is not limited in how often."""
+    job = c.state.jobs.get(move.job)
+    if job is None or job.status is not JobStatus.ADMITTED or job.move is not None or job.spec.movable is Movable.NO:
+        return "its job is not there to be moved"
+    if c.config.moves is Moves.OFF:
+        return "no job is moved here"
+    placed = move.placed
+    if placed.group == job.group and placed.pins == job.pins:
+        return "the job sits there"
+    again = None if job.moved_at is None else job.moved_at + c.config.move_every_ms
+    if again is not None and c.now < again and not guarded:
+        c.timers.at(again, "regroup", job.id)
+        return f"the job was moved {(c.now - (job.moved_at or 0)) // 1000} s ago"
+    return (
+        _busy(c, job, placed)
+        or _no_place(c, job, move)
+        or cannot_leave(c, job, placed.pins)
+        or _other_wheel(c, job, placed)
+        or locality_violation(c, job, placed.pins)
+        or _no_ram(c, job, placed)
+        or over_its_nodes(c, job, placed)
+    )
+
+
+def _busy(c: Context, job: Job, placed: Placed) -> str:
+    """One move at a time in each group."""
+    for name in c.state.moving:
+        other = c.state.jobs[name]
+        if {other.group, told(other).group} & {job.group, placed.group}:
+            return f"job {other.spec.name} is moving"
+    return ""
+
+
+def _no_place(c: Context, job: Job, move: Move) -> str:
+    """The nodes are up, of the pools that it wants, and the target group's or nobody's."""
+    placed = move.placed
+    if placed.group is not None and placed.group not in c.state.groups:
+        return f"there is no group {placed.group}"
+    if set(placed.pins) != {want.pool for want in job.spec.wants}:
+        return "its pools are others"
+    for pool, names in placed.pins.items():
+        for name in names:
+            node = c.state.nodes.get(name)
+            if node is None or pool not in node.pools:
+                return f"there is no node {name} in pool {pool}"
+            if node.status is not NodeStatus.UP or node.drain:
+                return f"node {name} is {node.status}"
+            if node.group not in (None, placed.group):
+                return f"node {name} is group {node.group}'s"
+            if name in job.left and not _comes_back(c, job, placed.pins, move.off, name):
+                return f"the job has not left node {name} altogether"
+    return ""
+
+
+def _comes_back(
+    c: Context, job: Job, pins: Mapping[PoolName, tuple[NodeId, ...]], off: tuple[NodeId, ...], name: NodeId
+) -> bool:
+    """Whether a job may go back to a node that it has not left altogether, with what is parked there.
+
+    That would pass for what it has by then. So only where it is what the job has: it has loaded nothing since on the
+    node that it leaves again, and cannot, as that is drained.
+    """
+    there = [c.state.states[key] for key in states_on(c, job, [name])]
+    for kept in there:
+        was = job.pins[kept.pool]
+        old = dict(zip(pins.get(kept.pool, ()), who_follows(was, was, pins.get(kept.pool, ())), strict=True)).get(name)
+        here = c.state.states.get(state_key(job.id, kept.pool, old or ""))
+        if here is None or old not in off or here.order is not None or c.state.source_of(here) is not kept:
+            return False
+    return bool(there) and not any(gpu.dirty_by == job.id for gpu in c.state.nodes[name].gpus.values())
+
+
+def _other_wheel(c: Context, job: Job, placed: Placed) -> str:
+    """The wheel has the phases that the group has, each as often as its plan has it, and the job's."""
+    group = c.state.groups.get(placed.group or "")
+    there = {(visit.job, visit.phase) for visit in group.schedule if visit.job != job.id} if group else set()
+    planned = {(visit.job, visit.phase) for visit in placed.schedule if visit.job != job.id}
+    mine = {visit.phase for visit in placed.schedule if visit.job == job.id}
+    if there != planned or mine != {phase.name for phase in job.spec.phases}:
+        return "the wheel is not the group's and the job's"
+    return ""
+
+
+def _no_ram(c: Context, job: Job, placed: Placed) -> str:
+    for host, more in _ram(c, job, placed):
+        known = c.state.hosts[host]
+        if known.reserved_mb + more > known.ram_mb:
+            return f"host {host} has no RAM for its parked states"
+    return ""
+
+
+def _ram(c: Context, job: Job, placed: Placed) -> Iterator[tuple[str, int]]:
+    """The RAM that the job's states take on each host beyond what they have there already."""
+    more: dict[str, int] = {}
+    for kept in job.spec.states:
+        for name in placed.pins.get(kept.pool, ()):
+            if state_key(job.id, kept.pool, name) not in c.state.states:
+                host = c.state.nodes[name].host
+                more[host] = more.get(host, 0) + kept.ram_mb
+    yield from more.items()
+
+
+def look_again(c: Context, name: JobId) -> None:
+    """A move's deadline: what follows every input looks at it."""
+    del c, name

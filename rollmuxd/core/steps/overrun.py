@@ -1,0 +1,104 @@
+"""Slots that run for longer than anybody could expect: a warning, and where it is configured, an end.
+
+The bound is three times the p95 of the phase (its planned time while it was never seen to end), and never less than
+``overstay_ms``. Running on is no proof of anything: on a box of one's own the owner decides, so by default it is said
+once and nothing more. With ``overstay_revoke`` the slot is ended after a grace, but only if another job waits for
+its GPUs, and only of a phase whose time is known: who was never measured and told nothing is given the benefit.
+"""
+
+from rollmuxd.core import facts as f
+from rollmuxd.core.context import SERVED, Context
+from rollmuxd.core.estimates import by_work_ms, quantile_ms
+from rollmuxd.core.model import Job, JobId, Millis, Slot, SlotStatus
+from rollmuxd.core.order import find_phase
+from rollmuxd.core.steps.dispatch import dispatch
+from rollmuxd.core.steps.reclaim import after_departure, end_placement_if_empty, revoke_held
+
+#: a slot has this many times the p95 of its phase
+TIMES = 3
+#: how often it is looked whether somebody waits for the GPUs of a slot that is to be revoked
+LOOK_MS = 30_000
+
+
+def expected_ms(c: Context, job: Job, slot: Slot) -> Millis | None:
+    """What the slot's phase takes at most, as far as is known: the p95 of what was seen, else what was planned.
+
+    Or what it takes for the work that the job has reported before it, if that is more.
+    """
+    times = job.times.get(slot.phase)
+    seen = None if times is None else quantile_ms(times, 0.95)
+    phase = find_phase(c.state, job.id, slot.phase)
+    if phase is None:
+        return seen
+    more = by_work_ms(job, phase)
+    known = [it for it in (seen, more) if it is not None]
+    return max(known) if known else phase.planned_ms
+
+
+def ran_ms(slot: Slot, now: Millis) -> Millis:
+    """For how long it has been its holder's."""
+    return 0 if slot.granted_at is None else now - slot.granted_at
+
+
+def due(c: Context, job: JobId) -> None:
+    """A job's slot has run for as long as it may at least: say so where it is too long, and act where that is wanted.
+
+    A deadline of the job and not of the slot, so that short slots that follow each other share one.
+    """
+    known = c.state.jobs.get(job)
+    slot = None if known is None else c.state.slots.get(known.slot or "")
+    if known is None or slot is None or slot.status not in (SlotStatus.RUNNING, SlotStatus.TAIL):
+        return
+    when = warned(c, known, slot) if slot.overstays_at is None else slot.overstays_at
+    if when is None or not c.config.overstay_revoke:
+        return
+    when = max(when, c.timers.renewed_at) + c.config.overstay_grace_ms
+    if c.now < when:
+        c.timers.at(when, "overstay", job)
+    elif expected_ms(c, known, slot) is None or not waited_for(c, known, slot):
+        c.timers.at(c.now + LOOK_MS, "overstay", job)
+    else:
+        end(c, known, slot)
+
+
+def warned(c: Context, job: Job, slot: Slot) -> Millis | None:
+    """Say that the slot overstays, and since when; None: it does not yet."""
+    granted = c.now - ran_ms(slot, c.now)
+    bound = max(TIMES * (expected_ms(c, job, slot) or 0), c.config.overstay_ms)
+    # While the daemon was away nothing could be released: who comes back within a lease was not late.
+    when = granted + bound
+    if c.timers.renewed_at > granted:
+        when = max(when, c.timers.renewed_at + c.config.lease_ms)
+    if c.now < when:
+        c.timers.at(when, "overstay", job.id)
+        return None
+    c.fact(f.SlotOverstays(c.now, slot.id, c.now - granted, bound))
+    return c.now
+
+
+def waited_for(c: Context, job: Job, slot: Slot) -> bool:
+    """Whether another job, which could go on, waits for a node of which the slot holds GPUs."""
+    group = c.state.groups.get(job.group or "")
+    if group is None:
+        return False
+    held = [name for name in group.nodes if any(gpu.holder == slot.id for gpu in c.state.nodes[name].gpus.values())]
+    for name in group.jobs:
+        other = c.state.jobs[name]
+        asks = other.status in SERVED and other.slot is None and other.queued not in c.timers.detached
+        if other is not job and asks and other.queued is not None:
+            nodes = c.rotation.nodes_of(c.state, group, name, c.state.slots[other.queued].phase)
+            if any(node in held for node in nodes):
+                return True
+    return False
+
+
+def end(c: Context, job: Job, slot: Slot) -> None:
+    """Revoke it; its GPUs are given on when they were seen clear, as ever."""
+    ran = ran_ms(slot, c.now) // 1000
+    expected = (expected_ms(c, job, slot) or 0) / 1000
+    group = job.group
+    reason = f"it ran for {ran} s, its {slot.phase} is known to take {expected:g} s, and others wait for its GPUs"
+    revoke_held(c, slot, by="overstay", reason=reason)
+    end_placement_if_empty(c, job)
+    dispatch(c, group)
+    after_departure(c, job)

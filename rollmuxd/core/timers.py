@@ -1,0 +1,225 @@
+"""What is not journalled: lease deadlines, attachment, progress, and when to look again.
+
+It starts anew with the daemon, and is no part of replay equality. Whatever comes of it (a session lost, a request
+withdrawn) is a fact. Deadlines lie in a heap of hints: a hint that comes up early is put back at its true time, so
+that renewing a lease costs one store into a dict.
+"""
+
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+
+from rollmuxd.core.config import Config
+from rollmuxd.core.model import GpuId, HostId, JobId, Millis, PoolName, SessionId, SessionStatus, SlotId, SlotStatus
+from rollmuxd.core.state import State
+
+
+class AdmissionPass:
+    """One pass over the waiting jobs, on the room that there is. New room, or a restart, begins another one."""
+
+    def __init__(
+        self, names: list[JobId], refused: dict[object, float] | None = None, kept: Iterable[PoolName] = ()
+    ) -> None:
+        #: jobs in the order in which they are tried, and how many of them were
+        self.names, self.tried = names, 0
+        #: by shape, the loosest SLO that was refused: with a tighter one it fits even less
+        self.refused: dict[object, float] = {} if refused is None else refused
+        #: pools that are kept for a job that has waited too long
+        self.kept: set[PoolName] = set(kept)
+        #: whether a group has nodes now that it had not: a job that was refused may fit there
+        self.grew = False
+
+    def is_over(self) -> bool:
+        """Whether every job was tried."""
+        return self.tried == len(self.names)
+
+
+class Timers:
+    """Deadlines and what they are derived from."""
+
+    def __init__(self) -> None:
+        #: when each living session was heard of last
+        self.seen: dict[SessionId, Millis] = {}
+        #: requests that no call attends, and until when they stay queued
+        self.detached: dict[SlotId, Millis] = {}
+        #: and until when the others wait for them, where their turn has come
+        self.awaited: dict[SlotId, Millis] = {}
+        #: how far running slots are: done, total
+        self.progress: dict[SlotId, tuple[int, int]] = {}
+        #: requests that are queued
+        self.waiting = 0
+        #: and of each owner
+        self.waiting_of: dict[str, int] = {}
+        #: what was seen last on GPUs that were not clear, for people
+        self.used_mb: dict[GpuId, int] = {}
+        #: when the last look at each host began
+        self.looked_at: dict[HostId, Millis] = {}
+        #: when each host is to be looked at again, as was planned here
+        self._looks: dict[HostId, Millis] = {}
+        #: when the look was due that another one, not planned here, has come before
+        self._overtaken: dict[HostId, Millis] = {}
+        #: how long the wait for the look after the next one is
+        self._pause: dict[HostId, Millis] = {}
+        #: states that are told to be discarded again: when at the earliest, and after how long the time after that
+        self._again: dict[str, tuple[Millis, Millis]] = {}
+        #: when every lease was last renewed in full
+        self.renewed_at: Millis = 0
+        #: when who sits where, or could, has changed last
+        self.changed_at: Millis = 0
+        #: waiting jobs as they are tried on the room that there is; None: all of them are still to be tried
+        self.round: AdmissionPass | None = None
+        self._heap: list[tuple[Millis, str, str]] = []
+        self._planned: dict[tuple[str, str], Millis] = {}
+
+    # ---- sessions and requests -----------------------------------------------------------------------------------
+
+    def see(self, session: SessionId, now: Millis, lease_ms: Millis) -> None:
+        """A session is there; its lease begins or is renewed."""
+        if session not in self.seen:
+            self.at(now + lease_ms, "lease", session)
+        self.seen[session] = now
+
+    def forget_session(self, session: SessionId) -> None:
+        """It has ended."""
+        self.seen.pop(session, None)
+
+    def detach(self, slot: SlotId, *, until: Millis, awaited_until: Millis) -> None:
+        """Nobody attends the request."""
+        self.detached[slot] = until
+        self.awaited[slot] = awaited_until
+        self.at(until, "detach", slot)
+
+    def attach(self, slot: SlotId) -> bool:
+        """Somebody attends it again; tells whether it was detached."""
+        self.awaited.pop(slot, None)
+        return self.detached.pop(slot, None) is not None
+
+    def forget_slot(self, slot: SlotId) -> None:
+        """The request or slot has ended."""
+        self.attach(slot)
+        self.progress.pop(slot, None)
+
+    def waits(self, owner: str, more: int) -> None:
+        """So many more requests of an owner are queued."""
+        self.waiting += more
+        self.waiting_of[owner] = self.waiting_of.get(owner, 0) + more
+
+    def renew_all(self, now: Millis) -> None:
+        """Renew every lease in full."""
+        self.renewed_at = now
+        for session in self.seen:
+            self.seen[session] = now
+
+    def restart(self, state: State, now: Millis, config: Config) -> None:
+        """The daemon has started: leases in full, every request detached until it is asked for again."""
+        self.renewed_at = now
+        self.seen.clear()
+        for session in state.sessions.values():
+            if session.status is SessionStatus.ALIVE:
+                self.see(session.id, now, config.lease_ms)
+        for job in state.jobs.values():
+            if job.live and (job.session is None or job.launch is not None):
+                self.at(now + config.lease_ms, "opened", job.id)
+            if job.relaunch_at is not None:
+                self.at(job.relaunch_at, "relaunch", job.id)
+            if job.launch is not None and not job.launch.over and not job.live:
+                self.at(now + config.lease_ms, "reap", job.id)
+            if job.slot is not None:
+                self.at(now + config.lease_ms, "overstay", job.id)
+        if state.waiting:  # which of them were tried is not known
+            self.at(now, "admit", "")
+        for name in state.at_risk:
+            self.at(now + config.lease_ms, "relieve", state.jobs[name].group or "")
+        self.waiting, self.waiting_of = 0, {}
+        for slot in state.slots.values():
+            if slot.status is SlotStatus.QUEUED:
+                self.waits(state.jobs[slot.job].owner, 1)
+            if slot.status in (SlotStatus.QUEUED, SlotStatus.LOADING):
+                # a client that could not reach the daemon comes back within a lease, or has lost its session
+                self.detach(slot.id, until=now + config.reattach_ms, awaited_until=now + config.lease_ms)
+
+    # ---- looking again -----------------------------------------------------------------------------------------------
+
+    def observe_now(self, host: HostId, now: Millis, config: Config) -> bool:
+        """Something on a host should come clear. True: look at once; False: a look is planned soon anyway."""
+        soon = self._looks.get(host)
+        self._pause[host] = config.observe_after_ms
+        if soon is not None and soon <= now + config.observe_after_ms:
+            return False
+        self._plan_observation(host, now + config.observe_after_ms)
+        return True
+
+    def observe_later(self, host: HostId, now: Millis, config: Config) -> None:
+        """It is not clear yet: look again, each time after twice as long."""
+        if host in self._looks:
+            return
+        # The look that every host gets now and then asks no driver, so it does not take the place of one that does.
+        planned = self._overtaken.pop(host, now)
+        if planned > now:
+            self._plan_observation(host, planned)
+            return
+        pause = self._pause.get(host, config.observe_after_ms)
+        self._pause[host] = min(2 * pause, config.observe_at_least_ms)
+        self._plan_observation(host, now + pause)
+
+    def _plan_observation(self, host: HostId, at: Millis) -> None:
+        self._looks[host] = at
+        self._overtaken.pop(host, None)
+        self.at(at, "look", host)
+
+    def observed(self, host: HostId, since: Millis | None = None) -> None:
+        """The host was looked at; what is still to come clear there plans the next look. None: it was not reached."""
+        if (planned := self._looks.pop(host, None)) is not None:
+            self._overtaken[host] = planned
+        if since is not None:
+            self.looked_at[host] = since
+
+    def may_discard_again(self, state: str, now: Millis, config: Config) -> bool:
+        """Whether a state may be told to be discarded once more: each time after twice as long."""
+        due, pause = self._again.get(state, (now, config.observe_after_ms))
+        if now < due:
+            return False
+        self._again[state] = (now + pause, min(2 * pause, config.observe_at_least_ms))
+        return True
+
+    def forget_discards(self, states: Iterable[str]) -> None:
+        """Nothing has to be discarded there any more."""
+        for state in states:
+            self._again.pop(state, None)
+
+    # ---- deadlines ------------------------------------------------------------
+
+    def at(self, due: Millis, kind: str, key: str) -> None:
+        """Something is to be looked after at that time. Said twice, the earlier holds."""
+        planned = self._planned.get((kind, key))
+        if planned is None or due < planned:
+            self._planned[kind, key] = due
+            heappush(self._heap, (due, kind, key))
+
+    def next_due(self) -> Millis | None:
+        """When the earliest hint comes up."""
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now: Millis, config: Config) -> Iterator[tuple[str, str]]:
+        """What is truly due by now; a hint that came early is put back at its true time."""
+        while self._heap and self._heap[0][0] <= now:
+            at, kind, key = heappop(self._heap)
+            if self._planned.get((kind, key)) != at:
+                continue  # overtaken by an earlier hint
+            del self._planned[kind, key]
+            true = self._true_time(kind, key, at, config)
+            if true is None:
+                continue
+            if true > now:
+                self.at(true, kind, key)
+                continue
+            yield kind, key
+
+    def _true_time(self, kind: str, key: str, at: Millis, config: Config) -> Millis | None:
+        if kind == "lease":
+            seen = self.seen.get(key)
+            return None if seen is None else seen + config.lease_ms
+        if kind == "detach":
+            return self.detached.get(key)
+        if kind == "look":
+            return self._looks.get(key)
+        return at

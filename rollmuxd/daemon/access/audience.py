@@ -1,0 +1,86 @@
+"""Whose a fact is: so that the feed shows to each what is theirs, and wakes nobody for what is not."""
+
+from typing import Final, TypeAlias
+
+from rollmuxd.core import facts as f
+from rollmuxd.core.facts import Fact
+from rollmuxd.core.model import JobId
+from rollmuxd.core.state import State
+from rollmuxd.daemon.access.gate import Caller
+
+#: slots, sessions and orders of which it is remembered whose they are; about 30 MB
+REMEMBERED: Final = 200_000
+_OF_A_JOB: Final = ("job", "slot", "session", "order")
+
+#: what a fact is about, and what somebody wants to read of: a fact is shown to whom one of its topics is wanted by
+Topic: TypeAlias = tuple[str, str]
+EVERYTHING: Final[Topic] = ("everything", "")
+#: and the daemon itself: what everybody is shown
+INVENTORY: Final[Topic] = ("inventory", "")
+AUDIT: Final[Topic] = ("audit", "")
+
+
+def wanted(caller: Caller, *, job: JobId | None = None, audit: bool = False) -> frozenset[Topic]:
+    """What a caller reads of: of one job that it may read, of what is audited (admins), or of all that it is shown.
+
+    Admins see everything; others what is about the inventory, and about their owner's jobs.
+    """
+    if audit:
+        return frozenset({AUDIT})
+    if job is not None:
+        return frozenset({("job", job)})
+    return frozenset({EVERYTHING} if caller.admin else {INVENTORY, ("owner", caller.owner)})
+
+
+class Audience:
+    """Whose a fact is. Follows the facts it is shown, since the state forgets slots that are over."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, JobId] = {}
+        self._owners: dict[JobId, str] = {}
+
+    def topics(self, fact: Fact, state: State) -> tuple[Topic, ...]:
+        """What a fact is about. Facts are shown in their order, as it is learnt from them what belongs to which job.
+
+        What is about a slot of long ago, of which nothing is known any more, is shown to admins only.
+        """
+        self._learn(fact)
+        if isinstance(fact, f.Audited):
+            return (EVERYTHING, AUDIT)  # it says where operators are
+        job = self._about(fact, state)
+        if job is None:
+            of_a_job = any(getattr(fact, name, None) is not None for name in _OF_A_JOB)
+            return (EVERYTHING,) if of_a_job else (EVERYTHING, INVENTORY)
+        known = state.jobs.get(job)
+        owner = self._owners.get(job) if known is None else known.owner
+        return (EVERYTHING, ("job", job)) if owner is None else (EVERYTHING, ("job", job), ("owner", owner))
+
+    def _about(self, fact: Fact, state: State) -> JobId | None:
+        """The job that a fact is about, if it is about one that is remembered."""
+        job, *things = (getattr(fact, name, None) for name in _OF_A_JOB)
+        return job or next((found for thing in things if (found := self._job(thing, state))), None)
+
+    def _learn(self, fact: Fact) -> None:
+        match fact:
+            case f.JobRegistered():
+                self._remember(self._owners, fact.job, fact.owner)
+            case f.SlotQueued():
+                self._remember(self._jobs, fact.slot, fact.job)
+            case f.SessionOpened():
+                self._remember(self._jobs, fact.session, fact.job)
+            case f.OrderIssued():
+                self._remember(self._jobs, fact.order, fact.job)
+            case _:
+                pass
+
+    @staticmethod
+    def _remember(memory: dict[str, str], thing: str, what: str) -> None:
+        memory[thing] = what
+        if len(memory) > REMEMBERED:
+            del memory[next(iter(memory))]
+
+    def _job(self, thing: str | None, state: State) -> JobId | None:
+        if thing is None:
+            return None
+        found = state.slots.get(thing) or state.sessions.get(thing) or state.orders.get(thing)
+        return self._jobs.get(thing) if found is None else found.job

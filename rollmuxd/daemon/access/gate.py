@@ -1,0 +1,308 @@
+"""Who is calling, and what they may do.
+
+A caller is known by an API key (``Authorization: Bearer rmx_...``), or, on the Unix socket, by the uid of the process
+at the other end, which the kernel vouches for. The rules:
+
+- an admin may do everything;
+- a lead acts on all jobs of the owner, a user on those that the same user registered, a viewer on none;
+- everybody reads the jobs of their own owner, and the inventory; of other owners' jobs they do not even learn that
+  they exist.
+"""
+
+import os
+import pwd
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from rollmuxd.core.errors import Rejected, UnknownThing
+from rollmuxd.core.model import Job, Millis, Session, Slot
+from rollmuxd.core.state import State
+from rollmuxd.daemon.access.keys import ApiKey, Role, fits, key_id_of, why_shut
+from rollmuxd.daemon.journal.store import Journal, JournalError
+
+#: where :class:`rollmuxd.daemon.http.peer.PeerHttpToolsProtocol` puts the credentials of the socket's other end
+PEER_EXTENSION = "rollmux.peer"
+#: how exactly it is known when a key was used last
+KEPT_EVERY_MS: Final = 60_000
+_KEY_ID: Final = re.compile("[0-9a-f]{8}")
+
+
+class Peer(NamedTuple):
+    """The process at the other end of a Unix socket, as the kernel says."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+class Caller(Struct, frozen=True):
+    """Who is calling. ``name`` is what audited facts record."""
+
+    owner: str
+    user: str
+    role: Role
+    name: str
+    #: the id of the API key that was sent; "": none was needed
+    key: str = ""
+
+    @property
+    def admin(self) -> bool:
+        """Whether this is an operator."""
+        return self.role is Role.ADMIN
+
+    def owns(self, job: Job) -> bool:
+        """Whether the caller has registered it: what one does to one's own jobs is nobody else's business."""
+        return job.owner == self.owner and job.user == self.user
+
+    def may_read(self, job: Job) -> bool:
+        """Whether the job exists for this caller."""
+        return self.may_read_of(job.owner)
+
+    def may_read_of(self, owner: str) -> bool:
+        """Whether that owner's jobs exist for this caller."""
+        return self.role is Role.ADMIN or owner == self.owner
+
+    def may_act(self, job: Job) -> bool:
+        """Whether this caller may do something with the job."""
+        match self.role:
+            case Role.ADMIN:
+                return True
+            case Role.LEAD:
+                return job.owner == self.owner
+            case Role.USER:
+                return self.owns(job)
+            case _:
+                return False
+
+
+class NotKnown(Exception):
+    """Nobody we know is calling: no key, a wrong one, one that was revoked or has expired.
+
+    ``login``: it was tried, and counts as a failed login. What was sent is kept nowhere, but for the id of a key.
+    """
+
+    def __init__(self, detail: str, *, login: bool = False, tried: str = "") -> None:
+        super().__init__(detail)
+        # With an underscore: the answer's `data` has what has none.
+        self._login = login
+        # Whatever looks otherwise may be a secret in the wrong place.
+        self._tried = tried if _KEY_ID.fullmatch(tried) else ""
+
+    @property
+    def login(self) -> bool:
+        """Whether it was an attempt to log in."""
+        return self._login
+
+    @property
+    def tried(self) -> str:
+        """The id of the key that was tried, if it looks like one."""
+        return self._tried
+
+
+class Forbidden(Rejected):
+    """The caller is known, and may not do this. Only told about things that exist for the caller."""
+
+    status_hint = 403
+
+
+def find_job(state: State, caller: Caller, ref: str, *, act: bool = False) -> Job:
+    """The job of that id, or of that name among the caller's own; an admin's name is looked for everywhere.
+
+    Raises:
+        UnknownThing: there is none, or it is nobody's business of the caller's.
+        Forbidden: it is there to be read, and the caller wants to act.
+    """
+    job = state.jobs.get(ref)
+    if job is None or not caller.may_read(job):
+        job = state.job_named(caller.owner, ref)
+        if job is None and caller.admin:
+            named = [job for job in state.jobs.values() if job.spec.name == ref]
+            if len(named) > 1:
+                raise Forbidden(
+                    f"several owners have a job {ref!r}; name it by its id: "
+                    + ", ".join(f"{job.id} ({job.owner})" for job in named)
+                )
+            job = named[0] if named else None
+        if job is None:
+            raise UnknownThing("job", ref)
+    if act:
+        check_act(caller, job)
+    return job
+
+
+def check_act(caller: Caller, job: Job) -> None:
+    """Refuse whoever may see the job but not act on it."""
+    if not caller.may_act(job):
+        raise Forbidden(
+            f"job {job.id} is {job.owner}/{job.user}'s, and {caller.name} has the role {caller.role}: "
+            "it takes the user who registered it, a lead of its owner, or an admin"
+        )
+
+
+def find_slot(state: State, caller: Caller, slot_id: str, *, act: bool = False) -> tuple[Slot, Job]:
+    """The slot and its job. Raises as :func:`find_job` does."""
+    slot = state.slots.get(slot_id)
+    job = None if slot is None else state.jobs.get(slot.job)
+    if slot is None or job is None or not caller.may_read(job):
+        raise UnknownThing("slot", slot_id)
+    if act:
+        check_act(caller, job)
+    return slot, job
+
+
+def find_session(state: State, caller: Caller, session_id: str, *, act: bool = False) -> tuple[Session, Job]:
+    """The session and its job. Raises as :func:`find_job` does."""
+    session = state.sessions.get(session_id)
+    job = None if session is None else state.jobs.get(session.job)
+    if session is None or job is None or not caller.may_read(job):
+        raise UnknownThing("session", session_id)
+    if act:
+        check_act(caller, job)
+    return session, job
+
+
+class Gate:
+    """Tells callers apart. Holds all keys in memory, so that a request costs one hash and no disk.
+
+    ``require_keys=False`` (setting ``access.require_keys``) makes everybody who reaches the TCP port an operator.
+    """
+
+    def __init__(self, journal: Journal, now: Callable[[], Millis], *, require_keys: bool = True) -> None:
+        self._journal = journal
+        self._now = now
+        self._require_keys = require_keys
+        self._keys: dict[str, tuple[ApiKey, Caller]] | None = None
+        #: when it was last kept that a key is used
+        self._kept: dict[str, Millis] = {}
+        self._peers: dict[int, Caller] = {}
+        self._own_uid = os.getuid()
+
+    async def load(self) -> None:
+        """Read the keys: before the first is asked for, and whenever they have changed."""
+        self._keys = {key.id: (key, _caller_of(key)) for key in await self._journal.list_keys()}
+
+    async def who(self, authorization: str | None, peer: Peer | None) -> Caller:
+        """The caller. A key that is sent counts, on the Unix socket too.
+
+        Raises:
+            NotKnown: with a sentence that says what to do, and nothing about which keys there are.
+        """
+        if authorization is not None:
+            if self._keys is None:
+                await self.load()
+            now = self._now()
+            caller = self._by_key(authorization, self._keys or {}, now)
+            if now - self._kept.get(caller.key, 0) >= KEPT_EVERY_MS and not self._journal.tight:
+                await self._note_use(caller.key, now)
+            return caller
+        if peer is not None:
+            return self._by_uid(peer.uid)
+        if not self._require_keys:
+            return self._by_uid(self._own_uid)
+        raise NotKnown("no API key was sent: set ROLLMUX_API_KEY, or send the header 'Authorization: Bearer rmx_...'")
+
+    @staticmethod
+    def _by_key(authorization: str, keys: Mapping[str, tuple[ApiKey, Caller]], now: Millis) -> Caller:
+        scheme, _, secret = authorization.partition(" ")
+        if scheme.lower() != "bearer":
+            raise NotKnown("the Authorization header is not of the form 'Bearer rmx_...'", login=True)
+        secret = secret.strip()
+        key_id = key_id_of(secret) or ""
+        key, caller = keys.get(key_id, (None, None))
+        if key is None or caller is None or not fits(key, secret):
+            raise NotKnown("this API key is not known here", login=True, tried=key_id)
+        # Only who has the whole secret comes here, and learns no more than that it is of no use any more.
+        if shut := why_shut(key, now):
+            raise NotKnown(f"this API key {shut}; have another made (rollmuxd key add)", login=True, tried=key_id)
+        return caller
+
+    async def _note_use(self, key_id: str, now: Millis) -> None:
+        """Have it kept that a key is in use: once a minute, since each time would be a commit for each call."""
+        self._kept[key_id] = now
+        with suppress(JournalError):  # whoever has a key is let in; the driver has its own say of the disk
+            await self._journal.note_use({key_id: now})
+
+    def _by_uid(self, uid: int) -> Caller:
+        caller = self._peers.get(uid)
+        if caller is None:
+            caller = self._peers[uid] = self._named(uid)
+        return caller
+
+    def _named(self, uid: int) -> Caller:
+        try:
+            name = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            name = f"uid{uid}"
+        # Whoever is root, or could send the daemon signals and read its files, is its operator anyway.
+        role = Role.ADMIN if uid in {0, self._own_uid} else Role.USER
+        return Caller(owner=name, user=name, role=role, name=name)
+
+
+def _caller_of(key: ApiKey) -> Caller:
+    return Caller(owner=key.owner, user=key.user, role=key.role, name=f"{key.owner}/{key.user}", key=key.id)
+
+
+class FailedLogins:
+    """Which failed logins are written down, so that whoever guesses keys fills no disk.
+
+    Ten at once, then one each ten seconds, with the number of those in between: nothing is passed over in silence.
+    """
+
+    AT_ONCE: Final = 10
+    EVERY_MS: Final = 10_000
+
+    def __init__(self, now: Callable[[], Millis]) -> None:
+        self._now = now
+        self._left = self.AT_ONCE
+        self._since = now()
+        self._not_written = 0
+
+    def count(self) -> int:
+        """One more. How many are to be written down now, all in one; 0: it will be counted with a later one."""
+        now = self._now()
+        self._not_written += 1
+        gained = (now - self._since) // self.EVERY_MS
+        if gained > 0:
+            self._left = min(self.AT_ONCE, self._left + gained)
+            self._since += gained * self.EVERY_MS
+        if not self._left:
+            return 0
+        self._left -= 1
+        number, self._not_written = self._not_written, 0
+        return number
+
+
+class Rates:
+    """How many calls everybody may make: a bucket for each, which a call takes one drop from.
+
+    Kept as one number each: when the bucket would be full again. ``per_s`` drops flow in, and it holds ``burst_s``
+    seconds of them.
+    """
+
+    #: addresses are as many as somebody likes; of those that have a full bucket nothing has to be known
+    KEPT: Final = 10_000
+
+    def __init__(self, per_s: float, burst_s: float, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._each_s = 1 / per_s
+        self._burst_s = burst_s
+        self._now = now
+        self._full_at: dict[str, float] = {}
+
+    def take(self, who: str) -> float:
+        """Take a drop. 0: there was one; else the seconds after which there will be."""
+        now = self._now()
+        full_at = max(self._full_at.get(who, now), now) + self._each_s
+        over = full_at - now - self._burst_s
+        if over > 0:
+            return over
+        self._full_at[who] = full_at
+        if len(self._full_at) > self.KEPT:
+            self._full_at = {name: at for name, at in self._full_at.items() if at > now}
+            while len(self._full_at) > self.KEPT:
+                del self._full_at[next(iter(self._full_at))]
+        return 0.0

@@ -1,0 +1,1 @@
+"""How the daemon reaches hosts: orders that it carries out, observations, and calls of plugins."""

@@ -1,0 +1,131 @@
+"""Keeps asking what is: at the start every host at once, and then each of them again and again.
+
+It decides nothing: it orders looks, and the core makes of them what it does.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import anyio
+import msgspec
+import structlog
+
+from rollmuxd.core.effects import Effect, Observe
+from rollmuxd.core.facts import DaemonStarted
+from rollmuxd.core.inputs import HostSpec, NodeSpec, Start
+from rollmuxd.core.model import HostId
+from rollmuxd.daemon.hosts.plugin_calls import ask, checked, said
+from rollmuxd.daemon.writer import Numbered
+from rollmuxd.spi import Backend, Inventory
+
+log = structlog.get_logger("rollmuxd.reconcile")
+
+#: of a host's RAM, what parked states may take where nothing is configured
+RAM_SHARE: Final = 0.7
+INVENTORY_S: Final = 10.0
+
+
+class Observer:
+    """Orders a look at every host: when the writer begins a life, and every ``every_s`` seconds, not all at once."""
+
+    def __init__(
+        self,
+        hosts: Sequence[HostId],
+        every_s: float,
+        perform: Callable[[Sequence[Effect]], None],
+        *,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._hosts = tuple(hosts)
+        self._every_s = every_s
+        self._perform = perform
+        self._rng = rng if rng is not None else random.Random()
+
+    def on_facts(self, facts: Sequence[Numbered]) -> None:
+        """A sink: a new life of the writer knows of no node what is on it, so all hosts are looked at, in parallel."""
+        if any(isinstance(fact, DaemonStarted) for _, fact in facts):
+            self._perform([Observe(host) for host in self._hosts])
+
+    async def run(self) -> None:
+        """Look at each host again and again, for ever."""
+        async with anyio.create_task_group() as tasks:
+            for host in self._hosts:
+                tasks.start_soon(self._watch, host)
+
+    async def _watch(self, host: HostId) -> None:
+        await anyio.sleep(self._every_s * self._rng.random())
+        while True:
+            self._perform((Observe(host),))
+            # A tenth more or less each time, so that hosts do not fall into step again.
+            await anyio.sleep(self._every_s * self._rng.uniform(0.9, 1.1))
+
+
+async def fill_in(start: Start, backends: Mapping[str, Backend], kept: Path | None = None) -> Start:
+    """The start, with what the configuration leaves out (RAM, GPU type and memory) as the hosts' inventories have it.
+
+    A host that cannot be reached has what it had last time (``kept``: a file for it); one that never was keeps its
+    gaps: nothing can be parked where no RAM is known.
+    """
+    before = _read(kept)
+    inventories: dict[HostId, Inventory] = {}
+
+    async def take_stock(host: HostSpec) -> None:
+        try:
+            answer = await ask(INVENTORY_S, backends[host.backend].inventory(host.id))
+            inventories[host.id] = checked(answer, Inventory, "the inventory")
+        except Exception as error:
+            reason = said(error)
+            if host.id in before:
+                inventories[host.id] = before[host.id]
+                log.warning("inventory_of_before", host=host.id, reason=reason)
+            else:
+                remedy = (
+                    "nothing can be placed there before a restart, unless ram_gb, gpu_type and gpu_gb are configured"
+                )
+                log.warning("no_inventory", host=host.id, reason=reason, remedy=remedy)
+
+    lacking = {node.host for node in start.nodes if not node.gpu_mb or not node.gpu_type}
+    async with anyio.create_task_group() as tasks:
+        for host in start.hosts:
+            if not host.ram_mb or host.id in lacking:
+                tasks.start_soon(take_stock, host)
+    if kept is not None and inventories:
+        beside = kept.with_suffix(".new")
+        try:
+            beside.write_bytes(msgspec.json.encode({**before, **inventories}))
+            beside.replace(kept)
+        except OSError as error:  # a full disk must not keep a daemon from starting: it is only a help
+            log.warning("inventories_not_kept", file=str(kept), reason=said(error))
+
+    def filled_host(host: HostSpec) -> HostSpec:
+        found = inventories.get(host.id)
+        if host.ram_mb or found is None:
+            return host
+        return msgspec.structs.replace(host, ram_mb=int(found.ram_mb * RAM_SHARE))
+
+    def filled_node(node: NodeSpec) -> NodeSpec:
+        found = inventories.get(node.host)
+        infos = [info for info in found.gpus if info.gpu in node.gpus] if found is not None else []
+        if not infos:
+            return node
+        return msgspec.structs.replace(
+            node,
+            gpu_type=node.gpu_type or infos[0].type,
+            gpu_mb=node.gpu_mb or min(info.memory_mb for info in infos),
+        )
+
+    return Start(
+        hosts=tuple(filled_host(host) for host in start.hosts),
+        nodes=tuple(filled_node(node) for node in start.nodes),
+        incarnation=start.incarnation,
+    )
+
+
+def _read(kept: Path | None) -> dict[HostId, Inventory]:
+    """What hosts had last time. A file that cannot be understood is none: it is only a help."""
+    try:
+        return msgspec.json.decode(kept.read_bytes(), type=dict[str, Inventory]) if kept is not None else {}
+    except (OSError, msgspec.MsgspecError):
+        return {}

@@ -1,0 +1,734 @@
+"""What every call has in common: one typed function per route, and everything else is done here, once.
+
+A handler is a plain async function. Its signature is the whole description of its route::
+
+    @routes.post("/v1/jobs/{job}/slots", problems=(404, 409))
+    async def request_slot(call: Call, job: str, body: SlotBody) -> SlotView: ...
+
+``body`` is decoded from JSON, ``query`` (a :class:`Query`) from the query string, the other parameters come from the
+path, as text or converted to their types (here and not by starlette, which does it before it is known who calls). The
+answer is encoded; an exception becomes problem+json. ``/v1/openapi.json`` is made of the same signatures, so that it
+cannot say anything else than what is done.
+
+The hot path (request, release, heartbeat) is: one match, one hash, one decode, the handler, one encode, one send. No
+starlette Request or Response is made, and there is no middleware: ``BaseHTTPMiddleware`` would also hide the client's
+disconnecting from the long polls.
+"""
+
+import asyncio
+import inspect
+import itertools
+import math
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, TypeAlias, TypeVar, get_type_hints
+from urllib.parse import parse_qsl
+
+import anyio
+import msgspec
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rollmuxd.core.decision import Answer
+from rollmuxd.core.errors import Rejected
+from rollmuxd.core.inputs import Audit, Input
+from rollmuxd.core.model import Job, JobId, Millis
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.state import State
+from rollmuxd.daemon.access.gate import PEER_EXTENSION, Caller, FailedLogins, Gate, NotKnown, Peer, Rates
+from rollmuxd.daemon.access.keys import Role
+from rollmuxd.daemon.access.visibility import Visibility, sanitize
+from rollmuxd.daemon.http import problems
+from rollmuxd.daemon.http.limits import (
+    LONG,
+    PAGES,
+    Bytes,
+    Lines,
+    Questions,
+    check_integers,
+    coming_bodies,
+    unread_answers,
+)
+from rollmuxd.daemon.http.origin_check import OriginCheck
+from rollmuxd.daemon.http.problems import Refusal, problem_of
+from rollmuxd.daemon.http.wait_reasons import WaitReasons
+from rollmuxd.daemon.logs import Seldom
+from rollmuxd.daemon.metrics import Metrics
+from rollmuxd.daemon.services import Services
+from rollmuxd.daemon.writer import Unavailable
+
+T = TypeVar("T")
+Handler: TypeAlias = Callable[..., Awaitable[Any]]
+HandlerT = TypeVar("HandlerT", bound=Handler)
+
+log = structlog.get_logger(__name__)
+
+_SANE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,100}")
+#: a request that brings no id is counted: the system's randomness for each would cost as much as its routing
+_THIS_DAEMON = secrets.token_hex(4)
+_numbers = itertools.count(1)
+#: of so much that is done again and again it is remembered that it was written down
+WRITTEN_KEPT = 10_000
+#: fields of bodies that hold any text, and are shown in sentences (what a rank says of an error comes by its driver)
+_WORDS: Final = ("reason", "host")
+_encode = msgspec.json.Encoder().encode
+_JSON = (b"content-type", b"application/json")
+_PROBLEM = (b"content-type", problems.MEDIA_TYPE.encode())
+# Answers hold fences and other people's business: no cache on the way is to keep them.
+_NO_STORE = (b"cache-control", b"no-store")
+
+
+class Query(Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of all query strings. An unknown parameter is refused by name.
+
+    What may be left out has the type ``| UnsetType``, not ``| None``: msgspec takes a query's word ``null`` for None.
+    """
+
+
+class Nothing(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of calls that take none: nothing, or ``{}``."""
+
+
+class Plain(Struct, frozen=True):
+    """An answer that is not JSON."""
+
+    body: bytes
+    media_type: str
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def status_of_job(job: JobId) -> Callable[[State], str]:
+    """How a job is, in a word or two, for :meth:`Call.operate`."""
+
+    def status(state: State) -> str:
+        known = state.jobs.get(job)
+        return "" if known is None else f"{known.status}, run {known.run} of {known.owner}/{known.user}"
+
+    return status
+
+
+class ClientGone(Exception):
+    """The client has hung up: there is nobody to answer."""
+
+
+class Parked(Enum):
+    """How a long poll ended."""
+
+    DONE = "done"
+    TIMED_OUT = "timed out"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all calls of one app share."""
+
+    services: Services
+    gate: Gate
+    metrics: Metrics
+    body_limit: int
+    lease_s: float
+    heartbeat_s: float
+    #: ``/v1/openapi.json``
+    openapi: bytes
+    failed_logins: FailedLogins
+    #: None: nobody is counted
+    rates: Rates | None
+    calls_per_s: float
+    #: under which names it is heard without a key
+    sites: OriginCheck
+    #: whether a failure is logged: each is a page, and somebody may know how to have it again
+    failures: Seldom = field(default_factory=Seldom)
+    #: why waiting jobs wait
+    why: WaitReasons = field(default_factory=WaitReasons)
+    #: plans and explanations that are made now
+    questions: Questions = field(default_factory=Questions)
+    #: pages of facts that are made now
+    pages: Lines = field(default_factory=lambda: Lines(PAGES, "pages of facts"))
+    #: bodies that have arrived in part
+    bodies: Bytes = field(default_factory=coming_bodies)
+    #: long answers that were not taken yet
+    unread: Bytes = field(default_factory=unread_answers)
+    #: calls that wait for facts now, by owner
+    facts_waiting: dict[str, int] = field(default_factory=dict)
+    #: requests that calls attend now, by (job, request id): the last call to go detaches the slot
+    attended: dict[tuple[str, str], int] = field(default_factory=dict)
+    #: of what is done again and again, by whom and to what it has been written down
+    written: dict[tuple[str, str, str], None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Call:
+    """One request, as a handler sees it."""
+
+    shared: Shared
+    caller: Caller
+    request_id: str
+    status: int
+    #: what is done, for those who ask afterwards: the name of the handler
+    action: str
+    _scope: Scope
+    _receive: Receive
+    #: the job that it is about, if that is another user's; empty: it is not
+    others: JobId = ""
+    _is_noted: bool = False
+
+    @property
+    def services(self) -> Services:
+        """The parts of the daemon."""
+        return self.shared.services
+
+    async def read(self, question: Callable[[Scheduler, Millis], T]) -> T:
+        """Ask the core something; answered when all that was seen is durable."""
+        return await self.shared.services.driver.read(question)
+
+    def told(self, core: Scheduler) -> Visibility:
+        """What this caller may be told of how things are."""
+        return Visibility(core, self.caller.may_read_of, self.services.driver.configured, self.services.owners)
+
+    async def act_on(self, find: Callable[..., T], ref: str) -> T:
+        """The job, slot or session that the caller wants to do something with; refuses who may not.
+
+        Looks at once, without waiting for the disk: whatever is submitted next is decided, and made durable, after
+        what was seen here. A refusal is an answer, so it is made by a proper :meth:`read`.
+        """
+        try:
+            found = find(self.services.driver.scheduler.state, self.caller, ref, act=True)
+        except Rejected:
+            found = await self.read(lambda core, now: find(core.state, self.caller, ref, act=True))
+        job = found[-1] if isinstance(found, tuple) else found
+        if isinstance(job, Job) and not self.caller.owns(job):
+            self.others = job.id
+        return found
+
+    async def submit(
+        self,
+        given: Input,
+        about: str,
+        status: Callable[[State], str] | None = None,
+        *,
+        reason: str = "",
+        once: str = "",
+    ) -> Answer:
+        """Have an input decided that is about what :meth:`act_on` has found; of another's job, as by :meth:`operate`.
+
+        ``once`` names what may be said many times: it is written down the first time.
+        """
+        if not self.others or (once and self._key(once) in self.shared.written):
+            self._is_noted = bool(self.others)
+            return await self.services.driver.submit(given)
+        answer = await self.operate(given, about, status or status_of_job(self.others), reason=reason)
+        if once:
+            self._remember(once)
+        return answer
+
+    async def operate(self, given: Input, about: str, status: Callable[[State], str], *, reason: str = "") -> Answer:
+        """Have an operator's input decided, and written down in the same commit who gave it, and what came of it.
+
+        ``status`` says in a word or two how the thing is that it is ``about``. What is refused is not written down.
+        """
+        driver = self.shared.services.driver
+        before = status(driver.scheduler.state)
+        return await driver.submit(
+            given, then=lambda: self.noted(about, before, status(driver.scheduler.state), reason=reason)
+        )
+
+    async def note(self, about: str, after: str, *, once: str = "") -> None:
+        """Write down what was done beside the core."""
+        self._is_noted = True
+        if not once or self._key(once) not in self.shared.written:
+            await self.services.driver.submit(self.noted(about, "", after))
+            if once:
+                self._remember(once)
+
+    async def note_what_was_not(self, *, operators: bool) -> None:
+        """See to it that it is written down what operators do, and what anybody does to another's job."""
+        if (operators or self.others) and not self._is_noted:
+            about = self.others or self._scope["path"]
+            await self.note(about, "done", once=self.others)
+
+    def _key(self, once: str) -> tuple[str, str, str]:
+        return self.caller.name, self.action, once
+
+    def _remember(self, once: str) -> None:
+        written = self.shared.written
+        written[self._key(once)] = None
+        if len(written) > WRITTEN_KEPT:
+            del written[next(iter(written))]
+
+    def noted(self, about: str, before: str, after: str, *, reason: str = "") -> Audit:
+        """What is written down of this call."""
+        self._is_noted = True
+        return Audit(
+            action=self.action,
+            who=self.caller.name,
+            role=str(self.caller.role),
+            where=_where(self._scope),
+            request_id=self.request_id,
+            about=about,
+            before=before,
+            after=after,
+            reason=reason,
+        )
+
+    def header(self, name: bytes) -> str | None:
+        """A request header, by its name in lower case."""
+        return _header(self._scope, name)
+
+    async def disconnected(self) -> None:
+        """Return when the client hangs up. Only to be called after the body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def park(self, until: Callable[[], Awaitable[object]], seconds: float) -> Parked:
+        """Run ``until`` for at most so long, and no longer than the client stays."""
+        # A task of asyncio's: a task group costs a parked call four turns of the loop on its way out.
+        client = asyncio.get_running_loop().create_task(self.disconnected())
+        try:
+            with anyio.move_on_after(seconds) as scope:
+                client.add_done_callback(lambda _: scope.cancel())
+                await until()
+                return Parked.DONE
+            return Parked.GONE if client.done() else Parked.TIMED_OUT
+        finally:
+            client.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One route: a method and a path, and what its handler takes and gives."""
+
+    method: str
+    path: str
+    handler: Handler
+    #: the least role that may call it; None: no key is needed
+    needs: Role | None
+    tag: str
+    status: int
+    answer: Any
+    body: type[Struct] | None
+    #: an empty body is the same as ``{}``
+    body_optional: bool
+    query: type[Query] | None
+    path_types: Mapping[str, Any]
+    #: media types of answers that are not JSON
+    produces: tuple[str, ...]
+    problems: tuple[int, ...]
+    #: other statuses of success that the handler may set
+    also: tuple[int, ...]
+    decoder: msgspec.json.Decoder[Any] | None
+    #: fields of the body that are kept, and that hold any text
+    words: tuple[str, ...]
+    #: bytes of the body at most, where that is less than is configured; 0: as configured
+    max_body: int = 0
+
+    @property
+    def format_path(self) -> str:
+        """The path without converters: ``/v1/nodes/{node}``."""
+        return re.sub(r":[a-z]+}", "}", self.path)
+
+    async def perform(self, shared: Shared, scope: Scope, receive: Receive, request_id: str) -> tuple[int, Any]:
+        """Everything from the caller's name to the handler's answer."""
+        caller = await _identify(shared, scope, request_id, needed=self.needs is not None)
+        scope[_OWNER] = caller.owner
+        if self.needs is not None and not caller.role.covers(self.needs):
+            raise Refusal(
+                problems.FORBIDDEN,
+                f"this needs the role {self.needs}, and {caller.name} has the role {caller.role}",
+                data={"needs": str(self.needs), "role": str(caller.role)},
+            )
+        journal = shared.services.journal.id
+        if (_header(scope, JOURNAL_HEADER) or journal) != journal:
+            raise Refusal(
+                problems.ANOTHER_JOURNAL,
+                "this daemon's journal is not the one that you registered with, and it knows nothing of your job: "
+                "register again",
+                data={"journal": journal},
+            )
+        arguments: dict[str, Any] = scope["path_params"]
+        for name, shape in self.path_types.items():
+            if shape is not str:
+                arguments[name] = _decode_part(name, arguments[name], shape)
+        if self.query is not None:
+            arguments["query"] = _decode_query(self.query, scope["query_string"])
+        elif scope["query_string"]:
+            _decode_query(Query, scope["query_string"])
+        if self.decoder is not None:
+            most = min(self.max_body or shared.body_limit, shared.body_limit)
+            raw = await _read_body(shared, caller, scope, receive, most)
+            arguments["body"] = self._written(_decode_body(self.decoder, raw, optional=self.body_optional))
+        elif self.method != "GET":
+            _decode_body(_NO_BODY, await _read_body(shared, caller, scope, receive, shared.body_limit), optional=True)
+        call = Call(shared, caller, request_id, self.status, self.handler.__name__, scope, receive)
+        try:
+            answer = await self.handler(call, **arguments)
+        except Rejected as refused:
+            call.told(shared.services.driver.scheduler).refusal(refused, arguments)
+            raise
+        if self.method != "GET":
+            await call.note_what_was_not(operators=self.needs is Role.ADMIN)
+        return call.status, answer
+
+    def _written(self, body: Struct) -> Struct:
+        """A body in which what the caller has put in words is not taken for words of ours."""
+        given = {name: getattr(body, name) for name in self.words}
+        own = {name: sanitize(text) for name, text in given.items()}
+        return body if own == given else replace(body, **own)
+
+
+class Routes:
+    """Collects the endpoints of one file of ``routes``."""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self.endpoints: list[Endpoint] = []
+
+    def get(self, path: str, **details: Any) -> Callable[[HandlerT], HandlerT]:
+        """A route that only reads."""
+        return self._route("GET", path, **{"needs": Role.VIEWER, **details})
+
+    def post(self, path: str, **details: Any) -> Callable[[HandlerT], HandlerT]:
+        """A route that changes something."""
+        return self._route("POST", path, **{"needs": Role.USER, **details})
+
+    def delete(self, path: str, **details: Any) -> Callable[[HandlerT], HandlerT]:
+        """A route that ends something."""
+        return self._route("DELETE", path, **{"needs": Role.USER, **details})
+
+    def _route(
+        self,
+        method: str,
+        path: str,
+        *,
+        needs: Role | None,
+        status: int = 200,
+        also: tuple[int, ...] = (),
+        problems: tuple[int, ...] = (),
+        produces: tuple[str, ...] = (),
+        max_body: int = 0,
+    ) -> Callable[[HandlerT], HandlerT]:
+        def add(handler: HandlerT) -> HandlerT:
+            hints = get_type_hints(handler, include_extras=True)
+            takes = [name for name in inspect.signature(handler).parameters if name != "call"]
+            body = hints["body"] if "body" in takes else None
+            self.endpoints.append(
+                Endpoint(
+                    method=method,
+                    path=path,
+                    handler=handler,
+                    needs=needs,
+                    tag=self.tag,
+                    status=status,
+                    answer=hints["return"],
+                    body=body,
+                    body_optional=body is not None and not any(f.required for f in msgspec.structs.fields(body)),
+                    query=hints["query"] if "query" in takes else None,
+                    path_types={name: hints[name] for name in takes if name not in {"body", "query"}},
+                    produces=produces,
+                    problems=problems,
+                    also=also,
+                    decoder=None if body is None else msgspec.json.Decoder(body),
+                    words=() if body is None else tuple(name for name in _WORDS if name in body.__struct_fields__),
+                    max_body=max_body,
+                )
+            )
+            return handler
+
+        return add
+
+
+class PathApp:
+    """All methods of one path, as an ASGI app."""
+
+    def __init__(self, shared: Shared, endpoints: list[Endpoint]) -> None:
+        self.shared = shared
+        self.path = endpoints[0].format_path
+        self.methods = {endpoint.method: endpoint for endpoint in endpoints}
+        if "GET" in self.methods:
+            self.methods["HEAD"] = self.methods["GET"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self.methods.get(scope["method"])
+        if endpoint is None:
+            allow = ", ".join(self.methods)
+            refusal = Refusal(
+                problems.BAD_METHOD,
+                f"{self.path} has the methods {allow}",
+                data={"allow": list(self.methods)},
+                headers=(("allow", allow),),
+            )
+            await _answer(self.shared, self.path, scope, send, refusal)
+        else:
+            await _answer(self.shared, self.path, scope, send, endpoint, receive)
+
+
+class NotFound:
+    """What answers where no route is."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            detail = f"there is nothing at {scope['path']}; /v1/openapi.json lists what there is"
+            await _answer(self.shared, "", scope, send, Refusal(problems.UNKNOWN, detail))
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+
+
+def router(shared: Shared, endpoints: list[Endpoint]) -> ASGIApp:
+    """One starlette route per path, in the order of the endpoints: the hot ones come first."""
+    by_path: dict[str, list[Endpoint]] = {}
+    for endpoint in endpoints:
+        by_path.setdefault(endpoint.path, []).append(endpoint)
+    routes = [Route(path, PathApp(shared, methods)) for path, methods in by_path.items()]
+    return _Router(shared, routes)
+
+
+class _Router(Router):
+    """Starlette's, which answers with a problem when it breaks itself."""
+
+    def __init__(self, shared: Shared, routes: list[Route]) -> None:
+        super().__init__(routes, redirect_slashes=False, default=NotFound(shared))
+        self._shared = shared
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.app(scope, receive, send)
+        except Exception as error:
+            if scope["type"] != "http" or "endpoint" in scope:  # a route was found, and has answered
+                raise
+            await _answer(self._shared, "", scope, send, error)
+
+
+async def _answer(
+    shared: Shared,
+    path: str,
+    scope: Scope,
+    send: Send,
+    what: Endpoint | Exception,
+    receive: Receive | None = None,
+) -> None:
+    """Do it, and send exactly one answer: the handler's, or a problem."""
+    request_id = _request_id(scope)
+    headers = [(b"x-request-id", request_id.encode()), _NO_STORE]
+    unread = 0
+    try:
+        if isinstance(what, Exception):
+            raise what
+        assert receive is not None
+        status, value = await what.perform(shared, scope, receive, request_id)
+        if isinstance(value, Plain):
+            body, kind = value.body, (b"content-type", value.media_type.encode())
+            headers += [(name.encode(), text.encode()) for name, text in value.headers]
+        else:
+            body, kind = _encode(value), _JSON
+        if len(body) > LONG:
+            shared.unread.add(scope[_OWNER], len(body))
+            unread = len(body)
+    except ClientGone:
+        return
+    except Exception as error:
+        problem, more = problem_of(error, request_id)
+        status, body, kind = problem.status, _encode(problem), _PROBLEM
+        headers += [(name.encode(), text.encode()) for name, text in more]
+        if status == 500 and (left_out := shared.failures.take()) is not None:
+            log.exception(
+                "http_failed", request_id=request_id, method=scope["method"], path=path, left_out_before=left_out
+            )
+    headers += [kind, (b"content-length", str(len(body)).encode())]
+    # People make up methods: only those that a route has become labels.
+    shared.metrics.answered(path, "any" if isinstance(what, Exception) else scope["method"], status)
+    start: Message = {"type": "http.response.start", "status": status, "headers": headers}
+    if scope["method"] == "HEAD":
+        body = b""
+    try:
+        await send(start)
+        await send({"type": "http.response.body", "body": body, "more_body": unread > 0})
+        if unread:
+            await asyncio.sleep(0)  # what is written is sent at the end of a turn of the loop
+            await send({"type": "http.response.body", "body": b""})  # waits until nearly all of it was taken
+    finally:
+        if unread:
+            shared.unread.free(scope[_OWNER], unread)
+
+
+#: the owner of a call's caller, in its scope
+_OWNER: Final = "rollmuxd.owner"
+#: names the journal in which the ids of a call were given
+JOURNAL_HEADER: Final = b"rollmux-journal"
+_NOBODY = Caller(owner="", user="", role=Role.VIEWER, name="nobody")
+
+
+async def _identify(shared: Shared, scope: Scope, request_id: str, *, needed: bool) -> Caller:
+    """Who calls, unless it does not matter; and whether they do so too often."""
+    if not needed:
+        _count(shared, _from(scope))
+        return _NOBODY
+    try:
+        caller = await shared.gate.who(_header(scope, b"authorization"), _peer(scope))
+    except NotKnown as error:
+        _count(shared, _from(scope))
+        if error.login and (number := shared.failed_logins.count()):
+            told = Audit(
+                action="login_failed",
+                who=error.tried,
+                where=_where(scope),
+                request_id=request_id,
+                reason=str(error),
+                count=number,
+            )
+            with suppress(Unavailable):  # whoever is not let in is not let in
+                await shared.services.driver.submit(told)
+        raise
+    _count(shared, caller.key or _from(scope))
+    if not caller.key:
+        shared.sites.check(*(_header(scope, name) for name in (b"host", b"sec-fetch-site", b"origin")))
+    return caller
+
+
+def _count(shared: Shared, who: str) -> None:
+    if shared.rates is not None and (wait_s := shared.rates.take(who)):
+        again_s = math.ceil(wait_s)
+        raise Refusal(
+            problems.TOO_FAST,
+            f"more than {shared.calls_per_s:g} calls a second came from {who}; go on in {again_s} s, or have "
+            "limits.calls_per_s raised",
+            headers=(("retry-after", str(again_s)),),
+        )
+
+
+def _peer(scope: Scope) -> Peer | None:
+    return (scope.get("extensions") or {}).get(PEER_EXTENSION)
+
+
+def _from(scope: Scope) -> str:
+    """Whose calls are counted together where there is no key: a user's, or a machine's."""
+    peer = _peer(scope)
+    if peer is not None:
+        return f"uid {peer.uid}"
+    return str((scope.get("client") or ("nowhere",))[0])
+
+
+def _where(scope: Scope) -> str:
+    """Where a call is from, as it is written down."""
+    peer = _peer(scope)
+    if peer is not None:
+        return f"uid {peer.uid}, pid {peer.pid}"
+    host, port = scope.get("client") or ("nowhere", 0)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value.decode("latin-1"))
+    return None
+
+
+def _request_id(scope: Scope) -> str:
+    for key, value in scope["headers"]:
+        if key == b"x-request-id" and _SANE_REQUEST_ID.fullmatch(value):
+            return str(value.decode())
+    return f"{_THIS_DAEMON}{next(_numbers):08x}"
+
+
+async def _read_body(shared: Shared, caller: Caller, scope: Scope, receive: Receive, limit: int) -> bytes:
+    kind = _header(scope, b"content-type")
+    if kind is not None and (media := kind.partition(";")[0].strip().lower()) != "application/json":
+        raise Refusal(problems.BAD_TYPE, f"the body is {media or 'nothing'}, and this takes application/json")
+    length = _header(scope, b"content-length")
+    if length is not None and length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if message.get("more_body", False):
+        come = bytearray()
+        try:
+            while True:
+                if len(come) + len(body) > limit:
+                    raise _too_large(limit)
+                shared.bodies.add(caller.owner, len(body))
+                come += body
+                if not message.get("more_body", False):
+                    break
+                message = await receive()
+                body = message.get("body", b"")
+        finally:
+            shared.bodies.free(caller.owner, len(come))
+        body = bytes(come)
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    if len(body) > limit:
+        raise _too_large(limit)
+    return body
+
+
+#: what an integer beyond 2^53 looks like, and few other parts of bodies
+_LONG_NUMBER = re.compile(rb"[0-9]{16}")
+_NO_BODY = msgspec.json.Decoder(Nothing)
+
+
+def _decode_body(decoder: msgspec.json.Decoder[Any], raw: bytes, *, optional: bool) -> Any:
+    try:
+        if _LONG_NUMBER.search(raw):
+            check_integers(raw)
+        return decoder.decode(raw or b"{}") if optional else decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), "body") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refusal(problems.BAD_REQUEST, f"the body is not JSON: {error}", data={"in": "body"}) from None
+
+
+def _too_large(limit: int) -> Refusal:
+    headers = (("connection", "close"),)  # the rest of the body is not read
+    return Refusal(problems.TOO_LARGE, f"a body may have {limit} bytes here", data={"limit": limit}, headers=headers)
+
+
+def _decode_part(name: str, text: str, shape: Any) -> Any:
+    """A part of the path that is not text."""
+    try:
+        return msgspec.convert(text, shape, strict=False)
+    except msgspec.ValidationError as error:
+        raise _invalid(f"{error} - at `$.{name}`", "path") from None
+
+
+def _decode_query(shape: type[Query], raw: bytes) -> Query:
+    values: dict[str, str] = {}
+    try:
+        # Blank values count: ``?limit=`` is a mistake to be told, not to be passed over.
+        pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict") if raw else []
+    except ValueError as error:
+        raise Refusal(problems.BAD_REQUEST, f"the query cannot be read: {error}", data={"in": "query"}) from None
+    for name, value in pairs:
+        if name in values:
+            raise Refusal(problems.INVALID, f"the query has {name} more than once", data={"in": "query", "field": name})
+        values[name] = value
+    try:
+        return msgspec.convert(values, shape, strict=False)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), "query") from None
+
+
+_WHERE = re.compile(r"^(?P<what>.*?)(?: - at (?:key in )?`(?P<path>\$[^`]*)`)?$", re.DOTALL)
+_NAMED = re.compile(r"field `(?P<field>[^`]*)`")
+
+
+def _invalid(message: str, where: str) -> Refusal:
+    """A refusal that names the field: msgspec says ``Expected `int`, got `str` - at `$.phases[0].min_gpus```."""
+    match = _WHERE.match(message)
+    assert match is not None
+    path = (match["path"] or "$").removeprefix("$").removeprefix(".")
+    # Of an unknown or missing field msgspec tells the object that it is about, and the name in the sentence.
+    if named := _NAMED.search(match["what"]):
+        path = f"{path}.{named['field']}" if path else named["field"]
+    what = match["what"].replace("`", "")
+    detail = f"{path}: {what[:1].lower()}{what[1:]}" if path else f"{what[:1].lower()}{what[1:]}"
+    return Refusal(problems.INVALID, f"{where}: {detail}", data={"in": where, "field": path})

@@ -1,0 +1,641 @@
+"""The journal's file: its layout and format, checksums, the mark, and what a start does about damage.
+
+There is no thread and no loop in here. The daemon uses it when it opens its journal; ``rollmuxd journal`` uses it when
+no daemon runs.
+
+**Checksums.** The row of each fact has ``sum``: the CRC-32 of its number and body. Numbers have no holes. So a row that
+was changed, moved or lost is found when it is read. A snapshot has a checksum too. They guard against disks and copies,
+not against people: a person who can write the file can compute checksums.
+
+**What can be lost.** With ``synchronous=FULL`` every commit is on the disk before it is answered: ``kill -9`` and loss
+of power cost nothing that was answered for. Two kinds of damage remain, from disks that fail and from files that were
+copied while they were written to:
+
+- *A damaged or missing row.* A start reads the newest snapshot and the facts after it. Where one of these is damaged,
+  the daemon does not start: :class:`JournalDamaged`. Older damage is found by the check and by each backup.
+- *A lost end* leaves no trace in the file: one damaged bit in the write-ahead log, and SQLite drops all that follows.
+  So :class:`Mark`, the file ``mark`` beside the journal, says how far the journal had come. It is written after each
+  commit and before anything is answered. It is not synced, so it survives ``kill -9``, and after a loss of power it may
+  be older than the journal. A journal that is behind its mark has lost its end. Where the mark is of another journal,
+  or cannot be read, that may be so. Where a mark is there and the journal is gone or empty, :func:`refuse_lost` refuses
+  it.
+
+Where the journal has lost its end, or may have, something may have been granted that it does not know. The daemon
+starts, and all runs are lost (``lost`` in ``meta``, until the core has heard of it). Every node is unknown until it was
+seen.
+
+Each opening begins a new **incarnation**, so no fence that was given before is ever given again. Each journal has a
+random **id**. A client sends it with its calls, and so no job of a journal that is gone is taken for one of this.
+
+**The format** is the number in ``PRAGMA user_version``. It changes with the layout and with what facts mean; a journal
+of another format is refused.
+
+Errors::
+
+    JournalError
+      JournalRefused     this state directory cannot be used, and why; says the remedy
+        JournalInUse     another daemon uses it; says its pid
+        JournalDamaged   something in it is damaged or missing; says what
+      JournalFailed      a commit failed: nobody may be told anything that depends on it; or nothing can be read just
+                         now (no open file is left, the disk does not answer), which says nothing of what is in it
+"""
+
+import fcntl
+import os
+import pwd
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+from zlib import Z_BEST_SPEED, compress, crc32, decompress
+from zlib import error as zlib_error
+
+import msgspec
+import structlog
+
+from rollmuxd.core import facts as core_facts
+from rollmuxd.core.facts import AnyFact
+from rollmuxd.core.state import State
+
+log = structlog.get_logger("rollmuxd.journal")
+
+#: the number of the layout, and of what facts mean
+FORMAT: Final = 1
+
+_SCHEMA: Final = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE facts (
+    seq INTEGER PRIMARY KEY, at INTEGER NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL, sum INTEGER NOT NULL
+);
+CREATE TABLE kept (
+    seq INTEGER PRIMARY KEY, at INTEGER NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL, sum INTEGER NOT NULL
+);
+CREATE TABLE snapshots (seq INTEGER PRIMARY KEY, body BLOB NOT NULL, sum INTEGER NOT NULL, shape TEXT NOT NULL);
+CREATE TABLE days (day INTEGER PRIMARY KEY, seq INTEGER NOT NULL, state BLOB, books BLOB, sum INTEGER NOT NULL);
+CREATE TABLE keys (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, user TEXT NOT NULL, role TEXT NOT NULL, hashed TEXT NOT NULL,
+    created_at INTEGER NOT NULL, revoked_at INTEGER, expires_at INTEGER, used_at INTEGER
+) WITHOUT ROWID;
+INSERT INTO meta VALUES ('incarnation', '1'), ('id', lower(hex(randomblob(16))));
+"""
+
+REMEDY: Final = (
+    "see what is there with `rollmuxd journal check`, keep a copy of the state directory, and restore the last backup "
+    "with `rollmuxd journal restore FILE` (docs/how-to/journal.md)"
+)
+#: bytes from which on a snapshot is compressed; smaller ones can be read by people
+PACKED_FROM: Final = 1_000_000
+#: how a compressed one begins (RFC 1950)
+_PACKED: Final = b"\x78\x01"
+
+
+class JournalError(Exception):
+    """Something about the journal."""
+
+
+class JournalRefused(JournalError):
+    """This state directory cannot be used as it is."""
+
+
+class JournalInUse(JournalRefused):
+    """Another daemon uses the state directory."""
+
+    def __init__(self, state_dir: Path, pid: str) -> None:
+        super().__init__(
+            f"state directory {state_dir} is in use by another rollmuxd, pid {pid or 'unknown'}; "
+            "stop it (rollmuxd daemon stop), or set daemon.state_dir to a directory of this one's own"
+        )
+        self.state_dir, self.pid = state_dir, pid
+
+
+class JournalDamaged(JournalRefused):
+    """Something in the journal is damaged or missing."""
+
+    def __init__(self, path: Path, what: str, remedy: str = REMEDY) -> None:
+        super().__init__(f"{path}: {what}; {remedy}")
+        self.path, self.what = path, what
+
+
+class JournalFailed(JournalError):
+    """A commit failed. What it held may or may not be in the file: only reading the file tells.
+
+    Or the file cannot be read just now. Either may be over soon, and is tried again.
+    """
+
+
+def sum_of(seq: int, body: bytes) -> int:
+    """The checksum of a fact."""
+    return crc32(body, seq & 0xFFFFFFFF)
+
+
+#: rows as they are wanted; a damaged page may have anything where a body or a sum was, NULL too
+ROWS: Final = "SELECT seq, CAST(coalesce(body, '') AS BLOB), CAST(coalesce(sum, -1) AS INTEGER) FROM"
+
+
+# ---- opening ---------------------------------------------------------------------------------------------------------
+
+
+def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
+    """A connection to a journal that is there. Used by one thread at a time, not always by the one that made it.
+
+    An empty file is refused where it is only to be read: SQLite takes it for a new database, and deletes the log that
+    lies beside it, in which a journal that was cut off may still be.
+    """
+    if readonly and path.exists() and not path.stat().st_size:
+        raise sqlite3.DatabaseError("the file is empty")
+    where = f"{path.absolute().as_uri()}?mode={'ro' if readonly else 'rw'}"
+    connection = sqlite3.connect(where, uri=True, isolation_level=None, check_same_thread=False, timeout=5)
+    if not readonly:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+#: what SQLite fails with where it is not about what is in the file
+_NOT_ITS_CONTENT: Final = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_READONLY,
+    }
+)
+
+
+#: of these, what it fails with where the user may not
+_DENIED: Final = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY)
+
+
+def passes(error: BaseException) -> bool:
+    """Whether SQLite failed for a reason that may pass, and not for what is in the file."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _NOT_ITS_CONTENT
+
+
+def unreadable(path: Path, what: str, error: sqlite3.Error) -> JournalError:
+    """What is to be said of a journal that SQLite cannot use: that it is damaged, or that it must be tried again."""
+    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+        return JournalFailed(f"{path} cannot be written now: its disk is full; make room there, and try again")
+    if passes(error):
+        return JournalFailed(
+            f"{path} cannot be read now ({error}), which says nothing of what is in it: "
+            "look whether open files (ulimit -n) or memory ran out, and what the kernel says of the disk"
+        )
+    return JournalDamaged(path, f"{what} cannot be read ({error})")
+
+
+def prepare(path: Path) -> None:
+    """Lay the file out if it is empty. The caller holds the state directory's lock.
+
+    Raises:
+        JournalRefused: it is of another format.
+    """
+    with closing(connect(path)) as connection:
+        if connection.execute("PRAGMA user_version").fetchone()[0]:
+            refuse_other_format(connection, path)
+            return
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute("VACUUM")  # only now it is so: WAL has made the first page already
+        connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
+
+
+def refuse_lost(path: Path) -> None:
+    """Raise JournalRefused if a journal was used in this directory, and what is there now is not one.
+
+    A new one in its place would know of no job that holds GPUs. It is looked at before anything opens it to write, so
+    that what is left of it stays as it is.
+    """
+    if not mark_of(path).exists():
+        return
+    if not path.exists():
+        what = "is gone"
+    elif not path.stat().st_size:
+        what = "is empty"
+    else:
+        with closing(connect(path, readonly=True)) as connection:
+            if connection.execute("PRAGMA user_version").fetchone()[0]:
+                refuse_other_format(connection, path)
+            if connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]:
+                return
+        what = "is no journal"
+    raise JournalRefused(
+        f"state directory {path.parent}: its journal.sqlite3 {what}, and who holds which GPUs was in the one before; "
+        "restore a backup (rollmuxd journal restore FILE), or remove the directory to begin with nothing, once no job "
+        "holds a GPU"
+    )
+
+
+def refuse_other_format(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise JournalRefused if the file is not of this version's format."""
+    found: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if found != FORMAT:
+        raise JournalRefused(
+            f"{path} has format {found}, and this rollmuxd reads format {FORMAT} only: use the rollmuxd that wrote it"
+        )
+
+
+def get_meta(connection: sqlite3.Connection, name: str) -> str | None:
+    """A word that the journal keeps beside the facts."""
+    found = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return None if found is None else str(found[0])
+
+
+def set_meta(connection: sqlite3.Connection, name: str, value: str) -> None:
+    """Keep it. What is the same already is not written."""
+    if get_meta(connection, name) != value:
+        connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+
+
+@cache
+def shape() -> str:
+    """What a snapshot of this version looks like. A snapshot of another shape is not used: the facts are replayed."""
+    return f"{crc32(msgspec.json.encode(msgspec.json.schema(State))):08x}"
+
+
+def packed(body: bytes) -> bytes:
+    """A large snapshot as it is kept: a twentieth, in a tenth of a second."""
+    return compress(body, level=Z_BEST_SPEED)
+
+
+def unpacked(body: bytes) -> bytes:
+    """A snapshot, however it was kept."""
+    return decompress(body) if body.startswith(_PACKED) else body
+
+
+def lock(state_dir: Path) -> int:
+    """Hold the directory for this process; the kernel lets go of it however the process ends.
+
+    Raises:
+        JournalInUse: another process holds it.
+    """
+    held = os.open(state_dir / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    belong(state_dir / "lock")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(held, 20, 0).decode(errors="replace").strip()
+        os.close(held)
+        raise JournalInUse(state_dir, pid) from None
+    with suppress(OSError):  # the pid is for people; on a full disk there may be no room even for that
+        os.ftruncate(held, 0)
+        os.pwrite(held, f"{os.getpid()}\n".encode(), 0)
+    return held
+
+
+def unlock(held: int) -> None:
+    """Let go of the directory."""
+    os.close(held)
+
+
+# ---- incarnations, and the mark --------------------------------------------------------------------------------------
+
+
+def next_incarnation(*known: int) -> int:
+    """A number that was never an incarnation of this journal, nor of a copy of it that somebody else restored.
+
+    The time in seconds, since a counter would give the same number to two restores of one backup.
+    """
+    return max(int(time.time()), *(number + 1 for number in known))
+
+
+def incarnation_of(connection: sqlite3.Connection) -> int:
+    """The incarnation. Raises ValueError if the journal does not say."""
+    said = get_meta(connection, "incarnation")
+    if said is None:
+        raise ValueError("it does not say which incarnation it is")
+    return int(said)
+
+
+def id_of(connection: sqlite3.Connection) -> str:
+    """The journal's id. Raises ValueError if it has none."""
+    said = get_meta(connection, "id")
+    if said is None:
+        raise ValueError("it does not say which journal it is")
+    return said
+
+
+class Lost(NamedTuple):
+    """Why the journal does not say what jobs did last, and of which incarnation on that is known; ``(0, "")``: it does.
+
+    It stays in the journal. The core has heard of it once the state's incarnation is not smaller.
+    """
+
+    incarnation: int
+    why: str
+
+
+def lost_of(connection: sqlite3.Connection) -> Lost:
+    """What the journal has lost last."""
+    number, _, why = (get_meta(connection, "lost") or "0 ").partition(" ")
+    return Lost(int(number), why)
+
+
+def note_lost(connection: sqlite3.Connection, incarnation: int, why: str) -> None:
+    """Begin this incarnation, before which facts were lost. Within a transaction."""
+    set_meta(connection, "incarnation", str(incarnation))
+    set_meta(connection, "lost", f"{incarnation} {why}")
+
+
+class Mark(NamedTuple):
+    """How far a journal had come: its id, the number of its last fact, and its incarnation.
+
+    A fence of this incarnation may have been given; none of a later one.
+    """
+
+    journal: str
+    seq: int
+    incarnation: int
+
+    def line(self) -> bytes:
+        """The file's content: always of one length, since it is written over the one before."""
+        text = f"{self.journal} {self.seq:020} {self.incarnation:020}"
+        return f"{text} {crc32(text.encode()):08x}\n".encode()
+
+
+def mark_of(path: Path) -> Path:
+    """The file for a journal's mark."""
+    return path.with_name("mark")
+
+
+def read_mark(path: Path) -> Mark | None:
+    """The mark beside a journal; None: it is not there, or damaged."""
+    try:
+        content = mark_of(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    with suppress(ValueError):
+        journal, seq, incarnation, _ = content.decode("ascii").split()
+        mark = Mark(journal, int(seq), int(incarnation))
+        return mark if mark.line() == content else None
+    return None
+
+
+def mark_now(connection: sqlite3.Connection) -> Mark:
+    """The mark that a journal should have."""
+    return Mark(id_of(connection), last_of(connection), incarnation_of(connection))
+
+
+def write_mark(path: Path, mark: Mark) -> None:
+    """Have the mark beside a journal say this, and on the disk."""
+    write_synced(mark_of(path), mark.line())
+
+
+def why_lost(now: Mark, mark: Mark | None) -> str:
+    """Why the journal may lack facts that were answered for, as its mark says; "": it has them all."""
+    if mark is None:
+        return "" if not now.seq else "the journal has no readable mark that would say how far it had come"
+    if mark.journal != now.journal:
+        return "another journal was used in this directory before this one"
+    if now.seq < mark.seq:
+        return f"the journal lost its end (it ends at fact {now.seq}, and fact {mark.seq} had been written)"
+    if now.incarnation < mark.incarnation:
+        return f"the journal lost its end (it is of incarnation {now.incarnation}, and {mark.incarnation} had begun)"
+    return ""
+
+
+def begin(connection: sqlite3.Connection, path: Path) -> None:
+    """Begin a new incarnation, and find out whether the journal has lost its end. Writes the mark.
+
+    Should that break off, it can be done again: the mark is written last, and until then says what it said.
+    """
+    now, mark = mark_now(connection), read_mark(path)
+    incarnation = next_incarnation(now.incarnation, mark.incarnation if mark is not None else 0)
+    why = why_lost(now, mark)
+    connection.execute("BEGIN IMMEDIATE")
+    if why:
+        note_lost(connection, incarnation, why)
+        log.error("journal_lost_its_end", path=str(path), reason=why, result="all runs are lost")
+    set_meta(connection, "incarnation", str(incarnation))
+    connection.execute("COMMIT")
+    write_mark(path, now._replace(incarnation=incarnation))
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Have a file hold this, wholly or not at all, and on the disk."""
+    new = path.with_name(f"{path.name}.new")
+    try:
+        with os.fdopen(os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        belong(new)
+        new.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def clear(part: Path) -> None:
+    """Remove what was begun under this name, and what SQLite has left beside it."""
+    for left in part.parent.glob(f"{part.name}*"):
+        left.unlink()
+
+
+def belong(path: Path) -> None:
+    """Have what root has made belong to whom its folder belongs: the daemon runs as that user, and has to open it."""
+    if os.geteuid() == 0:
+        folder = path.parent.stat()
+        os.chown(path, folder.st_uid, folder.st_gid, follow_symlinks=False)
+
+
+def denied(error: BaseException, state_dir: Path) -> str | None:
+    """What to say where this user may not use a file of the state directory; None: it is something else."""
+    if not isinstance(error, PermissionError) and getattr(error, "sqlite_errorcode", 0) & 0xFF not in _DENIED:
+        return None
+    me = _user(os.geteuid())
+    try:
+        if isinstance(error, PermissionError) and error.filename is not None:
+            file = Path(os.fsdecode(error.filename))
+        else:
+            file = next(one for one in sorted(state_dir.iterdir()) if not _may_use(one))
+        if not file.exists():  # it was to be made
+            file = file.parent
+        owner, keeper = _user(file.stat().st_uid), _user(state_dir.stat().st_uid)
+    except StopIteration:
+        return None
+    except OSError:
+        return f"{state_dir} is closed to {me}; run this as the user whose it is"
+    give_back = f"give it back, as root: chown -R {me} {state_dir}"
+    remedy = give_back if keeper == me else f"run this as {keeper}, whose {state_dir} is"
+    return f"{file} belongs to {owner} and is closed to {me}; {remedy}"
+
+
+def _may_use(file: Path) -> bool:
+    return os.access(file, os.R_OK | os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def put_aside(path: Path) -> Path | None:
+    """Have a journal under another name as well, with its log, which must not stay beside a new one; in that folder.
+
+    Broken off anywhere it leaves no journal without what is in its log: the log is written into it before; and where
+    that cannot be done, the journal goes first. None: there is neither.
+    """
+    wal, shm = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
+    if not (path.exists() or wal.exists()):
+        return None
+    if _size(wal):
+        with suppress(sqlite3.Error, ValueError):
+            with closing(connect(path, readonly=True)) as connection:
+                last_of(connection)  # of what is no journal, SQLite deletes the log when it is opened to write
+            with closing(connect(path)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    folder = path.with_name(f"before-restore-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%f')}")
+    folder.mkdir(mode=0o700)
+    belong(folder)
+    if path.exists() and _size(wal):
+        path.rename(folder / path.name)
+    elif path.exists():
+        os.link(path, folder / path.name)
+    for beside in (wal, shm):
+        if beside.exists():
+            shutil.move(beside, folder / beside.name)
+    sync_folder(folder)
+    return folder
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the folder's list of files on the disk."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+# ---- facts and snapshots ---------------------------------------------------------------------------------------------
+
+
+def cut_of(connection: sqlite3.Connection) -> int:
+    """The number of the last fact that was left out by compaction; 0: all are there."""
+    cut = int(get_meta(connection, "cut") or 0)
+    if cut >= 1 << 63:  # SQLite counts no further, and would raise what no caller expects of it
+        raise ValueError(f"no journal has {cut} facts")
+    return cut
+
+
+def last_of(connection: sqlite3.Connection) -> int:
+    """The number of the last fact."""
+    last: int = connection.execute("SELECT coalesce(max(seq), 0) FROM facts").fetchone()[0]
+    return max(last, cut_of(connection))
+
+
+def base_of(connection: sqlite3.Connection, path: Path) -> tuple[int, bytes | None]:
+    """What the facts that are there come after: the last fact that is not there, and the state after it.
+
+    Raises:
+        JournalDamaged: there is no such state.
+    """
+    cut = cut_of(connection)
+    if not cut:
+        return 0, None
+    query = "SELECT state, sum FROM days WHERE seq = ? AND state IS NOT NULL ORDER BY day DESC LIMIT 1"
+    row = connection.execute(query, (cut,)).fetchone()
+    try:
+        state = b"" if row is None else decompress(row[0])
+    except (zlib_error, TypeError):
+        state = b""
+    if not state or crc32(state) != row[1]:
+        raise JournalDamaged(path, f"facts up to {cut} were compacted away, and the state after them is damaged")
+    return cut, state
+
+
+def newest_snapshot(connection: sqlite3.Connection, path: Path) -> tuple[int, bytes | None]:
+    """The newest snapshot that is whole and of this version's shape, and the number of the last fact in it.
+
+    Raises:
+        JournalDamaged: the journal ends before a snapshot.
+    """
+    last = last_of(connection)
+    query = "SELECT seq, CAST(body AS BLOB), sum, shape FROM snapshots ORDER BY seq DESC"
+    for seq, body, total, of_shape in connection.execute(query):
+        if seq > last:
+            raise JournalDamaged(path, f"there is a snapshot of fact {seq}, and the last fact is {last}")
+        if crc32(body) != total:
+            log.warning("snapshot_damaged", seq=seq, reason="its checksum does not fit; an older one or the facts do")
+        elif of_shape != shape():
+            log.info("snapshot_of_another_version", seq=seq, reason="the facts say it all, it only takes longer")
+        else:
+            return seq, unpacked(body)
+    return 0, None
+
+
+def rows_after(
+    connection: sqlite3.Connection, last: int, path: Path, *, until: int = 2**62
+) -> Iterator[tuple[int, bytes]]:
+    """Numbers and bodies of the facts after one, in order, each with a checksum that fits.
+
+    Raises:
+        JournalDamaged: (while running through them) one is damaged or missing.
+        JournalFailed: nothing can be read just now.
+    """
+    try:
+        found = connection.execute(f"{ROWS} facts WHERE seq > ? AND seq <= ? ORDER BY seq", (last, until))
+        while chunk := found.fetchmany(10_000):
+            for seq, body, total in chunk:
+                if seq != last + 1:
+                    of = last_of(connection)
+                    raise JournalDamaged(path, f"facts {last + 1} to {seq - 1} of {of} are missing")
+                if crc32(body, seq & 0xFFFFFFFF) != total:
+                    of = last_of(connection)
+                    raise JournalDamaged(path, f"fact {seq} of {of} is damaged: its checksum does not fit")
+                last = seq
+                yield seq, body
+    except sqlite3.DatabaseError as error:
+        raise unreadable(path, f"what comes after fact {last}", error) from error
+
+
+def decode(path: Path, seq: int, body: bytes) -> AnyFact:
+    """A fact. Raises JournalRefused if this version does not know it."""
+    try:
+        return core_facts.decode(body)
+    except msgspec.MsgspecError as error:
+        raise JournalRefused(
+            f"{path}: fact {seq} cannot be read ({error}): another version of rollmuxd wrote it; use that one"
+        ) from error
+
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """What stands in the place of a fact that is damaged, or that this version does not know."""
+
+    reason: str
+
+
+def known_facts(path: Path, rows: Iterable[tuple[int, bytes, int]]) -> list[tuple[int, AnyFact | Unreadable]]:
+    """The facts of these rows; in the place of each that cannot be read, why not."""
+    found: list[tuple[int, AnyFact | Unreadable]] = []
+    for seq, body, total in rows:
+        if sum_of(seq, body) != total:
+            found.append((seq, Unreadable("its checksum does not fit: it was changed after it was written")))
+            continue
+        try:
+            found.append((seq, decode(path, seq, body)))
+        except JournalRefused:
+            found.append((seq, Unreadable("another version of rollmuxd wrote it")))
+    return found

@@ -1,0 +1,415 @@
+"""Keeps the journal small: closes the books of each day, and deletes facts that are old.
+
+A day here is a day of UTC. The table ``days`` has a row for each: ``state`` is the state at the day's beginning, after
+fact ``seq``; ``books`` is what was booked in it (:class:`~rollmuxd.daemon.usage.ledger.DailyUsage`), once it is over.
+
+- *Booking* folds the facts of a day that is over into its books. So a report adds up days, and folds facts only where
+  its span begins or ends within one.
+- *Cutting* leaves out all facts before some day. What they came to is there: the state at that day's beginning, from
+  which a replay can begin; the books of the days before; and the facts that people may ask for years later (who did
+  what), in ``kept``. The day's state is proven to be readable first, and every step is a commit: a daemon that is
+  killed goes on where it was.
+- *Sweeping* deletes the rows and gives the pages back, a little at a time, between commits of others.
+
+Today is never cut, so what was seen a moment ago is always there.
+"""
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar, get_args
+from zlib import compress, crc32, decompress
+from zlib import error as zlib_error
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+import msgspec
+import structlog
+from msgspec import Struct
+
+from rollmuxd.core.facts import AnyFact
+from rollmuxd.core.model import Millis
+from rollmuxd.core.state import State
+from rollmuxd.daemon.journal import file
+from rollmuxd.daemon.journal.file import JournalDamaged, JournalFailed, JournalRefused, connect, rows_after
+from rollmuxd.daemon.journal.store import Journal
+from rollmuxd.daemon.usage.ledger import UsageLedger
+
+T = TypeVar("T")
+log = structlog.get_logger("rollmuxd.journal")
+
+DAY: Final = 86_400_000
+#: facts that are folded between two breaths: one or two milliseconds, which is what the loop may have to wait
+BATCH: Final = 200
+#: rows that are deleted, and pages that are given back, in one commit
+SWEPT: Final = 500
+PAGES: Final = 32
+#: free pages that stay in the file: new facts take them
+SPARE_PAGES: Final = 256
+#: how long a daemon's other work has the disk between two of these
+PAUSE_S: Final = 0.005
+#: how often a daemon looks whether there is something to do, and how soon after its start
+EVERY_S: Final = 3_600.0
+FIRST_S: Final = 60.0
+#: what to do about damage that is found here: whether a daemon would start on it says the check
+REMEDY: Final = "`rollmuxd journal check` says what is damaged, and what to do"
+#: facts that say who did something: they outlive the others
+LASTING: Final = tuple(
+    sorted(
+        str(kind.__struct_config__.tag)
+        for kind in get_args(AnyFact)
+        if "who" in kind.__struct_fields__
+        or ("by" in kind.__struct_fields__ and kind.__struct_config__.tag != "session_fenced")
+    )
+)
+
+
+class Keep(NamedTuple):
+    """How long facts are kept, and how much of them."""
+
+    days: int
+    bytes: int
+    audit_days: int
+
+
+class RetentionRun(Struct, frozen=True):
+    """What was done."""
+
+    #: days whose books were closed
+    booked: int
+    #: facts that were let go of
+    cut: int
+    #: the first fact that is there
+    first: int
+    bytes_before: int
+    bytes_after: int
+
+
+Write = Callable[[Callable[[sqlite3.Connection], Any]], Any]
+
+
+class Retention:
+    """Books, cuts and sweeps one journal. Blocks: it belongs into a thread, or into a command.
+
+    ``write`` runs something in a transaction of the journal's writer. ``pause`` is called between two batches; what it
+    raises ends the work there, and the next time goes on.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        keep: Keep,
+        write: Write,
+        *,
+        pause: Callable[[], None] = lambda: None,
+        on_cut: Callable[[int], None] | None = None,
+    ) -> None:
+        self._path = path
+        self._keep = keep
+        self._write_now = write
+        self._pause = pause
+        self._on_cut = on_cut
+
+    def tend(self, now: Millis, durable: int) -> RetentionRun:
+        """Do what there is to do. All facts up to ``durable`` are from before ``now``, and all others from after it.
+
+        Raises:
+            JournalError: a fact is damaged or cannot be read, or nothing can be written.
+        """
+        try:
+            return self._tend(now, durable)
+        except JournalDamaged as error:
+            raise JournalDamaged(error.path, error.what, REMEDY) from error
+
+    def _tend(self, now: Millis, durable: int) -> RetentionRun:
+        with closing(connect(self._path, readonly=True)) as connection:
+            before = _size(connection)
+            booked = self._book(connection, now, durable)
+            day = self._day_to_cut(connection, now)
+            if day is not None:
+                self._cut(connection, day)
+            cut = self._vacuum(connection, now)
+            first = file.cut_of(connection) + 1
+            return RetentionRun(booked, cut, first, before, _size(connection))
+
+    def _write(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+        result: T = self._write_now(operation)
+        self._pause()
+        return result
+
+    # ---- booking ---------------------------------------------------------------------------------------------------
+
+    def _book(self, connection: sqlite3.Connection, now: Millis, durable: int) -> int:
+        """Close the books of every day that is over."""
+        begun = self._begin(connection)
+        if begun is None:
+            return 0
+        first, last, state = begun
+        day = first
+        while (day + 1) * DAY <= now:
+            ledger = UsageLedger(since=day * DAY, until=(day + 1) * DAY, state=state)
+            last = self._fold(connection, ledger, last, durable)
+            books, _ = ledger.close(now)
+            closed = compress(msgspec.json.encode(books.without_zeros()))
+            self._write(partial(_close_day, day, closed, last, msgspec.json.encode(state)))
+            day += 1
+        return day - first
+
+    def _begin(self, connection: sqlite3.Connection) -> tuple[int, int, State] | None:
+        """The day whose books are open, the last fact before it, and the state then."""
+        row = connection.execute("SELECT day, seq, state, sum FROM days WHERE books IS NULL").fetchone()
+        if row is not None:
+            day, seq, packed, total = row
+            return day, seq, state_of(packed, total, self._path, day)
+        first = connection.execute("SELECT at FROM facts ORDER BY seq LIMIT 1").fetchone()
+        if first is None:
+            return None
+        day = first[0] // DAY
+        self._write(partial(_open_day, day, 0, msgspec.json.encode(State())))
+        return day, 0, State()
+
+    def _fold(self, connection: sqlite3.Connection, ledger: UsageLedger, last: int, durable: int) -> int:
+        """Book facts until the ledger has enough; the last one that it took."""
+        # Batches, and no cursor that stays open: it would keep the log from being folded into the file.
+        while last < durable:
+            rows = list(rows_after(connection, last, self._path, until=min(last + BATCH, durable)))
+            if not rows:
+                raise JournalDamaged(self._path, f"facts from {last + 1} on are missing")
+            for seq, body in rows:
+                if not ledger.see(file.decode(self._path, seq, body)):
+                    return last
+                last = seq
+            self._pause()
+        return last
+
+    # ---- cutting ---------------------------------------------------------------------------------------------------
+
+    def _day_to_cut(self, connection: sqlite3.Connection, now: Millis) -> int | None:
+        """The day before whose beginning all facts may go; None: nothing may."""
+        cut = file.cut_of(connection)
+        days = connection.execute(
+            "SELECT day, seq FROM days WHERE state IS NOT NULL AND seq > ? AND day <= ? ORDER BY day",
+            (cut, now // DAY),
+        ).fetchall()
+        old = now // DAY - self._keep.days
+        wanted = [day for day, _ in days if day <= old]
+        size, last = _size(connection), file.last_of(connection)
+        if size > self._keep.bytes and last > cut:
+            # As if all facts were of one size; what the next look finds is done then.
+            over = (last - cut) * (size - self._keep.bytes) // size
+            wanted += [day for day, seq in days if seq >= cut + over][:1] or [day for day, _ in days][-1:]
+        return max(wanted, default=None)
+
+    def _cut(self, connection: sqlite3.Connection, day: int) -> None:
+        # Here and not in the writer, which would take what fails in it for a failure of its own.
+        seq, packed, total = connection.execute("SELECT seq, state, sum FROM days WHERE day = ?", (day,)).fetchone()
+        state_of(packed, total, self._path, day)  # nothing goes that could not be begun without
+
+        def cut(writer: sqlite3.Connection) -> None:
+            file.set_meta(writer, "cut", str(seq))
+            writer.execute("UPDATE days SET state = NULL WHERE day < ?", (day,))
+            writer.execute("DELETE FROM snapshots WHERE seq < ?", (seq,))
+            if self._on_cut is not None:
+                self._on_cut(seq + 1)
+
+        self._write(cut)
+        log.info("facts_cut", up_to=seq, day=date_of(day))
+
+    # ---- sweeping --------------------------------------------------------------------------------------------------
+
+    def _vacuum(self, connection: sqlite3.Connection, now: Millis) -> int:
+        """Delete what is cut off, and give pages back."""
+        cut, swept = file.cut_of(connection), 0
+        while count := self._write(partial(_vacuum_some, cut)) if self._left(connection, cut) else 0:
+            swept += count
+        old = now - self._keep.audit_days * DAY
+        if connection.execute("SELECT 1 FROM kept WHERE at < ? LIMIT 1", (old,)).fetchone():
+            self._write(lambda writer: writer.execute("DELETE FROM kept WHERE at < ?", (old,)).rowcount)
+        if connection.execute("PRAGMA auto_vacuum").fetchone()[0] == 2:
+            while (free := _free(connection)) > SPARE_PAGES:
+                self._write(_give_back)
+                if _free(connection) >= free:
+                    break
+        return swept
+
+    @staticmethod
+    def _left(connection: sqlite3.Connection, cut: int) -> bool:
+        return connection.execute("SELECT 1 FROM facts WHERE seq <= ? LIMIT 1", (cut,)).fetchone() is not None
+
+
+def _size(connection: sqlite3.Connection) -> int:
+    """Bytes of pages that are in use."""
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    return int((pages - _free(connection)) * connection.execute("PRAGMA page_size").fetchone()[0])
+
+
+def _free(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA freelist_count").fetchone()[0])
+
+
+def _open_day(day: int, seq: int, state: bytes, connection: sqlite3.Connection) -> None:
+    insert = "INSERT OR REPLACE INTO days (day, seq, state, books, sum) VALUES (?, ?, ?, NULL, ?)"
+    connection.execute(insert, (day, seq, compress(state), crc32(state)))
+
+
+def _close_day(day: int, books: bytes, seq: int, state: bytes, connection: sqlite3.Connection) -> None:
+    connection.execute("UPDATE days SET books = ? WHERE day = ?", (books, day))
+    _open_day(day + 1, seq, state, connection)
+
+
+def checksum(packed: bytes) -> int | None:
+    """The checksum of what was packed; None: it cannot be unpacked, which has a checksum of its own."""
+    try:
+        return crc32(decompress(packed))
+    except (zlib_error, TypeError):
+        return None
+
+
+def _vacuum_some(cut: int, connection: sqlite3.Connection) -> int:
+    """Some of the rows up to the cut: the lasting ones to ``kept``, then all of them go."""
+    rows = connection.execute("SELECT seq FROM facts WHERE seq <= ? ORDER BY seq LIMIT ?", (cut, SWEPT)).fetchall()
+    if not rows:
+        return 0
+    span = (rows[0][0], rows[-1][0])
+    places = ",".join("?" * len(LASTING))
+    which = f"WHERE seq BETWEEN ? AND ? AND kind IN ({places})"
+    copy = f"INSERT OR IGNORE INTO kept (seq, at, kind, body, sum) SELECT seq, at, kind, body, sum FROM facts {which}"  # noqa: S608  # question marks only
+    connection.execute(copy, (*span, *LASTING))
+    connection.execute("DELETE FROM facts WHERE seq BETWEEN ? AND ?", span)
+    return len(rows)
+
+
+def _give_back(connection: sqlite3.Connection) -> None:
+    # A page is given back with each row that is fetched.
+    connection.execute(f"PRAGMA incremental_vacuum({PAGES})").fetchall()
+
+
+def state_of(packed: bytes | None, total: int, path: Path, day: int) -> State:
+    """The state of a row of ``days``. Raises JournalDamaged."""
+    try:
+        body = decompress(packed or b"")
+        if crc32(body) != total:
+            raise ValueError("its checksum does not fit")
+        return msgspec.json.decode(body, type=State)
+    except (ValueError, TypeError, zlib_error) as error:
+        raise JournalDamaged(path, f"the state at the beginning of {date_of(day)} cannot be read ({error})") from error
+
+
+def date_of(day: int) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(day * 86_400))
+
+
+# ---- in the daemon ---------------------------------------------------------------------------------------------------
+
+
+class RetentionTask:
+    """Tends the journal of a running daemon, now and then. ``settled`` tells the time, and the last fact before it."""
+
+    def __init__(self, journal: Journal, keep: Keep, settled: Callable[[], Any]) -> None:
+        self._journal = journal
+        self._keep = keep
+        self._settled = settled
+        self._busy = anyio.Lock()
+        #: why the last time failed; "": it has not
+        self.trouble = ""
+
+    async def run(self) -> None:
+        """For ever."""
+        await anyio.sleep(FIRST_S)
+        while True:
+            try:
+                await self.tend()
+            except (JournalRefused, JournalFailed, sqlite3.Error) as error:
+                # Reports and space suffer; what is promised does not.
+                log.warning("journal_not_tended", reason=str(error))
+            except Exception:
+                log.exception("journal_not_tended")
+            await anyio.sleep(EVERY_S)
+
+    async def tend(self) -> RetentionRun:
+        """Now. Raises JournalError, or Unavailable."""
+        try:
+            async with self._busy:
+                done = await self._tend()
+        except Exception as error:
+            self.trouble = str(error) or type(error).__name__
+            raise
+        self.trouble = ""
+        return done
+
+    async def _tend(self) -> RetentionRun:
+        journal = self._journal
+        if journal.tight:
+            raise JournalFailed(f"{journal.path}: the disk is full: first there must be room again")
+        now, durable = await self._settled()
+
+        # A thread cannot be cancelled: it has to look. To book many facts takes minutes, and a daemon that is told to
+        # stop must not wait for it.
+        given_up = threading.Event()
+
+        def pause() -> None:
+            anyio.from_thread.check_cancelled()
+            if given_up.wait(PAUSE_S):
+                raise asyncio.CancelledError
+
+        async def operate(operation: Callable[[sqlite3.Connection], T]) -> T:
+            # What is on its way to the disk gets there: who comes next must not find it come in the midst of its work.
+            with anyio.CancelScope(shield=True):
+                result = await journal.operate(operation)
+            return result  # noqa: RET504  # within, mypy takes the scope for one that may swallow an error
+
+        def write(operation: Callable[[sqlite3.Connection], T]) -> T:
+            return anyio.from_thread.run(operate, operation)
+
+        care = Retention(journal.path, self._keep, write, pause=pause, on_cut=journal.begins_with)
+        try:
+            done = await anyio.to_thread.run_sync(partial(care.tend, now, durable))
+        finally:
+            given_up.set()  # of who is cancelled as a task, and not by a scope, the thread would not hear
+        if done.booked or done.cut:
+            log.info("journal_tended", **msgspec.structs.asdict(done))
+        return done
+
+
+def compact(state_dir: Path, keep: Keep) -> RetentionRun:
+    """The same for a journal that no daemon uses.
+
+    Raises:
+        JournalInUse: one does.
+        JournalRefused: it cannot be used.
+        JournalFailed: it cannot be read or written just now.
+    """
+    path = state_dir / "journal.sqlite3"
+    if not path.is_file():
+        raise JournalRefused(f"{path}: there is no journal; name its state directory with --state-dir or --config")
+    held = file.lock(state_dir)
+    try:
+        file.refuse_lost(path)
+        file.prepare(path)
+        with closing(connect(path)) as writer:
+            last = file.last_of(writer)
+            at = writer.execute("SELECT at FROM facts WHERE seq = ?", (last,)).fetchone()
+
+            def write(operation: Callable[[sqlite3.Connection], T]) -> T:
+                writer.execute("BEGIN IMMEDIATE")
+                try:
+                    result = operation(writer)
+                except BaseException:
+                    writer.execute("ROLLBACK")
+                    raise
+                writer.execute("COMMIT")
+                return result
+
+            # A daemon that starts goes on no earlier than its last fact, whatever the clock says.
+            now = max(int(time.time() * 1000), at[0] if at else 0)
+            return Retention(path, keep, write).tend(now, last)
+    except sqlite3.Error as error:
+        raise file.unreadable(path, "it", error) from error
+    finally:
+        file.unlock(held)

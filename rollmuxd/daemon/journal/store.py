@@ -1,0 +1,620 @@
+"""The journal: facts, durable and in order, in one SQLite file that people can open and read.
+
+What may be relied on:
+
+- What ``append`` has answered for survives ``kill -9`` and loss of power (WAL, ``synchronous=FULL``).
+- Appends become durable in the order in which they were made; after one has failed, all fail until ``recover``.
+- ``read`` and ``load`` see durable facts only.
+
+One thread owns the connection that writes. It takes everything that waits, writes it in one transaction, and wakes
+all who waited: one fsync for all of them (group commit). So the event loop never waits for a disk, and a slow disk
+costs latency, not throughput.
+
+**When the disk is full.** A file of 16 MB, ``reserve``, lies beside the database. It is deleted when a commit finds the
+disk full, and the commit is tried once more: room for some fifty thousand facts, so that slots in use can still be
+released and backends can still report. Meanwhile :attr:`~Journal.tight` is true, and the driver refuses what would make
+more work. The reserve is made anew when there is room.
+
+What the file looks like, what damage to it is and what is done about it, and the errors: :mod:`.journal_file`.
+"""
+
+import asyncio
+import errno
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from contextvars import Context
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
+from zlib import crc32
+
+import structlog
+
+from rollmuxd.core import facts as core_facts
+from rollmuxd.core.facts import AnyFact, Fact
+from rollmuxd.core.model import Millis
+from rollmuxd.daemon.access.keys import ApiKey, Role
+from rollmuxd.daemon.journal import file
+from rollmuxd.daemon.journal.file import (
+    REMEDY,
+    JournalDamaged,
+    JournalError,
+    JournalFailed,
+    JournalInUse,
+    JournalRefused,
+    Mark,
+    Unreadable,
+)
+
+__all__ = [
+    "Journal",
+    "JournalDamaged",
+    "JournalError",
+    "JournalFailed",
+    "JournalInUse",
+    "JournalRefused",
+    "Past",
+    "Unreadable",
+]
+
+T = TypeVar("T")
+R = TypeVar("R", bound=tuple[Any, ...])
+log = structlog.get_logger("rollmuxd.journal")
+
+RESERVE_BYTES: Final = 16_000_000
+#: snapshots kept: the newest, and one more in case that is damaged
+SNAPSHOTS_KEPT: Final = 2
+#: bytes of facts that are read at a time
+READ_BYTES: Final = 1_000_000
+#: SQLite's own limit is 32,766 parameters a statement, at five a row
+_ROWS_A_STATEMENT: Final = 4_000
+#: file systems on which SQLite's WAL does not work (its index is memory shared between processes of one machine)
+REMOTE_FILESYSTEMS: Final = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "fuse.sshfs", "fuse.rclone")
+
+#: number, time, name, and body twice: as text for the file, and as bytes for the checksum
+_Row: TypeAlias = tuple[int, int, str, str, bytes]
+
+
+class Past(NamedTuple):
+    """What a journal holds: a snapshot, if there is one, and the facts after it."""
+
+    #: the number of the last fact that the snapshot holds; 0: none
+    seq: int
+    snapshot: bytes | None
+    #: lazily read and decoded; to be run through once
+    facts: Generator[tuple[int, AnyFact]]
+
+
+class Day(NamedTuple):
+    """A row of the table ``days``: see :mod:`.journal_care`."""
+
+    #: days since 1970, of UTC
+    day: int
+    #: the last fact before it
+    seq: int
+    #: the state at its beginning is there; what was booked in it is
+    has_state: bool
+    booked: bool
+    #: both packed, where they were asked for; and the state's checksum
+    state: bytes | None = None
+    books: bytes | None = None
+    sum: int = 0
+
+
+def _in_asyncio() -> Context:
+    """What callbacks of the loop run in. Where sniffio is installed (many packages bring it) anyio asks it in which
+    library it is, and it knows that of tasks only.
+    """
+    context = Context()
+    with suppress(ImportError):
+        sniffio: Any = import_module("sniffio")
+        context.run(sniffio.current_async_library_cvar.set, "asyncio")
+    return context
+
+
+_IN_ASYNCIO: Final = _in_asyncio()
+
+
+class _Write:
+    """One thing for the writer thread: rows of facts, or an operation of another kind; and who waits for it."""
+
+    __slots__ = ("future", "loop", "operation", "rows", "then")
+
+    def __init__(
+        self,
+        rows: Sequence[_Row],
+        operation: Callable[[sqlite3.Connection], Any] | None,
+        then: "Callable[[asyncio.Future[None]], None] | None" = None,
+    ) -> None:
+        self.rows = rows
+        self.operation = operation
+        self.then = then
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self.loop.create_future()
+
+
+class Journal:
+    """Facts in ``<state_dir>/journal.sqlite3``. Open it with :meth:`open`; use it from one event loop."""
+
+    def __init__(self, state_dir: Path, lock: int) -> None:
+        self.state_dir = state_dir
+        self.path = state_dir / "journal.sqlite3"
+        self._lock = lock
+        self._reserve = state_dir / "reserve"
+        self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._failed: JournalFailed | None = None
+        #: commits that have failed
+        self._failures = 0
+        self._writer = self._connect()
+        #: the number of the last durable fact; the writer thread's
+        self._last = file.last_of(self._writer)
+        #: the time of the last fact when the journal was opened; 0: there is none
+        self.last_at: Millis = self._writer.execute(
+            "SELECT coalesce(max(at), 0) FROM facts WHERE seq = (SELECT max(seq) FROM facts)"
+        ).fetchone()[0]
+        self._thread = threading.Thread(target=self._write, name="journal-writer", daemon=True)
+        self._reader_thread = ThreadPoolExecutor(1, thread_name_prefix="journal-reader")
+        self._reader: sqlite3.Connection | None = None
+        self.id = file.id_of(self._writer)
+        self.incarnation = file.incarnation_of(self._writer)
+        #: why facts are lost, and of which incarnation on that is known
+        self.lost = file.lost_of(self._writer)
+        self._mark = os.open(file.mark_of(self.path), os.O_WRONLY)
+        #: the first fact that is there; those before it were compacted away
+        self.first = file.cut_of(self._writer) + 1
+        #: the reserve is spent: what makes more work has to be refused
+        self.tight = not self._make_reserve()
+        self._thread.start()
+
+    @classmethod
+    def open(cls, state_dir: Path) -> "Journal":
+        """Open the journal in this directory, making both where there are none.
+
+        Raises:
+            JournalInUse: another daemon uses the directory.
+            JournalRefused: it is on a network file system, cannot be written, is of another format, or one was used
+                here and is gone.
+        """
+        path = state_dir / "journal.sqlite3"
+        try:
+            state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            refuse_remote(state_dir, Path("/proc/self/mountinfo").read_text())
+            lock = file.lock(state_dir)
+        except OSError as error:
+            why = file.denied(error, state_dir) or error.strerror or str(error)
+            raise JournalRefused(f"state directory {state_dir}: {why}") from error
+        try:
+            try:
+                return cls._opened(state_dir, lock)
+            except (sqlite3.OperationalError, OSError) as error:
+                if not _is_full(error) or not (state_dir / "reserve").exists():
+                    raise
+                # A daemon that comes back to a full disk has slots to release, too.
+                (state_dir / "reserve").unlink()
+                return cls._opened(state_dir, lock)
+        except BaseException as error:
+            os.close(lock)
+            if isinstance(error, sqlite3.OperationalError | OSError) and _is_full(error):
+                raise JournalRefused(f"state directory {state_dir}: its disk is full; make room there") from error
+            if closed := file.denied(error, state_dir):
+                raise JournalRefused(f"state directory {state_dir}: {closed}") from error
+            if isinstance(error, OSError) or file.passes(error):
+                raise JournalRefused(f"{path}: {error}") from error
+            if isinstance(error, sqlite3.Error | ValueError):
+                raise JournalRefused(f"{path}: {error}; {REMEDY}") from error
+            raise
+
+    @classmethod
+    def _opened(cls, state_dir: Path, lock: int) -> "Journal":
+        path = state_dir / "journal.sqlite3"
+        file.refuse_lost(path)
+        # API keys' hashes are in it. SQLite gives its other files the mode of this one.
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        file.prepare(path)
+        with closing(file.connect(path)) as connection:
+            file.begin(connection, path)
+        return cls(state_dir, lock)
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the last fact that is durable."""
+        return self._last
+
+    # ---- writing ---------------------------------------------------------------------------------------------------
+
+    def append(
+        self, facts: Sequence[tuple[int, Fact]], then: "Callable[[asyncio.Future[None]], None] | None" = None
+    ) -> "asyncio.Future[None]":
+        """Make numbered facts durable. Awaiting the answer returns when they are.
+
+        No coroutine but a future, so that the facts are on their way when this returns, and in the order of the calls.
+        ``then`` is called with it as soon as it is done: a turn of the loop before the future's own callbacks are.
+
+        Raises:
+            JournalFailed: (when awaited) they are not durable, or nobody knows.
+        """
+        rows = []
+        for seq, fact in facts:
+            body = core_facts.encode(fact)
+            rows.append((seq, fact.at, core_facts.name(fact), body.decode(), body))
+        return self._put(_Write(rows, None, then))
+
+    def snapshot(self, seq: int, body: bytes) -> "asyncio.Future[None]":
+        """Keep the state as it is after fact ``seq``, so that a restart needs to replay only what comes after.
+
+        A large one (10,000 jobs: tens of megabytes) is compressed first, beside the writer's thread: every commit that
+        comes after it would else wait the better part of a second.
+        """
+        if len(body) < file.PACKED_FROM:
+            return self._put(self._keep(seq, body))
+        return asyncio.ensure_future(self._pack(seq, body, self._failures))
+
+    async def _pack(self, seq: int, body: bytes, failures: int) -> None:
+        packed = await asyncio.get_running_loop().run_in_executor(None, file.packed, body)
+        if self._failures == failures:  # else its facts may not have been written
+            await self._put(self._keep(seq, packed))
+
+    @staticmethod
+    def _keep(seq: int, body: bytes) -> _Write:
+        def write(connection: sqlite3.Connection) -> None:
+            insert = "INSERT OR REPLACE INTO snapshots (seq, body, sum, shape) VALUES (?, ?, ?, ?)"
+            connection.execute(insert, (seq, body, crc32(body), file.shape()))
+            connection.execute(
+                "DELETE FROM snapshots WHERE seq NOT IN (SELECT seq FROM snapshots ORDER BY seq DESC LIMIT ?)",
+                (SNAPSHOTS_KEPT,),
+            )
+
+        return _Write((), write)
+
+    async def add_key(self, key: ApiKey) -> None:
+        """Keep an API key. Raises ValueError when there is one of that id."""
+
+        def write(connection: sqlite3.Connection) -> bool:
+            row = (key.id, key.owner, key.user, key.role, key.hashed, key.created_at, key.revoked_at, key.expires_at)
+            insert = (
+                "INSERT OR IGNORE INTO keys (id, owner, user, role, hashed, created_at, revoked_at, expires_at)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+            )
+            return connection.execute(insert, row).rowcount == 1
+
+        if not await self._put(_Write((), write)):
+            raise ValueError(f"there is an API key {key.id!r} already")
+
+    async def list_keys(self) -> list[ApiKey]:
+        """All API keys, revoked ones too, by id."""
+
+        def read(connection: sqlite3.Connection) -> list[ApiKey]:
+            query = (
+                "SELECT id, owner, user, role, hashed, created_at, revoked_at, expires_at, used_at"
+                " FROM keys ORDER BY id"
+            )
+            return [
+                ApiKey(id_, owner, user, Role(role), *rest)
+                for id_, owner, user, role, *rest in connection.execute(query).fetchall()
+            ]
+
+        return cast("list[ApiKey]", await self._put(_Write((), read)))
+
+    async def revoke_key(self, key_id: str, now: Millis) -> bool:
+        """From now on this API key opens nothing. Tells whether there is such a key."""
+
+        def write(connection: sqlite3.Connection) -> bool:
+            # The first time counts: when it stopped to open things is what one wants to know afterwards.
+            query = "UPDATE keys SET revoked_at = coalesce(revoked_at, ?) WHERE id = ?"
+            return connection.execute(query, (now, key_id)).rowcount == 1
+
+        return bool(await self._put(_Write((), write)))
+
+    async def note_use(self, used: Mapping[str, Millis]) -> None:
+        """Keep when API keys were last used, by their ids."""
+        rows = [(at, key_id) for key_id, at in used.items()]
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.executemany("UPDATE keys SET used_at = max(coalesce(used_at, 0), ?) WHERE id = ?", rows)
+
+        await self._put(_Write((), write))
+
+    async def operate(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+        """Run something in a transaction of the writer's: upkeep, in small pieces, since commits wait for it."""
+        return cast("T", await self._put(_Write((), operation)))
+
+    def begins_with(self, first: int) -> None:
+        """From now on the facts before this one are gone."""
+        self.first = first
+
+    async def recover(self) -> None:
+        """After a failure: open the file anew, and see whether it can be written.
+
+        What the failed commit held may be in it, so the caller must :meth:`load` again.
+
+        Raises:
+            JournalFailed: not yet.
+        """
+        await self._put(_Write((), self._reopen))
+
+    async def make_reserve(self) -> None:
+        """Reserve space again, if it was spent and there is room."""
+        if self.tight:
+            loop = asyncio.get_running_loop()
+            self.tight = not await loop.run_in_executor(self._reader_thread, self._make_reserve)
+
+    def spend_reserve(self) -> bool:
+        """Give the reserve's space to whoever needs it now; False: there is none. It is made again as always."""
+        return self._spend_reserve()
+
+    async def close(self) -> None:
+        """Fold the log into the database, and let go of the state directory. May be called twice."""
+        if self._thread.is_alive():
+            loop = asyncio.get_running_loop()
+            # The writer goes last: then it is alone with the file, and removes the log and its index.
+            await loop.run_in_executor(self._reader_thread, self._close_reader)
+            self._queue.put(None)
+            await loop.run_in_executor(self._reader_thread, self._thread.join)
+            self._reader_thread.shutdown()
+            os.close(self._mark)
+            os.close(self._lock)
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    async def read(self, after: int, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
+        """Up to ``limit`` facts with numbers above ``after``, fewer where they are large; on its own connection."""
+        return await asyncio.get_running_loop().run_in_executor(self._reader_thread, self._read, after, limit)
+
+    async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
+        """Facts of a kind that outlive the others, of those that were compacted away."""
+        query = f"{file.ROWS} kept WHERE seq > ? AND seq < ? AND kind = ? ORDER BY seq LIMIT ?"
+        loop = asyncio.get_running_loop()
+        rows = await loop.run_in_executor(self._reader_thread, self._ask, query, (after, self.first, kind, limit))
+        return file.known_facts(self.path, rows)
+
+    async def days(self) -> list[Day]:
+        """The days that there are rows of, without what is in them."""
+        query = "SELECT day, seq, state IS NOT NULL, books IS NOT NULL FROM days ORDER BY day"
+        rows = await asyncio.get_running_loop().run_in_executor(self._reader_thread, self._ask, query, ())
+        return [Day(day, seq, bool(has_state), bool(booked)) for day, seq, has_state, booked in rows]
+
+    async def day(self, day: int) -> Day:
+        """One of them, with all that is in it."""
+        query = "SELECT day, seq, state IS NOT NULL, books IS NOT NULL, state, books, sum FROM days WHERE day = ?"
+        rows = await asyncio.get_running_loop().run_in_executor(self._reader_thread, self._ask, query, (day,))
+        return Day(*rows[0])
+
+    def load(self, *, snapshot: bool = True) -> Past:
+        """Everything there is. Blocks; for the start and after a failure, when there is nothing else to do.
+
+        ``snapshot=False`` leaves snapshots out, for when this version cannot read them.
+
+        Raises:
+            JournalRefused: (while running through the facts) a fact is damaged or unknown; says which.
+            JournalFailed: nothing can be read just now.
+        """
+        try:
+            with closing(self._connect(readonly=True)) as connection:
+                seq, body = file.newest_snapshot(connection, self.path) if snapshot else (0, None)
+                if body is None:
+                    seq, body = file.base_of(connection, self.path)
+        except sqlite3.DatabaseError as error:
+            raise file.unreadable(self.path, "it", error) from error
+        return Past(seq, body, self._facts_after(seq))
+
+    def _facts_after(self, last: int) -> Generator[tuple[int, AnyFact]]:
+        try:
+            with closing(self._connect(readonly=True)) as connection:
+                for seq, body in file.rows_after(connection, last, self.path):
+                    yield seq, file.decode(self.path, seq, body)
+        except sqlite3.DatabaseError as error:
+            raise file.unreadable(self.path, "it", error) from error
+
+    def _ask(
+        self, query: str, values: Sequence[object], take: Callable[[Iterable[Any]], list[Any]] = list
+    ) -> list[Any]:
+        try:
+            if self._reader is None:
+                self._reader = self._connect(readonly=True)
+            with closing(self._reader.execute(query, values)) as rows:
+                return take(rows)
+        except sqlite3.Error as error:
+            raise JournalFailed(f"{self.path} cannot be read: {error}") from error
+
+    def _read(self, after: int, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
+        query = f"{file.ROWS} facts WHERE seq > ? ORDER BY seq LIMIT ?"
+        # What is cut off and not swept yet is gone, too.
+        found = self._ask(query, (max(after, self.first - 1), limit), until_large)
+        return file.known_facts(self.path, found)
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    # ---- the writer thread -------------------------------------------------------------------------------------------
+
+    def _put(self, write: _Write) -> "asyncio.Future[Any]":
+        self._queue.put(write)
+        return write.future
+
+    def _write(self) -> None:
+        """The writer thread: take everything that waits, commit it, wake who waited."""
+        stopping = False
+        while not stopping:
+            batch = [self._queue.get()]
+            with suppress(queue.Empty):
+                while True:
+                    batch.append(self._queue.get_nowait())
+            stopping = None in batch
+            writes = [write for write in batch if write is not None]
+            if writes:
+                self._wake(writes, self._commit(writes))
+        with suppress(sqlite3.Error):
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._writer.close()
+
+    def _commit(self, writes: Sequence[_Write]) -> list[Any] | JournalFailed:
+        """Write a batch in one transaction. All of it is durable, or all of it has failed."""
+        if self._failed is not None:
+            if writes[-1].operation != self._reopen:
+                return self._failed
+            # Whatever came before the recovery hangs on what has failed.
+            *dead, writes_again = writes
+            if dead:
+                self._wake(dead, self._failed)
+                writes = [writes_again]
+        try:
+            try:
+                return self._transaction(writes)
+            except sqlite3.OperationalError as error:
+                if not _is_full(error) or not self._spend_reserve():
+                    raise
+                self._roll_back()
+                return self._transaction(writes)
+        except Exception as error:
+            with suppress(sqlite3.Error):
+                self._roll_back()
+            self._failed = JournalFailed(f"{self.path}: {error}")
+            self._failures += 1
+            return self._failed
+
+    def _transaction(self, writes: Sequence[_Write]) -> list[Any]:
+        if len(writes) == 1 and writes[0].operation == self._reopen:
+            self._reopen(self._writer)
+            return [None]
+        connection = self._writer
+        rows = [row for write in writes for row in write.rows]
+        if len(rows) <= _ROWS_A_STATEMENT and all(write.operation is None for write in writes):
+            # A statement outside of a transaction is one by itself. So the interpreter's lock, which the loop wants
+            # too, is let go and fought for once, and not once for each of begin, insert and commit.
+            self._move_on(_insert(connection, self._last, rows))
+            return [None] * len(writes)
+        connection.execute("BEGIN IMMEDIATE")
+        last = self._last
+        for start in range(0, len(rows), _ROWS_A_STATEMENT):
+            last = _insert(connection, last, rows[start : start + _ROWS_A_STATEMENT])
+        results = [None if write.operation is None else write.operation(connection) for write in writes]
+        connection.execute("COMMIT")
+        self._move_on(last)
+        return results
+
+    def _move_on(self, last: int) -> None:
+        """This is the last durable fact from now on: first the mark says so, and then the daemon may answer."""
+        self._last = last
+        os.pwrite(self._mark, Mark(self.id, last, self.incarnation).line(), 0)
+
+    def _roll_back(self) -> None:
+        if self._writer.in_transaction:
+            self._writer.execute("ROLLBACK")
+
+    def _wake(self, writes: Sequence[_Write], outcome: list[Any] | JournalFailed) -> None:
+        def wake() -> None:
+            for number, write in enumerate(writes):
+                if write.future.done():
+                    continue  # nobody waits any more
+                if isinstance(outcome, JournalFailed):
+                    write.future.set_exception(outcome)
+                else:
+                    write.future.set_result(outcome[number])
+                if write.then is not None:
+                    try:
+                        write.then(write.future)
+                    except Exception:  # the others are to hear of it all the same
+                        log.exception("commit_follow_up_failed")
+
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            writes[0].loop.call_soon_threadsafe(wake, context=_IN_ASYNCIO.copy())
+
+    def _reopen(self, _: sqlite3.Connection) -> None:
+        """Start over with the file as it is, and commit something to see whether it can be written."""
+        with suppress(sqlite3.Error):
+            self._writer.close()
+        self._writer = self._connect()
+        self._writer.execute("BEGIN IMMEDIATE")
+        self._writer.execute("INSERT OR REPLACE INTO meta VALUES ('test_write', strftime('%s', 'now'))")
+        self._writer.execute("COMMIT")
+        self._move_on(file.last_of(self._writer))
+        self._failed = None
+
+    def _connect(self, *, readonly: bool = False) -> sqlite3.Connection:
+        return file.connect(self.path, readonly=readonly)
+
+    # ---- the reserve -------------------------------------------------------------------------------------------------
+
+    def _make_reserve(self) -> bool:
+        with suppress(OSError):
+            if self._reserve.stat().st_size >= RESERVE_BYTES:
+                return True
+        try:
+            reserve = os.open(self._reserve, os.O_CREAT | os.O_WRONLY, 0o600)
+            try:
+                os.posix_fallocate(reserve, 0, RESERVE_BYTES)
+            finally:
+                os.close(reserve)
+        except OSError:
+            self._reserve.unlink(missing_ok=True)
+            return False
+        return True
+
+    def _spend_reserve(self) -> bool:
+        self.tight = True
+        try:
+            self._reserve.unlink()
+        except OSError:
+            return False
+        return True
+
+
+def until_large(rows: Iterable[R]) -> list[R]:
+    """The first of these rows, until they have ``READ_BYTES`` bytes together."""
+    found, size = [], 0
+    for row in rows:
+        found.append(row)
+        size += len(row[1])
+        if size >= READ_BYTES:
+            break
+    return found
+
+
+# ---- where a journal may lie ----------------------------------------------------------------------------------------
+
+
+def refuse_remote(directory: Path, mountinfo: str) -> None:
+    """Raise JournalRefused if the directory is on a network file system (``mountinfo``: see ``man 5 proc``)."""
+    path = directory.resolve()
+    mounted, kind = Path("/"), ""
+    for line in mountinfo.splitlines():
+        mount, _, rest = line.partition(" - ")
+        point = Path(mount.split()[4].encode().decode("unicode_escape"))
+        # Later lines lie over earlier ones, so of two equal ones the later counts.
+        if path.is_relative_to(point) and len(point.parts) >= len(mounted.parts):
+            mounted, kind = point, rest.split()[0]
+    if kind in REMOTE_FILESYSTEMS:
+        raise JournalRefused(
+            f"state directory {directory} is on a network file system ({kind} at {mounted}), where the journal cannot "
+            "be kept safe; set daemon.state_dir to a directory on a local disk"
+        )
+
+
+def _insert(connection: sqlite3.Connection, last: int, rows: Sequence[_Row]) -> int:
+    """Write facts behind the last one; the number of the last one then."""
+    values: list[object] = []
+    for seq, at, kind, body, raw in rows:
+        # journal_file.sum_of(), written out: it is on the way of every hand-over
+        values += (seq, at, kind, body, crc32(raw, seq & 0xFFFFFFFF))
+        last = seq
+    places = ",".join(["(?,?,?,?,?)"] * len(rows))
+    connection.execute(f"INSERT INTO facts (seq, at, kind, body, sum) VALUES {places}", values)  # noqa: S608  # question marks only
+    return last
+
+
+def _is_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    # A quota, and a log's index that cannot grow, are told from other errors by nothing: trying costs little.
+    return getattr(error, "sqlite_errorcode", None) in (
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR_WRITE,
+        sqlite3.SQLITE_IOERR_SHMSIZE,
+    )

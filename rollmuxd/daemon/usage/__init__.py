@@ -1,0 +1,1 @@
+"""What GPUs were used for: accounts of each day, and of a span of time."""

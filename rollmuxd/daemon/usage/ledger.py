@@ -1,0 +1,609 @@
+"""What the GPUs were used for, and what the same work would have taken without sharing.
+
+A pure fold over facts. The facts run through a :class:`~rollmuxd.core.state.State`, so that an iteration, a slowdown
+or a held GPU means here what it means to the scheduler; between two facts about a node its use is constant, and time
+times use is added to the books. Usable offline, on any list of facts::
+
+    ledger = Ledger(since=0, until=None)
+    for fact in facts:
+        ledger.see(fact)
+    report = ledger.report(by="job")
+
+Books add up: those of spans that follow each other are, added, those of the whole. So a daemon closes them once for
+each day (UTC), keeps that, and lets go of the day's facts when they are old (:mod:`.journal_care`).
+
+The bill is made of the books when they are shown. Held time is charged to its holder; what a group's nodes were not
+held (between slots, while states were parked) is split among its jobs by what they held in the span; the rest of the
+inventory is *unallocated*. So charges and the unallocated rest are the inventory's hours, in GPU-hours and in money.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+import msgspec
+
+from rollmuxd.core import facts as f
+from rollmuxd.core.apply import apply
+from rollmuxd.core.model import (
+    GroupId,
+    Job,
+    JobId,
+    JobStatus,
+    Millis,
+    Node,
+    NodeId,
+    Order,
+    OrderKind,
+    OrderStatus,
+    Slot,
+    SlotStatus,
+)
+from rollmuxd.core.state import State
+from rollmuxd.wire.answers import Bill, PoolRow, ReportView, Saving, WorkRow
+
+HOUR: Final = 3_600_000
+BASELINE: Final = (
+    "each job alone on the nodes it was placed on: GPUs of its placement x solo iteration time x finished iterations"
+)
+_USING = (SlotStatus.RUNNING, SlotStatus.TAIL)
+#: facts that change which jobs are placed on which nodes
+_PLACES = ("job_placed", "placement_ended", "move_planned", "move_began", "move_ended", "move_abandoned", "node_left")
+#: iterations after which a slowdown is judged (DESIGN section 6)
+JUDGED_FROM: Final = 8
+
+
+@dataclass(slots=True)
+class _Work:
+    """The books of one job. Sums of GPU-milliseconds, milliseconds, and money times milliseconds."""
+
+    job: JobId
+    owner: str
+    name: str
+    held: float = 0
+    used: float = 0
+    allocated: float = 0
+    alone: float = 0
+    cost_allocated: float = 0
+    cost_alone: float = 0
+    iterations: int = 0
+    solo: int = 0
+    elapsed: int = 0
+    loads_warm: int = 0
+    loads_cold: int = 0
+    parks: int = 0
+    switch: int = 0
+    wait_placement: int = 0
+    wait_turn: int = 0
+    cost_held: float = 0
+    #: of the nodes on which states were loaded or parked, while they were
+    switch_gpu: float = 0
+    cost_switch: float = 0
+    #: as it was last
+    slo: float | None = None
+    promised: bool = False
+
+
+@dataclass(slots=True)
+class _Shared:
+    """The books of one group: what its nodes were not held, and by whom they were."""
+
+    idle: float = 0
+    cost_idle: float = 0
+    held: dict[JobId, float] = field(default_factory=dict)
+    pinned: dict[JobId, float] = field(default_factory=dict)
+
+    def add(self, later: "_Shared") -> None:
+        self.idle += later.idle
+        self.cost_idle += later.cost_idle
+        for mine, more in ((self.held, later.held), (self.pinned, later.pinned)):
+            for job, time in more.items():
+                mine[job] = mine.get(job, 0) + time
+
+    def shares(self) -> dict[JobId, float]:
+        """Each job's part of what was not held: by what it held, or, where nobody held anything, by its time there."""
+        by = self.held if any(self.held.values()) else self.pinned
+        total = sum(by.values())
+        return {job: time / total for job, time in by.items()} if total else {}
+
+
+@dataclass(slots=True)
+class _Pool:
+    """The books of one pool."""
+
+    #: at the end of the span
+    gpus: int = 0
+    capacity: float = 0
+    held: float = 0
+    used: float = 0
+    pinned: float = 0
+    cost: float = 0
+    cost_pinned: float = 0
+
+
+@dataclass(slots=True)
+class DailyUsage:
+    """What was booked in one span of time, or in several."""
+
+    work: dict[JobId, _Work] = field(default_factory=dict)
+    pools: dict[str, _Pool] = field(default_factory=dict)
+    groups: dict[GroupId, _Shared] = field(default_factory=dict)
+    #: facts of the span that are damaged: what follows from them is left out
+    unreadable: list[int] = field(default_factory=list)
+
+    def add(self, later: "DailyUsage") -> None:
+        """Add the books of a span that comes later."""
+        for job, of_job in later.work.items():
+            mine = self.work.setdefault(job, _Work(job, of_job.owner, of_job.name))
+            mine.name, mine.slo, mine.promised = of_job.name, of_job.slo, of_job.promised
+            for name in _SUMS:
+                setattr(mine, name, getattr(mine, name) + getattr(of_job, name))
+        for pool in self.pools.values():
+            pool.gpus = 0
+        for name, of_pool in later.pools.items():
+            total = self.pools.setdefault(name, _Pool())
+            total.gpus = of_pool.gpus
+            for figure in ("capacity", "held", "used", "pinned", "cost", "cost_pinned"):
+                setattr(total, figure, getattr(total, figure) + getattr(of_pool, figure))
+        for group, shared in later.groups.items():
+            self.groups.setdefault(group, _Shared()).add(shared)
+        self.unreadable += later.unreadable
+
+    def copy(self) -> "DailyUsage":
+        """The same, which nobody goes on with."""
+        return DailyUsage(
+            {job: replace(book) for job, book in self.work.items()},
+            {name: replace(pool) for name, pool in self.pools.items()},
+            {
+                group: replace(shared, held=dict(shared.held), pinned=dict(shared.pinned))
+                for group, shared in self.groups.items()
+            },
+            list(self.unreadable),
+        )
+
+    def without_zeros(self) -> "DailyUsage":
+        """The same, less the jobs that nothing was booked for."""
+        said = {job: book for job, book in self.work.items() if any(getattr(book, name) for name in _SUMS)}
+        return DailyUsage(said, self.pools, self.groups)
+
+    def charges(self) -> dict[JobId, "Charge"]:
+        """What each job is charged with."""
+        made = {job: Charge(book.held, book.cost_held) for job, book in self.work.items()}
+        for shared in self.groups.values():
+            for job, part in shared.shares().items():
+                charge = made[job]
+                made[job] = Charge(charge.gpu_ms + part * shared.idle, charge.cost + part * shared.cost_idle)
+        return made
+
+    def view(self, since: Millis, until: Millis, *, by: str = "job", owner: str | None = None) -> ReportView:
+        """The books as they are shown; ``owner``: only theirs."""
+        charges = self.charges()
+        books = [book for book in self.work.values() if owner is None or book.owner == owner]
+        shown = [
+            book
+            for book in books
+            if charges[book.job].gpu_ms or book.wait_placement or book.wait_turn or book.iterations
+        ]
+        return ReportView(
+            since=_iso(since),
+            until=_iso(until),
+            by=by,
+            work=[] if by == "pool" else _rows(shown, charges, by),
+            pools=[_pool_row(name, self.pools[name]) for name in sorted(self.pools)],
+            saving=_saving(books, charges),
+            bill=self._bill(books, charges),
+            unreadable=self.unreadable,
+        )
+
+    def _bill(self, books: Sequence[_Work], charges: Mapping[JobId, "Charge"]) -> Bill:
+        """All of the inventory's hours: those charged to these books' jobs, to others, and to nobody."""
+        mine = _sum(charges[book.job] for book in books)
+        everybody = _sum(charges.values())
+        pools = self.pools.values()
+        capacity, cost = sum(pool.capacity for pool in pools), sum(pool.cost for pool in pools)
+        return Bill(
+            gpu_hours_charged=_hours(mine.gpu_ms),
+            gpu_hours_others=_hours(everybody.gpu_ms - mine.gpu_ms),
+            gpu_hours_unallocated=_hours(capacity - sum(pool.pinned for pool in pools)),
+            gpu_hours_capacity=_hours(capacity),
+            cost_charged=_hours(mine.cost),
+            cost_others=_hours(everybody.cost - mine.cost),
+            cost_unallocated=_hours(cost - sum(pool.cost_pinned for pool in pools)),
+            cost_capacity=_hours(cost),
+        )
+
+
+class Charge(NamedTuple):
+    """What somebody is charged with: GPU-milliseconds, and money times milliseconds an hour."""
+
+    gpu_ms: float
+    cost: float
+
+
+def _sum(charges: Iterable[Charge]) -> Charge:
+    gpu_ms = cost = 0.0
+    for charge in charges:
+        gpu_ms, cost = gpu_ms + charge.gpu_ms, cost + charge.cost
+    return Charge(gpu_ms, cost)
+
+
+@dataclass(slots=True)
+class _Use:
+    """How a node is used from ``since`` on."""
+
+    since: Millis
+    pool: str
+    gpus: int
+    price: float
+    group: GroupId | None = None
+    pinned: tuple[JobId, ...] = ()
+    held: dict[JobId, int] = field(default_factory=dict)
+    used: dict[JobId, int] = field(default_factory=dict)
+
+
+class UsageLedger:
+    """Books facts. ``state`` is what was before the first of them (of a snapshot), if anything was."""
+
+    def __init__(self, *, since: Millis = 0, until: Millis | None = None, state: State | None = None) -> None:
+        self.since = since
+        self.until = until
+        self._state = State() if state is None else state
+        self._books = DailyUsage()
+        self._work, self._pools, self._groups = self._books.work, self._books.pools, self._books.groups
+        self._uses: dict[NodeId, _Use] = {}
+        #: when the books were last closed: what goes on since before is booked until then
+        self._closed: Millis = 0
+        #: jobs that wait for a placement, since when
+        self._waiting: dict[JobId, Millis] = {}
+        for job in self._state.jobs.values():
+            self._book_of(job)
+            if job.status is JobStatus.WAITING:
+                self._waiting[job.id] = self._state.at
+        for node in self._state.nodes.values():
+            self._uses[node.id] = self._use_of(node, self._state.at)
+
+    # ---- booking -----------------------------------------------------------------------------------------------------
+
+    def see(self, fact: f.Fact) -> bool:
+        """Book one fact. False: it is after the end of the span, and so are all that follow."""
+        if self.until is not None and fact.at >= self.until:
+            return False
+        try:
+            self._book(fact)
+        except Exception:  # of any kind: what it speaks of may be missing
+            if not self._books.unreadable:
+                raise
+        return True
+
+    def miss(self, seq: int) -> None:
+        """A fact cannot be read. Facts after it that do not fit without it are left out, too."""
+        self._books.unreadable.append(seq)
+
+    def _book(self, fact: f.Fact) -> None:
+        nodes = self._touched(fact)
+        for name in nodes:
+            self._settle(name, fact.at)
+        self._book_before(fact)
+        state, job_id = self._state, _job_of(fact, self._state)
+        job = state.jobs.get(job_id) if job_id is not None else None
+        status, pins = (None, {}) if job is None else (job.status, job.pins)
+        before = None
+        if job is not None and isinstance(fact, f.SlotQueued | f.OrderEnded) and fact.at >= self.since:
+            before = msgspec.structs.replace(job.progress)
+        apply(state, fact)
+        for name in dict.fromkeys((*nodes, *self._touched(fact))):
+            self._settle(name, fact.at)
+            node = state.nodes.get(name)
+            if node is None:
+                self._uses.pop(name, None)
+            else:
+                self._uses[name] = self._use_of(node, fact.at)
+        job = state.jobs.get(job_id) if job_id is not None else None
+        if job is None:
+            return
+        book = self._book_of(job)
+        if job.status is not status:
+            self._status_changed(job, book, fact.at)
+        if before is not None:
+            now = job.progress
+            book.loads_warm += now.loads_warm - before.loads_warm
+            book.loads_cold += now.loads_cold - before.loads_cold
+            book.parks += now.parks - before.parks
+            if now.finished > before.finished:
+                solo = now.solo_ms - before.solo_ms
+                book.iterations += 1
+                book.solo += solo
+                book.elapsed += now.elapsed_ms - before.elapsed_ms
+                # A node that is in several of the job's pools is one node.
+                alone = [state.nodes[name] for name in dict.fromkeys(n for of in pins.values() for n in of)]
+                book.alone += solo * sum(len(node.gpus) for node in alone)
+                book.cost_alone += solo * sum(len(node.gpus) * node.price_per_gpu_hour for node in alone)
+
+    def _book_before(self, fact: f.Fact) -> None:
+        """What can only be booked while the state still knows it."""
+        state = self._state
+        match fact:
+            case f.SlotClaimed() | f.SlotWithdrawn():
+                slot = state.slots[fact.slot]
+                self._waited(slot, fact.at)
+            case f.OrderEnded() | f.OrderFaulted() | f.OrderContactLost():
+                order = state.orders.get(fact.order)
+                if order is not None:
+                    self._switched(order, fact.at)
+            case _:
+                pass
+
+    def _switched(self, order: Order, at: Millis) -> None:
+        # When contact was lost it was booked so far; what came of it later is not known to have taken any time.
+        if order.kind is not OrderKind.DISCARD and order.status is OrderStatus.ISSUED and order.job in self._work:
+            book, took = self._work[order.job], self._within(order.issued_at, at)
+            book.switch += took
+            node = self._state.nodes.get(order.node)
+            if node is not None:
+                book.switch_gpu += took * len(node.gpus)
+                book.cost_switch += took * len(node.gpus) * node.price_per_gpu_hour
+
+    def _waited(self, slot: Slot, at: Millis) -> None:
+        self._work[slot.job].wait_turn += self._within(slot.queued_at, at)
+
+    def _status_changed(self, job: Job, book: _Work, at: Millis) -> None:
+        since = self._waiting.pop(job.id, None)
+        if since is not None:
+            book.wait_placement += self._within(since, at)
+        if job.status is JobStatus.WAITING:
+            self._waiting[job.id] = at
+
+    def _book_of(self, job: Job) -> _Work:
+        book = self._work.get(job.id)
+        if book is None:
+            book = self._work[job.id] = _Work(job.id, job.owner, job.spec.name)
+        book.slo, book.promised = job.spec.slo, job.promised
+        return book
+
+    def _use_of(self, node: Node, at: Millis) -> _Use:
+        pool = "+".join(node.pools)
+        use = _Use(at, pool, len(node.gpus), node.price_per_gpu_hour, node.group, tuple(node.pinned))
+        for gpu in node.gpus.values():
+            slot = None if gpu.holder is None else self._state.slots.get(gpu.holder)
+            if slot is not None:
+                use.held[slot.job] = use.held.get(slot.job, 0) + 1
+                if slot.status in _USING:
+                    use.used[slot.job] = use.used.get(slot.job, 0) + 1
+        self._pools.setdefault(pool, _Pool())
+        return use
+
+    def _settle(self, name: NodeId, at: Millis) -> None:
+        """Add what the node was used for since it was last looked at."""
+        use = self._uses.get(name)
+        if use is None:
+            return
+        span = self._within(use.since, at)
+        use.since = at
+        if span <= 0:
+            return
+        pool = self._pools[use.pool]
+        pool.capacity += span * use.gpus
+        pool.cost += span * use.gpus * use.price
+        held = sum(use.held.values())
+        pool.held += span * held
+        pool.used += span * sum(use.used.values())
+        pinned = use.gpus if use.pinned else held
+        pool.pinned += span * pinned
+        pool.cost_pinned += span * pinned * use.price
+        for job, gpus in use.held.items():
+            self._work[job].held += span * gpus
+            self._work[job].cost_held += span * gpus * use.price
+        for job, gpus in use.used.items():
+            self._work[job].used += span * gpus
+        for job in use.pinned:
+            share = span * use.gpus / len(use.pinned)
+            self._work[job].allocated += share
+            self._work[job].cost_allocated += share * use.price
+        if use.group is not None and use.pinned:
+            self._share(self._groups.setdefault(use.group, _Shared()), use, span)
+
+    def _share(self, shared: _Shared, use: _Use, span: Millis) -> None:
+        """Book what a group's node was not held, and who held the rest."""
+        idle = use.gpus - sum(use.held.values())
+        shared.idle += span * idle
+        shared.cost_idle += span * idle * use.price
+        for job, gpus in use.held.items():
+            shared.held[job] = shared.held.get(job, 0) + span * gpus
+        for job in use.pinned:
+            shared.pinned[job] = shared.pinned.get(job, 0) + span * use.gpus / len(use.pinned)
+
+    def _within(self, start: Millis, end: Millis) -> Millis:
+        """How much of a stretch of time lies in the report's span, and is not booked yet."""
+        if self.until is not None:
+            end = min(end, self.until)
+        return max(0, end - max(start, self.since, self._closed))
+
+    def _touched(self, fact: f.Fact) -> tuple[NodeId, ...]:
+        """The nodes whose use a fact may change."""
+        state = self._state
+        match fact:
+            case f.NodeAdded():
+                return (fact.node.id,)
+            case f.NodeRemoved():
+                return (fact.node,)
+            case (
+                f.SlotClaimed()
+                | f.SlotGranted()
+                | f.SlotShrunk()
+                | f.SlotGrown()
+                | f.SlotReleased()
+                | f.SlotFaulted()
+                | f.SlotLost()
+                | f.SlotRevoked()
+                | f.SlotRequeued()
+                | f.SlotOver()
+            ):
+                slot = state.slots.get(fact.slot)
+                return () if slot is None else _pinned(state.jobs[slot.job])
+            case _ if f.name(fact) in _PLACES:  # where a job is placed, or no longer; of a move, both ends
+                job = str(getattr(fact, "job", ""))
+                named = [name for nodes in getattr(fact, "pins", {}).values() for name in nodes]
+                there = [node.id for node in state.nodes.values() if job in node.pinned]
+                return tuple(dict.fromkeys((*there, *named)))
+            case _:
+                return ()
+
+    # ---- the report --------------------------------------------------------------------------------------------------
+
+    def close(self, now: Millis | None = None) -> tuple[DailyUsage, Millis]:
+        """The books, with all that goes on booked as well; and the time until which it is.
+
+        That is ``until``, or ``now`` where that is earlier; without either, the last fact. Facts from later on may
+        follow: these very books then go on.
+        """
+        end = self.until if now is None and self.until is not None else max(now or 0, self._state.at)
+        if self.until is not None:
+            end = min(end, self.until)
+        for pool in self._pools.values():
+            pool.gpus = 0
+        for name, use in self._uses.items():
+            self._settle(name, end)
+            self._pools[use.pool].gpus += use.gpus
+        for job, since in self._waiting.items():
+            self._work[job].wait_placement += self._within(since, end)
+            self._waiting[job] = end
+        for slot in self._state.slots.values():
+            if slot.status is SlotStatus.QUEUED:
+                self._waited(slot, end)
+        for order in self._state.orders.values():
+            self._switched(order, end)
+        self._closed = max(self._closed, end)
+        return self._books, end
+
+    def report(self, *, by: str = "job", owner: str | None = None, now: Millis | None = None) -> ReportView:
+        """Close the books, and show them; ``owner``: only theirs. See :meth:`close`."""
+        books, end = self.close(now)
+        return books.view(self.since, end, by=by, owner=owner)
+
+
+def _pool_row(name: str, pool: _Pool) -> PoolRow:
+    return PoolRow(
+        pool=name,
+        gpus=pool.gpus,
+        gpu_hours_capacity=_hours(pool.capacity),
+        gpu_hours_held=_hours(pool.held),
+        gpu_hours_used=_hours(pool.used),
+        gpu_hours_switching=_hours(pool.held - pool.used),
+        gpu_hours_idle=_hours(pool.pinned - pool.held),
+        gpu_hours_unallocated=_hours(pool.capacity - pool.pinned),
+        utilisation=round(pool.used / pool.capacity, 4) if pool.capacity else None,
+        cost_capacity=_hours(pool.cost),
+    )
+
+
+def as_csv(report: ReportView) -> bytes:
+    """The rows of a report as CSV, with a header line: pools if they were asked for, else work."""
+    rows: list[PoolRow] | list[WorkRow] = report.pools if report.by == "pool" else report.work
+    shape = PoolRow if report.by == "pool" else WorkRow
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, [item.name for item in msgspec.structs.fields(shape)])
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: _cell(value) for key, value in msgspec.structs.asdict(row).items()})
+    return text.getvalue().encode()
+
+
+def _cell(value: object) -> object:
+    # A spreadsheet would run a name that begins like a formula.
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value
+
+
+def _rows(books: Iterable[_Work], charges: Mapping[JobId, Charge], by: str) -> list[WorkRow]:
+    if by == "job":
+        return [_row([book], charges, book.name, book.job) for book in books]
+    owners: dict[str, list[_Work]] = {}
+    for book in books:
+        owners.setdefault(book.owner, []).append(book)
+    return [_row(theirs, charges, owner, None) for owner, theirs in sorted(owners.items())]
+
+
+_NO_SUMS: Final = ("job", "owner", "name", "slo", "promised")
+_SUMS: Final = tuple(item.name for item in fields(_Work) if item.name not in _NO_SUMS)
+
+
+def _row(books: Sequence[_Work], charges: Mapping[JobId, Charge], name: str, job: JobId | None) -> WorkRow:
+    """A row of one job, or of all jobs of one owner."""
+    book = _Work(job or "", books[0].owner, name)
+    for of_job in books:
+        for figure in _SUMS:
+            setattr(book, figure, getattr(book, figure) + getattr(of_job, figure))
+    charge = _sum(charges[of_job.job] for of_job in books)
+    kept = [_kept(of_job) for of_job in books]
+    return WorkRow(
+        name=name,
+        owner=book.owner,
+        job=job,
+        gpu_hours_held=_hours(book.held),
+        gpu_hours_used=_hours(book.used),
+        gpu_hours_allocated=_hours(book.allocated),
+        gpu_hours_alone=_hours(book.alone),
+        cost_allocated=_hours(book.cost_allocated),
+        cost_alone=_hours(book.cost_alone),
+        iterations=book.iterations,
+        slowdown=round(book.elapsed / book.solo, 4) if book.solo else None,
+        loads_warm=book.loads_warm,
+        loads_cold=book.loads_cold,
+        parks=book.parks,
+        switch_hours=_hours(book.switch),
+        wait_placement_hours=_hours(book.wait_placement),
+        wait_turn_hours=_hours(book.wait_turn),
+        gpu_hours_charged=_hours(charge.gpu_ms),
+        cost_charged=_hours(charge.cost),
+        gpu_hours_switching=_hours(book.switch_gpu),
+        cost_switching=_hours(book.cost_switch),
+        slo=books[0].slo if job is not None else None,
+        slo_judged=sum(one is not None for one in kept),
+        slo_kept=sum(one is True for one in kept),
+    )
+
+
+def _kept(book: _Work) -> bool | None:
+    """Whether a job's promise was kept in the span; None: it has none, or there were too few iterations to judge."""
+    if book.slo is None or not book.promised or book.iterations < JUDGED_FROM or not book.solo:
+        return None
+    return book.elapsed <= book.slo * book.solo
+
+
+def _saving(books: Sequence[_Work], charges: Mapping[JobId, Charge]) -> Saving:
+    alone, allocated = sum(book.alone for book in books), sum(book.allocated for book in books)
+    charged = _sum(charges[book.job] for book in books)
+    return Saving(
+        baseline=BASELINE,
+        gpu_hours_alone=_hours(alone),
+        gpu_hours_allocated=_hours(allocated),
+        gpu_hours_charged=_hours(charged.gpu_ms),
+        gpu_hours_saved=_hours(alone - charged.gpu_ms),
+        cost_saved=_hours(sum(book.cost_alone for book in books) - charged.cost),
+    )
+
+
+def _pinned(job: Job) -> tuple[NodeId, ...]:
+    return tuple(dict.fromkeys(name for nodes in job.pins.values() for name in nodes))
+
+
+def _job_of(fact: f.Fact, state: State) -> JobId | None:
+    """The job that a fact is about, while the state still knows it."""
+    job: JobId | None = getattr(fact, "job", None)
+    if job is not None:
+        return job
+    if (slot := state.slots.get(getattr(fact, "slot", None) or "")) is not None:
+        return slot.job
+    if (order := state.orders.get(getattr(fact, "order", None) or "")) is not None:
+        return order.job
+    return None
+
+
+def _hours(milliseconds: float) -> float:
+    return round(milliseconds / HOUR, 6)
+
+
+def _iso(at: Millis) -> str:
+    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

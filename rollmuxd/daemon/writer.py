@@ -1,0 +1,656 @@
+"""The one writer: inputs go in here, and nothing that follows from them leaves before it is durable.
+
+An input is handled to its end in one turn of the event loop, in the task that brings it: the core computes, its facts
+are on their way to the journal, the caller waits. Since no turn is ever interrupted there is one writer, no lock and
+no queue of inputs: a queue, and a task that empties it, would cost two more turns of the loop for each hand-over of a
+GPU. Facts of many inputs share one fsync, because the journal's thread takes all that wait at once.
+
+When a commit returns, in this order: who waits for a slot is woken, the prompt sinks (channel, actuator) get the
+facts, effects begin, callers get their answers, who follows the facts is woken: all of it is durable alike, and those
+whom GPUs go to come first. (The channel thus knows of the end of a job before its discards are told.) The other sinks
+(logs, metrics) get the facts soon after.
+
+What would surprise:
+
+- The state in memory is ahead of the disk while a commit is under way. So a refusal, a repeat or a question is also
+  answered only after all facts that it can have seen are durable. A heartbeat that finds no commit under way is
+  answered at once.
+- A failed commit *ends the writer*: nobody knows what is on the disk, so memory is dropped, everybody who waits gets
+  :class:`Unavailable`, and the journal is replayed once a test write succeeds. Results of orders that come meanwhile
+  are kept for afterwards: a driver does what it was told only once.
+- asyncio's own futures and timers are used for what happens on every input; anyio's are several times as dear.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import closing
+from itertools import islice
+from types import TracebackType
+from typing import Final, Self, TypeAlias, TypeVar, cast
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import structlog
+from anyio.abc import TaskStatus
+
+from rollmuxd.core.apply import apply
+from rollmuxd.core.decision import Answer, Decision
+from rollmuxd.core.effects import Effect
+from rollmuxd.core.errors import BrokenInvariant, Rejected
+from rollmuxd.core.facts import AnyFact, Fact, decode, encode
+from rollmuxd.core.inputs import (
+    Input,
+    OpenSession,
+    OrderDone,
+    OrderFailed,
+    OrderLostContact,
+    OrderNotBegun,
+    RegisterJob,
+    RequestSlot,
+    Stalled,
+    Start,
+    Tick,
+)
+from rollmuxd.core.model import JobId, Millis, SlotId
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.state import State
+from rollmuxd.daemon.access.audience import EVERYTHING, Audience, Topic
+from rollmuxd.daemon.clock import Clock
+from rollmuxd.daemon.journal.store import Journal, JournalFailed, Unreadable, until_large
+
+T = TypeVar("T")
+#: how often the writer looks whether a full disk has room again
+LOOK_AFTER_S: Final = 10.0
+#: durable facts that are kept in memory, so that who follows them reads the journal for older ones only
+RECENT: Final = 1_000
+#: facts that are replayed in one turn of the loop: some ten milliseconds, after which a signal is heard
+REPLAYED_AT_ONCE: Final = 2_000
+#: how often a replay tells how far it is
+TOLD_EVERY_S: Final = 5.0
+#: sinks (logs, metrics) are shown facts so much later, many at once
+SINKS_AFTER_S: Final = 0.02
+log = structlog.get_logger("rollmuxd.driver")
+
+Numbered: TypeAlias = tuple[int, Fact]
+#: is given each batch of facts once it is durable; must be quick, and must not wait
+Sink: TypeAlias = Callable[[Sequence[Numbered]], None]
+
+#: refused while the disk is full: what would make more work, which needs more space
+GROWING: Final = (RegisterJob, RequestSlot, OpenSession)
+#: kept while the writer is down: nobody will say it a second time
+RESULTS: Final = (OrderDone, OrderFailed, OrderNotBegun, OrderLostContact)
+
+
+class Unavailable(Exception):
+    """Nothing can be promised now, and nothing of what was asked may be taken as done: ask again later."""
+
+    status_hint = 503
+
+    def __init__(self, why: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(why)
+        self.why, self.retry_after_s = why, retry_after_s
+
+
+class Waiter:
+    """Somebody who waits for news of one slot. Leave it (``with`` or ``async with``) when done."""
+
+    __slots__ = ("_draining", "_future", "_keys", "_news", "_waiters")
+
+    def __init__(self, waiters: "dict[str, dict[Waiter, None]]", keys: tuple[str, ...], draining: anyio.Event) -> None:
+        self._waiters = waiters
+        self._keys = keys
+        self._draining = draining
+        self._news = False
+        self._future: asyncio.Future[None] | None = None
+        for key in keys:
+            waiters.setdefault(key, {})[self] = None
+
+    async def changed(self) -> None:
+        """Return when something happened since the last time this returned, or since the waiter was made.
+
+        Also returns when the daemon begins to drain (look at ``driver.draining``) and when the writer goes down (the
+        next ``read`` says so). The caller bounds the wait.
+        """
+        if not self._news and not self._draining.is_set():
+            self._future = asyncio.get_running_loop().create_future()
+            try:
+                await self._future
+            finally:
+                self._future = None
+        self._news = False
+
+    def wake(self) -> None:
+        """There is news (the driver's to call)."""
+        self._news = True
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    def close(self) -> None:
+        """Wait no more. May be called twice."""
+        for key in self._keys:
+            waiters = self._waiters.get(key)
+            if waiters is not None:
+                waiters.pop(self, None)
+                if not waiters:
+                    del self._waiters[key]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Follower:
+    """One who waits for facts. Has news once the future is done; what it need not read, it is not shown."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: the number after which there is news
+        self.after: int | None = None
+
+    def wake(self, after: int) -> None:
+        # Noted besides: the future may be cancelled already, as the time to wait is over, and its owner not run yet.
+        if self.after is None:
+            self.after = after
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+class Driver:
+    """Runs one scheduler on a clock, a journal and an actuator. Used from one event loop.
+
+    ``make`` makes a scheduler around a state. ``perform`` takes effects and returns at once. ``start`` is the input
+    that begins every life of the writer, and ``lease_ms`` the lease by which lateness is judged. ``begun`` is shown
+    the state that a replay has given, before anything else happens: replayed facts are not told to sinks. ``replaying``
+    is told now and then how many facts of how many are replayed, if it takes long: after an upgrade it may be all.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[State], Scheduler],
+        journal: Journal,
+        clock: Clock,
+        perform: Callable[[Sequence[Effect]], None],
+        start: Start,
+        *,
+        sinks: Sequence[Sink] = (),
+        prompt: Sequence[Sink] = (),
+        begun: Callable[[State], None] | None = None,
+        replaying: Callable[[int, int], None] = lambda done, of: None,
+        lease_ms: Millis = 60_000,
+        snapshot_every: int = 10_000,
+    ) -> None:
+        self._make = make
+        self._journal = journal
+        self._clock = clock
+        self._perform = perform
+        self._start = msgspec.structs.replace(start, incarnation=journal.incarnation)
+        #: nodes that the configuration has
+        self.configured: Final = frozenset(node.id for node in start.nodes)
+        self._sinks = tuple(sinks)
+        self._prompt = tuple(prompt)
+        self._untold: list[Numbered] = []
+        self._begun = begun
+        self._replaying = replaying
+        self._late_ms = lease_ms // 4
+        #: the loop shows that it lives at least this often, so that lateness is noticed whatever the next deadline
+        self._pulse_ms = max(1, lease_ms // 8)
+        self._snapshot_every = snapshot_every
+
+        #: read by others through :meth:`read`, written by nobody but the core
+        self.scheduler = make(State())
+        #: the number of the last fact that is durable
+        self.durable_seq = 0
+        #: whose facts are
+        self.belongs = Audience()
+        #: set when the daemon is about to stop: long polls answer 503, and come again when it is back
+        self.draining = anyio.Event()
+        #: set when the writer has come to its end, in whatever way
+        self.stopped = anyio.Event()
+
+        self._up = False
+        self._life = 0  # how often the writer has begun
+        self._stopped_in_order = True  # the daemon before this one: it kept its state at its end
+        self._why_down = "the daemon is starting"
+        self._fatal: BaseException | None = None
+        self._ended = asyncio.Event()  # the writer has ended, or is asked to
+        self._stop_asked = asyncio.Event()
+        self._seq = 0  # the number of the last fact, durable or not
+        self._snapshot_seq = 0
+        self._snapshot_durable: asyncio.Future[None] | None = None
+        #: what leaves once the facts up to a number are durable, in order
+        self._answers: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._effects: deque[tuple[int, tuple[Effect, ...]]] = deque()
+        self._results: deque[Input] = deque()
+        self._waiters: dict[str, dict[Waiter, None]] = {}
+        self._followers: dict[Topic, dict[_Follower, None]] = {}
+        self._recent: deque[tuple[int, AnyFact]] = deque(maxlen=RECENT)
+        self._timer: asyncio.TimerHandle | None = None
+        self._due: Millis = 0
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the last fact, durable or not."""
+        return self._seq
+
+    # ---- what others ask -------------------------------------------------------------------------------------------
+
+    async def submit(self, given: Input, *, then: Callable[[], Input] | None = None) -> Answer:
+        """Have the core decide. Returns when its facts, and all facts before them, are durable.
+
+        ``then`` is asked for a second input once the first was decided: the facts of both are in one commit. That is
+        for what is written down of who asked (:class:`~rollmuxd.core.inputs.Audit`), which refuses nothing.
+
+        Raises:
+            Rejected: the core refuses, and nothing has changed.
+            Unavailable: the writer is down. Whether it was done shows after it is up again: ask once more.
+        """
+        if self._journal.tight and isinstance(given, GROWING) and not self._has_asked(given):
+            raise Unavailable("the disk of the state directory is full: only what frees GPUs is done", retry_after_s=5)
+        try:
+            answer = self._decide(given, then).answer
+        except Rejected:
+            await self._durable(self._seq)
+            raise
+        await self._durable(self._seq)
+        return answer
+
+    def _has_asked(self, given: Input) -> bool:
+        """Whether it is a request that waits already: turned away it would lose its place, and spare no room."""
+        if not isinstance(given, RequestSlot):
+            return False
+        state = self.scheduler.state
+        asked = (state.slots[name] for name in state.slots_of.get(given.job, ()))
+        return any(slot.request_id == given.request_id for slot in asked)
+
+    async def read(self, question: Callable[[Scheduler, Millis], T]) -> T:
+        """Ask something of the scheduler, between two inputs. Answered when all that it can have seen is durable."""
+        self._check_up()
+        try:
+            answer = question(self.scheduler, self._clock.now())
+        except Rejected:
+            await self._durable(self._seq)
+            raise
+        await self._durable(self._seq)
+        return answer
+
+    def post(self, given: Input) -> None:
+        """Tell the core something that nobody waits for: what backends and drivers report."""
+        if not self._up:
+            if isinstance(given, RESULTS):
+                self._results.append(given)
+            return
+        try:
+            self._decide(given)
+        except Rejected as refused:
+            log.debug("report_refused", report=type(given).__name__, reason=str(refused))
+        except Exception as error:
+            # Recorded where it was found; the reporter has nothing to do with it.
+            log.debug("report_dropped", report=type(given).__name__, reason=str(error))
+
+    def subscribe(self, slot: SlotId) -> Waiter:
+        """Be told of news of a slot and of its job. Subscribe first, then look, then wait: no news is missed."""
+        known = self.scheduler.state.slots.get(slot)
+        keys = (slot,) if known is None else (slot, _job_key(known.job))
+        return Waiter(self._waiters, keys, self.draining)
+
+    async def facts_after(
+        self, seq: int, wait_ms: Millis, limit: int, topics: Collection[Topic] = (EVERYTHING,)
+    ) -> tuple[list[tuple[int, AnyFact | Unreadable]], int]:
+        """Durable facts with numbers above ``seq``, and the number to ask after next: fewer where they are large.
+
+        Where there are none, waits up to ``wait_ms`` for one that has one of these ``topics``. What comes meanwhile and
+        has none of them is passed over, so that it costs those who wait for something else nothing.
+        """
+        if self.durable_seq <= seq and wait_ms > 0 and not self.draining.is_set():
+            seq = max(seq, await self._news_of(topics, wait_ms / 1000))
+        if self.durable_seq <= seq:
+            return [], seq
+        most = min(limit, self.durable_seq - seq)
+        if self._recent and self._recent[0][0] <= seq + 1:
+            begins = seq + 1 - self._recent[0][0]
+            # As they will be read from the journal: what is told of a fact does not depend on when one asks.
+            rows = ((at, encode(fact)) for at, fact in islice(self._recent, begins, begins + most))
+            found: list[tuple[int, AnyFact | Unreadable]] = [(at, decode(body)) for at, body in until_large(rows)]
+        else:
+            found = await self._journal.read(seq, most)
+        return found, found[-1][0] if found else seq
+
+    async def _news_of(self, topics: Collection[Topic], seconds: float) -> int:
+        """Wait for a fact of one of these topics, for at most so long; the number after which there may be one."""
+        follower = _Follower()
+        for topic in topics:
+            self._followers.setdefault(topic, {})[follower] = None
+        try:
+            with anyio.move_on_after(seconds):
+                await follower.future
+        finally:
+            for topic in topics:
+                self._followers[topic].pop(follower)
+                if not self._followers[topic]:
+                    del self._followers[topic]
+        return self.durable_seq if follower.after is None else follower.after
+
+    def drain(self) -> None:
+        """Let everybody know that the daemon is about to stop."""
+        self.draining.set()
+        self._wake_all()
+
+    def stop(self) -> None:
+        """Let :meth:`run` come to its end, after a last snapshot."""
+        self._stop_asked.set()
+        self._ended.set()
+
+    # ---- the life of the writer ------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Be the writer, until :meth:`stop`. Started when the journal is replayed and the start is durable.
+
+        Raises:
+            BrokenInvariant: a bug of ours; the journal has not seen it.
+            JournalError: the journal cannot be read.
+        """
+        await self._begin()
+        task_status.started()
+        try:
+            while not self._stop_asked.is_set():
+                with anyio.move_on_after(LOOK_AFTER_S):
+                    await self._ended.wait()
+                self._ended.clear()
+                if self._fatal is not None:
+                    raise self._fatal
+                if not self._up and not self._stop_asked.is_set():
+                    await self._recover()
+                elif self._journal.tight:
+                    await self._journal.make_reserve()
+            if self._up:
+                await self._durable(self._seq)
+                self._snapshot()
+                if self._snapshot_durable is not None:
+                    await self._snapshot_durable
+        except (JournalFailed, Unavailable) as error:
+            log.warning("no_last_snapshot", reason=str(error))  # nothing is lost: the facts are there
+        finally:
+            self._end(Unavailable("the daemon is stopping", retry_after_s=5))
+            self.stopped.set()
+
+    async def _begin(self) -> None:
+        """Replay the journal, and let the core know that it starts."""
+        state = await self._replay()
+        self._clock.not_before(state.at)
+        self.scheduler = self._make(state)
+        if self._begun is not None:
+            self._begun(state)
+        self._life += 1
+        self._up = True
+        self._due = self._clock.now() + self._pulse_ms
+        crashed = self._life == 1 and not self._stopped_in_order
+        # Of what was lost before an earlier start the core has heard then.
+        lost = self._journal.lost.why if self._journal.lost.incarnation > state.incarnation else ""
+        self._decide(msgspec.structs.replace(self._start, crashed=crashed, lost=lost))
+        results, self._results = self._results, deque()
+        for given in results:  # should one of them crash, the others are kept again
+            self.post(given)
+        await self._durable(self._seq)
+
+    async def _replay(self) -> State:
+        """The state that the journal comes to. The loop turns meanwhile, and a stop ends it.
+
+        Raises:
+            JournalError: the journal cannot be read.
+            Unavailable: the daemon is stopping.
+        """
+        past = self._journal.load()
+        self._stopped_in_order = past.seq == self._journal.last_seq
+        state = State() if past.snapshot is None else msgspec.json.decode(past.snapshot, type=State)
+        self._seq = past.seq
+        all_of_it, told, told_at = self._journal.last_seq - past.seq, False, anyio.current_time()
+        with closing(past.facts):
+            while facts := list(islice(past.facts, REPLAYED_AT_ONCE)):
+                for seq, fact in facts:
+                    apply(state, fact)
+                    self._seq = seq
+                await anyio.lowlevel.checkpoint()
+                if self._stop_asked.is_set():
+                    raise Unavailable("the daemon is stopping", retry_after_s=5)
+                if anyio.current_time() >= told_at + TOLD_EVERY_S:
+                    told, told_at = True, anyio.current_time()
+                    self._replaying(self._seq - past.seq, all_of_it)
+        if told:
+            self._replaying(all_of_it, all_of_it)
+        # What the life before did not know to be durable is not among the recent ones, and nobody was woken for it.
+        self._recent.clear()
+        self._wake_followers(self._followers, self.durable_seq)
+        self.durable_seq = self._snapshot_seq = self._seq
+        return state
+
+    async def _recover(self) -> None:
+        """The writer has ended: try again until a test write succeeds, then begin anew."""
+        # Not at once, so that an error which comes back each time does not take the whole processor.
+        delay_s = 0.1
+        while True:
+            with anyio.move_on_after(delay_s):
+                await self._stop_asked.wait()
+                return
+            try:
+                await self._journal.recover()
+                await self._begin()
+            except (JournalFailed, Unavailable) as error:
+                delay_s = min(delay_s * 2, 5.0)
+                log.warning("writer_down", reason=str(error), retry_in_s=delay_s)
+            else:
+                log.info("writer_up", seq=self.durable_seq)
+                return
+
+    def _end(self, why: Unavailable) -> None:
+        """Drop what is in memory: nobody is told anything that hangs on it."""
+        self.tell_sinks()
+        self._up = False
+        self._why_down = why.why
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._effects.clear()
+        waiting, self._answers = self._answers, deque()
+        for _, future in waiting:
+            if not future.done():
+                future.set_exception(why)
+        self._wake_all()
+        self._ended.set()
+
+    def _check_up(self) -> None:
+        if not self._up:
+            raise Unavailable(self._why_down)
+
+    # ---- one input -------------------------------------------------------------------------------------------------
+
+    def _decide(self, given: Input, then: Callable[[], Input] | None = None) -> Decision:
+        """Handle one input, in this turn of the loop: from core to journal."""
+        self._check_up()
+        now = self._clock.now()
+        if now > self._due + self._late_ms:
+            # Who could not be heard must not be held silent: first of all, every lease is renewed.
+            late_ms = now - self._due
+            self._due = now + self._pulse_ms
+            log.warning("loop_stalled", late_ms=late_ms)
+            self._take(self._handle(Stalled(late_ms=late_ms), now))
+        decision = self._handle(given, now)
+        if then is not None:
+            noted = self._handle(self._next(then), now)
+            decision = Decision(decision.facts + noted.facts, decision.effects + noted.effects, decision.answer)
+        self._take(decision)
+        self._arm(now)
+        return decision
+
+    def _next(self, then: Callable[[], Input]) -> Input:
+        """The second input. Should there be none, the first was handled and is not journalled: start over."""
+        try:
+            return then()
+        except Exception as error:
+            log.exception("input_crashed", given="then")
+            self._end(Unavailable(f"the daemon starts over after an error ({type(error).__name__})"))
+            raise
+
+    def _handle(self, given: Input, now: Millis) -> Decision:
+        try:
+            return self.scheduler.handle(given, now)
+        except Rejected:
+            raise
+        except BrokenInvariant as error:
+            log.critical("broken_invariant", given=type(given).__name__, error=str(error), exc_info=True)
+            self._fatal = error
+            self._end(Unavailable("the daemon found a fault of its own, and stops", retry_after_s=5))
+            raise
+        except Exception as error:
+            # Half-handled: memory can no more be trusted than after a failed commit, the journal can.
+            log.exception("input_crashed", given=type(given).__name__)
+            self._end(Unavailable(f"the daemon starts over after an error ({type(error).__name__})"))
+            raise
+
+    def _take(self, decision: Decision) -> None:
+        """Send a decision's facts to the journal; keep back its effects until they are durable."""
+        if decision.facts:
+            facts = [(self._seq + number, fact) for number, fact in enumerate(decision.facts, 1)]
+            self._seq = facts[-1][0]
+            life = self._life
+            try:
+                self._journal.append(facts, lambda done: self._committed(life, facts, done))
+            except Exception as error:
+                # What cannot be written down has not happened, and memory has it: as after a failed commit.
+                log.exception("facts_not_written", facts=[type(fact).__name__ for _, fact in facts])
+                self._end(Unavailable(f"the daemon starts over after an error ({type(error).__name__})"))
+                raise
+        if decision.effects:
+            if self._seq <= self.durable_seq:
+                self._perform(decision.effects)
+            else:
+                self._effects.append((self._seq, decision.effects))
+
+    async def _durable(self, seq: int) -> None:
+        if not self._up:
+            raise Unavailable(self._why_down)
+        if seq > self.durable_seq:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._answers.append((seq, future))
+            await future
+
+    # ---- one commit ------------------------------------------------------------------------------------------------
+
+    def _committed(self, life: int, facts: Sequence[Numbered], done: "asyncio.Future[None]") -> None:
+        """Facts are durable: let out what waited for them. Or they are not: end."""
+        error = None if done.cancelled() else done.exception()
+        if not self._up or life != self._life or done.cancelled():
+            return  # that life has ended
+        if error is not None:
+            log.error("commit_failed", reason=str(error))
+            self._end(Unavailable(f"the journal cannot be written: {error}"))
+            return
+        self.durable_seq = facts[-1][0]
+        self._recent.extend(cast("Sequence[tuple[int, AnyFact]]", facts))
+        self._wake_for(facts)
+        for sink in self._prompt:
+            _tell(sink, facts)
+        while self._effects and self._effects[0][0] <= self.durable_seq:
+            self._perform(self._effects.popleft()[1])
+        while self._answers and self._answers[0][0] <= self.durable_seq:
+            future = self._answers.popleft()[1]
+            if not future.done():
+                future.set_result(None)
+        if self._followers:
+            state = self.scheduler.state
+            topics = dict.fromkeys(topic for _, fact in facts for topic in self.belongs.topics(fact, state))
+            self._wake_followers(topics, facts[0][0] - 1)
+        # Later and not soon: a hand-over goes round the loop a dozen times, and need not wait for a log line.
+        if not self._untold:
+            asyncio.get_running_loop().call_later(SINKS_AFTER_S, self.tell_sinks)
+        self._untold += facts
+        if self.durable_seq - self._snapshot_seq >= self._snapshot_every:
+            self._snapshot()
+
+    def _wake_for(self, facts: Sequence[Numbered]) -> None:
+        if not self._waiters:
+            return
+        state = self.scheduler.state
+        for _, fact in facts:
+            job: JobId | None = getattr(fact, "job", None)
+            session = state.sessions.get(getattr(fact, "session", ""))
+            if job is None and session is not None:
+                job = session.job
+            for key in (getattr(fact, "slot", None), job and _job_key(job)):
+                for waiter in self._waiters.get(key or "", ()):
+                    waiter.wake()
+
+    def _wake_followers(self, topics: Iterable[Topic], after: int) -> None:
+        for topic in topics:
+            for follower in self._followers.get(topic, ()):
+                follower.wake(after)
+
+    def _wake_all(self) -> None:
+        self._wake_followers(self._followers, self.durable_seq)
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                waiter.wake()
+
+    def tell_sinks(self) -> None:
+        """Let the sinks have what they were not told yet: soon after a commit, and whenever somebody wants to know."""
+        facts, self._untold = self._untold, []
+        if facts:
+            for sink in self._sinks:
+                _tell(sink, facts)
+
+    def _snapshot(self) -> None:
+        """Have the state as it is kept. It is encoded here, where it cannot change; the journal's thread writes it."""
+        if self._seq == self._snapshot_seq or (self._snapshot_durable and not self._snapshot_durable.done()):
+            return
+        self._snapshot_seq = self._seq
+        written = self._journal.snapshot(self._seq, msgspec.json.encode(self.scheduler.state))
+        # It follows its facts in the journal's queue; should it fail, the next append fails too and is heard of.
+        written.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._snapshot_durable = written
+
+    # ---- time ------------------------------------------------------------------------------------------------------
+
+    def _arm(self, now: Millis) -> None:
+        """See to it that the core is called by its deadline, and that the loop shows a pulse."""
+        deadline = self.scheduler.deadline()
+        due = now + self._pulse_ms if deadline is None else min(deadline, now + self._pulse_ms)
+        if self._timer is not None:
+            if due >= self._due:
+                return  # the timer comes first, and arms the next
+            self._timer.cancel()
+        self._due = due
+        # At least a millisecond: a core that is never content must not starve everybody else.
+        self._timer = asyncio.get_running_loop().call_later(max(1, due - now) / 1000, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        if not self._up or self.draining.is_set():
+            return  # while stopping, nobody can renew a lease, so none may run out; the next start renews them all
+        try:
+            self._decide(Tick())
+        except Rejected:
+            log.exception("tick_refused")
+        except Exception:
+            return  # the writer has ended, which is on record
+
+
+def _job_key(job: JobId) -> str:
+    return f"job {job}"
+
+
+def _tell(sink: Sink, facts: Sequence[Numbered]) -> None:
+    try:
+        sink(facts)
+    except Exception:
+        log.exception("sink_failed", sink=getattr(sink, "__qualname__", repr(sink)))

@@ -1,0 +1,74 @@
+"""When a queued request is likely to have its turn: the group's wheel played on from now, at the likely times.
+
+A guess for people, from what phases took so far: no certificate, and nothing is decided by it.
+"""
+
+from heapq import heapify, heappop, heappush
+
+from rollmuxd.core.context import SERVED
+from rollmuxd.core.estimates import likely_ms
+from rollmuxd.core.model import Group, Job, JobId, Millis, NodeId, Slot, StateStatus
+from rollmuxd.core.order import Rotation, find_phase
+from rollmuxd.core.state import State
+
+#: visits that are played, at most
+_VISITS = 2_000
+
+
+def wait_ms(state: State, rotation: Rotation, group: Group, slot: Slot, now: Millis) -> Millis | None:
+    """From now until the queued slot is likely granted in the wheel's order; None where a time is not known."""
+    mine = rotation.turn_of(state, group, slot.job, slot.phase)
+    if mine is None:
+        return None
+    jobs: dict[JobId, Millis] = {}
+    nodes: dict[NodeId, Millis] = {}
+    for name in group.jobs:
+        left = _free_after(state, state.jobs[name], now)
+        if left is None:
+            return None
+        jobs[name] = left
+    for node in group.nodes:
+        holders = {gpu.holder for gpu in state.nodes[node].gpus.values() if gpu.holder is not None}
+        held = [jobs[state.slots[holder].job] for holder in sorted(holders) if state.slots[holder].job in jobs]
+        nodes[node] = max(held, default=0)
+    line = [(visit.turn, index) for index, visit in enumerate(group.schedule)]
+    heapify(line)
+    for _ in range(_VISITS):
+        turn, index = heappop(line)
+        visit = group.schedule[index]
+        job = state.jobs[visit.job]
+        claims = rotation.nodes_of(state, group, visit.job, visit.phase)
+        if index == mine:
+            start = max([jobs.get(slot.job, 0), *(nodes.get(node, 0) for node in claims)])
+            return start + _moves_ms(state, job, visit.phase)
+        heappush(line, (turn + 1, index))
+        if job.status not in SERVED or job.group != group.id:
+            continue  # it is passed at once
+        phase = find_phase(state, visit.job, visit.phase)
+        took = None if phase is None else likely_ms(job, phase)
+        if phase is None or took is None:
+            return None
+        start = max([jobs.get(visit.job, 0) + phase.gap_ms, *(nodes.get(node, 0) for node in claims)])
+        jobs[visit.job] = start + took + _moves_ms(state, job, visit.phase)
+        nodes.update(dict.fromkeys(claims, jobs[visit.job]))
+    return None
+
+
+def left_ms(state: State, slot: Slot, now: Millis) -> Millis | None:
+    """What a running slot is likely to need yet; 0: it is over its usual time; None where that is not known."""
+    phase = find_phase(state, slot.job, slot.phase)
+    took = None if phase is None else likely_ms(state.jobs[slot.job], phase)
+    return None if took is None else max(0, took - (now - (now if slot.granted_at is None else slot.granted_at)))
+
+
+def _free_after(state: State, job: Job, now: Millis) -> Millis | None:
+    """How long the job is busy with the slot that it has; None where that is not known."""
+    return 0 if job.slot is None else left_ms(state, state.slots[job.slot], now)
+
+
+def _moves_ms(state: State, job: Job, phase: str) -> Millis:
+    """What loading the phase's states is likely to take, where they are not loaded."""
+    found = find_phase(state, job.id, phase)
+    pools = () if found is None else found.pools
+    kept = [state.states[key] for key in job.states]
+    return max((it.switch_ms for it in kept if it.pool in pools and it.status is not StateStatus.LOADED), default=0)

@@ -1,0 +1,182 @@
+"""What would let a waiting job in: each wish is tried on a copy of what matters of the state, by the policy itself.
+
+So a wish is no guess, and it holds for any policy: with it, :meth:`~rollmuxd.core.policy.Policy.place` finds a place
+now. Nothing is written. A policy may keep what it derives of a group under the group's version; a group that is changed
+here gets a version that no group ever has, so nothing of these trials is taken for the truth later.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, TypeVar
+
+from msgspec.structs import replace
+
+from rollmuxd.core.decision import Reason
+from rollmuxd.core.model import Gpu, Host, HostId, Job, Node, NodeId, NodeStatus, PoolName
+from rollmuxd.core.policy import Placed, Policy
+from rollmuxd.core.state import State
+from rollmuxd.core.trial import without
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+#: placements that are tried for one job, at most: each takes a millisecond or so, and somebody waits for the answer
+TRIES: Final = 120
+#: the loosest SLO that is thought of, in hundredths
+_LOOSEST: Final = 3200
+#: more nodes of one pool that are thought of, at most
+_MORE_NODES: Final = 8
+#: placed jobs whose end is thought of, and that are named, at most
+_LEAVERS, _NAMED = 32, 5
+
+
+class WhatIf:
+    """The wishes of one waiting job."""
+
+    def __init__(self, policy: Policy, state: State, job: Job) -> None:
+        self._policy, self._state, self._job = policy, state, job
+        self._left = TRIES
+
+    def all(self) -> tuple[Reason, ...]:
+        """What would let it in, by itself: a looser SLO, more nodes, less RAM, the end of another job. Perhaps none."""
+        found = (self._looser(), *self._more_nodes(), self._less_ram(), self._departures())
+        return tuple(wish for wish in found if wish is not None)
+
+    def _fits(self, state: State | None = None, job: Job | None = None) -> bool:
+        if self._left <= 0:
+            return False
+        self._left -= 1
+        placed: Placed | None = self._policy.place(state or self._state, job or self._job)
+        return placed is not None
+
+    # ---- a looser bound ----------------------------------------------------------------------------------------------
+
+    def _with_slo(self, slo: float | None) -> Job:
+        return replace(self._job, spec=replace(self._job.spec, slo=slo))
+
+    def _looser(self) -> Reason | None:
+        """The tightest SLO, to a hundredth, with which it would start; or that it would without any."""
+        slo = self._job.spec.slo
+        if slo is None:
+            return None
+        low = round(slo * 100)
+        high = low
+        while high < _LOOSEST:
+            high = min(_LOOSEST, max(high + 10, high * 5 // 4))
+            if self._fits(job=self._with_slo(high / 100)):
+                break
+            low = high
+        else:
+            if self._fits(job=self._with_slo(None)):
+                return Reason("slo", "no SLO (best effort)", {"slo": None, "was": slo})
+            return None
+        loose = _least(low, high, lambda hundredths: self._fits(job=self._with_slo(hundredths / 100))) / 100
+        return Reason("slo", f"slo={loose:g} ({loose - slo:.2f} looser)", {"slo": loose, "was": slo})
+
+    # ---- more nodes --------------------------------------------------------------------------------------------------
+
+    def _more_nodes(self) -> Iterator[Reason | None]:
+        """The fewest more free nodes of one pool that would do; if no one pool's do, of all that it wants."""
+        wants = self._job.spec.wants
+        if any(want.named for want in wants):
+            return
+        found = False
+        for want in wants:
+            for more in range(1, _MORE_NODES + 1):
+                grown = self._grown({want.pool: more})
+                if grown is not None and self._fits(grown):
+                    found = True
+                    yield _nodes_wish({want.pool: more})
+                    break
+        if found or len(wants) == 1:
+            return
+        most = {want.pool: self._nodes_for(want.pool, max(want.nodes, 1), want.gpus) for want in wants}
+        grown = self._grown(most)
+        if grown is not None and self._fits(grown):
+            yield _nodes_wish(most)
+
+    def _nodes_for(self, pool: PoolName, nodes: int, gpus: int) -> int:
+        like = self._like(pool)
+        return nodes if like is None or not gpus else -(-gpus // max(1, len(like.gpus)))
+
+    def _like(self, pool: PoolName) -> Node | None:
+        return next((node for node in self._state.nodes.values() if pool in node.pools), None)
+
+    def _grown(self, more: Mapping[PoolName, int]) -> State | None:
+        """The state with so many more free nodes like the pools' first ones, each on a host of its own."""
+        state = self._state
+        hosts: dict[HostId, Host] = dict(state.hosts)
+        nodes: dict[NodeId, Node] = dict(state.nodes)
+        for pool, number in more.items():
+            like = self._like(pool)
+            if like is None:
+                return None
+            host = state.hosts[like.host]
+            for index in range(number):
+                name = f"more-{pool}-{index}"
+                node = f"{name}/gpu0-{len(like.gpus) - 1}"
+                gpus = {f"{name}/gpu{gpu}": Gpu() for gpu in range(len(like.gpus))}
+                hosts[name] = Host(id=name, backend=host.backend, ram_mb=host.ram_mb, nodes=[node])
+                nodes[node] = Node(
+                    id=node,
+                    host=name,
+                    gpus=gpus,
+                    pools=like.pools,
+                    gpu_type=like.gpu_type,
+                    gpu_mb=like.gpu_mb,
+                    price_per_gpu_hour=like.price_per_gpu_hour,
+                    status=NodeStatus.UP,
+                )
+        return replace(state, hosts=hosts, nodes=nodes)
+
+    # ---- less RAM ----------------------------------------------------------------------------------------------------
+
+    def _with_ram(self, permille: int) -> Job:
+        states = tuple(replace(kept, ram_mb=kept.ram_mb * permille // 1000) for kept in self._job.spec.states)
+        return replace(self._job, spec=replace(self._job.spec, states=states))
+
+    def _less_ram(self) -> Reason | None:
+        """The largest part of its RAM with which it would start."""
+        states = [kept for kept in self._job.spec.states if kept.ram_mb]
+        if not states or not self._fits(job=self._with_ram(0)):
+            return None
+        part = 1000 - _least(0, 1000, lambda less: self._fits(job=self._with_ram(1000 - less)))
+        fewer = {kept.pool: kept.ram_mb * part // 1000 for kept in states}
+        said = ", ".join(
+            f"{fewer[kept.pool] / 1000:.1f} GB of RAM a node for its {kept.pool} state, instead of "
+            f"{kept.ram_mb / 1000:.1f}"
+            for kept in states
+        )
+        return Reason("ram", f"at most {said}", {"ram_gb": {pool: mb / 1000 for pool, mb in fewer.items()}})
+
+    # ---- others' departure -------------------------------------------------------------------------------------------
+
+    def _departures(self) -> Reason | None:
+        """The placed jobs of which any one's end would do."""
+        placed = [job for job in self._state.jobs.values() if job.group is not None and job.pins and job.move is None]
+        # Who was placed last is the likeliest to be in the way, and leaving the fewest others as they are.
+        leavers = []
+        for job in sorted(placed, key=lambda job: -(job.placed_at or 0))[:_LEAVERS]:
+            if self._fits(without(self._state, job)):
+                leavers.append(job)
+            if len(leavers) == _NAMED:
+                break
+        if not leavers:
+            return None
+        names = [job.spec.name for job in leavers]
+        return Reason("departure", " or ".join(names), {"jobs": [job.id for job in leavers]})
+
+
+def _least(low: int, high: int, does: Callable[[int], bool]) -> int:
+    """The least number above ``low``, which does not do, that does; ``high`` does."""
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if does(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _nodes_wish(more: Mapping[PoolName, int]) -> Reason:
+    said = " and ".join(f"{number} more free {pool} node{'' if number == 1 else 's'}" for pool, number in more.items())
+    return Reason("nodes", said, {"nodes": dict(more)})

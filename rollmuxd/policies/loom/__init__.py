@@ -1,0 +1,1 @@
+"""The default policy: schedules in which jobs run at different rates, and moves between groups that pay."""

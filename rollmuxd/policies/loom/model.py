@@ -1,0 +1,83 @@
+"""What plans are about: jobs as planning looks at them, pools, and plans."""
+
+from collections.abc import Mapping
+from math import inf
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from rollmuxd.core.model import JobId, Millis, NodeId, PoolName
+
+#: numbers of a job's nodes, by pool
+Assignment: TypeAlias = Mapping[PoolName, tuple[int, ...]]
+#: names of them
+Pins: TypeAlias = Mapping[PoolName, tuple[NodeId, ...]]
+
+
+class JobDemand(Struct, frozen=True):
+    """A job, as planning looks at it."""
+
+    job: JobId
+    #: its cycle: the pools that a phase claims, how long it keeps them in a shared group, its own gap before
+    phases: tuple[tuple[tuple[PoolName, ...], Millis, Millis], ...]
+    #: nodes of each pool
+    widths: tuple[tuple[PoolName, int], ...]
+    #: an iteration alone; and with the moves of its states, as in a group
+    solo_ms: Millis
+    round_ms: Millis
+    #: what an iteration may take; None: it is promised nothing
+    limit_ms: Millis | None
+    #: per pool: parked RAM, and of each GPU what stays there while parked, and what loading takes beyond that
+    kept: tuple[tuple[PoolName, int, int, int], ...] = ()
+
+    def busy_ms(self, pool: PoolName) -> Millis:
+        """How long an iteration keeps the job's nodes of a pool."""
+        return sum(took for pools, took, _ in self.phases if pool in pools)
+
+
+class PoolCapacity(Struct, frozen=True):
+    """A pool, as planning looks at it: what a node of it costs, has, and how many may be taken."""
+
+    #: per hour, as scarce as it is now; and as it would be if it were bought: by this progress is measured
+    price: float
+    worth: float
+    ram_mb: float = inf
+    gpu_mb: float = inf
+    #: nodes beyond those of the seated that may be taken
+    spare: float = inf
+
+
+class Plan(Struct, frozen=True):
+    """How a set of jobs runs as one group."""
+
+    needs: tuple[JobDemand, ...]
+    #: by job and pool: numbers of nodes
+    seats: tuple[dict[PoolName, tuple[int, ...]], ...]
+    #: nodes per pool
+    nodes: dict[PoolName, int]
+    #: the visits of one turn: a place among ``needs``, and the number of a phase
+    order: tuple[tuple[int, int], ...]
+    period_ms: Millis
+    #: dollars per hour
+    price: float
+    #: what is minimised
+    value: float
+
+    def rate(self, place: int) -> int:
+        """Iterations of a member in one turn."""
+        return self.order.count((place, 0))
+
+
+def numbered(
+    pins: Mapping[int, Pins],
+) -> tuple[dict[PoolName, list[NodeId]], dict[int, dict[PoolName, tuple[int, ...]]]]:
+    """The nodes of some jobs by pool, in order, and each job's by number."""
+    names: dict[PoolName, list[NodeId]] = {}
+    seats: dict[int, dict[PoolName, tuple[int, ...]]] = {}
+    for job, mine in pins.items():
+        seats[job] = {}
+        for pool, nodes in mine.items():
+            known = names.setdefault(pool, [])
+            known += [node for node in nodes if node not in known]
+            seats[job][pool] = tuple(known.index(node) for node in nodes)
+    return names, seats

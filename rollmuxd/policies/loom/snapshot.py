@@ -1,0 +1,140 @@
+"""The state as loom's planning looks at it: jobs, groups as they sit, and nodes that are free."""
+
+from collections.abc import Iterator, Sequence
+from math import inf
+from operator import attrgetter
+
+from msgspec import Struct, field
+
+from rollmuxd.core.model import Job, JobId, Millis, Node, NodeId, NodeStatus, PhaseSpec, PoolName
+from rollmuxd.core.state import State
+from rollmuxd.policies.loom.model import JobDemand
+from rollmuxd.policies.loom.plan import Planner
+from rollmuxd.policies.rollmux import Shape
+
+
+class GroupSnapshot(Struct, frozen=True):
+    """A group as planning looks at it, derived once per version."""
+
+    version: int
+    jobs: tuple[JobId, ...]
+    needs: tuple[JobDemand, ...]
+    #: by job: its nodes by pool
+    pins: tuple[dict[PoolName, tuple[NodeId, ...]], ...]
+    #: the group's nodes by pool, and each job's by number
+    names: dict[PoolName, tuple[NodeId, ...]]
+    seats: tuple[dict[PoolName, tuple[int, ...]], ...]
+    #: iterations in a turn, and the period
+    rates: tuple[int, ...]
+    period_ms: Millis
+    #: by pool: how many nodes it has, and what share of nodes its jobs need at least
+    room: dict[PoolName, tuple[int, float]]
+    #: whether newcomers may share at all, by what is asked of them: side phases, and none, a fair or a tight bound
+    takes: dict[tuple[tuple[PhaseSpec, ...], bool | None], bool] = field(default_factory=dict)
+
+
+class Pool(Struct, frozen=True):
+    """A pool as planning looks at it, whoever is there."""
+
+    nodes: int
+    #: a node's price per hour, in the mean
+    worth: float
+    #: of the best of its nodes
+    ram_mb: float
+    gpu_mb: float
+
+
+class Inventory(Struct, frozen=True):
+    """The pools by name, and what they were derived from: a node's own traits never change, its host's RAM may."""
+
+    nodes: list[Node]
+    hosts_mb: list[int]
+    pools: dict[PoolName, Pool]
+
+    @classmethod
+    def of(cls, state: State, known: "Inventory | None") -> "Inventory":
+        """That of the state: the one that is known, if it has the same nodes."""
+        nodes = list(state.nodes.values())
+        hosts_mb = list(map(attrgetter("ram_mb"), state.hosts.values()))
+        if known is not None and known.nodes == nodes and known.hosts_mb == hosts_mb:
+            return known
+        ram_mb = [state.hosts[node.host].ram_mb for node in nodes]
+        priced = any(node.price_per_gpu_hour for node in nodes)
+        members: dict[PoolName, list[int]] = {}
+        for number, node in enumerate(nodes):
+            for pool in node.pools:
+                members.setdefault(pool, []).append(number)
+        pools = {}
+        for pool, mine in sorted(members.items()):
+            # where nobody has said what anything costs, each GPU is as dear as another
+            prices = [price_of(nodes[at]) if priced else len(nodes[at].gpus) for at in mine]
+            most_gpu_mb = max(nodes[at].gpu_mb or inf for at in mine)
+            pools[pool] = Pool(len(mine), sum(prices) / len(mine), max(ram_mb[at] for at in mine), most_gpu_mb)
+        return cls(nodes, hosts_mb, pools)
+
+
+def demand_of(job: Job, *, promised: bool) -> JobDemand | None:
+    """The job for planning; None: a plan cannot say it."""
+    spec = job.spec
+    if spec.colocate or any(want.gpus or want.named for want in spec.wants):
+        return None
+    shape = Shape(job, ())
+    if shape.solo_ms is None:
+        return None
+    kept: dict[PoolName, tuple[int, int, int]] = {}
+    for one in spec.states:
+        ram, left, top = kept.get(one.pool, (0, 0, 0))
+        more = max(top, one.gpu_mb - one.leftover_mb)
+        kept[one.pool] = (ram + one.ram_mb, left + one.leftover_mb, more)
+    return JobDemand(
+        job=job.id,
+        phases=tuple((phase.pools, took + moves, phase.gap_ms) for phase, (took, moves) in shape.busy),
+        widths=tuple((want.pool, want.nodes) for want in spec.wants),
+        solo_ms=shape.solo_ms,
+        round_ms=shape.shared_ms,
+        limit_ms=shape.limit_ms if promised else None,
+        kept=tuple((pool, *sizes) for pool, sizes in kept.items()),
+    )
+
+
+def used_by(needs: Sequence[JobDemand]) -> dict[PoolName, float]:
+    """What share of nodes some jobs need at least, to be within their bounds, by pool."""
+    used: dict[PoolName, float] = {}
+    for need in needs:
+        for pool, width in need.widths:
+            if need.limit_ms:
+                used[pool] = used.get(pool, 0.0) + width * need.busy_ms(pool) / need.limit_ms
+    return used
+
+
+def value_of(planner: Planner, sitting: GroupSnapshot) -> float:
+    """What a group as it stands is worth, by the plan's measure."""
+    price = sum(planner.rooms[pool].price * len(names) for pool, names in sitting.names.items())
+    done = sum(
+        planner.worth(need) * need.solo_ms * rate for need, rate in zip(sitting.needs, sitting.rates, strict=True)
+    )
+    return price - planner.mu * done / (sitting.period_ms or 1)
+
+
+def pools_in_use(state: State) -> Iterator[PoolName]:
+    """The pools that the nodes in groups are of."""
+    for node in state.nodes.values():
+        if node.group is not None:
+            yield from node.pools
+
+
+def usable(node: Node) -> bool:
+    return node.status is NodeStatus.UP and not node.drain
+
+
+def free_by_pool(state: State) -> dict[PoolName, list[NodeId]]:
+    """Nodes in no group, the cheapest first."""
+    free: dict[PoolName, list[NodeId]] = {}
+    for node in sorted((node for node in state.nodes.values() if node.group is None and usable(node)), key=price_of):
+        for pool in node.pools:
+            free.setdefault(pool, []).append(node.id)
+    return free
+
+
+def price_of(node: Node) -> float:
+    return node.price_per_gpu_hour * len(node.gpus)

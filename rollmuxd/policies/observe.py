@@ -1,0 +1,61 @@
+"""The policy of a daemon that only watches (mode ``observe``): each job by itself, on no nodes of ours.
+
+A job has a group of its own and no pins. So nobody waits for anybody, no state is moved, no GPU is held, and what is
+learnt is the truth of the day before: when each phase began and ended. What sharing would have made of it is for the
+simulator to say (``rollmuxd report``, ``rollmuxd estimate --observed``).
+"""
+
+from collections.abc import Iterator
+
+from rollmuxd.core.decision import Reason
+from rollmuxd.core.estimates import solo_ms
+from rollmuxd.core.facts import PlannedTurn
+from rollmuxd.core.model import GroupId, Job, JobStatus, Millis
+from rollmuxd.core.policy import Move, Placed, Refusal, Replan, Verdict
+from rollmuxd.core.state import State
+
+
+class Watch:
+    """Places every job at once, nowhere."""
+
+    name = "observe"
+
+    def place(self, state: State, job: Job) -> Placed | None:
+        """A group of its own, without nodes; None for a job whose process the daemon is to start."""
+        del state
+        if job.spec.launch is not None:
+            return None
+        return Placed(
+            group=None,
+            pins={want.pool: () for want in job.spec.wants},
+            schedule=tuple(PlannedTurn(job.id, phase.name) for phase in job.spec.phases),
+            admission="observed",
+            status=JobStatus.ADMITTED,
+            promised=False,
+            period_ms=solo_ms(job),
+            cost_per_hour=0.0,
+        )
+
+    def why_not(self, state: State, job: Job) -> Refusal:
+        """Why a job is not even watched."""
+        del state, job
+        text = "this daemon only watches (mode observe), and starts no processes; start it yourself, without launch"
+        return Refusal((Reason("observing", text),))
+
+    def judge(self, state: State, job: Job) -> Verdict:
+        """Nothing is promised to a job that is only watched."""
+        del state
+        return Verdict(promised=False, period_ms=solo_ms(job))
+
+    def replan(self, state: State, group: GroupId) -> Replan:
+        """Nobody is promised anything."""
+        return Replan(self.period_ms(state, group))
+
+    def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
+        """Nobody is moved."""
+        del state, now
+        return iter(())
+
+    def period_ms(self, state: State, group: GroupId) -> Millis | None:
+        """That of its only job, alone."""
+        return solo_ms(state.jobs[state.groups[group].jobs[0]])

@@ -1,0 +1,597 @@
+"""The heartbeat process: real processes, against a fake daemon that listens."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE_S
+
+import rollmuxd
+from rollmuxd.client.discovery import find
+from rollmuxd.client.heartbeat import HeartbeatProcess
+from rollmuxd.client.heartbeat_process import Beater
+from rollmuxd.testing import FakeDaemon
+from rollmuxd.wire.answers import SessionView
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at /proc")
+
+
+class Heard:
+    def __init__(self):
+        self.directives, self.refused, self.troubles = [], [], []
+
+    def directed(self, directives):
+        self.directives.append(directives)
+
+    def session_refused(self, session, status, detail):
+        self.refused.append((session, status))
+
+    def troubled(self, text):
+        self.troubles.append(text)
+
+
+class HastyDaemon(FakeDaemon):
+    """Wants a heartbeat every 50 ms, so that a test need not wait for one."""
+
+    def _open(self, job, **request):
+        view = super()._open(job, **request)
+        return SessionView(view.session, job, view.run, lease_s=60.0, heartbeat_s=0.05)
+
+    @property
+    def beats(self):
+        return [call.body for call in list(self.calls) if call.path.endswith("/heartbeat")]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def beating(listening):
+    """A pulse for session s1, and its daemon."""
+    made = []
+
+    def start(*, unix=False, key=None):
+        fake = HastyDaemon()
+        fake.sessions["s1"] = "j1"
+        server, heard = listening(fake, unix=unix), Heard()
+        pulse = HeartbeatProcess(find(server.url, key).address, heard)
+        pulse.session(SessionView("s1", "j1", 1, 60.0, 0.05))
+        made.append(pulse)
+        return pulse, fake, server, heard
+
+    yield start
+    for pulse in made:
+        pulse.stop()
+        assert pulse.pid is None or not alive(pulse.pid)
+
+
+@pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
+def test_it_beats_with_slot_and_progress(beating, until, unix):
+    pulse, fake, server, _ = beating(unix=unix, key="rk-1")
+
+    pulse.slot("t1")
+    pulse.progress(3, 8)
+
+    until(lambda: {"slot": "t1", "done": 3, "total": 8} in fake.beats)
+    assert server.headers_seen[0]["authorization"] == "Bearer rk-1"
+
+
+def test_neither_the_command_line_nor_the_environment_shows_the_key(beating, until):
+    pulse, fake, _, _ = beating(key="rk-secret")
+    until(lambda: fake.beats)
+
+    shown = Path(f"/proc/{pulse.pid}/cmdline").read_bytes() + Path(f"/proc/{pulse.pid}/environ").read_bytes()
+
+    assert b"rk-secret" not in shown
+
+
+def test_directives_come_back_once_and_so_does_their_end(beating, until):
+    _, fake, _, heard = beating()
+
+    fake.shrink(["fake/gpu0"])
+    until(lambda: heard.directives)
+    more = len(fake.beats)
+    until(lambda: len(fake.beats) > more + 3)
+    fake._directives = []
+    until(lambda: len(heard.directives) == 2)
+
+    assert heard.directives[0][0].keep == ["fake/gpu0"]
+    assert heard.directives[1] == []
+
+
+def test_it_outlives_a_restart_of_the_daemon_and_says_so(beating, until):
+    _, fake, server, heard = beating()
+    until(lambda: fake.beats)
+
+    server.stop()
+    until(lambda: heard.troubles)
+    server.start()
+    beats = len(fake.beats)
+    until(lambda: len(fake.beats) > beats)
+    until(lambda: len(heard.troubles) == 2)
+
+    assert "what is held stays held" in heard.troubles[0]
+    assert "answered again" in heard.troubles[1]
+
+
+def test_an_overloaded_daemon_is_tried_again_like_one_that_is_away(beating, until):
+    _, fake, _, heard = beating()
+
+    fake.trouble(503, times=3)
+    until(lambda: heard.troubles)
+    beats = len(fake.beats)
+    until(lambda: len(fake.beats) > beats)
+
+    assert heard.refused == []
+
+
+def test_a_refused_session_is_told_and_left_alone_until_there_is_another(beating, until):
+    pulse, fake, _, heard = beating()
+    until(lambda: fake.beats)
+
+    fake.forget_sessions()
+    until(lambda: heard.refused)
+    beats = len(fake.beats)
+    fake.sessions["s2"] = "j1"
+    pulse.session(SessionView("s2", "j1", 1, 60.0, 0.05))
+    until(lambda: len(fake.beats) > beats)
+
+    assert heard.refused == [("s1", 404)]
+
+
+def test_if_it_dies_it_is_started_again_and_knows_everything(beating, until):
+    pulse, fake, _, heard = beating()
+    pulse.slot("t1")
+    pulse.progress(1, 2)
+    until(lambda: {"slot": "t1", "done": 1, "total": 2} in fake.beats)
+    first = pulse.pid
+
+    os.kill(first, signal.SIGKILL)
+    until(lambda: pulse.pid != first)
+    beats = len(fake.beats)
+    until(lambda: len(fake.beats) > beats)
+
+    assert fake.beats[-1] == {"slot": "t1", "done": 1, "total": 2}
+    assert "starting it again" in heard.troubles[0]
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """A pulse that has found its pipe full, and told a new slot and session since; and who is to read them."""
+    read, write = os.pipe()
+    monkeypatch.setattr(HeartbeatProcess, "_start", lambda pulse: None)
+    monkeypatch.setattr(HeartbeatProcess, "_watch", lambda pulse: None)
+
+    def fill():
+        pulse = HeartbeatProcess(find("http://nowhere").address, Heard())
+        made.append(pulse)
+        pulse._stdin = os.fdopen(write, "wb", buffering=0)
+        os.set_blocking(write, False)
+        for number in range(10_000):
+            pulse.progress(number, 10_000)
+        pulse.slot("t2")
+        pulse.session(SessionView("s2", "j1", 1, 60.0, 15.0))
+        os.set_blocking(read, False)
+        return pulse, Beater(read, -1, None)
+
+    made = []
+    yield fill
+    made[0].stop()
+    os.close(read)
+
+
+def read_all(beater):
+    try:
+        while beater._told():
+            pass
+    except BlockingIOError:
+        pass
+
+
+def told(beater):
+    return {name: beater._now.get(name) for name in ("session", "slot", "done", "total", "heartbeat_s")}
+
+
+def test_what_finds_the_pipe_full_is_told_with_the_next_change(full, monkeypatch):
+    """It waits for a daemon that hangs, and the loop tells of each sample: a new session is not lost among them."""
+    monkeypatch.setattr(HeartbeatProcess, "_catch_up", lambda pulse: None)
+    pulse, beater = full()
+
+    read_all(beater)
+    assert "slot" not in beater._now
+    pulse.progress(1, 10)
+    beater._told()
+
+    assert told(beater) == {"session": "s2", "slot": "t2", "done": 1, "total": 10, "heartbeat_s": 15.0}
+
+
+def test_what_finds_the_pipe_full_is_told_a_little_later_also_if_nothing_else_changes(full, monkeypatch, until):
+    """A long phase may tell of nothing more, and its new session would not be kept alive."""
+    by, write = [], HeartbeatProcess._write
+    monkeypatch.setattr("rollmuxd.client.heartbeat.AGAIN_S", 0.01)
+    monkeypatch.setattr(
+        HeartbeatProcess, "_write", lambda *told: (by.append(threading.current_thread().name), write(*told))
+    )
+    pulse, beater = full()
+    by.clear()
+    until(lambda: by.count("rollmuxd-heartbeat-again") > 2)  # it hangs for longer
+
+    def caught_up():
+        read_all(beater)
+        return told(beater) == {"session": "s2", "slot": "t2", "done": 0, "total": 0, "heartbeat_s": 15.0}
+
+    until(caught_up)
+    until(lambda: pulse._again is None)
+    pulse.progress(2, 10)
+    read_all(beater)
+    assert told(beater)["done"] == 2
+
+
+def test_a_forked_child_tells_nothing_and_hangs_on_nothing_though_its_parent_was_telling(full, monkeypatch):
+    monkeypatch.setattr(HeartbeatProcess, "_catch_up", lambda pulse: None)
+    pulse, _ = full()
+    held, let_go = threading.Event(), threading.Event()
+
+    def tell():
+        with pulse._lock:
+            held.set()
+            let_go.wait(PATIENCE_S)
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    assert held.wait(PATIENCE_S)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads, which is the point
+        child = os.fork()
+    if child == 0:
+        signal.alarm(300)
+        pulse.progress(5, 10)
+        os._exit(0)
+    let_go.set()
+    teller.join()
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_where_no_process_can_be_started_a_thread_beats(beating, until, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+
+    pulse, fake, _, heard = beating()
+
+    until(lambda: len(fake.beats) > 2)
+    assert pulse.pid is None
+    assert "a thread beats" in heard.troubles[0]
+
+
+def test_its_end_does_not_wait_for_a_beat_that_is_not_answered(until):
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        pulse = HeartbeatProcess(find(f"http://127.0.0.1:{hangs.getsockname()[1]}").address, Heard())
+        pulse.session(SessionView("s1", "j1", 1, 60.0, 0.05))
+        connection, _ = hangs.accept()
+        with connection:
+            pulse.stop()
+            assert pulse._process.returncode == -signal.SIGTERM  # and not by SIGKILL, after seconds
+
+
+def test_its_end_while_it_is_started_again_ends_the_new_process_as_well(monkeypatch):
+    """``stop()`` knew the one before it; and the new one is in a beat that is not answered."""
+    start, connections = HeartbeatProcess._start, []
+
+    def started(pulse):
+        again = pulse._process is not None
+        start(pulse)
+        if again:
+            pulse._stopping.set()
+        connections.append(hangs.accept()[0])
+
+    monkeypatch.setattr(HeartbeatProcess, "_start", started)
+    monkeypatch.setattr("rollmuxd.client.heartbeat.RESTART_S", (0.01, 0.01))
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        pulse = HeartbeatProcess(find(f"http://127.0.0.1:{hangs.getsockname()[1]}").address, Heard())
+        pulse.session(SessionView("s1", "j1", 1, 60.0, 0.05))
+        os.kill(pulse.pid, signal.SIGKILL)
+        pulse._thread.join(PATIENCE_S)
+        for connection in connections:
+            connection.close()
+
+    assert len(connections) == 2
+    assert pulse._process.returncode == -signal.SIGTERM
+    pulse.stop()
+
+
+def test_its_end_between_a_start_and_the_first_word_is_no_error(monkeypatch):
+    """It is another thread that starts it again: its traceback would be all that is seen."""
+
+    class Ended(HeartbeatProcess):
+        def _in_a_thread(self):
+            super()._in_a_thread()
+            self.stop()
+
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    pulse = Ended(find("http://127.0.0.1:9").address, Heard())
+    pulse.session(SessionView("s1", "j1", 1, 60.0, 0.05))
+    pulse._thread.join(PATIENCE_S)
+
+    assert not pulse._thread.is_alive()
+
+
+def test_the_end_of_its_stdin_is_its_end():
+    read, write = os.pipe()
+    os.close(write)
+
+    Beater(read, 1, None).run()
+
+    os.close(read)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_lets_go_of_the_pipes(beating, until):
+    pulse, fake, _, _ = beating()
+    until(lambda: fake.beats)
+    pipes = [pulse._stdin.fileno(), pulse._stdout.fileno()]
+
+    child = os.fork()
+    if child == 0:
+        still_open = sum(Path(f"/proc/self/fd/{fd}").exists() for fd in pipes)
+        os._exit(still_open)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    beats = len(fake.beats)
+    until(lambda: len(fake.beats) > beats)
+
+
+TRAINER = """
+    import os, signal, sys, time, rollmuxd
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
+    with rollmuxd.job("a") as job, job.phase("rollout"):
+        print(job._life._pulse.pid, flush=True)
+        {body}
+"""
+
+
+def trainer(server, body):
+    """Start a program that holds a slot; returns it and the pid of its heartbeat."""
+    code = textwrap.dedent(TRAINER).format(body=body)
+    environ = {**os.environ, "ROLLMUX_URL": server.url}
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    program = subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=environ, cwd=ROOT, start_new_session=True
+    )
+    return program, int(program.stdout.readline())
+
+
+def test_it_ends_when_its_parent_is_killed(listening, until):
+    program, heart = trainer(listening(HastyDaemon()), "time.sleep(600)")
+    assert alive(heart)
+
+    program.kill()
+    program.communicate()
+
+    until(lambda: not alive(heart))
+
+
+def test_it_ends_with_its_parent_though_a_forked_worker_lives_on(listening, until):
+    body = "child = os.fork()\n    if child == 0: time.sleep(600)\n    print(child, flush=True)\n    time.sleep(60)"
+    program, heart = trainer(listening(HastyDaemon()), body)
+    worker = int(program.stdout.readline())
+    try:
+        program.kill()
+        program.wait()
+        until(lambda: not alive(heart))
+        assert alive(worker)
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        program.stdout.close()
+        program.stderr.close()
+
+
+def gone(fake):
+    """The last beats that have come."""
+    return [beat["gone"] for beat in fake.beats if beat.get("gone")]
+
+
+@pytest.mark.parametrize("worker", [False, True], ids=["alone", "with_a_forked_worker"])
+def test_killed_its_parent_is_said_to_be_gone_in_a_last_beat(listening, until, worker):
+    fake = HastyDaemon()
+    body = "child = os.fork()\n    if child == 0: time.sleep(600)\n    print(child, flush=True)\n    time.sleep(600)"
+    program, heart = trainer(listening(fake), body if worker else "time.sleep(600)")
+    child = int(program.stdout.readline()) if worker else None
+    opened = next(call.body for call in fake.calls if call.path.endswith("/sessions"))
+    until(lambda: fake.beats)
+    assert gone(fake) == []
+
+    program.kill()
+    until(lambda: not alive(heart))
+
+    assert gone(fake) == [{"pid": program.pid, "started": opened["started"]}]
+    assert fake.beats[-1]["gone"], "it is the last"
+    if child is not None:
+        os.kill(child, signal.SIGKILL)
+    program.communicate()
+
+
+def test_the_last_beat_is_sent_again_until_a_daemon_hears_it(listening, until):
+    fake = HastyDaemon()
+    server = listening(fake)
+    program, heart = trainer(server, "time.sleep(600)")
+    until(lambda: fake.beats)
+    server.stop()
+    program.kill()
+    program.communicate()
+    server.start()
+    until(lambda: not alive(heart))
+
+    assert len(gone(fake)) == 1
+
+
+@pytest.mark.parametrize(
+    "ends", ["job.end()", "job.leave()", "sys.exit(3)", "1 / 0", "os.execv('/bin/true', ['true'])"]
+)
+def test_a_process_that_ends_its_part_itself_or_lives_on_sends_no_last_beat(listening, until, ends):
+    fake = HastyDaemon()
+    wait = "signal.signal(signal.SIGUSR1, lambda *_: None); signal.pause()"
+    program, heart = trainer(listening(fake), f"{wait}; {ends}")
+    until(lambda: fake.beats)
+    until(lambda: program.poll() is not None or program.send_signal(signal.SIGUSR1))
+    program.communicate()
+    until(lambda: not alive(heart))
+
+    # (What is executed in the process's place is that process until it ends.)
+    assert len(gone(fake)) == (1 if "exec" in ends else 0)
+
+
+def test_while_its_parent_lives_it_sends_no_last_beat_though_the_pipe_is_closed(listening, until):
+    fake = HastyDaemon()
+    program, heart = trainer(listening(fake), "os.close(job._life._pulse._stdin.fileno()); time.sleep(600)")
+    until(lambda: not alive(heart))  # after ENDS_S
+
+    assert program.poll() is None
+    assert gone(fake) == []
+    program.kill()
+    program.communicate()
+
+
+def test_a_run_that_another_process_may_join_by_its_key_is_kept_for_its_lease(listening, until):
+    fake = HastyDaemon()
+    code = textwrap.dedent(TRAINER).format(body="time.sleep(600)").replace('"a")', '"a", idempotency_key="k")', 1)
+    environ = {**os.environ, "ROLLMUX_URL": listening(fake).url}
+    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environ, cwd=ROOT)
+    heart = int(program.stdout.readline())
+    until(lambda: fake.beats)
+    program.kill()
+    program.communicate()
+    until(lambda: not alive(heart))
+
+    assert gone(fake) == []
+
+
+def test_it_beats_while_its_parent_holds_the_interpreter_lock(listening, until):
+    # A regular expression that takes for ever never lets go of the GIL.
+    fake = HastyDaemon()
+    program, _ = trainer(listening(fake), "import re; re.match('(a+)+$', 'a' * 60 + 'b')")
+    try:
+        beats = len(fake.beats)
+        until(lambda: len(fake.beats) > beats + 10)
+    finally:
+        program.kill()
+        program.communicate()
+
+
+def test_it_beats_while_its_parent_is_stopped_in_a_debugger(listening, until):
+    fake = HastyDaemon()
+    program, _ = trainer(listening(fake), "time.sleep(600)")
+    try:
+        os.kill(program.pid, signal.SIGSTOP)
+        beats = len(fake.beats)
+        until(lambda: len(fake.beats) > beats + 10)
+    finally:
+        program.kill()
+        program.communicate()
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_of_sigterm_the_program_says_what_it_is_told_to_say(listening, until, handled):
+    """The line of docs/how-to/use-the-client.md makes it a Ctrl-C. Without it nothing is said, and the run is lost."""
+    fake = HastyDaemon()
+    line = "import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)"
+    assert line.partition("; ")[2] in (ROOT / "docs" / "how-to" / "use-the-client.md").read_text()
+    told = f"{line}\n    " if handled else ""
+    program, heart = trainer(listening(fake), f"{told}print('goes', flush=True)\n    time.sleep(600)")
+    assert program.stdout.readline() == "goes\n"
+    until(lambda: fake.beats)
+
+    os.killpg(program.pid, signal.SIGTERM)  # as Slurm, a container or a service manager does it
+    program.communicate()
+
+    until(lambda: not alive(heart))
+    assert len(fake.asked("POST", "/release")) == handled
+    assert fake.ended == ({"a": "interrupted"} if handled else {})
+
+
+def test_ctrl_c_ends_the_trainer_in_good_order_and_the_heartbeat_last(listening, until):
+    fake = HastyDaemon()
+    program, heart = trainer(listening(fake), "time.sleep(600)")
+    until(lambda: fake.beats)
+
+    os.killpg(program.pid, signal.SIGINT)  # as a terminal does it
+    _, said = program.communicate()
+
+    until(lambda: not alive(heart))
+    assert "heartbeat" not in said
+    assert len(fake.asked("POST", "/release")) == 1
+    assert fake.ended == {"a": "interrupted"}
+
+
+def test_a_program_that_simply_ends_ends_its_job(listening):
+    fake = HastyDaemon()
+    environ = {**os.environ, "ROLLMUX_URL": listening(fake, unix=True).url}
+    code = "import rollmuxd; job = rollmuxd.job('a')\nwith job.phase('train'): pass"
+
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], env=environ, cwd=ROOT, capture_output=True, text=True
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert fake.ended == {"a": "its process ended"}
+
+
+@pytest.mark.parametrize(
+    ("dies", "why"),
+    [
+        ("raise ValueError('no such file')", "failed: ValueError: no such file"),
+        ("raise KeyboardInterrupt", "interrupted"),
+        ("raise SystemExit(1)", "its process ended"),  # that cannot be seen any more: the help of `job wait` says so
+    ],
+)
+def test_a_program_that_dies_of_an_error_says_so_also_where_no_with_was_left(listening, dies, why):
+    fake = HastyDaemon()
+    environ = {**os.environ, "ROLLMUX_URL": listening(fake, unix=True).url}
+    code = f"import rollmuxd; job = rollmuxd.job('a')\nwith job.phase('train'): pass\n{dies}"
+
+    done = subprocess.run([sys.executable, "-c", code], env=environ, cwd=ROOT, capture_output=True, text=True)
+
+    assert done.returncode != 0
+    assert fake.ended == {"a": why}
+
+
+def test_a_session_that_the_daemon_forgot_is_opened_anew_while_the_phase_runs(listening, until, monkeypatch):
+    fake = HastyDaemon()
+    monkeypatch.setenv("ROLLMUX_URL", listening(fake).url)
+
+    with rollmuxd.job("a") as job, job.phase("rollout") as slot:
+        until(lambda: fake.beats)
+        fake.forget_sessions()
+        until(lambda: fake.sessions)
+        assert not slot.lost
+
+    assert fake.ended == {"a": "finished"}
+
+
+def test_a_job_that_was_ended_by_somebody_marks_its_slot_and_the_phase_runs_on(listening, until, monkeypatch, capfd):
+    fake = HastyDaemon()
+    monkeypatch.setenv("ROLLMUX_URL", listening(fake).url)
+
+    with rollmuxd.job("a") as job:
+        with pytest.raises(rollmuxd.SlotLost), job.phase("rollout") as slot:
+            until(lambda: fake.beats)
+            fake.end_job("a", "by root")
+            fake.lose("rollout")
+            fake.forget_sessions()
+            until(lambda: slot.lost)
+        with pytest.raises(rollmuxd.JobEnded, match="by root"), job.phase("train"):
+            pass
+
+    assert "by root" in capfd.readouterr().err

@@ -1,0 +1,197 @@
+"""What transcripts of drained nodes do not show: how much is tried, when, and under what names."""
+
+from itertools import islice, permutations
+
+import pytest
+from msgspec.structs import replace
+
+from rollmuxd.core import inputs as i
+from rollmuxd.core.config import Config, DriverTraits, Moves
+from rollmuxd.core.model import JobSpec, JobState, Movable, PhaseSpec, StateSpec, Want
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.steps import drain
+from rollmuxd.core.steps import replan as drift
+from rollmuxd.explain.explainer import Explainer
+from rollmuxd.explain.what_if import without
+from rollmuxd.policies.rollmux import RollMux
+
+
+def names(count):
+    return [f"n{index}" for index in range(count)]
+
+
+def test_every_way_to_take_other_nodes_is_tried_once_and_takes_no_node_twice():
+    ways = list(drain._distinct((names(5),) * 3))
+
+    assert ways == list(permutations(names(5), 3))
+
+
+def test_where_there_is_one_node_too_few_that_is_found_after_as_many_tries_as_any():
+    """Every way ends before the last node: counted only at its end, none would ever be counted."""
+    ways = list(islice(drain._distinct((names(29),) * 30), 5))
+
+    assert ways == [None] * 5
+
+
+def test_who_stays_is_looked_at_again_every_minute_as_not_all_that_lets_him_go_is_a_fact():
+    cluster = Cluster()
+    cluster.policy.shut = True
+    cluster.hand(0, i.DrainNode("r0", "ops"))
+    cluster.hand(1_000, i.Tick())
+    assert "no other nodes would have it" in cluster.said(1_000)
+    assert cluster.core.deadline() == 61_000
+
+    cluster.hand(61_000, i.Tick())
+    assert cluster.core.deadline() == 121_000
+
+    cluster.policy.shut = False
+    assert "it will be moved within 60 s" in cluster.said(90_000)
+    assert cluster.nodes() == ("r0",)
+
+    cluster.hand(121_000, i.Tick())
+    assert cluster.nodes() == ("r1",)
+    assert cluster.core.deadline() != 181_000
+
+
+@pytest.mark.parametrize(("movable", "moves"), [(Movable.NO, Moves.ON), (Movable.WARM, Moves.OFF)])
+def test_who_is_never_moved_is_not_looked_at_again(movable, moves):
+    cluster = Cluster(movable, moves)
+    cluster.hand(0, i.DrainNode("r0", "ops"))
+    cluster.hand(1_000, i.Tick())
+
+    assert cluster.nodes() == ("r0",)
+    assert cluster.core.deadline() > 1_000_000
+
+
+def test_who_is_to_leave_is_looked_for_only_while_some_node_is_drained(monkeypatch):
+    """There may be thousands of nodes, and hardly ever one that is drained."""
+    looked, to_leave = [], drain._to_leave
+    monkeypatch.setattr(drain, "_to_leave", lambda c: looked.append(c.now) or to_leave(c))
+    cluster = Cluster(Movable.NO)
+    for at, name in ((1, "C"), (2, "D")):
+        cluster.register(name, Movable.NO, at=at)
+    assert looked == []
+
+    cluster.hand(3, i.DrainNode("r0", "ops"))
+    cluster.register("E", Movable.NO, at=4)
+    assert {3, 4} <= {*looked}
+    again = Scheduler(cluster.core.config, RollMux(), cluster.core.state)  # after a restart, too
+    again.handle(i.RegisterJob("team", "ann", replace(cluster.core.state.jobs[cluster.job].spec, name="F")), 5)
+    assert 5 in looked
+
+    cluster.hand(6, i.UndrainNode("r0", "ops"))
+    looked.clear()
+    cluster.register("G", Movable.NO, at=7)
+    assert looked == []
+
+
+def test_nobody_is_put_beside_a_member_who_is_guarded():
+    cluster = Cluster(together=True)
+    guarded = cluster.core.state.jobs[cluster.other]
+    guarded.guarded = True
+    cluster.hand(0, i.DrainNode("r0", "ops"))
+    cluster.hand(1_000, i.Tick())
+    assert cluster.nodes() == ("r0",)
+
+    guarded.guarded = False
+    cluster.hand(61_000, i.Tick())
+    assert cluster.nodes() == ("r1",)
+
+
+def test_a_promise_that_is_at_risk_where_a_job_sits_does_not_keep_it_there():
+    cluster = Cluster(alone=True)
+    cluster.policy.shut, cluster.policy.risky = True, (cluster.job,)
+    cluster.hand(0, i.DrainNode("r0", "ops"))
+    cluster.hand(1_000, i.Tick())
+    assert cluster.nodes() == ("r0",)  # it would be newly at risk
+
+    cluster.core.state.at_risk[cluster.job] = None
+    cluster.hand(61_000, i.Tick())
+    assert cluster.nodes() == ("r1",)
+
+
+def test_no_two_groups_that_are_only_thought_of_pass_for_each_other():
+    """A policy may keep what it derives of a group under the group's version."""
+    cluster = Cluster(alone=True)
+    cluster.policy.risky = (cluster.job,)  # nothing is moved, and its place is tried again and again
+    cluster.policy.shut = True
+    cluster.hand(0, i.DrainNode("r0", "ops"))
+    for at in (1_000, 61_000, 121_000):
+        cluster.hand(at, i.Tick())
+    job = cluster.core.state.jobs[cluster.job]
+    for _ in range(2):
+        drift.without(cluster.core._cycle, cluster.core.state.groups[job.group], job)
+
+    tried = cluster.policy.replanned
+    assert len(tried) == 5
+    assert len(set(tried)) == len(tried)
+    assert all(version < 0 for version in tried)  # no group has such a version
+
+
+class Policy(RollMux):
+    """Lets nobody in while it is shut, as one does until members have earned credit: there is no fact of that."""
+
+    shut = False
+    #: at risk, whatever is planned
+    risky = ()
+
+    def __init__(self):
+        super().__init__()
+        self.replanned = []
+
+    def place(self, state, job):
+        return None if self.shut else super().place(state, job)
+
+    def replan(self, state, group):
+        self.replanned.append(state.groups[group].version)
+        return replace(super().replan(state, group), at_risk=self.risky)
+
+
+class Cluster:
+    """Two nodes, and two groups of one job each; there is room for both on either.
+
+    ``together``: one group of them. ``alone``: the second node is free.
+    """
+
+    def __init__(self, movable=Movable.WARM, moves=Moves.ON, *, together=False, alone=False):
+        self.policy = Policy()
+        config = Config(lease_ms=1 << 50, moves=moves, drivers={"channel": DriverTraits(copies=True)})
+        self.core = Scheduler(config, self.policy)
+        nodes = tuple(i.NodeSpec(name, "h", (f"h/{name}",), ("rollout",)) for name in ("r0", "r1"))
+        self.hand(0, i.Start((i.HostSpec("h", "mock", 0),), nodes))
+        self.hand(0, i.HostObserved("h", tuple(i.GpuObservation(f"h/{name}", 0) for name in ("r0", "r1"))))
+        at_most, self.policy.max_group = self.policy.max_group, 5 if together else 1
+        self.job = self.register("A", movable)
+        self.other = None if alone else self.register("B", Movable.NO, "r1")
+        self.policy.max_group = at_most
+        assert self.nodes() == ("r0",)
+
+    def register(self, name, movable, *named, at=0):
+        phases = (PhaseSpec("rollout", ("rollout",), planned_ms=10_000),)
+        spec = JobSpec(name, phases=phases, wants=(Want("rollout", named=named),), slo=4.0, movable=movable)
+        job = self.hand(at, i.RegisterJob("team", "ann", spec)).job
+        self.hand(at, i.OpenSession(job, pid=1, host="box"))
+        return job
+
+    def hand(self, now, given):
+        return self.core.handle(given, now).answer
+
+    def nodes(self):
+        return self.core.state.jobs[self.job].pins["rollout"]
+
+    def said(self, now):
+        return " ".join(Explainer(self.core.context).explain(self.job, now)[1])
+
+
+def test_a_state_without_a_job_has_nothing_of_it_on_the_nodes_that_it_has_left_either():
+    cluster = Cluster(Movable.WARM)
+    state, job = cluster.core.state, cluster.core.state.jobs[cluster.job]
+    state.states["left"] = JobState(job.id, "rollout", "r1", StateSpec("rollout", 1, 0, 1, "d"))
+    state.nodes["r1"].states.append("left")
+    job.states.append("left")
+    job.left.append("r1")
+
+    there = without(state, job)
+    assert "left" not in there.states
+    assert [key for node in there.nodes.values() for key in node.states] == []
+    assert state.nodes["r1"].states == ["left"]

@@ -1,0 +1,83 @@
+"""A GPU that cannot be read takes its node out, and no other node of its host; it comes back when it can be read."""
+
+import msgspec
+
+from rollmuxd.core.config import Config
+from rollmuxd.core.inputs import (
+    EndJob,
+    GpuObservation,
+    HostObserved,
+    HostSpec,
+    HostUnreachable,
+    NodeSpec,
+    OpenSession,
+    RegisterJob,
+    RequestSlot,
+    Start,
+)
+from rollmuxd.core.model import JobSpec, NodeStatus, PhaseSpec, Want
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.state import State
+from rollmuxd.explain.explainer import Explainer
+from rollmuxd.policies.rollmux import RollMux
+
+GPUS = ("box/gpu0", "box/gpu1")
+
+
+def scheduler():
+    made = Scheduler(Config(), RollMux())
+    nodes = tuple(NodeSpec(gpu, "box", (gpu,), ("rollout",), gpu_mb=80_000) for gpu in GPUS)
+    made.handle(Start((HostSpec("box", "local", 1000),), nodes), 0)
+    return made
+
+
+def see(made, now, *gpus, **unread):
+    why = {gpu: reason for gpu, reason in zip(GPUS, unread.values(), strict=False) if reason}
+    return made.handle(HostObserved("box", tuple(GpuObservation(gpu, 0) for gpu in gpus), "boot1", None, why), now)
+
+
+def statuses(made):
+    return [made.state.nodes[gpu].status for gpu in GPUS]
+
+
+def test_its_node_is_lost_with_the_reason_once_and_the_other_goes_on():
+    made = scheduler()
+    see(made, 1, *GPUS)
+    assert statuses(made) == [NodeStatus.UP, NodeStatus.UP]
+
+    facts = [see(made, now, "box/gpu0", none="", lost="the GPU is lost").facts for now in (2, 3)]
+    assert statuses(made) == [NodeStatus.UP, NodeStatus.LOST]
+    assert [getattr(fact, "reason", "") for fact in facts[0]] == ["box/gpu1: the GPU is lost"]
+    assert list(facts[1]) == []
+
+    see(made, 4, *GPUS)
+    assert statuses(made) == [NodeStatus.UP, NodeStatus.UP]
+
+
+def test_a_gpu_that_is_just_not_reported_changes_nothing():
+    made = scheduler()
+    see(made, 1, *GPUS)
+    see(made, 2, "box/gpu0")
+    assert statuses(made) == [NodeStatus.UP, NodeStatus.UP]
+
+
+def test_since_when_a_node_is_lost_is_not_said_where_an_older_version_did_not_write_it_down():
+    made = scheduler()
+    see(made, 1, *GPUS)
+    job = JobSpec("A", (PhaseSpec("rollout", ("rollout",)),), (Want("rollout"),))
+    made.handle(RegisterJob("team", "ann", job), 2)
+    session = made.handle(OpenSession("j1"), 2).answer.session
+    made.handle(RequestSlot("j1", session, "rollout", "first"), 2)
+    made.handle(EndJob("j1", "ann"), 3)
+    node = made.state.slots["s1"].gpus[0]
+    made.handle(HostUnreachable("box", "no route"), 4_000)
+    said = [reason for reason in Explainer(made.context).explain("j1", 64_000).sentences if "no word" in reason]
+    assert len(said) == 1
+    assert f"gone from the GPUs of {node} since that node was lost, 60 s ago: an operator" in said[0]
+
+    older = msgspec.to_builtins(made.state)
+    for it in older["nodes"].values():
+        assert it.pop("lost_at") == 4_000
+    loaded = Scheduler(Config(), RollMux(), msgspec.convert(older, State))
+    (said,) = [reason for reason in Explainer(loaded.context).explain("j1", 64_000).sentences if "no word" in reason]
+    assert f"gone from the GPUs of {node} since that node was lost: an operator" in said

@@ -1,0 +1,77 @@
+"""A GPU that is seen through two hosts is one GPU: the second is refused, whoever of the two comes first."""
+
+import asyncio
+
+import pytest
+
+from rollmuxd.core import model as m
+from rollmuxd.core.effects import Observe
+from rollmuxd.core.inputs import GpuObservation, HostObserved, HostUnreachable
+from rollmuxd.core.state import State
+from rollmuxd.daemon.hosts.actuator import Actuator
+from rollmuxd.daemon.hosts.gpu_identity import GpuIdentities
+from rollmuxd.spi import ContactLost, Observation
+
+
+def sight(host, *names):
+    gpus = [f"{host}/gpu{number}" for number in range(len(names))]
+    return Observation(tuple(GpuObservation(gpu, 0) for gpu in gpus), "boot1", dict(zip(gpus, names, strict=True)))
+
+
+def all_of(host):
+    return {f"{host}/gpu{number}" for number in range(8)}
+
+
+def test_the_second_way_to_a_gpu_is_refused_and_the_first_goes_on():
+    identities = GpuIdentities()
+    for _ in range(2):
+        identities.check("box", sight("box", "GPU-a", "GPU-b"), all_of("box"))
+        with pytest.raises(
+            ContactLost, match=r"alias/gpu0 is the same GPU as box/gpu1 \(GPU-b\): alias is a second way"
+        ):
+            identities.check("alias", sight("alias", "GPU-b", "GPU-c"), all_of("alias"))
+
+
+def test_two_hosts_may_be_one_machine_if_each_has_gpus_of_its_own():
+    identities = GpuIdentities()
+    identities.check("box", sight("box", "GPU-a", "GPU-b"), {"box/gpu0"})
+    identities.check("alias", sight("alias", "GPU-a", "GPU-b"), {"alias/gpu1"})
+
+
+def test_a_gpu_that_was_replaced_is_forgotten_and_may_be_elsewhere():
+    identities = GpuIdentities()
+    identities.check("box", sight("box", "GPU-a"), all_of("box"))
+    identities.check("box", sight("box", "GPU-new"), all_of("box"))
+    identities.check("other", sight("other", "GPU-a"), all_of("other"))
+
+
+def test_gpus_without_names_are_taken_as_they_are():
+    GpuIdentities().check("box", Observation((GpuObservation("box/gpu0", 0),), "boot1"), all_of("box"))
+
+
+@pytest.mark.asyncio
+async def test_the_core_hears_that_the_second_host_cannot_be_reached():
+    state, posted = State(), []
+    for host in ("box", "alias"):
+        state.hosts[host] = m.Host(host, "fake", 1000)
+        state.nodes[f"{host}/gpu0"] = m.Node(f"{host}/gpu0", host, {f"{host}/gpu0": m.Gpu()}, ("rollout",))
+
+    class Backend:
+        async def observe(self, host):
+            return sight(host, "GPU-a")
+
+    actuator = Actuator({"fake": Backend()}, {}, state=lambda: state, post=posted.append)
+    running = asyncio.create_task(actuator.run())
+    actuator.perform([Observe("box")])
+    while len(posted) < 1:
+        await asyncio.sleep(0)
+    actuator.perform([Observe("alias")])
+    while len(posted) < 2:
+        await asyncio.sleep(0)
+    running.cancel()
+    first, second = posted
+
+    assert isinstance(first, HostObserved)
+    assert isinstance(second, HostUnreachable)
+    assert "same GPU as box/gpu0" in second.reason
+    assert await actuator.sight("alias", ["alias/gpu0"]) == (), "a release must not rest on it either"

@@ -1,0 +1,603 @@
+"""Compaction: what is let go of, what outlives it, and that nobody is told less than before without knowing it.
+
+- A report says the same of days whose facts are gone as it said when they were there.
+- A daemon that starts on a compacted journal has the state that it had.
+- Who did what is kept for longer.
+- A daemon that is killed in the middle goes on where it was; commits wait no more than a moment.
+"""
+
+import asyncio
+import random
+import sqlite3
+import threading
+import time
+from contextlib import closing
+from types import SimpleNamespace
+
+import anyio
+import anyio.from_thread
+import msgspec
+import pytest
+from memory_journal import MemoryJournal
+
+from rollmuxd.core import facts as f
+from rollmuxd.core.apply import apply
+from rollmuxd.core.config import Config, DriverTraits
+from rollmuxd.core.decision import Decision
+from rollmuxd.core.effects import Observe, Perform
+from rollmuxd.core.inputs import (
+    DrainNode,
+    GpuObservation,
+    HostObserved,
+    HostSpec,
+    NodeSpec,
+    OpenSession,
+    OrderDone,
+    RegisterJob,
+    ReleaseSlot,
+    RequestSlot,
+    Start,
+    Tick,
+    UndrainNode,
+)
+from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
+from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.state import State
+from rollmuxd.daemon.journal import retention
+from rollmuxd.daemon.journal.backup import backup, check, restore
+from rollmuxd.daemon.journal.retention import DAY, Keep, Retention, RetentionTask, compact
+from rollmuxd.daemon.journal.store import Journal, JournalDamaged, JournalInUse
+from rollmuxd.daemon.usage.daily import FactsGone, compute_usage
+from rollmuxd.daemon.usage.ledger import UsageLedger
+from rollmuxd.policies.rollmux import RollMux
+
+pytestmark = pytest.mark.asyncio
+HOUR = 3_600_000
+DAYS = 5
+
+
+class Cluster:
+    """Three jobs of two owners take turns on two nodes, for days; nothing fails. All of it is facts."""
+
+    def __init__(self, begin=20_000 * DAY + 7 * HOUR):
+        self.facts = []
+        config = Config(drivers={"mock": DriverTraits(idempotent=True, probes=True)}, lease_ms=40 * DAY)
+        self.core = Scheduler(config, RollMux())
+        self.now = begin
+        nodes = tuple(
+            NodeSpec(f"{pool}/gpu0-1", pool, (f"{pool}/gpu0", f"{pool}/gpu1"), (pool,), "H", 80_000, price)
+            for pool, price in (("rollout", 2.0), ("train", 5.0))
+        )
+        self.tell(Start(tuple(HostSpec(pool, "fake", 900_000) for pool in ("rollout", "train")), nodes))
+        self.jobs = {}
+        for owner, name in (("team", "a"), ("team", "b"), ("others", "c")):
+            spec = JobSpec(
+                name=name,
+                phases=tuple(PhaseSpec(pool, (pool,), planned_ms=HOUR) for pool in ("rollout", "train")),
+                wants=(Want("rollout"), Want("train")),
+                states=tuple(
+                    StateSpec(pool, gpu_mb=20_000, ram_mb=20_000, driver="mock") for pool in ("rollout", "train")
+                ),
+            )
+            job = self.tell(RegisterJob(owner, "ann", spec)).answer.job
+            self.jobs[job] = self.tell(OpenSession(job, pid=1, host="box", started=name)).answer.session
+        self.asked = dict.fromkeys(self.jobs, 0)
+        self.orders = []
+
+    def tell(self, given) -> Decision:
+        done = self.core.handle(given, self.now)
+        self.facts += done.facts
+        for effect in done.effects:
+            if isinstance(effect, Perform):
+                self.orders = [*getattr(self, "orders", []), effect.order]
+            elif isinstance(effect, Observe):
+                self.tell(HostObserved(effect.host, self.sights(effect.host), "boot"))
+        return done
+
+    def sights(self, host):
+        return tuple(GpuObservation(f"{host}/gpu{number}", 0) for number in (0, 1))
+
+    def live(self, until, rng):
+        """Somebody does something, at times of nobody's choosing."""
+        while self.now < until:
+            self.now += rng.randrange(1, 20 * 60_000)
+            if (due := self.core.deadline()) is not None and due <= self.now:
+                self.tell(Tick())
+            state = self.core.state
+            if self.orders and rng.random() < 0.7:
+                order = self.orders.pop(0)
+                self.tell(OrderDone(order, self.sights(state.nodes[state.orders[order].node].host)))
+                continue
+            job = rng.choice(list(self.jobs))
+            slot = state.jobs[job].slot
+            if rng.random() < 0.03:
+                self.tell(DrainNode("train/gpu0-1", by="ops"))
+                self.tell(UndrainNode("train/gpu0-1", by="ops"))
+            elif slot is not None and state.slots[slot].status == "running":
+                node = state.slots[slot].gpus[0].partition("/")[0]
+                self.tell(ReleaseSlot(slot, state.slots[slot].fence, self.sights(node)))
+            elif slot is None and state.jobs[job].queued is None:
+                self.asked[job] += 1
+                phase = ("rollout", "train")[self.asked[job] % 2]
+                self.tell(RequestSlot(job, self.jobs[job], phase, f"{job}-{self.asked[job]}"))
+
+
+@pytest.fixture(scope="module")
+def lived():
+    cluster = Cluster()
+    cluster.live(20_000 * DAY + DAYS * DAY + 9 * HOUR, random.Random(4))
+    kinds = {f.name(fact) for fact in cluster.facts}
+    assert {"slot_granted", "order_ended", "node_draining", "visit_skipped"} & kinds
+    assert len({fact.at // DAY for fact in cluster.facts}) == DAYS + 1
+    return cluster
+
+
+async def written(folder, cluster):
+    journal = Journal.open(folder)
+    await journal.append(list(enumerate(cluster.facts, 1)))
+    await journal.snapshot(len(cluster.facts), msgspec.json.encode(cluster.core.state))
+    return journal
+
+
+def keeper(journal, cluster, keep):
+    async def settled():
+        return cluster.now, len(cluster.facts)
+
+    return RetentionTask(journal, keep, settled)
+
+
+ALL = Keep(days=1_000, bytes=10**12, audit_days=1_000)
+ONE = Keep(days=1, bytes=10**12, audit_days=1_000)
+
+
+def plainly(cluster, since, until):
+    """The report as it always was: fold everything from the first fact on."""
+    ledger = UsageLedger(since=since or 0, until=until)
+    for fact in cluster.facts:
+        if not ledger.see(fact):
+            break
+    return ledger.report(by="job", now=cluster.now)
+
+
+def same(one, other):
+    """Figures are sums of the same numbers in another order."""
+    assert [row.name for row in one.work] == [row.name for row in other.work]
+    assert [row.pool for row in one.pools] == [row.pool for row in other.pools]
+    for mine, theirs in zip(
+        (*one.work, *one.pools, one.saving), (*other.work, *other.pools, other.saving), strict=True
+    ):
+        for name in mine.__struct_fields__:
+            value = getattr(theirs, name)
+            wanted = pytest.approx(value, abs=3e-6) if isinstance(value, float) else value
+            assert getattr(mine, name) == wanted, name
+
+
+async def reported(journal, cluster, since, until):
+    books, end = await compute_usage(journal, since=since, until=until, now=cluster.now, durable=len(cluster.facts))
+    return books.view(since or 0, end)
+
+
+BEGIN = 20_000 * DAY
+SPANS = [
+    (None, None),
+    (BEGIN, BEGIN + DAY),
+    (BEGIN + DAY, BEGIN + 4 * DAY),
+    (BEGIN + 2 * DAY, None),
+    (BEGIN + 4 * DAY + HOUR, None),
+    (None, BEGIN + 5 * DAY + 2 * HOUR),
+]
+WITHIN = [
+    (BEGIN + DAY + HOUR, BEGIN + DAY + 3 * HOUR),
+    (BEGIN + 9 * HOUR, BEGIN + 3 * DAY + 5 * HOUR),
+    (None, BEGIN + DAY + 1),
+]
+
+
+@pytest.mark.parametrize("keep", [None, ALL, ONE], ids=["not booked", "booked", "compacted"])
+async def test_a_report_says_the_same_before_and_after_the_facts_are_gone(tmp_path, lived, keep):
+    journal = await written(tmp_path, lived)
+    if keep is not None:
+        done = await keeper(journal, lived, keep).tend()
+        assert done.booked == DAYS
+        assert (journal.first > 1) == (keep is ONE)
+    for since, until in SPANS + ([] if keep is ONE else WITHIN):
+        same(await reported(journal, lived, since, until), plainly(lived, since, until))
+    await journal.close()
+
+
+async def test_a_report_of_a_part_of_a_day_whose_facts_are_gone_says_so(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    await keeper(journal, lived, ONE).tend()
+    for since, until in WITHIN:
+        with pytest.raises(FactsGone, match="begin and end the span at the beginning of a day"):
+            await reported(journal, lived, since, until)
+    await journal.close()
+
+
+async def test_a_report_from_memory_is_the_same(lived):
+    journal = MemoryJournal()
+    await journal.append(list(enumerate(lived.facts, 1)))
+    for since, until in SPANS + WITHIN:
+        same(await reported(journal, lived, since, until), plainly(lived, since, until))
+
+
+async def test_days_are_booked_one_by_one_as_they_pass_and_come_to_the_same(tmp_path):
+    cluster, rng = Cluster(), random.Random(4)
+    journal = Journal.open(tmp_path)
+    told = 0
+    for day in range(1, DAYS + 1):
+        cluster.live(BEGIN + day * DAY + 5 * HOUR, rng)
+        await journal.append(list(enumerate(cluster.facts, 1))[told:])
+        told = len(cluster.facts)
+        assert (await keeper(journal, cluster, ONE).tend()).booked == 1
+    same(await reported(journal, cluster, None, None), plainly(cluster, None, None))
+    await journal.close()
+
+
+async def test_a_daemon_that_starts_on_a_compacted_journal_has_the_state_that_it_had(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    done = await keeper(journal, lived, ONE).tend()
+    await journal.close()
+    assert done.cut > 100
+    journal = Journal.open(tmp_path)
+    assert journal.first == done.first > 1
+    for snapshot in (True, False):
+        past = journal.load(snapshot=snapshot)
+        state = msgspec.json.decode(past.snapshot, type=State)
+        count = 0
+        for seq, fact in past.facts:
+            count += 1
+            assert fact == lived.facts[seq - 1]
+            apply(state, fact)
+        assert snapshot or count > 10
+        assert msgspec.json.encode(state) == msgspec.json.encode(lived.core.state)
+    await journal.append([(len(lived.facts) + 1, f.HostAdded(lived.now, HostSpec("new", "fake", 0)))])
+    await journal.close()
+    found = check(tmp_path / "journal.sqlite3")
+    assert found.good, found.line()
+    assert (found.first, found.last) == (done.first, len(lived.facts) + 1)
+    assert "compacted" in found.line()
+
+
+async def test_a_compacted_journal_is_backed_up_and_restored_like_any(tmp_path, lived):
+    journal = await written(tmp_path / "live", lived)
+    await keeper(journal, lived, ONE).tend()
+    backup(tmp_path / "live" / "journal.sqlite3", tmp_path / "kept")
+    first = journal.first
+    await journal.close()
+    restore(tmp_path / "kept", tmp_path / "new")
+    journal = Journal.open(tmp_path / "new")
+    assert journal.first == first
+    same(await reported(journal, lived, None, None), plainly(lived, None, None))
+    await journal.close()
+
+
+async def test_damage_after_the_cut_is_found_as_before_and_the_state_at_the_cut_is_proven(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    first = (await keeper(journal, lived, ONE).tend()).first
+    await journal.close()
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite3", isolation_level=None)) as connection:
+        connection.execute("DELETE FROM snapshots")
+        connection.execute("UPDATE facts SET body = body || ' ' WHERE seq = ?", (first,))
+    journal = Journal.open(tmp_path)
+    with pytest.raises(JournalDamaged, match=f"fact {first} of"):
+        list(journal.load().facts)
+    await journal.close()
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite3", isolation_level=None)) as connection:
+        connection.execute("UPDATE days SET sum = sum + 1 WHERE state IS NOT NULL")
+    journal = Journal.open(tmp_path)
+    with pytest.raises(
+        JournalDamaged, match=f"facts up to {first - 1} were compacted away, and the state after them is damaged"
+    ):
+        journal.load()
+    await journal.close()
+
+
+def damage(statement):
+    return lambda writer: writer.execute(statement).rowcount
+
+
+async def test_a_report_goes_round_what_is_damaged_where_there_are_facts(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    await keeper(journal, lived, ALL).tend()
+    await journal.operate(damage("UPDATE days SET books = x'00' WHERE day = 20002"))
+    await journal.operate(damage("UPDATE days SET state = x'00' WHERE day IN (20003, 20005)"))
+    for since, until in SPANS + WITHIN:
+        same(await reported(journal, lived, since, until), plainly(lived, since, until))
+    await journal.close()
+
+
+async def test_a_report_of_damaged_books_whose_facts_are_gone_says_so(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    await keeper(journal, lived, ONE).tend()
+    await journal.operate(damage("UPDATE days SET books = x'00' WHERE day = 20002"))
+    with pytest.raises(FactsGone):
+        await reported(journal, lived, None, None)
+    await journal.close()
+
+
+async def test_what_keeps_the_books_from_being_closed_shows_until_it_is_gone(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    of = keeper(journal, lived, ALL)
+    await journal.operate(damage("UPDATE facts SET sum = sum + 1 WHERE seq = 40"))
+    with pytest.raises(JournalDamaged, match=r"fact 40 of .*journal check` says what is damaged, and what to do$"):
+        await of.tend()
+    assert "fact 40 of" in of.trouble
+    await journal.operate(damage("UPDATE facts SET sum = sum - 1 WHERE seq = 40"))
+    await of.tend()
+    assert of.trouble == ""
+    await journal.close()
+
+
+async def test_no_day_is_booked_of_damaged_facts(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    await journal.operate(damage("UPDATE facts SET body = replace(body, '\"at\":', '\"at\": ') WHERE seq = 40"))
+    with pytest.raises(JournalDamaged, match="fact 40 of"):
+        await keeper(journal, lived, ONE).tend()
+    assert not any(day.booked for day in await journal.days())
+    await journal.close()
+
+
+@pytest.fixture
+def later(lived, monkeypatch):
+    """A clock that is ahead by a year: nothing happens on all these days."""
+    monkeypatch.setattr(retention, "PAUSE_S", 0)
+    return SimpleNamespace(facts=lived.facts, core=lived.core, now=lived.now + 340 * DAY)
+
+
+LATER = [
+    *((None, None), (None, BEGIN + 100 * DAY + HOUR), (BEGIN + 2 * DAY, BEGIN + 300 * DAY)),
+    *((BEGIN + 50 * DAY, None), (BEGIN + 4 * DAY + HOUR, BEGIN + 250 * DAY + HOUR)),
+]
+
+
+async def states(journal):
+    return [day.day - 20_000 for day in await journal.days() if day.has_state]
+
+
+async def test_days_with_facts_after_days_without_are_booked_as_any(tmp_path, monkeypatch):
+    monkeypatch.setattr(retention, "PAUSE_S", 0)
+    cluster, rng = Cluster(), random.Random(4)
+    cluster.live(BEGIN + DAY + 9 * HOUR, rng)
+    cluster.now += 30 * DAY
+    cluster.live(cluster.now + 2 * DAY, rng)
+    journal = await written(tmp_path, cluster)
+    await keeper(journal, cluster, ALL).tend()
+    for since in (None, BEGIN + 2 * DAY, BEGIN + 20 * DAY + HOUR, BEGIN + 31 * DAY, BEGIN + 32 * DAY + HOUR):
+        for until in (None, BEGIN + 31 * DAY + HOUR, BEGIN + 32 * DAY):
+            if until is None or (since or 0) < until:
+                same(await reported(journal, cluster, since, until), plainly(cluster, since, until))
+    await journal.close()
+    assert check(tmp_path / "journal.sqlite3").good
+
+
+async def test_after_a_cut_within_days_without_facts_all_is_as_after_any(tmp_path, lived, later):
+    journal = await written(tmp_path, lived)
+    soon = SimpleNamespace(facts=lived.facts, now=lived.now + 4 * DAY)
+    await keeper(journal, soon, ONE).tend()
+    assert journal.first == len(lived.facts) + 1
+    for ahead in (5, 6, 340):
+        now = SimpleNamespace(facts=lived.facts, now=lived.now + ahead * DAY)
+        await keeper(journal, now, ONE).tend()
+    for since, until in (LATER[0], LATER[2], LATER[3]):
+        same(await reported(journal, later, since, until), plainly(later, since, until))
+    state = msgspec.json.decode(journal.load(snapshot=False).snapshot, type=State)
+    assert msgspec.json.encode(state) == msgspec.json.encode(lived.core.state)
+    await journal.close()
+    assert check(tmp_path / "journal.sqlite3").good
+
+
+async def test_the_state_at_a_cut_stays_whatever_comes_after_it(tmp_path, lived):
+    """The days before the cut have none, though they begin after the same fact."""
+    journal = await written(tmp_path, lived)
+    soon = SimpleNamespace(facts=list(lived.facts), now=lived.now + 4 * DAY)
+    await keeper(journal, soon, ALL).tend()
+    await keeper(journal, soon, ONE._replace(days=0)).tend()
+    assert await states(journal) == [9]
+    soon.facts.append(f.HostAdded(soon.now, HostSpec("new", "fake", 0)))
+    await journal.append([(len(soon.facts), soon.facts[-1])])
+    soon.now += 3 * DAY
+    await keeper(journal, soon, ALL).tend()
+    assert await states(journal) == [9, 10, 11, 12]
+    assert len(list(journal.load(snapshot=False).facts)) == 1
+    await journal.close()
+    assert check(tmp_path / "journal.sqlite3").good
+
+
+async def test_who_did_what_outlives_the_facts_and_goes_when_it_is_old_too(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    await keeper(journal, lived, ONE).tend()
+    old = [fact for fact in lived.facts[: journal.first - 1] if f.name(fact) == "node_draining"]
+    kept = await journal.lasting(0, "node_draining", 1_000)
+    assert [fact for _, fact in kept] == old
+    assert old
+    assert all(fact == lived.facts[seq - 1] for seq, fact in kept)
+    await keeper(journal, lived, Keep(1, 10**12, audit_days=2)).tend()
+    left = await journal.lasting(0, "node_draining", 1_000)
+    assert [fact for _, fact in left] == [fact for fact in old if fact.at >= lived.now - 2 * DAY]
+    await journal.close()
+
+
+async def test_what_people_do_is_what_lasts():
+    assert {"audited", "node_draining", "slot_revoked", "gpus_cleared", "job_ended"} <= set(retention.LASTING)
+    assert not {"slot_granted", "session_fenced", "order_issued"} & set(retention.LASTING)
+
+
+async def test_facts_go_by_size_too_and_those_of_today_never(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    await keeper(journal, lived, ALL).tend()
+    assert journal.first == 1
+    done = await keeper(journal, lived, Keep(1_000, 150_000, 1_000)).tend()
+    assert done.first > 1
+    done = await keeper(journal, lived, Keep(1_000, 1, 1_000)).tend()
+    today = next(seq for seq, fact in enumerate(lived.facts, 1) if fact.at >= BEGIN + DAYS * DAY)
+    assert done.first == today
+    assert [seq for seq, _ in await journal.read(0, 10_000)] == list(range(today, len(lived.facts) + 1))
+    await journal.close()
+
+
+async def test_nothing_goes_whose_state_could_not_be_read(tmp_path, lived):
+    journal = await written(tmp_path, lived)
+    await keeper(journal, lived, ALL).tend()
+    await journal.operate(lambda writer: writer.execute("UPDATE days SET state = x'00' WHERE books IS NOT NULL"))
+    with pytest.raises(JournalDamaged, match=r"the state at the beginning of .* cannot be read"):
+        await keeper(journal, lived, ONE).tend()
+    assert journal.first == 1
+    assert len(await journal.read(0, 10_000)) == len(lived.facts)
+    await journal.close()
+
+
+async def test_wherever_it_breaks_off_the_next_one_goes_on(tmp_path, lived):
+    stopped = 0
+    for number in range(9):
+        folder = tmp_path / str(number)
+        await (await written(folder, lived)).close()
+        left = number
+
+        def write(operation):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            writer.execute("BEGIN IMMEDIATE")
+            result = operation(writer)
+            writer.execute("COMMIT")
+            return result
+
+        with closing(sqlite3.connect(folder / "journal.sqlite3", isolation_level=None)) as writer:
+            try:
+                Retention(folder / "journal.sqlite3", ONE, write).tend(lived.now, len(lived.facts))
+            except KeyboardInterrupt:
+                stopped += 1
+        assert check(folder / "journal.sqlite3").good
+        journal = Journal.open(folder)
+        await keeper(journal, lived, ONE).tend()
+        same(await reported(journal, lived, None, None), plainly(lived, None, None))
+        assert len(await journal.lasting(0, "node_draining", 100)) > 0
+        await journal.close()
+    assert stopped > 5
+
+
+@pytest.mark.parametrize("by", ["its scope", "its task"])
+async def test_booking_that_is_cancelled_ends_within_a_batch_and_the_next_one_books_all(
+    tmp_path, lived, monkeypatch, by
+):
+    """A stop would wait for it: the facts of a busy day take minutes."""
+    journal = await written(tmp_path, lived)
+    of = keeper(journal, lived, ALL)
+    monkeypatch.setattr(retention, "BATCH", 10)
+    scope, ended, read = anyio.CancelScope(), threading.Event(), []
+    rows_after, tend = retention.rows_after, Retention.tend
+
+    async def booking():
+        with scope:
+            await of.tend()
+
+    task = asyncio.create_task(booking())
+    cancel = {"its scope": scope.cancel, "its task": task.cancel}[by]
+
+    def reading(connection, last, path, *, until):
+        read.append(last)
+        if last == 50:
+            anyio.from_thread.run_sync(cancel)
+            anyio.from_thread.run_sync(lambda: None)  # whoever is cancelled has heard of it
+        return rows_after(connection, last, path, until=until)
+
+    def tending(*args, **options):
+        try:
+            return tend(*args, **options)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(retention, "rows_after", reading)
+    monkeypatch.setattr(Retention, "tend", tending)
+    await asyncio.wait([task])
+    assert await asyncio.to_thread(ended.wait, 60)
+    assert read == [0, 10, 20, 30, 40, 50]
+    assert of.trouble == ""
+    monkeypatch.setattr(retention, "rows_after", rows_after)
+    assert (await of.tend()).booked == DAYS
+    await journal.close()
+
+
+@pytest.mark.parametrize("number", [0, 3, 6, 7], ids=["opens a day", "closes one", "cuts", "sweeps"])
+async def test_upkeep_that_is_cancelled_while_it_writes_is_no_trouble_and_the_next_one_goes_on(
+    tmp_path, lived, monkeypatch, number
+):
+    journal = await written(tmp_path, lived)
+    of, operate, scope, left = keeper(journal, lived, ONE), journal.operate, anyio.CancelScope(), number
+
+    async def operating(operation):
+        nonlocal left
+        if left == 0:
+            scope.cancel()
+        left -= 1
+        return await operate(operation)
+
+    monkeypatch.setattr(journal, "operate", operating)
+    with scope:
+        await of.tend()
+    assert scope.cancelled_caught
+    assert left == -1
+    assert of.trouble == ""
+    await of.tend()
+    assert journal.first > 1
+    same(await reported(journal, lived, None, None), plainly(lived, None, None))
+    await journal.close()
+    assert check(tmp_path / "journal.sqlite3").good
+
+
+async def test_space_is_given_back_and_commits_wait_no_more_than_a_moment(tmp_path):
+    journal = Journal.open(tmp_path)
+    fact = f.SlotQueued(0, "s123", "j12", 1, "n1", "rollout", "0123456789abcdef" * 8)
+    day = 20_000 * DAY
+    first = f.HostAdded(day, HostSpec("h", "fake", 0))
+    state = State()
+    apply(state, first)
+    rows = [(1, first), *((seq, f.LoopStalled(day + seq, 7)) for seq in range(2, 24_001))]
+    await journal.append(rows)
+    assert fact.at == 0
+    before = (tmp_path / "journal.sqlite3").stat().st_size + (tmp_path / "journal.sqlite3-wal").stat().st_size
+    seq, waits, going = 24_000, [], True
+
+    async def write_on():
+        nonlocal seq
+        while going:
+            seq += 1
+            began = time.perf_counter()
+            await journal.append([(seq, f.LoopStalled(day + 3 * DAY, 7))])
+            waits.append(time.perf_counter() - began)
+            await asyncio.sleep(0.002)
+
+    async def settled():
+        return day + 3 * DAY, 24_000
+
+    writing = asyncio.create_task(write_on())
+    began = time.perf_counter()
+    done = await RetentionTask(journal, ONE, settled).tend()
+    took = time.perf_counter() - began
+    going = False
+    await writing
+    await journal.close()
+
+    assert done.cut == 24_000
+    assert done.bytes_after < before / 5
+    assert (tmp_path / "journal.sqlite3").stat().st_size < done.bytes_after + 300 * 4096 < before
+    waits.sort()
+    assert len(waits) > 20
+    # As a rule a commit waits 1 ms, and 10 to 30 ms at most; all of it takes seconds. A busy machine slows both.
+    assert waits[len(waits) // 2] < took / 40
+    assert waits[-1] < took / 4
+    assert check(tmp_path / "journal.sqlite3").good
+
+
+async def test_a_journal_that_no_daemon_uses_is_compacted_by_the_command(tmp_path, lived, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: lived.now / 1000)
+    journal = await written(tmp_path, lived)
+    with pytest.raises(JournalInUse):
+        compact(tmp_path, ONE)
+    await journal.close()
+    done = compact(tmp_path, Keep(days=1, bytes=10**12, audit_days=10_000))
+    assert done.booked >= DAYS
+    assert done.first > 1
+    assert check(tmp_path / "journal.sqlite3").good

@@ -1,0 +1,126 @@
+"""A journal without a disk, for tests of what stands above it."""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+
+import msgspec
+
+from rollmuxd.core import facts as core_facts
+from rollmuxd.core.facts import AnyFact, Fact
+from rollmuxd.core.model import Millis
+from rollmuxd.daemon.access.keys import ApiKey
+from rollmuxd.daemon.journal import store as on_disk
+from rollmuxd.daemon.journal.file import Lost
+from rollmuxd.daemon.journal.store import SNAPSHOTS_KEPT, Day, JournalFailed, Past, Unreadable, until_large
+
+
+class MemoryJournal:
+    """The contract of :class:`~rollmuxd.daemon.journal.store.Journal` without a disk; one suite tests both.
+
+    ``failing``, while set, is what every commit fails with.
+    """
+
+    def __init__(self, *, incarnation: int = 1) -> None:
+        self.id = secrets.token_hex(16)
+        self.incarnation = incarnation
+        self.lost = Lost(0, "")
+        self.first = 1
+        self.tight = False
+        self.failing: JournalFailed | None = None
+        self._failed: JournalFailed | None = None
+        self._bodies: list[tuple[int, bytes]] = []
+        self._snapshots: dict[int, bytes] = {}
+        self._keys: dict[str, ApiKey] = {}
+
+    @property
+    def last_seq(self) -> int:
+        return self._bodies[-1][0] if self._bodies else 0
+
+    def append(
+        self, facts: Sequence[tuple[int, Fact]], then: "Callable[[asyncio.Future[None]], None] | None" = None
+    ) -> "asyncio.Future[None]":
+        # Encoded although nobody asked: what cannot be journalled must fail here too.
+        rows = [(seq, core_facts.encode(fact)) for seq, fact in facts]
+        committed = self._commit(lambda: self._bodies.extend(rows))
+        if then is not None:
+            committed.add_done_callback(then, context=on_disk._IN_ASYNCIO.copy())
+        return committed
+
+    def snapshot(self, seq: int, body: bytes) -> "asyncio.Future[None]":
+        def write() -> None:
+            self._snapshots[seq] = body
+            for old in sorted(self._snapshots)[:-SNAPSHOTS_KEPT]:
+                del self._snapshots[old]
+
+        return self._commit(write)
+
+    async def add_key(self, key: ApiKey) -> None:
+        if key.id in self._keys:
+            raise ValueError(f"there is an API key {key.id!r} already")
+        await self._commit(lambda: self._keys.update({key.id: key}))
+
+    async def list_keys(self) -> list[ApiKey]:
+        return [self._keys[key] for key in sorted(self._keys)]
+
+    async def revoke_key(self, key_id: str, now: Millis) -> bool:
+        key = self._keys.get(key_id)
+        if key is None:
+            return False
+        if key.revoked_at is None:
+            revoked = msgspec.structs.replace(key, revoked_at=now)
+            await self._commit(lambda: self._keys.update({key_id: revoked}))
+        return True
+
+    async def note_use(self, used: Mapping[str, Millis]) -> None:
+        for key_id, at in used.items():
+            if (key := self._keys.get(key_id)) is not None:
+                last = max(at, key.used_at or 0)
+                self._keys[key_id] = msgspec.structs.replace(key, used_at=last)
+
+    async def recover(self) -> None:
+        await asyncio.sleep(0)  # as with the thread: whoever waits for an earlier commit hears of it first
+        if self.failing is not None:
+            raise self.failing
+        self._failed = None
+
+    async def make_reserve(self) -> None:
+        self.tight = False
+
+    async def lasting(self, after: int, kind: str, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
+        return []
+
+    async def days(self) -> list[Day]:
+        return []
+
+    async def day(self, day: int) -> Day:
+        raise KeyError(day)
+
+    async def close(self) -> None:
+        pass
+
+    async def read(self, after: int, limit: int) -> list[tuple[int, AnyFact | Unreadable]]:
+        start = self._index(after)
+        return list(self._decoded(until_large(self._bodies[start : start + limit])))
+
+    def load(self, *, snapshot: bool = True) -> Past:
+        seq = max(self._snapshots, default=0) if snapshot else 0
+        return Past(seq, self._snapshots.get(seq), self._decoded(self._bodies[self._index(seq) :]))
+
+    def _index(self, after: int) -> int:
+        # Numbers have no holes, so that the place follows from the first one.
+        return max(0, after - self._bodies[0][0] + 1) if self._bodies else 0
+
+    @staticmethod
+    def _decoded(rows: Iterable[tuple[int, bytes]]) -> Generator[tuple[int, AnyFact]]:
+        return ((seq, core_facts.decode(body)) for seq, body in rows)
+
+    def _commit(self, write: Callable[[], object]) -> "asyncio.Future[None]":
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._failed = self._failed or self.failing
+        if self._failed is not None:
+            future.set_exception(self._failed)
+        else:
+            write()
+            future.set_result(None)
+        return future
