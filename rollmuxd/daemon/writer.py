@@ -86,8 +86,6 @@ RESULTS: Final = (OrderDone, OrderFailed, OrderNotBegun, OrderLostContact)
 class Unavailable(Exception):
     """Nothing can be promised now, and nothing of what was asked may be taken as done: ask again later."""
 
-    status_hint = 503
-
     def __init__(self, why: str, *, retry_after_s: int = 1) -> None:
         super().__init__(why)
         self.why, self.retry_after_s = why, retry_after_s

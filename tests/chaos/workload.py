@@ -54,7 +54,7 @@ def main(name: str, folder: Path, url: str, key: str, replace: bool, seed: str) 
                 break
             except JobAlive:
                 time.sleep(0.3)
-        log.write("registered", job=job.id, session=job._life._talk.session, key=key)
+        log.write("registered", job=job.id, session=job._runtime._session.session, key=key)
         work(job, log, folder / "finish", chance)
         job_id = job.id
         job.end()
@@ -100,7 +100,7 @@ def stay(job: rollmuxd.Job, log: Log, phase: str, then: str | None, chance: rand
         log.write("lost", slot=slot.id, why=str(lost))
         return
     log.write("released", job=job.id, slot=slot.id)
-    coming = job._life._talk._pending
+    coming = job._runtime._session._pending
     if coming is not None and coming.view is not None:
         log.write("queued", job=job.id, slot=coming.view.slot)
     time.sleep(chance.uniform(0.0, 0.02))

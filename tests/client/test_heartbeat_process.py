@@ -357,7 +357,7 @@ TRAINER = """
     import os, signal, sys, time, rollmuxd
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
     with rollmuxd.job("a") as job, job.phase("rollout"):
-        print(job._life._pulse.pid, flush=True)
+        print(job._runtime._heartbeat.pid, flush=True)
         {body}
 """
 
@@ -455,7 +455,7 @@ def test_a_process_that_ends_its_part_itself_or_lives_on_sends_no_last_beat(list
 
 def test_while_its_parent_lives_it_sends_no_last_beat_though_the_pipe_is_closed(listening, until):
     fake = HastyDaemon()
-    program, heart = trainer(listening(fake), "os.close(job._life._pulse._stdin.fileno()); time.sleep(600)")
+    program, heart = trainer(listening(fake), "os.close(job._runtime._heartbeat._stdin.fileno()); time.sleep(600)")
     until(lambda: not alive(heart))  # after ENDS_S
 
     assert program.poll() is None

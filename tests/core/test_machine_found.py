@@ -14,7 +14,7 @@ from patience import PATIENCE_S
 
 #: seed 117: both hosts of a job whose process came back are restarted, and its request waits for word of its states
 STOOD_STILL = (
-    "state.some_jobs_are_there(kinds=['syncs', 'inits'], dispatch=Dispatch.WHEEL)",
+    "state.some_jobs_are_there(kinds=['syncs', 'inits'], dispatch=Dispatch.SCHEDULE)",
     "state.reboot(host='h2')",
     "state.a_good_while(lingers=True, names=['D', 'B', 'A', 'C'], rounds=4)",
     "state.a_good_while(lingers=True, names=['C', 'D', 'B', 'A'], rounds=4)",

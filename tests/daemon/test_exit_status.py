@@ -35,10 +35,10 @@ def run(folder, *, before="", text="", listen=""):
 
 #: stands in for a disk that has no room: the file system says so to whoever writes
 FULL = """
-from rollmuxd.daemon import journal_file
+from rollmuxd.daemon.journal import file
 def full(path):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-journal_file.prepare = full
+file.prepare = full
 """
 
 

@@ -53,7 +53,7 @@ def test_a_damaged_journal_gives_what_was_written_or_an_error():
 
 def test_a_decoder_that_crashes_is_found(monkeypatch):
     offline = loaded("offline")
-    monkeypatch.setattr(offline.glue, "_decode_body", lambda *_, **__: {}["crash"])
+    monkeypatch.setattr(offline.routing, "_decode_body", lambda *_, **__: {}["crash"])
     assert "KeyError" in offline.fuzz_wire(0.1, START).findings[0]
 
 

@@ -41,11 +41,6 @@ def test_an_error_becomes_its_status_with_its_sentence(error, status):
         assert problem.detail == str(error)
 
 
-def test_the_status_of_an_error_is_the_one_that_the_core_hints_at():
-    for error, status in STATUSES.items():
-        assert getattr(error, "status_hint", 500) == status
-
-
 def test_the_parts_of_a_refusal_are_data():
     problem, _ = problem_of(errors.RunAlive("math", 1, 4711, "h1"), "r1")
     assert problem.data == {"name": "math", "run": 1, "pid": 4711, "host": "h1"}

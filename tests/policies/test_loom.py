@@ -133,7 +133,7 @@ def paces(core: Scheduler, group_id: str) -> dict[str, float]:
     node_free: dict[str, int] = {}
     ends: dict[str, list[int]] = {}
     for _ in range(TURNS):
-        for visit in group.wheel:
+        for visit in group.schedule:
             job = state.jobs[visit.job]
             phase = next(phase for phase in job.spec.phases if phase.name == visit.phase)
             nodes = state.phase_nodes(job, phase, group_id)
@@ -144,7 +144,7 @@ def paces(core: Scheduler, group_id: str) -> dict[str, float]:
         for name, at in job_free.items():
             ends.setdefault(name, []).append(at)
     rates = {
-        name: sum(v.job == name and v.phase == state.jobs[name].spec.phases[0].name for v in group.wheel)
+        name: sum(v.job == name and v.phase == state.jobs[name].spec.phases[0].name for v in group.schedule)
         for name in ends
     }
     return {name: (at[-1] - at[0]) / (rates[name] * (TURNS - 1)) for name, at in ends.items()}
@@ -179,7 +179,7 @@ def test_a_short_job_joins_a_long_one_and_goes_round_more_often() -> None:
     placed = loom.arrives(SHORT)
     assert placed is not None
     assert placed.admission == "scaling"  # its rollouts are too long for the long one's node
-    visits = [loom.core.state.jobs[visit.job].spec.name for visit in placed.wheel]
+    visits = [loom.core.state.jobs[visit.job].spec.name for visit in placed.schedule]
     assert visits.count("short") >= 3 * visits.count("long")
     assert placed.promised
     assert 0 < (placed.period_ms or 0) <= 1.4 * 300_000 * visits.count("short") / 2  # two visits an iteration
@@ -219,7 +219,7 @@ def test_who_joins_and_who_was_there_are_within_their_bounds_by_the_eighth_itera
         for number in range(chance.randint(1, 3)):
             rollout, train = (round(10 ** chance.uniform(1.5, 2.5)) for _ in range(2))
             cluster.arrives(job(f"j{number}", rollout, train, chance.uniform(1.3, 2.5)))
-        before = {group.id: list(group.wheel) for group in cluster.core.state.groups.values()}
+        before = {group.id: list(group.schedule) for group in cluster.core.state.groups.values()}
         rollout, train = (round(10 ** chance.uniform(1.5, 2.5)) for _ in range(2))
         slo = chance.uniform(1.02, 1.5)
         placed = cluster.arrives(job("last", rollout, train, slo))
@@ -269,7 +269,7 @@ def eight_iterations(core: Scheduler, before: list[ScheduledTurn], placed: f.Job
         for visit, turn in zip(before, passed, strict=True):
             known.setdefault((visit.job, visit.phase), []).append(turn)
         ahead = []
-        for index, plan in enumerate(placed.wheel):
+        for index, plan in enumerate(placed.schedule):
             had = known.get((plan.job, plan.phase))
             first = had.pop(0) if had else min(passed)
             ahead += [(turn, index, plan) for turn in range(first, min(passed) + 20)]

@@ -214,7 +214,7 @@ def test_who_could_not_join_as_far_as_the_dearest_pool_tells_has_no_plan_there(w
     for plan in drawn_plans(widest, 150):
         for joins in (drawn_need(chance, 9, widest=widest), replace(drawn_need(chance, 9), limit_ms=None)):
             made = planner.fit((*plan.needs, joins), dict(enumerate(plan.seats)))
-            found[planner.could(plan.needs, plan.seats, joins), made is not None] += 1
+            found[planner.may_fit(plan.needs, plan.seats, joins), made is not None] += 1
     assert found[False, True] == 0
     assert found[False, False] > found[True, False]  # hardly anything else is in the way
     assert found[True, True] > 0

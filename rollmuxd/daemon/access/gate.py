@@ -107,8 +107,6 @@ class NotKnown(Exception):
 class Forbidden(Rejected):
     """The caller is known, and may not do this. Only told about things that exist for the caller."""
 
-    status_hint = 403
-
 
 def find_job(state: State, caller: Caller, ref: str, *, act: bool = False) -> Job:
     """The job of that id, or of that name among the caller's own; an admin's name is looked for everywhere.
