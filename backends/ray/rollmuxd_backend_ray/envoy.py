@@ -106,7 +106,7 @@ class Nodes:
 
     async def _make(self, node: frames.Node) -> Any:
         seen = await self.look(node)
-        pinned = NodeAffinitySchedulingStrategy(seen["NodeID"], timers=False)
+        pinned = NodeAffinitySchedulingStrategy(seen["NodeID"], soft=False)
         actor = await asyncio.to_thread(self._kind.options(scheduling_strategy=pinned).remote)
         try:
             await asyncio.wait_for(actor.hello.remote(), _MADE_S)
