@@ -7,10 +7,27 @@ that renewing a lease costs one store into a dict.
 
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
+from itertools import count
+from typing import Final
 
 from rollmuxd.core.config import Config
-from rollmuxd.core.model import GpuId, HostId, JobId, Millis, PoolName, SessionId, SessionStatus, SlotId, SlotStatus
+from rollmuxd.core.model import (
+    GpuId,
+    HostId,
+    Job,
+    JobId,
+    JobSpec,
+    Millis,
+    PoolName,
+    SessionId,
+    SessionStatus,
+    SlotId,
+    SlotStatus,
+)
 from rollmuxd.core.state import State
+
+#: jobs whose kind is remembered
+KINDS: Final = 20_000
 
 
 class AdmissionPass:
@@ -67,8 +84,27 @@ class Timers:
         self.changed_at: Millis = 0
         #: waiting jobs as they are tried on the room that there is; None: all of them are still to be tried
         self.round: AdmissionPass | None = None
+        #: by job, its spec and the number of that kind; and the numbers of the kinds
+        self._kinds: dict[JobId, tuple[JobSpec, int]] = {}
+        self._numbers: dict[object, int] = {}
+        self._next_number = count()
         self._heap: list[tuple[Millis, str, str]] = []
         self._planned: dict[tuple[str, str], Millis] = {}
+
+    # ---- jobs that placement takes for equal -------------------------------------------------------------------------
+
+    def kind(self, job: Job) -> int:
+        """A number that jobs share whose specs are equal to placement. To compare two specs takes far longer."""
+        known = self._kinds.get(job.id)
+        if known is None or known[0] is not job.spec:
+            spec = job.spec
+            if len(self._kinds) >= KINDS:
+                self._kinds, self._numbers = {}, {}
+            key = (spec.phases, spec.wants, spec.states, spec.park, spec.colocate)
+            if key not in self._numbers:
+                self._numbers[key] = next(self._next_number)
+            known = self._kinds[job.id] = spec, self._numbers[key]
+        return known[1]
 
     # ---- sessions and requests -----------------------------------------------------------------------------------
 

@@ -247,7 +247,7 @@ def main(settings: Settings, *, accept_clock: bool = False) -> NoReturn:
     """Run a daemon in this process, and end the process with it. Uses uvloop where it is installed."""
     logs.set_up(settings.log.level, settings.log.format)
     raise_open_files()
-    gc.set_threshold(50_000, 50, 50)  # a thousand waiting clients are many objects, and none of them is a cycle
+    gc.set_threshold(5_000, 100, 50)  # a few milliseconds each; a thousand clients that wait are seldom looked at
     anyio.run(
         _until_exit,
         settings,

@@ -4,6 +4,7 @@ The process reads one pickled question, writes its answer as JSON, and ends. Its
 limited by the kernel, so that no question costs more than that, whatever a policy does.
 """
 
+import gc
 import os
 import pickle
 import resource
@@ -70,6 +71,7 @@ class Copy:
 def main() -> int:
     """Answer the question on stdin; the exit status."""
     os.nice(NICE)
+    gc.disable()  # the process ends soon, and its memory is limited
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     packed = sys.stdin.buffer.read()

@@ -21,6 +21,8 @@ from live import Line, Reply, call
 EXPLAINERS: Final = 60
 READERS: Final = 30
 HALVES: Final = 1_000
+#: long answers that it asks for and does not take
+UNREAD: Final = 20
 #: bytes of a half-sent body, of about a megabyte
 HALF: Final = 760_000
 #: bytes of rubbish that its engine gives for figures
@@ -48,6 +50,7 @@ class Hostile:
         await self._one_with_an_engine(port)
         tasks = [asyncio.create_task(self._again(way)) for way in ways]
         tasks += [asyncio.create_task(self._again(self._half, 30)) for _ in range(HALVES)]
+        tasks += [asyncio.create_task(self._again(self._unread, 10)) for _ in range(UNREAD)]
         await asyncio.sleep(max(0.0, self._until - time.monotonic()))
         for task in tasks:
             task.cancel()
@@ -172,6 +175,18 @@ class Hostile:
             writer.write(head + b" " * HALF)
             said = await reader.read(12)
             self.answers[f"half {said[9:12].decode()}"] += 1
+        finally:
+            writer.close()
+
+    async def _unread(self) -> None:
+        """A long answer that is asked for and not taken."""
+        await asyncio.sleep(random.uniform(0, self._until - time.monotonic()))
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1)
+        try:
+            writer.write(call("GET", "/v1/facts?limit=10000", key=self._key))
+            said = await reader.readexactly(12)
+            self.answers[f"unread {said[9:12].decode()}"] += 1
+            await asyncio.sleep(10)
         finally:
             writer.close()
 

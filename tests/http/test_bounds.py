@@ -7,9 +7,12 @@ from functools import partial
 
 import anyio
 import httpx
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from rollmuxd.core.model import Job, JobSpec
+from rollmuxd.core.state import State
 from rollmuxd.daemon import question
 from rollmuxd.daemon.http import background, limits, routing
 from rollmuxd.daemon.http.routes import jobs, plan
@@ -202,6 +205,17 @@ async def test_a_question_of_another_owner_waits_for_one_of_each_owner_and_not_f
                 await world.settle()
                 held_questions.let_go()
         assert answered.index("others") == 1
+
+
+async def test_a_copy_of_the_state_has_the_spec_that_each_job_has_now():
+    questions, spec = limits.Questions(), JobSpec("a", (), ())
+    state = State(jobs={"j1": Job("j1", "team", "ann", spec, 0)})
+    first = questions.specs_of(state)
+    assert questions.specs_of(state)["j1"] is first["j1"]  # encoded once
+    state.jobs["j1"] = Job("j1", "team", "ann", JobSpec("a", (), (), slo=1.5), 0)
+    assert msgspec.json.decode(questions.specs_of(state)["j1"], type=JobSpec).slo == 1.5
+    state.jobs.clear()
+    assert questions.specs_of(state) == {}
 
 
 @pytest.mark.looptime

@@ -265,12 +265,11 @@ def observe_residual_memory(c: Context, job: Job) -> None:
 
 def _shape_of(c: Context, job: Job) -> object:
     """What placement looks at of a job, for not trying the like again in one round."""
-    spec = job.spec
     times = tuple((name, kept.count and kept.total_ms // kept.count) for name, kept in job.times.items())
     limited = job.owner if limits_of(c, job.owner).max_nodes else ""
     before = tuple(job.last_pins.items())
     bound = job.id if job.fell_back else ""
-    return (limited, bound, spec.phases, spec.wants, spec.states, spec.park, spec.colocate, times, before)
+    return (limited, bound, c.timers.kind(job), times, before)
 
 
 def _wanted(spec: JobSpec) -> int:

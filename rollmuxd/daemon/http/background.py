@@ -14,6 +14,7 @@ from typing import Final, TypeVar, cast
 
 import anyio
 import msgspec
+from msgspec.structs import replace
 
 from rollmuxd.core.model import Millis
 from rollmuxd.core.scheduler import Scheduler
@@ -30,8 +31,11 @@ _COMMAND: Final = (sys.executable, "-P", "-m", question.__name__)
 
 def copy_of(call: Call, core: Scheduler) -> Copy:
     """The scheduler as it is now."""
-    settings = call.services.settings
-    return Copy(msgspec.json.encode(core.state), core.config, settings.daemon.policy, settings.policy_options())
+    settings, state = call.services.settings, core.state
+    specs = call.shared.questions.specs_of(state)
+    jobs = {name: replace(job, spec=specs[name]) for name, job in state.jobs.items()}
+    encoded = msgspec.json.encode(replace(state, jobs=jobs))
+    return Copy(encoded, core.config, settings.daemon.policy, settings.policy_options())
 
 
 async def ask(call: Call, look: Callable[[Scheduler, Millis], Question[T]]) -> T:

@@ -10,6 +10,8 @@ from typing import Any, Final, TypeVar
 import anyio
 import msgspec
 
+from rollmuxd.core.model import JobId, JobSpec
+from rollmuxd.core.state import State
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.wire.plan import PlanBody
@@ -33,6 +35,8 @@ PAGE: Final = 2_000_000
 PAGES: Final = 100
 #: while a page is made, the loop has so many times longer for others
 PAGE_PAUSE: Final = 3
+#: seconds of work on a page after which the loop is left to other calls
+PAGE_HELD_S: Final = 0.003
 #: made-up nodes of a plan, and its made-up GPUs times its jobs
 PLANNED_NODES: Final = 5_000
 PLANNED: Final = 1_000_000
@@ -184,6 +188,16 @@ class Questions(Lines):
         super().__init__(QUESTIONS, "plans and explanations")
         self._one = anyio.Lock()
         self._next = 0.0
+        self._specs: dict[JobId, tuple[JobSpec, msgspec.Raw]] = {}
+
+    def specs_of(self, state: State) -> dict[JobId, Any]:
+        """The jobs' specs, encoded. They do not change, and are most of a copy of the state."""
+        known = self._specs
+        self._specs = {
+            name: one if (one := known.get(name)) and one[0] is job.spec else (job.spec, _encoded(job.spec))
+            for name, job in state.jobs.items()
+        }
+        return {name: raw for name, (_, raw) in self._specs.items()}
 
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
@@ -195,3 +209,7 @@ class Questions(Lines):
     def held(self, seconds: float) -> None:
         """The question was made, and held the loop up for so long: the next one waits."""
         self._next = anyio.current_time() + QUESTION_PAUSE * seconds
+
+
+def _encoded(spec: JobSpec) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(spec))

@@ -68,7 +68,7 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
         of = await call.read(lambda core, now: find_job(core.state, call.caller, name).id)
     topics = wanted(call.caller, job=of, audit=query.audit)
     journal = call.services.journal
-    found: list[dict[str, Any]] = []
+    found: list[Any] = []
     unreadable: list[UnreadableFact] = []
     size = 0
     last = query.after
@@ -97,34 +97,36 @@ async def read_facts(call: Call, query: FactsQuery) -> FactsPage:
     def is_full() -> bool:
         return len(found) >= query.limit or len(unreadable) >= MOST_UNREADABLE or size >= limits.PAGE or last >= until
 
-    async def take(wait_ms: int) -> float:
-        """Take in the facts that follow; the seconds for which that held the loop up."""
+    async def take(wait_ms: int) -> None:
+        """Take in the facts that follow, with a pause wherever that has held the loop up."""
         nonlocal last, size
         batch, following = await driver.facts_after(last, wait_ms, min(BATCH, until - last), topics)
         _there(journal.first, last)
-        began = time.perf_counter()
-        shown = call.told(driver.scheduler)
+        shown, began = call.told(driver.scheduler), time.perf_counter()
         for seq, fact in batch:
+            if (held_s := time.perf_counter() - began) > limits.PAGE_HELD_S:
+                await anyio.sleep(limits.PAGE_PAUSE * held_s)
+                shown, began = call.told(driver.scheduler), time.perf_counter()
             last = seq
             if isinstance(fact, Unreadable):  # it may be about anything
                 unreadable.append(UnreadableFact(seq, fact.reason))
             elif not topics.isdisjoint(driver.belongs.topics(fact, driver.scheduler.state)):
-                found.append({"seq": seq, **_told(msgspec.to_builtins(fact), shown)})
-                size += len(msgspec.json.encode(fact))
+                text = msgspec.json.encode({"seq": seq, **_told(msgspec.to_builtins(fact), shown)})
+                found.append(msgspec.Raw(text))
+                size += len(text)
             if is_full():
                 break
         else:
             last = max(last, following)
-        return time.perf_counter() - began
+        if batch:
+            await anyio.sleep(limits.PAGE_PAUSE * (time.perf_counter() - began))
 
     async def collect() -> None:
         while not is_full():
             if last < driver.durable_seq:
                 async with call.shared.pages.turn(call.caller.owner):
-                    held_s = await take(0)
                     while not is_full() and last < driver.durable_seq:
-                        await anyio.sleep(limits.PAGE_PAUSE * held_s)
-                        held_s = await take(0)
+                        await take(0)
                 continue
             wait_ms = (
                 0 if found or unreadable or query.until else max(0, round((give_up - anyio.current_time()) * 1000))
