@@ -19,6 +19,9 @@ from rollmuxd.sim.compare import Task, in_order, run_all, tasks
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.workload import Options
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from simkit import checked
+
 PAGE: Final = Path(__file__).parents[2] / "docs" / "results.md"
 #: the public step logs, for ``noise``
 DATA: Final = Path(os.environ.get("ROLLMUX_DATA") or Path(__file__).parents[3] / "shared" / "data")
@@ -27,7 +30,7 @@ CORES: Final = len(os.sched_getaffinity(0))
 
 def ran(some: Sequence[Task]) -> list[Outcome]:
     """All runs, on all cores, in order."""
-    return in_order(some, list(run_all(some, CORES)))
+    return in_order(some, list(run_all(some, CORES, checked.perform)))
 
 
 def compared(

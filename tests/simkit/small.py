@@ -9,11 +9,12 @@ from random import Random
 
 from rollmuxd.core.model import JobSpec, OnLoss, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.sim.baselines import CONTENDERS
-from rollmuxd.sim.faults import PRESETS
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.policy_under_test import RollMuxPaper
 from rollmuxd.sim.workload import Pool, SimJob, Starts, Workload
-from rollmuxd.sim.world import World
+from simkit import checked
+from simkit.faults import PRESETS
+from simkit.faulty_world import FaultyWorld
 
 POLICIES = (CONTENDERS["rollmux"], RollMuxPaper(prune=False), CONTENDERS["rollmux-artifact"])
 POOLS = ("rollout", "train")
@@ -73,6 +74,6 @@ def play(preset: str, seed: int) -> tuple[Outcome, dict[str, int]]:
     """One seed; what came of it, and what went wrong how often. Raises BrokenInvariant with all that is known."""
     accounting = ("work", "paper")[seed % 2]
     contender = POLICIES[seed // 2 % len(POLICIES)]
-    world = World(small(seed), contender, seed, accounting, float("inf"), faults=PRESETS[preset])
+    world = checked.make(PRESETS[preset], small(seed), contender, seed, accounting, float("inf"))
     outcome = world.run()
-    return outcome, world.fault_injector.counted if world.fault_injector is not None else {}
+    return outcome, world.counted if isinstance(world, FaultyWorld) else {}
