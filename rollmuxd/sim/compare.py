@@ -1,12 +1,6 @@
-"""Several contenders on the same workloads: which runs there are, and running them, in processes where asked."""
+"""Several contenders on the same workloads: which runs there are, and one of them."""
 
-import multiprocessing
-import os
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -160,59 +154,6 @@ def perform(
     if task.fidelity == "cost":
         return fluid.run(drawn, found, seed=task.seed, accounting=task.accounting, hear=hear, progress=progress)
     return play(drawn, found, seed=task.seed, accounting=task.accounting, hear=hear, progress=progress)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C is heard afterwards: a process that is being started is nobody's yet, and says so in a traceback.
-
-    Processes that are started here never hear of it: whoever has started them ends them.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def end_with_parent() -> None:
-    """In a process of a pool, at its beginning: it ends when its parent is killed.
-
-    By itself it would stay for ever: the queue that it reads its tasks from is held open by all processes of the pool.
-    """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def run_all(
-    some: Sequence[Task], processes: int = 1, perform: Callable[[Task], Outcome] = perform
-) -> Iterator[tuple[Task, Outcome]]:
-    """All runs, each as it ends. Their order differs with the number of processes; their outcomes do not."""
-    if processes <= 1:
-        for task in some:
-            yield task, perform(task)
-        return
-    others = multiprocessing.active_children()
-    # spawned, not forked: a child gets nothing of its parent but the task
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), end_with_parent) as pool:
-        try:
-            with _uninterrupted():
-                futures = {pool.submit(perform, task): task for task in some}
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BaseException:
-            # runs take minutes, and nobody wants those that have begun any more
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in multiprocessing.active_children():
-                if child not in others:
-                    child.terminate()
-            raise
 
 
 def in_order(some: Sequence[Task], found: Sequence[tuple[Task, Outcome]]) -> list[Outcome]:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rollmuxd.cli.sim.processes import run_all
 from rollmuxd.sim import tables
-from rollmuxd.sim.compare import Task, in_order, run_all, tasks
+from rollmuxd.sim.compare import Task, in_order, tasks
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.workload import Options
 

@@ -18,7 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 from typing import Any, Final
 
-from rollmuxd.sim.compare import end_with_parent
+from rollmuxd.cli.sim.processes import end_with_parent
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from simkit import swarm

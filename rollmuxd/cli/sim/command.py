@@ -231,6 +231,7 @@ def compare(
     as_json: bool,
 ) -> None:
     """Several policies on the same draws, in both accountings, with paired differences."""
+    from rollmuxd.cli.sim.processes import run_all
     from rollmuxd.sim import compare as runs
     from rollmuxd.sim import report, tables
 
@@ -249,7 +250,7 @@ def compare(
         _writable(html)
     found = []
     with Bar("runs", len(some)) as advance:
-        for task, outcome in runs.run_all(some, processes):
+        for task, outcome in run_all(some, processes):
             found.append((task, outcome))
             advance(len(found))
     outcomes = runs.in_order(some, found)
