@@ -38,14 +38,16 @@ def small(seed: int, jobs: int = 6) -> Workload:
 def _job(draw: Random, name: str, at: int) -> SimJob:
     rollout, train = draw.choice([60, 130, 300, 500]) * 1_000, draw.choice([50, 110, 250]) * 1_000
     tails, gap, move = draw.random() < 0.4, draw.choice([0, 0, 5_000]), draw.choice([0, 5_000, 20_000])
-    series = [(round(rollout * draw.uniform(0.5, 1.2)), round(train * draw.uniform(0.8, 1.1))) for _ in range(7)]
+    series: list[tuple[int, ...]] = [
+        (round(rollout * draw.uniform(0.5, 1.2)), round(train * draw.uniform(0.8, 1.1))) for _ in range(7)
+    ]
     phases = [
         PhaseSpec("rollout", ("rollout",), planned_ms=rollout, min_gpus=1 if tails else 0),
         PhaseSpec("train", ("train",), planned_ms=train, gap_ms=gap),
     ]
     if draw.random() < 0.3:
         phases.insert(1, PhaseSpec("sync", POOLS, planned_ms=10_000))
-        series = [(first, 10_000, last) for first, last in series]
+        series = [(first, 10_000, last) for first, *_, last in series]
     park, width = draw.choice([Park.LAZY, Park.LAZY, Park.AT_RELEASE]), draw.choice([1, 1, 2])
     states = tuple(
         StateSpec(
