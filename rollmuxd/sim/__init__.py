@@ -8,8 +8,8 @@ one to compare it with. A run gives one of them one workload in one of two **fid
 - ``cost`` (:mod:`~rollmuxd.sim.fluid`): only arrivals and departures are events; between them every job's iteration
   takes its group's planned period. Hundreds of jobs in a fraction of a second.
 - ``phase`` (:mod:`~rollmuxd.sim.world`): every request, grant, load, park and release of every iteration passes
-  through :class:`~rollmuxd.core.scheduler.Scheduler`, as live; what happens is checked at every event
-  (:mod:`~rollmuxd.sim.checkers`) against the promises, by a witness that believes nobody.
+  through :class:`~rollmuxd.core.scheduler.Scheduler`, as live. The core's invariants are checked now and then, and at
+  each grant and load that no other job is on the GPUs.
 
 and in one of two **accountings**: ``paper`` (a job ends when its trace says, however slow it was) and ``work`` (a job
 ends when it has done its iterations). What came of it is an :class:`~rollmuxd.sim.outcome.Outcome`. ``compare`` runs

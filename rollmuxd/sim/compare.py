@@ -1,12 +1,6 @@
-"""Several contenders on the same workloads: which runs there are, and running them, in processes where asked."""
+"""Several contenders on the same workloads: which runs there are, and one of them."""
 
-import multiprocessing
-import os
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -18,7 +12,6 @@ from rollmuxd.core.policy import Policy
 from rollmuxd.core.state import State
 from rollmuxd.sim import fluid, optimal, world
 from rollmuxd.sim.baselines import CONTENDERS
-from rollmuxd.sim.faults import PRESETS
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.policy_under_test import Moving, PolicyUnderTest
 from rollmuxd.sim.workload import Options, SimJob, Workload
@@ -41,8 +34,6 @@ class Task(Struct, frozen=True):
     seed: int
     #: jobs in a group at most
     max_group: int = optimal.MAX_GROUP
-    #: what goes wrong, by the name of a preset (phase fidelity)
-    faults: str = "none"
     #: what a move takes; None: as the policy has it
     move_s: float | None = None
 
@@ -100,7 +91,6 @@ def tasks(
     fidelity: str,
     seeds: Sequence[int],
     max_group: int = optimal.MAX_GROUP,
-    faults: str = "none",
     move_s: float | None = None,
 ) -> list[Task]:
     """Every run of a comparison, both accountings.
@@ -110,17 +100,13 @@ def tasks(
     """
     if fidelity not in FIDELITIES:
         raise ValueError(f"fidelity is {fidelity!r}, and it is one of {', '.join(FIDELITIES)}")
-    if faults not in PRESETS:
-        raise ValueError(f"faults is {faults!r}, and it is one of {', '.join(PRESETS)}")
-    if faults != "none" and fidelity != "phase":
-        raise ValueError("only what is played phase by phase can fail; use fidelity phase")
     for name in names:
         if name == OPTIMAL and fidelity == "phase":
             raise ValueError(f"{name} moves jobs at every event, for nothing: it has no phases to run; use cost")
         if name != OPTIMAL:
             policy_under_test(name)
     return [
-        Task(workload, options, name, fidelity, accounting, seed, max_group, faults, move_s)
+        Task(workload, options, name, fidelity, accounting, seed, max_group, move_s)
         for seed in seeds
         for name in dict.fromkeys(names)
         for accounting in ACCOUNTINGS
@@ -151,8 +137,12 @@ def perform(
     *,
     hear: Callable[[Fact], None] | None = None,
     progress: Callable[[int], None] | None = None,
+    play: Callable[..., Outcome] = world.run,
 ) -> Outcome:
-    """One run. ``hear`` is told every fact (*optimal* has none), ``progress`` how many jobs have ended."""
+    """One run. ``hear`` gets every fact (*optimal* has none), ``progress`` the number of jobs that have ended.
+
+    ``play`` runs phase fidelity.
+    """
     drawn = drawn or draw(task)
     if task.policy == OPTIMAL:
         return optimal.run(drawn, seed=task.seed, accounting=task.accounting, max_group=task.max_group)
@@ -163,66 +153,7 @@ def perform(
         found = Capped(found, task.max_group)
     if task.fidelity == "cost":
         return fluid.run(drawn, found, seed=task.seed, accounting=task.accounting, hear=hear, progress=progress)
-    return world.run(
-        drawn,
-        found,
-        seed=task.seed,
-        accounting=task.accounting,
-        hear=hear,
-        progress=progress,
-        faults=PRESETS[task.faults],
-    )
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C is heard afterwards: a process that is being started is nobody's yet, and says so in a traceback.
-
-    Processes that are started here never hear of it: whoever has started them ends them.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def end_with_parent() -> None:
-    """In a process of a pool, at its beginning: it ends when its parent is killed.
-
-    By itself it would stay for ever: the queue that it reads its tasks from is held open by all processes of the pool.
-    """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def run_all(some: Sequence[Task], processes: int = 1) -> Iterator[tuple[Task, Outcome]]:
-    """All runs, each as it ends. Their order differs with the number of processes; their outcomes do not."""
-    if processes <= 1:
-        for task in some:
-            yield task, perform(task)
-        return
-    others = multiprocessing.active_children()
-    # spawned, not forked: a child gets nothing of its parent but the task
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), end_with_parent) as pool:
-        try:
-            with _uninterrupted():
-                futures = {pool.submit(perform, task): task for task in some}
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BaseException:
-            # runs take minutes, and nobody wants those that have begun any more
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in multiprocessing.active_children():
-                if child not in others:
-                    child.terminate()
-            raise
+    return play(drawn, found, seed=task.seed, accounting=task.accounting, hear=hear, progress=progress)
 
 
 def in_order(some: Sequence[Task], found: Sequence[tuple[Task, Outcome]]) -> list[Outcome]:

@@ -1,17 +1,17 @@
 """Phase fidelity: every request, grant, load, park and release of every iteration, through the scheduler as live.
 
-The world plays whoever the daemon talks to: the jobs' processes (which ask, work, release, and ask again), the
+The world plays all that the daemon talks to: the jobs' processes (which ask, work, release, and ask again), the
 residency drivers (which take the time that moving a state takes) and the backends (which see what is on the GPUs).
 It believes nothing that the scheduler says about GPUs: what is on them is its own book
-(:mod:`~rollmuxd.sim.machines`), and backends report from that. What goes wrong, where anything is to, and what follows
-from it, is :class:`~rollmuxd.sim.faults.FaultInjector`'s.
+(:mod:`~rollmuxd.sim.machines`), and backends report from that. Every call is answered, and every order is
+carried out; a subclass that overrides public methods of :class:`World` may change that.
 """
 
 import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,8 +21,8 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core.config import Config, DriverTraits, Moves
 from rollmuxd.core.decision import Answer, Decision
-from rollmuxd.core.effects import Effect, Kill, Launch, Observe, Perform, Probe
-from rollmuxd.core.errors import BrokenInvariant, Rejected
+from rollmuxd.core.effects import Effect, Observe, Perform
+from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import (
     Fence,
     GpuId,
@@ -31,7 +31,6 @@ from rollmuxd.core.model import (
     LaunchId,
     Millis,
     Movable,
-    OrderId,
     OrderKind,
     PhaseSpec,
     PoolName,
@@ -45,19 +44,16 @@ from rollmuxd.core.order import find_phase
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State, state_key
 from rollmuxd.explain.explainer import Explainer
-from rollmuxd.sim.checkers import Checker
-from rollmuxd.sim.checkers.rest import Rest
-from rollmuxd.sim.faults import DaemonDied, FaultInjector, Faults
 from rollmuxd.sim.fluid import WORK
 from rollmuxd.sim.inventory import Inventory, Told, TooFewNodes, with_enough
 from rollmuxd.sim.kernel import Kernel
-from rollmuxd.sim.machines import Fate, Machines, Move, key_of
+from rollmuxd.sim.machines import Machines, Move, key_of
 from rollmuxd.sim.meter import Meter
 from rollmuxd.sim.outcome import JobOutcome, Outcome
 from rollmuxd.sim.policy_under_test import PolicyUnderTest
 from rollmuxd.sim.workload import Impossible, SimJob, Workload, by_arrival
 
-#: sessions are renewed twice in this time; where nothing fails, a process does not forget to
+#: sessions are renewed twice in this time
 LEASE_MS = 3_600_000
 #: a state that says nothing of its size on a GPU has this much there, so that it can be seen
 UNSAID_MB = 40_000
@@ -71,16 +67,9 @@ INIT = "init"
 ASIDE_MS = 5_000
 #: and comes once in so many iterations where nobody said how often
 ASIDE_EVERY = 2
-#: where things go wrong, processes that are lost are soon started again, and not for ever
-LAUNCHES: dict[str, int] = {
-    "launch_ms": 100_000,
-    "relaunch_after_ms": 5_000,
-    "relaunch_limit": 3,
-    "relaunch_window_ms": 600_000,
-}
 #: who is started again by every move has to come to the end of an iteration between two
 MOVE_RELAUNCHED_MS = 900_000
-#: inputs between two checks of every invariant over the whole state, and that it is at rest; the witness checks at each
+#: inputs between two checks of every invariant over the whole state
 CHECK_EVERY = 2_000
 #: time after the last job's end in which everything is to be cleared away
 SETTLE_MS = 3_600_000
@@ -90,12 +79,17 @@ SETTLE_MS = 3_600_000
 METERED = frozenset((f.JobPlaced, f.PlacementEnded, f.MovePlanned, f.MoveEnded, f.MoveAbandoned))
 
 
-class Listener(Protocol):
-    """Hears of everything that the scheduler decides."""
+class Listener:
+    """Hears of everything that the scheduler is given, and decides."""
+
+    def before(self, core: Scheduler, now: Millis, given: i.Input) -> None:
+        """The scheduler is about to be given this."""
 
     def hear(self, now: Millis, given: i.Input, decision: Decision, state: State) -> None:
         """One decision, in the order in which they were made."""
-        ...
+
+    def end(self, now: Millis) -> None:
+        """Every job has ended, and what they left has had its time to go."""
 
 
 class Process(Struct):
@@ -106,8 +100,6 @@ class Process(Struct):
     name: JobId = ""
     #: grows with every end of a process: what was planned for an earlier one is void
     life: int = 0
-    #: which of its processes it is, where a backend starts them
-    launch: LaunchId = ""
     run: int = 0
     session: SessionId = ""
     #: index into ``job.series``: iterations finished in its life
@@ -131,15 +123,20 @@ class Process(Struct):
     solo_ms: Millis = 0
     #: its tail was consolidated
     shrunk: bool = False
+    #: the job has ended
+    gone: bool = False
+
+    # ---- in a world whose processes end before their jobs do
+
     alive: bool = True
+    #: which of its job's processes it is, where a backend starts them
+    launch: LaunchId = ""
     #: it says nothing, and hears nothing
     silent: bool = False
     #: the phase at hand does not come to an end
     stuck: bool = False
-    #: a call of its is to be repeated once the daemon is back
-    knocks: bool = False
-    #: the job has ended
-    gone: bool = False
+    #: it has a call to repeat
+    retrying: bool = False
 
 
 #: what a process does with the answer to its call
@@ -155,18 +152,18 @@ def run(
     listeners: Sequence[Listener] = (),
     hear: Callable[[f.Fact], None] | None = None,
     progress: Callable[[int], None] | None = None,
-    faults: Faults | None = None,
+    make: "Callable[..., World] | None" = None,
 ) -> Outcome:
-    """One contender on one workload, to its end.
+    """One contender on one workload, to its end. ``make``: a world, from what :class:`World` takes.
 
     Raises:
-        BrokenInvariant: a promise was broken, or somebody waits for ever; the message has the seed and the last facts.
+        BrokenInvariant: a promise was broken, or a job waits for ever; the message has the seed and the last facts.
         Impossible: a job is wider than any inventory.
     """
     workload.check()
 
     def attempt(stretch: float, told: Told) -> Outcome:
-        return World(workload, contender, seed, accounting, stretch, listeners, told, progress, faults).run()
+        return (make or World)(workload, contender, seed, accounting, stretch, listeners, told, progress).run()
 
     return with_enough(workload, attempt, hear)
 
@@ -184,7 +181,6 @@ class World:
         listeners: Sequence[Listener] = (),
         hear: Callable[[f.Fact], None] | None = None,
         progress: Callable[[int], None] | None = None,
-        faults: Faults | None = None,
     ) -> None:
         self.began = time.perf_counter()
         self.workload, self.policy_under_test, self.seed = workload, contender, seed
@@ -193,27 +189,19 @@ class World:
         self.inventory = Inventory(workload, self.jobs, stretch=stretch)
         self.machines = Machines(self.inventory)
         self.kernel = Kernel()
-        #: None: nothing goes wrong
-        self.fault_injector = FaultInjector(self, faults, seed) if faults is not None and faults.any else None
-        self.config = self._config()
-        policy = contender.policy(seed)
-        self.core = Scheduler(self.config, policy)
-        excused_ms = faults.longest_ms if faults is not None else 0
-        self.witness = Checker(self.config, cap=getattr(policy, "max_group", None), excused_ms=excused_ms)
-        self.rest = Rest(CHECK_EVERY)
+        self.config = self.make_config()
+        self.core = Scheduler(self.config, contender.policy(seed))
         self.meter = Meter(workload, self.inventory.pool_of)
         self.listeners, self.hear, self.progress = list(listeners), hear, progress
         self.outcome = Outcome(contender.name, workload.name, seed, "phase", accounting)
         self.digest = hashlib.sha256()
         self.processes: dict[JobId, Process] = {}
-        self.moves: dict[OrderId, Move] = {}
         self.waiting_to_end = 0
-        #: which life of the daemon this is, and whether it is there
-        self.life, self.up = 1, True
-        #: the last facts, for whoever has to find out what went wrong
+        #: the last facts, for the message about a broken promise
         self.last: deque[f.Fact] = deque(maxlen=20)
 
-    def _config(self) -> Config:
+    def make_config(self) -> Config:
+        """What the scheduler is configured with: drivers that do what they are asked, and leases that last."""
         names = {kept.driver: None for job in self.jobs for kept in job.spec.states}
         again = any(job.spec.movable is Movable.RELAUNCH for job in self.jobs)
         config = Config(
@@ -224,9 +212,6 @@ class World:
             move_takes_ms=self.policy_under_test.move_ms(),
         )
         config = replace(config, **self.policy_under_test.estimates)
-        if self.fault_injector is not None:
-            drivers = {name: self.fault_injector.traits() for name in names}
-            return replace(config, drivers=drivers, launch_hosts=tuple(self.inventory.gpus_of), **LAUNCHES)
         drivers = dict.fromkeys(names, DriverTraits(idempotent=True, copies=True))
         return replace(config, lease_ms=LEASE_MS, drivers=drivers)
 
@@ -245,32 +230,47 @@ class World:
         return self.outcome
 
     def _run(self) -> None:
-        self.tell(self.inventory.start)
-        for job in self.jobs:
-            self.kernel.at(job.arrives_ms, self.arrive, job)
-        self.waiting_to_end = len(self.jobs)
-        if self.jobs:
-            self.kernel.at(self.jobs[0].arrives_ms, self.beat_all)
-        if self.fault_injector is not None:
-            self.fault_injector.begin()
-        latest = None if self.fault_injector is None else self.fault_injector.latest_end()
+        self.begin()
+        latest = self.latest_end()
         while self.waiting_to_end:
             if not self._step(latest):
                 self._stuck()
-        self._count()
-        until = self.kernel.now + SETTLE_MS + self.witness.excused_ms
+        self.outcome.span_ms = self.kernel.now - (self.jobs[0].arrives_ms if self.jobs else 0)
+        until = self.kernel.now + self.settle_ms()
         while self._step(until):
             pass
         self.meter.until(self.kernel.now)
         self.outcome.pools, self.outcome.cost_curve = list(self.meter.pools.values()), self.meter.curve
         self.outcome.facts_digest = self.digest.hexdigest()
         invariants.check(self.core.state)
-        self.witness.end(self.kernel.now)
+        for listener in self.listeners:
+            listener.end(self.kernel.now)
         self.outcome.wall_s = time.perf_counter() - self.began
+
+    def begin(self) -> None:
+        """The daemon starts; arrivals and heartbeats are planned."""
+        self.tell(self.inventory.start)
+        for job in self.jobs:
+            self.kernel.at(job.arrives_ms, self.arrive, job)
+        self.waiting_to_end = len(self.jobs)
+        if self.jobs:
+            self.kernel.at(self.jobs[0].arrives_ms, self.beat_all)
+
+    def latest_end(self) -> Millis | None:
+        """When every job must have ended; None: when nothing more is to happen."""
+        return None
+
+    def settle_ms(self) -> Millis:
+        """Time after the last job's end in which everything is to be cleared away."""
+        return SETTLE_MS
+
+    def deadline(self) -> Millis | None:
+        """When the daemon's clock is to report next."""
+        return self.core.deadline()
 
     def _step(self, until: Millis | None) -> bool:
         """Let the next thing happen; False where nothing is to happen by then."""
-        when, due = self.kernel.next_at(), self.core.deadline() if self.up else None
+        when, due = self.kernel.next_at(), self.deadline()
         if due is not None and (when is None or due <= when):
             if until is not None and due > until:
                 return False
@@ -289,10 +289,6 @@ class World:
         )
         raise BrokenInvariant(f"every_job_ends: {', '.join(names[:5])} never ended; {states}")
 
-    def _count(self) -> None:
-        """The last job has ended: what comes now is not held against anybody."""
-        self.outcome.span_ms = self.kernel.now - (self.jobs[0].arrives_ms if self.jobs else 0)
-
     # ---- talking to the daemon ---------------------------------------------------------------------------------------
 
     def tell(self, given: i.Input) -> Decision:
@@ -300,24 +296,21 @@ class World:
 
         Raises:
             Rejected: it is refused.
-            DaemonDied: nobody knows whether it was heard.
         """
-        trouble = self.fault_injector
-        if trouble is not None and trouble.crash_pending and trouble.daemon_dies_of(given):
-            raise DaemonDied
-        self.rest.look(self.core, self.kernel.now, given)
+        for listener in self.listeners:
+            listener.before(self.core, self.kernel.now, given)
         decision = self.core.handle(given, self.kernel.now)
         self.keep(given, decision)
-        heeded = self._heeded
+        heeded = self.heeded
         for fact in decision.facts:
             if type(fact) in heeded:
                 heeded[type(fact)](self, fact)
         for effect in decision.effects:
-            self._do(effect)
+            self.do(effect)
         return decision
 
     def keep(self, given: i.Input, decision: Decision) -> None:
-        """The decision's facts are durable, whoever hears of them."""
+        """The decision's facts become durable."""
         outcome = self.outcome
         outcome.events += 1
         if outcome.events % CHECK_EVERY == 0:
@@ -325,17 +318,12 @@ class World:
         now = self.kernel.now
         facts = decision.facts
         self.last.extend(facts)
-        self.witness.hear(now, given, decision)
-        self.rest.hear(decision)
         for listener in self.listeners:
             listener.hear(now, given, decision, self.core.state)
         if not facts:
             return
         outcome.facts += len(facts)
-        bodies = list(map(f.encode, facts))
-        self.digest.update(b"".join(bodies))
-        if self.fault_injector is not None:
-            self.fault_injector.journal(bodies)
+        self.write(list(map(f.encode, facts)))
         for fact in facts:
             if type(fact) in METERED:
                 self.meter.hear(fact)
@@ -343,58 +331,36 @@ class World:
             for fact in facts:
                 self.hear(fact)
 
+    def write(self, bodies: list[bytes]) -> None:
+        """The journal: facts, as it keeps them."""
+        self.digest.update(b"".join(bodies))
+
     def call(self, process: Process, given: i.Input, then: Then | None = None) -> None:
-        """A process calls; one that gets no answer calls again once the daemon is back."""
-        life = process.life
-        try:
-            if not self.up:
-                raise DaemonDied
-            answer = self.tell(given).answer
-        except DaemonDied:
-            assert self.fault_injector is not None
-            self.fault_injector.retry(process, given, then)
-        except Rejected as no:
-            if self.fault_injector is None:
-                raise
-            self.fault_injector.refused(process, life, given, no)
-        else:
-            if then is not None and process.life == life:
-                then(process, answer)
+        """A process calls, and does what follows from the answer."""
+        answer = self.tell(given).answer
+        if then is not None:
+            then(process, answer)
 
     def report(self, given: i.Input) -> None:
-        """A backend, a driver or the clock reports; where nobody is there to hear it, it is lost."""
-        if self.up:
-            try:  # noqa: SIM105 - half of all inputs come by here, and a context manager costs as much as a fact
-                self.tell(given)
-            except DaemonDied:
-                pass
+        """A backend, a driver or the clock reports."""
+        self.tell(given)
 
     def later(self, process: Process, wait: Millis, what: Callable[[Process], None]) -> None:
-        """Have the process do it after a while, if it is the same by then."""
+        """Let the process do it after a while, if it is the same by then."""
         self.kernel.after(wait, self._if_same, process, process.life, what)
 
     def _if_same(self, process: Process, life: int, what: Callable[[Process], None]) -> None:
         if process.life == life:
             what(process)
 
-    def _do(self, effect: Effect) -> None:
+    def do(self, effect: Effect) -> None:
+        """What the scheduler wants of a driver or a backend."""
         if type(effect) is Perform:  # by far the most
             self.perform(effect)
-            return
-        match effect:
-            case Observe():
-                if self.fault_injector is None:
-                    self.kernel.after(0, self.observed, effect.host)
-                else:
-                    self.fault_injector.observe(effect.host)
-            case Probe() if self.fault_injector is not None:
-                self.fault_injector.probe(effect.order)
-            case Launch() if self.fault_injector is not None:
-                self.fault_injector.launch(effect)
-            case Kill() if self.fault_injector is not None:
-                self.fault_injector.kill(effect)
-            case _:
-                raise BrokenInvariant(f"{effect}, and nothing went wrong")
+        elif type(effect) is Observe:
+            self.observe(effect.host)
+        else:
+            raise BrokenInvariant(f"{effect}, and nothing went wrong")
 
     # ---- jobs' processes ---------------------------------------------------------------------------------------------
 
@@ -406,23 +372,33 @@ class World:
         began = time.perf_counter()
         self.register(process)
         self.outcome.decision_us.append((time.perf_counter() - began) * 1e6)
-        if self.fault_injector is None and self.workload.on_demand and self.core.state.jobs[process.name].group is None:
-            why = Explainer(self.core.context).why_job_waits(process.name, self.kernel.now).text
-            raise TooFewNodes(f"job {job.name} ({job.kind}) waits: {why}")
+        if self.workload.on_demand:
+            self.check_placed(process)
         if not self.by_work:
             self.kernel.at(job.arrives_ms + job.lasts_ms, self.end, process)
 
+    def check_placed(self, process: Process) -> None:
+        """Raise TooFewNodes where a job that has come has to wait for nodes to be bought."""
+        if self.core.state.jobs[process.name].group is None:
+            why = Explainer(self.core.context).why_job_waits(process.name, self.kernel.now).text
+            raise TooFewNodes(f"job {process.job.name} ({process.job.kind}) waits: {why}")
+
     def register(self, process: Process) -> None:
         """A run begins, from the last finished iteration."""
-        self.begin_anew(process)
-        key = "" if self.fault_injector is None else f"{process.job.name}-{process.life}"
-        self.call(process, i.RegisterJob("team", "sim", process.job.spec, key), self._registered)
+        self.rewind(process)
+        key = self.idempotency_key(process)
+        self.call(process, i.RegisterJob("team", "sim", process.job.spec, key), self.registered)
 
-    def begin_anew(self, process: Process) -> None:
+    def idempotency_key(self, process: Process) -> str:
+        """The same for each try of one registration; "" where the first is answered."""
+        return ""
+
+    def rewind(self, process: Process) -> None:
         """A process begins with its engines, and with the first phase of an iteration."""
         process.at, process.aside = -1 if _init_of(process.job) is not None else 0, []
 
-    def _registered(self, process: Process, answer: Answer) -> None:
+    def registered(self, process: Process, answer: Answer) -> None:
+        """The job is known; its process opens a session, unless a backend is to start it."""
         assert answer.job is not None
         process.name = answer.job
         job = self.core.state.jobs[answer.job]
@@ -432,19 +408,16 @@ class World:
             self._first_placed(process)
         if job.spec.launch is None:
             self.open(process, job.idempotency_key)
-        elif self.fault_injector is not None:
-            self.fault_injector.awaits_launch(process)
 
     def open(self, process: Process, key: str) -> None:
         """The process says that it is there."""
         started = str(self.kernel.now)
-        self.call(process, i.OpenSession(process.name, key, pid=1, host="sim", started=started), self._opened)
+        self.call(process, i.OpenSession(process.name, key, pid=1, host="sim", started=started), self.opened)
 
-    def _opened(self, process: Process, answer: Answer) -> None:
+    def opened(self, process: Process, answer: Answer) -> None:
+        """The process has its session, and asks for its first phase."""
         assert answer.session is not None
         process.session = answer.session
-        if self.fault_injector is not None:
-            self.fault_injector.accompany(process)
         self.ask(process)
 
     def _placed(self, fact: f.JobPlaced) -> None:
@@ -469,7 +442,10 @@ class World:
         if process.request is not None and not process.slot:
             request = process.request
             given = i.RequestSlot(process.name, process.session, request.phase, request.request_id)
-            self.call(process, given, None if self.fault_injector is None else self.fault_injector.asked)
+            self.call(process, given, self.asked)
+
+    def asked(self, process: Process, answer: Answer) -> None:
+        """The request is known; that it is granted is a fact."""
 
     def _next_request(self, process: Process) -> i.NextRequest:
         process.requests += 1
@@ -485,8 +461,12 @@ class World:
         slot = self.core.state.slots[fact.slot]
         self.machines.nobody_else_is_on(slot.gpus, slot.job, slot.run)
         process = self.processes[slot.job]
-        if self.fault_injector is None or self.fault_injector.hears(process, slot):
+        if self.hears(process, slot):
             self.begin_phase(process, slot)
+
+    def hears(self, process: Process, slot: Slot) -> bool:
+        """Whether the process hears of this grant."""
+        return True
 
     def begin_phase(self, process: Process, slot: Slot) -> None:
         """The phase runs, for as long as it takes on the GPUs that it got."""
@@ -537,7 +517,7 @@ class World:
 
     def tail_begins(self, process: Process, slot: SlotId) -> None:
         """The process says how far it is; asked to, it consolidates its tail and gives GPUs back."""
-        if process.slot != slot or process.shrunk or process.silent:
+        if process.slot != slot or process.shrunk:
             return
         self.call(process, i.Heartbeat(process.session, slot, 80, 100), self._tail_told)
 
@@ -555,7 +535,7 @@ class World:
 
     def shrink(self, process: Process, slot: SlotId, keep: tuple[GpuId, ...]) -> None:
         """GPUs that are given back are empty; those that are kept go on."""
-        if process.slot != slot or process.silent or not self.up:
+        if process.slot != slot:
             return
         held = self.core.state.slots[slot].gpus
         freed = [gpu for gpu in held if gpu not in keep]
@@ -569,11 +549,7 @@ class World:
 
     def tail_goes_on(self, process: Process, slot: SlotId) -> None:
         """The process says how far its tail is; what it is offered back it takes."""
-        if process.slot != slot or not process.shrunk or process.silent:
-            return
-        if process.knocks:  # it has no word yet that it has given them back
-            self.kernel.after(TAIL_ASKED_MS, self.tail_goes_on, process, slot)
-        else:
+        if process.slot == slot and process.shrunk:
             self.call(process, i.Heartbeat(process.session, slot, 90, 100), self._offered)
 
     def _offered(self, process: Process, answer: Answer) -> None:
@@ -609,7 +585,7 @@ class World:
 
     def phase_over(self, process: Process, slot: SlotId) -> None:
         """The process gives its slot back, and asks for the next at once if it has nothing to do in between."""
-        if process.slot != slot or process.silent or process.stuck:
+        if process.slot != slot:
             return
         self.charge(process)
         phases = process.job.spec.phases
@@ -633,12 +609,11 @@ class World:
             self.call(process, i.ReleaseSlot(slot, process.fence, seen), self._rests)
         else:
             process.request = self._next_request(process)
-            self.call(process, i.ReleaseSlot(slot, process.fence, seen, next=process.request), self._released)
+            self.call(process, i.ReleaseSlot(slot, process.fence, seen, next=process.request), self.released)
 
-    def _released(self, process: Process, answer: Answer) -> None:
-        if answer.next_slot is None or self.fault_injector is not None:
-            assert self.fault_injector is not None, answer.next_refused
-            self.fault_injector.released(process, answer)
+    def released(self, process: Process, answer: Answer) -> None:
+        """The process waits for the slot that it has asked for with the release."""
+        assert answer.next_slot is not None, answer.next_refused
 
     def _rests(self, process: Process, answer: Answer) -> None:
         self.later(process, process.job.spec.phases[process.at].gap_ms, self.ask)
@@ -660,7 +635,6 @@ class World:
         if process.gone:
             return
         process.gone = True
-        process.silent = False  # whoever ends it is heard, whatever it does itself
         process.life += 1
         process.slot, process.request = "", None
         self.charge(process)
@@ -678,23 +652,25 @@ class World:
             process.outcome.parks = job.progress.parks
         self.processes.pop(process.name, None)
         self.waiting_to_end -= 1
-        if self.fault_injector is not None:
-            self.fault_injector.exits(process)
         if self.progress is not None:
             self.progress(len(self.jobs) - self.waiting_to_end)
 
     def beat_all(self) -> None:
         """Every process is heard of."""
         for process in list(self.processes.values()):
-            if process.session and process.alive and not process.silent and self.up:
-                self.call(process, i.Heartbeat(process.session))
+            if process.session:
+                self.beat(process)
         if self.waiting_to_end:
-            if self.fault_injector is None and len(self.outcome.jobs) == len(self.jobs):
-                self._somebody_is_placed()
+            if len(self.outcome.jobs) == len(self.jobs):
+                self.check_progress()
             self.kernel.after(self.config.lease_ms // 2, self.beat_all)
 
-    def _somebody_is_placed(self) -> None:
-        """Raise Impossible where all that are left wait, and nobody is there to make room for them."""
+    def beat(self, process: Process) -> None:
+        """The process renews its session."""
+        self.call(process, i.Heartbeat(process.session))
+
+    def check_progress(self) -> None:
+        """Raise Impossible where all jobs that are left wait, and none is there to make room for them."""
         jobs = [self.core.state.jobs[name] for name in self.processes]
         if not any(job.group is not None for job in jobs):
             why = Explainer(self.core.context).why_job_waits(jobs[0].id, self.kernel.now).text
@@ -711,15 +687,7 @@ class World:
     # ---- residency drivers and backends ------------------------------------------------------------------------------
 
     def perform(self, effect: Perform) -> None:
-        """A driver is told an order: it takes its time."""
-        known = self.moves.get(effect.order)
-        if known is not None:  # told again: it does it once
-            known.told = self.life
-            if known.done:
-                self.kernel.after(0, self.word_of, known)
-            elif self.fault_injector is not None:
-                self.fault_injector.told_again(known)
-            return
+        """A driver gets an order: it takes its time."""
         state = self.core.state
         order = state.orders[effect.order]
         kept = state.states[state_key(order.job, order.pool, order.node)]
@@ -738,20 +706,19 @@ class World:
             gpus,
             gpu_mb=kept.spec.gpu_mb or UNSAID_MB,
             left_mb=kept.spec.leftover_mb if order.kind is OrderKind.PARK else 0,
-            told=self.life,
-            boot=self.machines.boot[host],
         )
-        self.moves[order.id] = move
         if order.kind is OrderKind.LOAD:
             took = self._load_ms(order.job, kept.spec, warm=kept.warm or order.source is not None)
             if order.source is not None:
                 took += self.policy_under_test.move_ms() // max(1, len(state.jobs[order.job].spec.states))
         else:
             took = kept.spec.park_ms if order.kind is OrderKind.PARK else 0
-        if self.fault_injector is not None:
-            self.fault_injector.told(move, took)
-        if order.kind is OrderKind.LOAD and move.fate is not Fate.LOST:
-            self.machines.nobody_else_is_on(gpus, order.job, order.run)
+        self.begin_move(move, took)
+
+    def begin_move(self, move: Move, took: Millis) -> None:
+        """The driver begins: what is loaded is on its GPUs from now on."""
+        if move.kind is OrderKind.LOAD:
+            self.machines.nobody_else_is_on(move.gpus, move.job, move.run)
             self.machines.load(move)
         self.kernel.after(took, self.performed, move)
 
@@ -767,30 +734,26 @@ class World:
 
     def performed(self, move: Move) -> None:
         """The driver has done it, and says so."""
-        if self.fault_injector is not None and not self.fault_injector.lets(move):
-            return
-        move.done = True
         if move.kind is not OrderKind.LOAD:
-            lingering = "" if self.fault_injector is None else self.fault_injector.lingering()
-            self.machines.take(move, left_mb=move.left_mb, lingering=lingering)
-        if move.fate is Fate.DONE:
-            self.word_of(move)
+            self.take(move)
+        self.say_done(move)
 
-    def word_of(self, move: Move) -> None:
+    def take(self, move: Move) -> None:
+        """What is parked or discarded leaves its GPUs."""
+        self.machines.take(move, left_mb=move.left_mb)
+
+    def say_done(self, move: Move) -> None:
         """The daemon hears of what was done, together with what the backend saw afterwards."""
-        if move.told != self.life or not self.up:
-            return
         if move.order in self.core.state.orders:
-            seen: tuple[i.GpuObservation, ...] = ()
-            if move.kind is not OrderKind.LOAD and move.host not in self.machines.out:
-                seen = self.machines.sights(move.gpus)
-            self.report(i.OrderDone(move.order, seen))
-        if not self._open(move.order):
-            self.moves.pop(move.order, None)
+            self.report(i.OrderDone(move.order, self.seen_after(move)))
 
-    def _open(self, order: OrderId) -> bool:
-        """Whether the daemon may yet ask about it: one that died may not have written down what it heard."""
-        return not self.up or order in self.core.state.orders
+    def seen_after(self, move: Move) -> tuple[i.GpuObservation, ...]:
+        """What the backend sees on the GPUs that were cleared."""
+        return () if move.kind is OrderKind.LOAD else self.machines.sights(move.gpus)
+
+    def observe(self, host: HostId) -> None:
+        """A backend is asked what is on a host."""
+        self.kernel.after(0, self.observed, host)
 
     def observed(self, host: HostId) -> None:
         """A backend reports what is there."""
@@ -803,22 +766,11 @@ class World:
         if process is not None:
             process.outcome.moves += 1
 
-    def _taken(self, fact: f.SlotRevoked | f.SlotLost | f.SlotFaulted) -> None:
-        if self.fault_injector is not None:
-            self.fault_injector.slot_taken(fact)
-
-    def _withdrawn(self, fact: f.SlotWithdrawn) -> None:
-        if self.fault_injector is not None:
-            self.fault_injector.withdrawn(fact)
-
-    _heeded: ClassVar[dict[type, Callable[["World", Any], None]]] = {
+    #: what follows from a fact, by its kind
+    heeded: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
         f.SlotGranted: _granted,
         f.JobPlaced: _placed,
         f.MoveEnded: _moved,
-        f.SlotRevoked: _taken,
-        f.SlotLost: _taken,
-        f.SlotFaulted: _taken,
-        f.SlotWithdrawn: _withdrawn,
     }
 
 

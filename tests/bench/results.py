@@ -14,10 +14,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rollmuxd.cli.sim.processes import run_all
 from rollmuxd.sim import tables
-from rollmuxd.sim.compare import Task, in_order, run_all, tasks
+from rollmuxd.sim.compare import Task, in_order, tasks
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.workload import Options
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from simkit import checked
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "results.md"
 #: the public step logs, for ``noise``
@@ -27,7 +31,7 @@ CORES: Final = len(os.sched_getaffinity(0))
 
 def ran(some: Sequence[Task]) -> list[Outcome]:
     """All runs, on all cores, in order."""
-    return in_order(some, list(run_all(some, CORES)))
+    return in_order(some, list(run_all(some, CORES, checked.perform)))
 
 
 def compared(

@@ -4,6 +4,7 @@ The floor of an event is the least that a discrete-event simulation does: take t
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -15,6 +16,9 @@ from figures import Json, Rounds, at_most, median, say, short
 from rollmuxd.sim.compare import Task, perform
 from rollmuxd.sim.workload import Options
 from rollmuxd.sim.workloads import read
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from simkit import checked
 
 DATA: Final = Path(__file__).parents[3] / "shared" / "data"
 SLO: Final = (1.1, 2.0)
@@ -53,7 +57,7 @@ def _phase(task: Task) -> Json:
             say(f"sim: {done} of {jobs} jobs have ended")
 
     began = time.process_time()
-    outcome = perform(task, progress=watch)
+    outcome = checked.perform(task, progress=watch)
     took = time.process_time() - began
     floor.append(_floor(FLOOR_EVENTS))
     rate = outcome.events / took

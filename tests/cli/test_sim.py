@@ -98,13 +98,6 @@ def test_what_a_move_takes_can_be_said() -> None:
     assert dear[0]["paper"]["cost_per_hour"] == cheap[0]["paper"]["cost_per_hour"]
 
 
-def test_a_run_in_which_everything_fails_still_ends() -> None:
-    words = ("run", "--workload", "micro-temporal", "--set", "hours=3", "--fidelity", "phase", "--slo", "none")
-    calm, rough = answer(*words), answer(*words, "--faults", "all")
-    assert rough["facts"] > calm["facts"]
-    assert rough["work"]["mean_completion_s"] > calm["work"]["mean_completion_s"]
-
-
 def test_what_can_be_asked_for_is_listed() -> None:
     assert {"weave-production", "mixed", "philly", "journal"} <= set(answer("workloads"))
     known = answer("policies")
@@ -139,7 +132,6 @@ def test_what_can_be_asked_for_is_listed() -> None:
         (("compare", *SMALL, "--fidelity", "phase", "--html", "x.html", "--window", "5:2"), "TO after FROM"),
         (("compare", *SMALL, "--fidelity", "phase", "--html", "x.html", "--window", "nan"), "TO after FROM"),
         (("compare", *SMALL, "--policies", "optimal", "--fidelity", "phase"), "use cost"),
-        (("compare", *SMALL, "--faults", "all"), "use fidelity phase"),
         (("compare", "--workload", "mixed", "--policies", "colocated"), "co-located"),
         (
             ("compare", "--workload", "weave-production", "--nodes", "rollout=1", "--nodes", "train=4"),

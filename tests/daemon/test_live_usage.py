@@ -11,14 +11,13 @@ from unittest.mock import patch
 import anyio
 import pytest
 from memory_journal import MemoryJournal
+from simkit import swarm
 
 from rollmuxd.core.state import State
 from rollmuxd.daemon.usage import daily
 from rollmuxd.daemon.usage.daily import LiveUsage, compute_usage
 from rollmuxd.daemon.usage.ledger import UsageLedger
 from rollmuxd.daemon.writer import Unavailable
-from rollmuxd.sim import swarm
-from rollmuxd.sim.world import World
 
 pytestmark = pytest.mark.asyncio
 #: seeds of histories in which much happens, and which are short
@@ -29,13 +28,7 @@ HISTORIES = (0, 1, 3, 4, 6, 8)
 def history(seed):
     """All facts of one random history."""
     heard = []
-
-    class Heard(World):
-        def __init__(self, *given, **more):
-            super().__init__(*given, hear=heard.append, **more)
-
-    with patch.object(swarm, "World", Heard):
-        swarm.run(swarm.draw(seed))
+    swarm.run(swarm.draw(seed), heard.append)
     return tuple(heard)
 
 

@@ -4,30 +4,22 @@ Histories of the simulator, in which daemons die, hosts vanish and reports are l
 """
 
 import pytest
+from simkit import swarm
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.model import JobStatus
 from rollmuxd.daemon import logs
 from rollmuxd.daemon.metrics import Metrics
 from rollmuxd.daemon.open_orders import OpenOrders
-from rollmuxd.sim import swarm
-from rollmuxd.sim.world import World
-
-
-class Facts(list):
-    def hear(self, now, given, decision, state):
-        self.extend(decision.facts)
 
 
 @pytest.fixture(scope="module")
 def played():
     """Histories at their end: the state, and the facts that led to it."""
     ended = []
-    with pytest.MonkeyPatch.context() as patched:
-        for seed in range(40):
-            facts = Facts()
-            patched.setattr(swarm, "World", lambda *args, facts=facts, **more: World(*args, **more, listeners=[facts]))
-            ended.append((swarm.run(swarm.draw(seed)).core.state, facts))
+    for seed in range(40):
+        facts = []
+        ended.append((swarm.run(swarm.draw(seed), facts.append).core.state, facts))
     return ended
 
 

@@ -29,9 +29,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from rollmuxd.core import facts
-from rollmuxd.sim.compare import Task, perform
+from rollmuxd.sim.compare import Task
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.workload import Options
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from simkit import checked
+from simkit.faults import PRESETS
 
 #: `default` is what the daemon runs
 POLICIES: Final = ("rollmux", "default")
@@ -107,9 +111,9 @@ class Digests:
 def play(case: Case, policy: str, seed: int, keep: Path | None) -> tuple[Outcome, Digests]:
     """One run."""
     digests = Digests(keep / f"{policy}-{case.name}-{seed}.jsonl" if keep is not None else None)
-    task = Task(case.workload, case.options, policy, case.fidelity, "work", seed, faults=case.faults)
+    task = Task(case.workload, case.options, policy, case.fidelity, "work", seed)
     try:
-        return perform(task, hear=digests.hear), digests
+        return checked.perform(task, faults=PRESETS[case.faults], hear=digests.hear), digests
     finally:
         digests.close()
 

@@ -5,12 +5,12 @@ there, reckoned here from the two facts by which nodes come and go, and from not
 """
 
 from functools import cache
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from simkit import swarm
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.apply import apply
@@ -18,8 +18,6 @@ from rollmuxd.core.inputs import HostSpec, NodeSpec
 from rollmuxd.core.model import JobSpec, JobStatus, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.usage.ledger import DailyUsage, UsageLedger
-from rollmuxd.sim import swarm
-from rollmuxd.sim.world import World
 
 SEEDS = 12
 
@@ -28,13 +26,7 @@ SEEDS = 12
 def history(seed):
     """All facts of one random history."""
     heard = []
-
-    class Heard(World):
-        def __init__(self, *given, **more):
-            super().__init__(*given, hear=heard.append, **more)
-
-    with patch.object(swarm, "World", Heard):
-        swarm.run(swarm.draw(seed))
+    swarm.run(swarm.draw(seed), heard.append)
     return tuple(heard)
 
 

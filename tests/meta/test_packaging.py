@@ -27,7 +27,7 @@ NAMES = [Path(path).name for path in PACKAGES]
 def test_every_package_is_in_the_wheel_and_is_checked():
     tool = PROJECT["tool"]
     assert tool["hatch"]["build"]["targets"]["wheel"]["packages"] == PACKAGES
-    assert tool["mypy"]["files"] == PACKAGES
+    assert tool["mypy"]["files"] == [*PACKAGES, "tests/simkit"]
     assert sorted(tool["coverage"]["run"]["source_pkgs"]) == sorted(NAMES)
     assert sorted(tool["importlinter"]["root_packages"]) == sorted(NAMES)
 

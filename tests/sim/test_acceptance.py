@@ -8,9 +8,10 @@ import statistics
 from functools import lru_cache
 
 import pytest
+from simkit import checked
 
-from rollmuxd.sim import fluid, world
-from rollmuxd.sim.compare import Task, perform
+from rollmuxd.sim import fluid
+from rollmuxd.sim.compare import Task
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.policy_under_test import RollMuxPaper
 from rollmuxd.sim.workload import Options
@@ -23,8 +24,8 @@ UNPRUNED = "without pruning"
 
 def performed(options: Options, policy: str, fidelity: str, accounting: str, seed: int) -> Outcome:
     if policy != UNPRUNED:
-        return perform(Task("weave-production", options, policy, fidelity, accounting, seed))
-    how = fluid if fidelity == "cost" else world
+        return checked.perform(Task("weave-production", options, policy, fidelity, accounting, seed))
+    how = fluid if fidelity == "cost" else checked
     drawn = read("weave-production", options).draw(seed)
     return how.run(drawn, RollMuxPaper(prune=False), seed=seed, accounting=accounting)
 
@@ -114,7 +115,7 @@ def test_with_the_published_fines_random_and_most_idle_cost_what_the_paper_says(
     dearer: dict[str, list[float]] = {"rollmux": [], "random": [], "most-idle": []}
     for seed in range(3):
         runs = {
-            policy: perform(Task("mixed", Options(slo=(1.0, 2.0)), policy, "cost", "paper", seed))
+            policy: checked.perform(Task("mixed", Options(slo=(1.0, 2.0)), policy, "cost", "paper", seed))
             for policy in ("optimal", *dearer)
         }
         assert runs["rollmux"].fines == 0.0

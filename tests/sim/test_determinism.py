@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 PROGRAM = """
-import importlib.util, sys
-spec = importlib.util.spec_from_file_location("small", sys.argv[1])
-small = sys.modules["small"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(small)
+import sys
+sys.path.insert(0, sys.argv[1])
 from rollmuxd.core import facts
-from rollmuxd.sim import fluid, world
+from rollmuxd.sim import fluid
+from simkit import checked, small
 kind, seed, path = sys.argv[2], int(sys.argv[3]), sys.argv[4]
-run, faults = (fluid.run, {}) if kind == "fluid" else (world.run, {"faults": small.PRESETS[kind]})
+run, faults = (fluid.run, {}) if kind == "fluid" else (checked.run, {"faults": small.PRESETS[kind]})
 with open(path, "wb") as file:
     write = lambda fact: file.write(facts.encode(fact) + bytes([10]))
     contender = small.CONTENDERS["random" if kind == "fluid" else "rollmux"]
@@ -30,7 +29,7 @@ print(outcome.facts_digest, outcome.facts, outcome.cost)
 def play(kind: str, seed: int, path: Path, *, hashes: str) -> tuple[str, str]:
     """What a process of its own says, and what it wrote."""
     told = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(HERE / "small.py"), kind, str(seed), str(path)],
+        [sys.executable, "-c", PROGRAM, str(TESTS), kind, str(seed), str(path)],
         env={**os.environ, "PYTHONHASHSEED": hashes}, capture_output=True, text=True, check=True, timeout=PATIENCE_S,
     )  # fmt: skip
     return told.stdout, hashlib.sha256(path.read_bytes()).hexdigest()

@@ -132,7 +132,7 @@ def test_the_command_tells_people_and_programs(tmp_path):
 
     figures = CliRunner().invoke(cli, ["estimate", "--log", str(path), "--switch-s", "0", "--json"])
     assert json.loads(figures.output)["jobs"] == 2
-    refused = CliRunner().invoke(cli, ["estimate", "--log", str(Path(__file__).with_name("small.py"))])
+    refused = CliRunner().invoke(cli, ["estimate", "--log", str(Path(__file__).with_name("test_world.py"))])
     assert refused.exit_code == 1
     assert "no step in it" in refused.stderr
 

@@ -9,6 +9,7 @@
 from itertools import pairwise
 
 import pytest
+from simkit import checked
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.inputs import NodeSpec
@@ -22,7 +23,7 @@ from rollmuxd.core.model import (
     StateStatus,
     Want,
 )
-from rollmuxd.sim import history, world
+from rollmuxd.sim import history
 from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.history import History, JobSpan, Level, MemberSpan, Moment, NodeInfo, NodeSpan, OrderSpan, SlotSpan
 from rollmuxd.sim.workload import Pool, SimJob, Starts, Workload
@@ -65,7 +66,7 @@ def simulated():
 def simulate(*jobs):
     pools = (Pool("rollout", "H20", 1.76, nodes=1), Pool("train", "H800", 5.28, nodes=1))
     facts = []
-    outcome = world.run(
+    outcome = checked.run(
         Workload("made", jobs, pools), CONTENDERS["rollmux"], seed=0, accounting="work", hear=facts.append
     )
     return facts, outcome

@@ -11,13 +11,14 @@ from math import inf
 
 import pytest
 from msgspec.structs import replace
+from simkit import checked
 
 from rollmuxd.core import facts as f
 from rollmuxd.daemon.settings import Settings
 from rollmuxd.policies.loom import model, plan
 from rollmuxd.policies.loom.policy import Loom
 from rollmuxd.sim import fluid, optimal
-from rollmuxd.sim.compare import Capped, Task, perform, policy_under_test
+from rollmuxd.sim.compare import Capped, Task, policy_under_test
 from rollmuxd.sim.optimal import MICRO, PRICE, WHOLE, Need, Plan, Planner
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.policy_under_test import LOOM, Moving, PolicyUnderTest, RollMuxPaper
@@ -89,7 +90,8 @@ def test_phase_by_phase_it_costs_what_was_planned_and_every_slo_is_kept() -> Non
     """Every visit of wheels with several visits to a phase, and every move, under all checkers."""
     options = Options(slo=(1.1, 2.0), jobs=20)
     played, planned = (
-        perform(Task("weave-production", options, "loom", how, "paper", 1, move_s=300)) for how in ("phase", "cost")
+        checked.perform(Task("weave-production", options, "loom", how, "paper", 1, move_s=300))
+        for how in ("phase", "cost")
     )
     assert played.attainment == 1.0
     assert sum(job.moves for job in planned.jobs) > 2
@@ -124,7 +126,7 @@ def test_on_nodes_that_one_owns_jobs_are_done_sooner_than_by_the_papers_rule(pol
 def test_a_move_takes_half_a_minute_or_as_long_as_is_said() -> None:
     options = Options(slo=(1.0, 2.0), jobs=30)
     usual, short, long_ = (
-        perform(Task("weave-production", options, "loom", "cost", "paper", 0, move_s=move_s))
+        checked.perform(Task("weave-production", options, "loom", "cost", "paper", 0, move_s=move_s))
         for move_s in (None, 30, 600)
     )
     assert short.facts_digest == usual.facts_digest
@@ -251,7 +253,10 @@ def test_what_cannot_be_set_is_said() -> None:
 def test_a_sync_over_both_pools_leaves_nearly_all_that_sharing_gains(policy: str) -> None:
     """Two 7B jobs of 8K do at most 1.82 times the work of one; a sync of 0.9 s takes a hundredth of it."""
     options = Options(slo=None, sync="table", switch="table", more={"hours": "4"})
-    cost = {name: perform(Task("micro-temporal", options, name, "phase", "work", 0)).cost for name in ("solo", policy)}
+    cost = {
+        name: checked.perform(Task("micro-temporal", options, name, "phase", "work", 0)).cost
+        for name in ("solo", policy)
+    }
     assert cost["solo"] / cost[policy] >= 1.75
 
 

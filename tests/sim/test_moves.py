@@ -2,6 +2,8 @@
 
 import pytest
 from msgspec.structs import replace
+from simkit import checked, swarm
+from simkit.chaos_policy import ChaosPolicy
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
@@ -9,9 +11,7 @@ from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, StateStatus, Want
 from rollmuxd.core.state import State
 from rollmuxd.core.steps import move as moving
 from rollmuxd.policies.rollmux import RollMux
-from rollmuxd.sim import swarm, world
 from rollmuxd.sim.policy_under_test import Moving
-from rollmuxd.sim.restless import ChaosPolicy
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 
 
@@ -32,7 +32,7 @@ def played(contender, *jobs, rollout=3, train=3):
     """The facts of a run, and its outcome."""
     pools = (Pool("rollout", "H20", 1.85, nodes=rollout), Pool("train", "H800", 5.28, nodes=train))
     facts = []
-    made = world.run(Workload("made", jobs, pools), contender, seed=0, accounting="work", hear=facts.append)
+    made = checked.run(Workload("made", jobs, pools), contender, seed=0, accounting="work", hear=facts.append)
     return made, facts
 
 

@@ -14,11 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from msgspec.structs import replace
 from patience import PATIENCE_S
+from simkit import checked
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.inputs import NodeSpec
 from rollmuxd.core.model import Fence, JobSpec, JobStatus, OrderKind, PhaseSpec, StateSpec, Want
-from rollmuxd.sim import history, perfetto, world
+from rollmuxd.sim import history, perfetto
 from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.workload import Pool, SimJob, Starts, Workload
 
@@ -256,7 +257,7 @@ def simulated():
     pools = (Pool("rollout", "H20", 1.76, nodes=2), Pool("train", "H800", 5.28, nodes=1))
     jobs = (job("a", 100_000, 40_000), job("b", 80_000, 60_000), job("c", 90_000, 30_000), job("d", 70_000, 50_000))
     facts = []
-    world.run(Workload("made", jobs, pools), CONTENDERS["rollmux"], seed=0, accounting="work", hear=facts.append)
+    checked.run(Workload("made", jobs, pools), CONTENDERS["rollmux"], seed=0, accounting="work", hear=facts.append)
     return facts
 
 

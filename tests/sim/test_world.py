@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
+from simkit import checked
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
@@ -49,7 +50,7 @@ class Watched:
             Pool("train", "H800", 5.28, nodes=nodes),
         )
         self.facts = []
-        self.outcome = world.run(
+        self.outcome = checked.run(
             Workload("made", jobs, pools),
             RollMuxPaper(prune=False),
             seed=0,

@@ -18,8 +18,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 from typing import Any, Final
 
-from rollmuxd.sim import swarm
-from rollmuxd.sim.compare import end_with_parent
+from rollmuxd.cli.sim.processes import end_with_parent
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from simkit import swarm
 
 CORES: Final = len(os.sched_getaffinity(0))
 CHUNK: Final = 25
@@ -48,7 +50,7 @@ def chunk(first: int) -> tuple[int, int, dict[str, int], list[tuple[int, str]]]:
             continue
         events += world.outcome.events
         for name in faults:
-            faults[name] += world.fault_injector.counted.get(name, 0) if world.fault_injector is not None else 0
+            faults[name] += world.counted.get(name, 0)
     return CHUNK, events, faults, failed
 
 

@@ -1,7 +1,7 @@
 """The core, sabotaged in one place at a time: random histories find it, and say by name which promise is broken.
 
 A checker that finds nothing may be blind. Each sabotage here is what a plausible mistake would do. That a whole core
-passes the same histories is ``test_swarm.py``; what each checker catches in forged facts is ``tests/sim``.
+passes the same histories is ``test_swarm.py``; what each checker catches in forged facts is ``tests/simkit``.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from simkit import swarm
+from simkit.checkers.rest import Rest
+from simkit.faulty_world import DaemonDied, FaultyWorld
 
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
@@ -26,10 +29,7 @@ from rollmuxd.core.state import State, allowed_residual_mb, state_key
 from rollmuxd.core.steps import admit, dispatch, drain, locality, reclaim
 from rollmuxd.core.steps import move as moving
 from rollmuxd.core.timers import Timers
-from rollmuxd.sim import swarm
-from rollmuxd.sim.checkers.rest import Rest
-from rollmuxd.sim.faults import DaemonDied
-from rollmuxd.sim.world import Process, Then, World
+from rollmuxd.sim.world import Process, Then
 
 FOUND = Path(__file__).parent / "found"
 #: one of so many histories finds it
@@ -67,16 +67,16 @@ def forgets_to_write_a_fact_down(patch: pytest.MonkeyPatch) -> None:
 
 def takes_a_release_under_any_fence(patch: pytest.MonkeyPatch) -> None:
     """Before each release, a process that was replaced gives the slot back under a fence that was not for it."""
-    call = World.call
+    call = FaultyWorld.call
 
-    def called(world: World, process: Process, given: i.Input, then: Then | None = None) -> None:
+    def called(world: FaultyWorld, process: Process, given: i.Input, then: Then | None = None) -> None:
         if isinstance(given, i.ReleaseSlot) and world.up:
             stale = Fence(given.fence.incarnation, given.fence.number - 1)
             with suppress(Rejected, DaemonDied):
                 world.tell(replace(given, fence=stale, next=None))
         call(world, process, given, then)
 
-    patch.setattr(World, "call", called)
+    patch.setattr(FaultyWorld, "call", called)
     everywhere(patch, "check_holder", lambda *_: None)
 
 
@@ -320,7 +320,7 @@ def test_a_core_that_breaks_it_is_found_by_name(
     sabotage: Callable[[pytest.MonkeyPatch], None], promise: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sabotage(monkeypatch)
-    monkeypatch.setattr(Rest, "look", lambda *_: None)  # it would be the first to find some of them
+    monkeypatch.setattr(Rest, "before", lambda *_: None)  # it would be the first to find some of them
     assert any(swarm.broken(swarm.draw(seed)) == promise for seed in range(HISTORIES))
 
 

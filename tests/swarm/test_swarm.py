@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
+from simkit import swarm
 
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import Gpu, Movable, OnLoss
-from rollmuxd.sim import swarm
 
 HERE = Path(__file__).parent
 FOUND = sorted(HERE.glob("found/*.json"))

@@ -6,7 +6,6 @@ that slot is, whose state lies there, whether jobs are placed there, and how it 
 """
 
 import contextlib
-import functools
 import json
 import random
 import re
@@ -20,6 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 from patience import PATIENCE_S
+from simkit import swarm
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.apply import apply
@@ -28,7 +28,6 @@ from rollmuxd.core.model import JobStatus, NodeStatus, SlotStatus, StateStatus
 from rollmuxd.core.state import State
 from rollmuxd.daemon.http.views import iso
 from rollmuxd.daemon.journal.store import Journal
-from rollmuxd.sim import swarm
 
 HERE = Path(__file__).parent
 WEB = HERE.parents[1] / "rollmuxd" / "daemon" / "web"
@@ -144,10 +143,8 @@ def compare(wanted: dict[str, Any], found: dict[str, Any], facts: list[dict[str,
 def facts_of(seed: int) -> list[tuple[int, f.Fact]]:
     """Of a random history; whether its promises were kept is for the tests of the swarm."""
     heard: list[f.Fact] = []
-    listening = functools.partial(swarm.World, hear=heard.append)
-    with pytest.MonkeyPatch.context() as patched, contextlib.suppress(BrokenInvariant):
-        patched.setattr(swarm, "World", listening)
-        swarm.run(swarm.draw(seed))
+    with contextlib.suppress(BrokenInvariant):
+        swarm.run(swarm.draw(seed), heard.append)
     assert len(heard) > 30
     return list(enumerate(heard, 1))
 

@@ -98,13 +98,6 @@ _WORKLOAD = (
         "--nodes", type=Assigned(), multiple=True, help="Nodes that there are: POOL=COUNT. Default: bought on demand."
     ),
     click.option(
-        "--faults",
-        type=click.Choice(["none", "jobs", "hosts", "daemon", "all"]),
-        default="none",
-        show_default=True,
-        help="What goes wrong, far more often than in life (with --fidelity phase).",
-    ),
-    click.option(
         "--move-s",
         type=click.IntRange(0, 86_400),
         metavar="SECONDS",
@@ -228,7 +221,6 @@ def compare(
     options: Options,
     workload: str,
     fidelity: str,
-    faults: str,
     move_s: int | None,
     names: str,
     seeds: int,
@@ -239,6 +231,7 @@ def compare(
     as_json: bool,
 ) -> None:
     """Several policies on the same draws, in both accountings, with paired differences."""
+    from rollmuxd.cli.sim.processes import run_all
     from rollmuxd.sim import compare as runs
     from rollmuxd.sim import report, tables
 
@@ -250,14 +243,14 @@ def compare(
             raise click.UsageError("--window draws phases in a report: it goes with --html and --fidelity phase")
         if not 0 <= window[0] < window[1] < math.inf:
             raise click.UsageError("--window is FROM:TO in hours, TO after FROM: 5:8")
-    some = runs.tasks(workload, options, asked, fidelity, range(seeds), max_group, faults, move_s)
+    some = runs.tasks(workload, options, asked, fidelity, range(seeds), max_group, move_s)
     runs.check(some)
     if html is not None:  # better before hours of runs than after them
         report.check()
         _writable(html)
     found = []
     with Bar("runs", len(some)) as advance:
-        for task, outcome in runs.run_all(some, processes):
+        for task, outcome in run_all(some, processes):
             found.append((task, outcome))
             advance(len(found))
     outcomes = runs.in_order(some, found)
@@ -292,7 +285,6 @@ def run(
     options: Options,
     workload: str,
     fidelity: str,
-    faults: str,
     move_s: int | None,
     name: str,
     seed: int,
@@ -305,7 +297,7 @@ def run(
     from rollmuxd.sim import compare as runs
     from rollmuxd.sim import record, tables
 
-    some = runs.tasks(workload, options, [name], fidelity, [seed], faults=faults, move_s=move_s)
+    some = runs.tasks(workload, options, [name], fidelity, [seed], move_s=move_s)
     (task,) = (one for one in some if one.accounting == accounting)
     if name == runs.OPTIMAL and (facts or trace):
         raise click.UsageError("optimal is computed beside the scheduler, and has no facts: no --facts, no --trace")

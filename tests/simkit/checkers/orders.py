@@ -8,8 +8,8 @@ from rollmuxd.core.config import Config
 from rollmuxd.core.effects import Effect, Kill, Perform, Probe
 from rollmuxd.core.model import LaunchId, Millis, OrderId, OrderKind, StateStatus
 from rollmuxd.core.state import state_key
-from rollmuxd.sim.checkers.books import Heeded, Member, Told
-from rollmuxd.sim.checkers.placements import Placements
+from simkit.checkers.books import Heeded, Member, Told
+from simkit.checkers.placements import Placements
 
 #: of a job of which the process may be ended
 _PROCESS_GOES: Final = ("lost", "ended", "moving", "quarantined")

@@ -4,7 +4,7 @@ from typing import ClassVar, Final, NoReturn
 
 from rollmuxd.core import inputs as i
 from rollmuxd.core.model import Millis, OrderId, SlotId
-from rollmuxd.sim.checkers.books import Asked, Books, Heeded, Member, Party, Told
+from simkit.checkers.books import Asked, Books, Heeded, Member, Party, Told
 
 #: what any wait may take beside the work that it waits for: a look, a grace, a re-attachment, a node in quarantine
 SLACK_MS: Final = 900_000
@@ -82,7 +82,7 @@ class Liveness(Books):
     def what_is_given_back_comes_clear(self, name: SlotId, asked: Asked) -> None:
         """A slot that has ended holds its GPUs no longer than their hosts are silent, or are seen with its bytes."""
         hosts = dict.fromkeys(self.places[node].host for node in self.members[asked.job].nodes)
-        since = max([asked.since, self.started_at, *(self.fault_injector.get(host, 0) for host in hosts)])
+        since = max([asked.since, self.started_at, *(self.trouble_at.get(host, 0) for host in hosts)])
         if self.now - since > SLACK_MS + self.excused_ms + self.members[asked.job].order_ms:
             self._broken(
                 "what_is_given_back_comes_clear", f"slot {name} of {asked.job} is {asked.status} since {since}"
@@ -92,7 +92,7 @@ class Liveness(Books):
         """While its host is within reach an order is done, fails, or is looked after, in a bounded time."""
         member = self.members.get(told.job)
         longest = 0 if member is None else 3 * member.order_ms
-        since = max(told.issued_at, self.started_at, self.fault_injector.get(self.places[told.node].host, 0))
+        since = max(told.issued_at, self.started_at, self.trouble_at.get(self.places[told.node].host, 0))
         limit = SLACK_MS + self.excused_ms + longest + self._planned_move_ms(member)
         if self.now - since > limit:
             self._broken("every_order_comes_to_an_end", f"{name} ({told.kind} {told.key}) is open since {since}")

@@ -5,10 +5,10 @@ from typing import Any, ClassVar, Final
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.model import Dispatch, Fence, GpuId, SlotId
-from rollmuxd.sim.checkers.books import Asked, Heeded, Member, Stay, Turn
-from rollmuxd.sim.checkers.credit import Credit
-from rollmuxd.sim.checkers.placements import Placements
-from rollmuxd.sim.checkers.turns import Turns
+from simkit.checkers.books import Asked, Heeded, Member, Stay, Turn
+from simkit.checkers.credit import Credit
+from simkit.checkers.placements import Placements
+from simkit.checkers.turns import Turns
 
 #: the slots that will never be granted any more, of which this many are remembered with the reason
 NEVER_KEPT: Final = 2_000

@@ -5,8 +5,8 @@ from typing import ClassVar
 from rollmuxd.core import facts as f
 from rollmuxd.core.config import Moves
 from rollmuxd.core.model import JobId, Movable, NodeId
-from rollmuxd.sim.checkers.books import Going, Heeded, Member, Party, Stay, Turn
-from rollmuxd.sim.checkers.placements import Placements, merged
+from simkit.checkers.books import Going, Heeded, Member, Party, Stay, Turn
+from simkit.checkers.placements import Placements, merged
 
 
 class Moving(Placements):

@@ -5,8 +5,8 @@ from typing import ClassVar
 from rollmuxd.core import facts as f
 from rollmuxd.core.model import GroupId, HostId, JobId, JobSpec, NodeId, PhaseSpec, PoolName, SlotId
 from rollmuxd.core.state import state_key
-from rollmuxd.sim.checkers.books import Heeded, Member, Party, Stay, Turn
-from rollmuxd.sim.checkers.gpus import Gpus
+from simkit.checkers.books import Heeded, Member, Party, Stay, Turn
+from simkit.checkers.gpus import Gpus
 
 
 class Placements(Gpus):

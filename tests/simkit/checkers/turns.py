@@ -2,7 +2,7 @@
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.model import NodeId, SlotId
-from rollmuxd.sim.checkers.books import Asked, Books, Party, Stay, Turn
+from simkit.checkers.books import Asked, Books, Party, Stay, Turn
 
 
 class Turns(Books):

@@ -1,4 +1,4 @@
-"""By how much each job is ahead of its bound, in the witness' own books, and whether who has least of it goes first.
+"""By how much each job is ahead of its bound, by the books of the checker, and whether the one with least goes first.
 
 The books are kept from what was told of slots, placements and pauses: a phase's time from its grant to its release is
 work, whether shared or not; of what lies between two iterations' beginnings, side phases, pauses, waiting for a place
@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from rollmuxd.core import facts as f
 from rollmuxd.core.config import Config
 from rollmuxd.core.model import JobId, JobSpec, Millis, SlotId
-from rollmuxd.sim.checkers.books import Asked, Books, Heeded, Party, Stay
+from simkit.checkers.books import Asked, Books, Heeded, Party, Stay
 
 #: who is promised nothing yields to others as if it were promised this (decision 0021)
 PROMISED_NOTHING: Final = 10.0

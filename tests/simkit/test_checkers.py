@@ -1,4 +1,4 @@
-"""The witness believes nobody: each promise is broken once, in a forged history or by a sabotaged scheduler, and named.
+"""Each promise is broken once, in a forged history or by a sabotaged scheduler, and the checker names it.
 
 A history is what a real run said and was told. Forged, one input or fact in it is another, or is missing, or comes
 twice; everything before it is as it was. The last test is the other half: nothing that is true was ever called broken
@@ -21,14 +21,15 @@ from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import Fence, JobSpec, OrderKind, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.core.steps import dispatch
 from rollmuxd.policies.rollmux import RollMux
-from rollmuxd.sim import world
 from rollmuxd.sim.baselines import CONTENDERS
-from rollmuxd.sim.checkers import OF_NO_CONSEQUENCE, Asked, Checker
-from rollmuxd.sim.checkers.books import Place
 from rollmuxd.sim.policy_under_test import Moving, RollMuxPaper
 from rollmuxd.sim.workload import Pool, SimJob, Workload
+from rollmuxd.sim.world import LEASE_MS, Listener
+from simkit import checked
+from simkit.checkers import OF_NO_CONSEQUENCE, Asked, Checker
+from simkit.checkers.books import Place
 
-LEASE = world.LEASE_MS
+LEASE = LEASE_MS
 #: an input, and what came of it
 Heard = tuple[int, i.Input, Decision]
 
@@ -50,16 +51,16 @@ BY_CREDIT = Moving("by credit", "", lambda _: RollMux(uncertain=True))
 
 
 def history(*jobs, policy=UNPRUNED, accounting="work") -> list[Heard]:
-    class Listener:
+    class Recorder(Listener):
         def __init__(self) -> None:
             self.heard: list[Heard] = []
 
         def hear(self, now, given, decision, state) -> None:
             self.heard.append((now, given, decision))
 
-    listener = Listener()
+    listener = Recorder()
     pools = (Pool("rollout", "H20", 1.85, nodes=1), Pool("train", "H800", 5.28, nodes=1))
-    world.run(Workload("made", jobs, pools), policy, seed=0, accounting=accounting, listeners=[listener])
+    checked.run(Workload("made", jobs, pools), policy, seed=0, accounting=accounting, listeners=[listener])
     return listener.heard
 
 
@@ -82,12 +83,12 @@ def tails() -> list[Heard]:
 
 
 def hear(heard: list[Heard], *, lease=LEASE, cap=5, ends=True) -> Checker:
-    witness = Checker(world.Config(lease_ms=lease), cap=cap)
+    checker = Checker(Config(lease_ms=lease), cap=cap)
     for now, given, decision in heard:
-        witness.hear(now, given, decision)
+        checker.hear(now, given, decision)
     if ends:
-        witness.end(heard[-1][0])
-    return witness
+        checker.end(heard[-1][0])
+    return checker
 
 
 def caught(promise: str, heard: list[Heard], **how) -> None:
@@ -170,10 +171,10 @@ def up_to(heard: list[Heard], kind: type, nth: int = 0, **like) -> list[Heard]:
 def long_after(heard: list[Heard], kind: type, nth: int = 0, **like) -> Checker:
     """Days pass after such a fact, in which everybody beats, and nothing happens."""
     now = heard[where(heard, kind, nth, **like)[0]][0]
-    witness = hear(up_to(heard, kind, nth, **like), ends=False)
-    for session in list(witness.heard):
-        witness.hear(now + 10 * 86_400_000, i.Heartbeat(session), Decision((), (), Answer()))
-    return witness
+    checker = hear(up_to(heard, kind, nth, **like), ends=False)
+    for session in list(checker.heard):
+        checker.hear(now + 10 * 86_400_000, i.Heartbeat(session), Decision((), (), Answer()))
+    return checker
 
 
 def slot_of(heard: list[Heard], name: str, phase: str, nth: int = 0) -> str:
@@ -331,23 +332,23 @@ def test_gpus_called_clear_by_a_look_that_began_before_they_were_touched_are_cau
 
 
 def test_left_overs_that_nobody_saw_or_of_a_state_that_is_not_parked_are_caught():
-    witness = Checker(Config())
-    witness.places["n"] = Place("box", ("g0",), ("rollout",))
-    witness.given = i.HostObserved("box", (i.GpuObservation("g0", 900),), "boot")
+    checker = Checker(Config())
+    checker.places["n"] = Place("box", ("g0",), ("rollout",))
+    checker.given = i.HostObserved("box", (i.GpuObservation("g0", 900),), "boot")
     told = f.ResidualMemorySeen(0, "j1", "rollout", "n", 900, 500)
     with pytest.raises(BrokenInvariant, match="its state is gone"):
-        witness._facts[f.ResidualMemorySeen](witness, told)
-    witness.kept["j1|rollout|n"] = "parked"
+        checker._facts[f.ResidualMemorySeen](checker, told)
+    checker.kept["j1|rollout|n"] = "parked"
     with pytest.raises(BrokenInvariant, match="where 900 MB were seen"):
-        witness._facts[f.ResidualMemorySeen](witness, replace(told, mb=901))
+        checker._facts[f.ResidualMemorySeen](checker, replace(told, mb=901))
 
-    witness.dirty_by["g0"] = "j2"  # the 900 MB may as well be another's
+    checker.dirty_by["g0"] = "j2"  # the 900 MB may as well be another's
     with pytest.raises(BrokenInvariant, match="where 0 MB were seen"):
-        witness._facts[f.ResidualMemorySeen](witness, told)
-    witness.dirty_by["g0"] = "j1"
+        checker._facts[f.ResidualMemorySeen](checker, told)
+    checker.dirty_by["g0"] = "j1"
 
-    witness._facts[f.ResidualMemorySeen](witness, told)
-    assert witness.places["n"].left == {"j1|rollout|n": 900}
+    checker._facts[f.ResidualMemorySeen](checker, told)
+    assert checker.places["n"].left == {"j1|rollout|n": 900}
 
 
 def test_what_was_taken_away_and_given_on_at_once_is_caught(cut_short):
@@ -380,10 +381,10 @@ def test_a_grant_of_all_gpus_when_a_part_was_loaded_is_caught(tails):
     """Y was loaded on seven; that it has eight now makes nothing of it be on the eighth."""
     slot = slot_of(tails, "Y", "rollout")
     index, _, _ = where(tails, f.SlotGranted, slot=slot)
-    witness = hear(tails[:index], ends=False)
-    witness.slots[slot].gpus = ("rollout1/gpu0", *witness.slots[slot].gpus)
+    checker = hear(tails[:index], ends=False)
+    checker.slots[slot].gpus = ("rollout1/gpu0", *checker.slots[slot].gpus)
     with pytest.raises(BrokenInvariant, match="who_is_granted_finds_its_state_loaded"):
-        witness.hear(*tails[index])
+        checker.hear(*tails[index])
 
 
 def test_a_fence_that_does_not_grow_is_caught(pair):
@@ -564,38 +565,38 @@ def test_a_session_that_is_lost_too_soon_is_caught(pair):
 
 
 def test_a_session_that_passes_for_living_though_it_is_silent_is_caught(pair):
-    witness = hear(up_to(pair, f.SlotGranted), ends=False)
-    witness.hear(LEASE + 1_000_000, i.Tick(), Decision((), (), Answer()))
+    checker = hear(up_to(pair, f.SlotGranted), ends=False)
+    checker.hear(LEASE + 1_000_000, i.Tick(), Decision((), (), Answer()))
     with pytest.raises(BrokenInvariant, match="the_death_of_a_job_is_recorded_within_its_lease"):
-        witness.sweep()
+        checker.sweep()
 
 
 def test_who_waits_for_ever_with_nothing_in_the_way_is_caught(pair):
     slot = slot_of(pair, "Y", "rollout", 1)
-    witness = long_after(pair, f.SlotReleased, slot=slot_of(pair, "X", "rollout", 1))  # X has released; nobody goes on
-    witness.slots[slot].since = 0
+    checker = long_after(pair, f.SlotReleased, slot=slot_of(pair, "X", "rollout", 1))  # X has released; nobody goes on
+    checker.slots[slot].since = 0
     with pytest.raises(BrokenInvariant, match="who_waits_has_his_turn"):
-        witness.who_waits_has_his_turn(slot, witness.slots[slot])
+        checker.who_waits_has_his_turn(slot, checker.slots[slot])
 
 
 def test_who_waits_while_a_holder_runs_on_and_on_is_no_breach(pair):
     """Its holder's time is in the bound: a phase may take as long as it takes."""
     slot = slot_of(pair, "Y", "rollout")
-    witness = long_after(pair, f.SlotGranted)
+    checker = long_after(pair, f.SlotGranted)
 
-    witness.who_waits_has_his_turn(slot, witness.slots[slot])
+    checker.who_waits_has_his_turn(slot, checker.slots[slot])
 
 
 def test_gpus_that_never_come_back_are_caught(cut_short):
-    witness = long_after(cut_short, f.SlotReclaiming)
+    checker = long_after(cut_short, f.SlotReclaiming)
     with pytest.raises(BrokenInvariant, match="what_is_given_back_comes_clear"):
-        witness.sweep()
+        checker.sweep()
 
 
 def test_an_order_that_never_ends_is_caught(pair):
-    witness = long_after(pair, f.OrderIssued)
+    checker = long_after(pair, f.OrderIssued)
     with pytest.raises(BrokenInvariant, match="every_order_comes_to_an_end"):
-        witness.sweep()
+        checker.sweep()
 
 
 @pytest.mark.parametrize(
@@ -610,9 +611,9 @@ def test_a_run_that_stops_in_the_midst_is_caught(pair, kind, nth, promise):
     caught(promise, up_to(pair, kind, nth))
 
 
-def left(witness: Checker, promise: str) -> None:
+def left(checker: Checker, promise: str) -> None:
     with pytest.raises(BrokenInvariant, match=promise):
-        witness.end(witness.now)
+        checker.end(checker.now)
 
 
 def test_what_is_left_at_the_end_is_caught(pair):
@@ -622,12 +623,12 @@ def test_what_is_left_at_the_end_is_caught(pair):
         ("dirty_by", {"rollout1/gpu0": "j1"}, "every_gpu_comes_back"),
         ("ram", {"rollout1": [1, 2]}, "every_node_leaves_its_group"),
     ):
-        witness = hear(pair)
-        getattr(witness, field).update(left_over)
-        left(witness, promise)
-    witness = hear(pair)
-    witness.places["rollout1/gpu0-7"].group = "g1"
-    left(witness, "every_node_leaves_its_group")
+        checker = hear(pair)
+        getattr(checker, field).update(left_over)
+        left(checker, promise)
+    checker = hear(pair)
+    checker.places["rollout1/gpu0-7"].group = "g1"
+    left(checker, "every_node_leaves_its_group")
 
 
 # ---- and what is true is never called broken -------------------------------------------------------------------------
@@ -635,12 +636,12 @@ def test_what_is_left_at_the_end_is_caught(pair):
 
 def test_a_history_as_it_was_passes(pair, cut_short, tails, by_credit):
     for heard in (pair, cut_short, tails, by_credit):
-        witness = hear(heard)
+        checker = hear(heard)
 
-        assert (witness.slots, witness.orders, witness.kept, witness.members) == ({}, {}, {}, {})
+        assert (checker.slots, checker.orders, checker.kept, checker.members) == ({}, {}, {}, {})
 
 
-def test_the_witness_has_an_opinion_on_every_fact_there_is():
+def test_the_checker_has_an_opinion_on_every_fact_there_is():
     """Who adds a fact says here whether a promise depends on it."""
     without_one = [kind.__name__ for kind in get_args(f.AnyFact) if kind not in Checker._facts]
 
@@ -648,7 +649,9 @@ def test_the_witness_has_an_opinion_on_every_fact_there_is():
 
 
 def test_every_promise_says_itself_in_a_sentence():
-    promises = [name for name in dir(Checker) if not name.startswith("_") and name not in ("hear", "sweep", "end")]
+    promises = [
+        name for name in dir(Checker) if not name.startswith("_") and name not in ("before", "hear", "sweep", "end")
+    ]
 
     assert len(promises) >= 25
     for name in promises:

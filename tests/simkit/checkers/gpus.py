@@ -7,7 +7,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.model import GpuId, JobId, NodeId, OrderKind, SlotId
 from rollmuxd.core.state import state_key
-from rollmuxd.sim.checkers.books import Asked, Books, Heeded, Member, Place, Stay
+from simkit.checkers.books import Asked, Books, Heeded, Member, Place, Stay
 
 _SEEN_IN: Final = (i.OrderDone, i.ReleaseSlot, i.ShrinkSlot)
 
@@ -162,10 +162,10 @@ class Gpus(Books):
         nodes = self.host_nodes.get(given.host, ())
         self.stale = tuple(node for node in nodes if self.places[node].touched_at >= since)
         if any(sight.used_mb > self.config.clear_tolerance_mb for sight in given.gpus):
-            self.fault_injector[given.host] = self.now
+            self.trouble_at[given.host] = self.now
 
     def _misses(self, given: i.HostUnreachable) -> None:
-        self.fault_injector[given.host] = self.now
+        self.trouble_at[given.host] = self.now
 
     # ---- what facts tell ---------------------------------------------------------------------------------------------
 

@@ -9,11 +9,12 @@ from random import Random
 
 from rollmuxd.core.model import JobSpec, OnLoss, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.sim.baselines import CONTENDERS
-from rollmuxd.sim.faults import PRESETS
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.policy_under_test import RollMuxPaper
 from rollmuxd.sim.workload import Pool, SimJob, Starts, Workload
-from rollmuxd.sim.world import World
+from simkit import checked
+from simkit.faults import PRESETS
+from simkit.faulty_world import FaultyWorld
 
 POLICIES = (CONTENDERS["rollmux"], RollMuxPaper(prune=False), CONTENDERS["rollmux-artifact"])
 POOLS = ("rollout", "train")
@@ -37,14 +38,16 @@ def small(seed: int, jobs: int = 6) -> Workload:
 def _job(draw: Random, name: str, at: int) -> SimJob:
     rollout, train = draw.choice([60, 130, 300, 500]) * 1_000, draw.choice([50, 110, 250]) * 1_000
     tails, gap, move = draw.random() < 0.4, draw.choice([0, 0, 5_000]), draw.choice([0, 5_000, 20_000])
-    series = [(round(rollout * draw.uniform(0.5, 1.2)), round(train * draw.uniform(0.8, 1.1))) for _ in range(7)]
+    series: list[tuple[int, ...]] = [
+        (round(rollout * draw.uniform(0.5, 1.2)), round(train * draw.uniform(0.8, 1.1))) for _ in range(7)
+    ]
     phases = [
         PhaseSpec("rollout", ("rollout",), planned_ms=rollout, min_gpus=1 if tails else 0),
         PhaseSpec("train", ("train",), planned_ms=train, gap_ms=gap),
     ]
     if draw.random() < 0.3:
         phases.insert(1, PhaseSpec("sync", POOLS, planned_ms=10_000))
-        series = [(first, 10_000, last) for first, last in series]
+        series = [(first, 10_000, last) for first, *_, last in series]
     park, width = draw.choice([Park.LAZY, Park.LAZY, Park.AT_RELEASE]), draw.choice([1, 1, 2])
     states = tuple(
         StateSpec(
@@ -73,6 +76,6 @@ def play(preset: str, seed: int) -> tuple[Outcome, dict[str, int]]:
     """One seed; what came of it, and what went wrong how often. Raises BrokenInvariant with all that is known."""
     accounting = ("work", "paper")[seed % 2]
     contender = POLICIES[seed // 2 % len(POLICIES)]
-    world = World(small(seed), contender, seed, accounting, float("inf"), faults=PRESETS[preset])
+    world = checked.make(PRESETS[preset], small(seed), contender, seed, accounting, float("inf"))
     outcome = world.run()
-    return outcome, world.fault_injector.counted if world.fault_injector is not None else {}
+    return outcome, world.counted if isinstance(world, FaultyWorld) else {}

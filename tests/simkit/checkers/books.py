@@ -1,4 +1,4 @@
-"""What the witness writes down: its own books, and the few entries that several of its rooms make."""
+"""What the checker writes down: its own books, and the few entries that several of its modules make."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, NoReturn, TypeAlias
@@ -33,7 +33,7 @@ SWEEP_EVERY: Final = 1_000
 
 
 class Turn(Struct, gc=False):
-    """A place in a wheel, as the witness counts it."""
+    """A place in a wheel, as the checker counts it."""
 
     job: JobId
     phase: str
@@ -177,7 +177,7 @@ class Told(Struct, gc=False):
 
 
 class Books:
-    """What was said and told so far. Every room of the witness reads it, and writes in it."""
+    """What was said and told so far. Every module of the checker reads it, and writes in it."""
 
     #: what is done on each kind of input and fact; a room names its own, and has those of the rooms below it, too
     _inputs: ClassVar[Heeded] = {}
@@ -223,7 +223,7 @@ class Books:
         self.fetched: dict[OrderId, str] = {}
         self.fence = Fence(0, 0)
         #: when each host was last out of reach, or seen with bytes that should be gone
-        self.fault_injector: dict[HostId, Millis] = {}
+        self.trouble_at: dict[HostId, Millis] = {}
         self.started_at: Millis = 0
         self._until_sweep = SWEEP_EVERY
 

@@ -4,7 +4,7 @@ Between two inputs each step of the core is asked, on the state as it is and at 
 record a fact now?* Where one would, a continuation was forgotten, or nothing plans a deadline for that moment. Asking
 changes nothing: the cycle that asks raises instead of applying the fact.
 
-Unlike the witness this reads the scheduler's state. It knows no promise: it knows that nothing is left to be done.
+Unlike the checker of promises this reads the state. It knows no promise, only that nothing is left to be done.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,11 +20,13 @@ from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import HostId, Millis, SlotStatus, StateStatus
 from rollmuxd.core.order import Rotation
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.state import State
 from rollmuxd.core.steps import move
 from rollmuxd.core.steps.admit import admit
 from rollmuxd.core.steps.dispatch import dispatch, grant_if_loaded
 from rollmuxd.core.steps.reclaim import drained_if_empty, end_placement_if_empty, end_reclaims, finish_release, park_own
 from rollmuxd.core.timers import Timers
+from rollmuxd.sim.world import Listener
 
 
 class WouldRecord(Exception):
@@ -175,7 +177,7 @@ KNOWN: Final = (
 )
 
 
-class Rest:
+class Rest(Listener):
     """See the module's head. It looks before each input, or before one of so many (``every``)."""
 
     def __init__(self, every: int = 1) -> None:
@@ -186,11 +188,11 @@ class Rest:
         #: what is not at rest, and known to be so
         self.excused: dict[tuple[str, str], Known] = {}
 
-    def hear(self, decision: Decision) -> None:
+    def hear(self, now: Millis, given: i.Input, decision: Decision, state: State) -> None:
         """This was decided."""
         self._since.update(map(type, decision.facts))
 
-    def look(self, core: Scheduler, now: Millis, given: i.Input) -> None:
+    def before(self, core: Scheduler, now: Millis, given: i.Input) -> None:
         """Before an input: whether the state is at rest. Raises BrokenInvariant where it is not."""
         due = core.deadline()
         if type(given) is i.Start or (due is not None and due <= now):  # the core asks to be called first

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from rollmuxd.core import inputs as i
 from rollmuxd.core.errors import BrokenInvariant, Rejected
+from rollmuxd.core.facts import Fact
 from rollmuxd.core.model import (
     JobSpec,
     JobStatus,
@@ -36,13 +37,13 @@ from rollmuxd.policies.loom.policy import Loom
 from rollmuxd.policies.observe import Watch
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.sim.baselines import CONTENDERS
-from rollmuxd.sim.checkers.rest import Rest
-from rollmuxd.sim.faults import DaemonDied, Faults
 from rollmuxd.sim.fluid import WORK
 from rollmuxd.sim.policy_under_test import AS_OBSERVED, InWheelOrder, Moving, PolicyUnderTest, RollMuxPaper
-from rollmuxd.sim.restless import ChaosPolicy
 from rollmuxd.sim.workload import Pool, SimJob, Workload
-from rollmuxd.sim.world import World
+from simkit.chaos_policy import ChaosPolicy
+from simkit.checked import check
+from simkit.faults import Faults
+from simkit.faulty_world import DaemonDied, FaultyWorld
 
 POLICIES: Final = ("rollmux", "rollmux-unpruned", "rollmux-artifact", "random", "most-idle")
 #: moves jobs about; the share of histories that it has
@@ -386,13 +387,13 @@ def _faults(rng: Random, span: Millis) -> Faults:
 # ---- running one -----------------------------------------------------------------------------------------------------
 
 
-def run(history: History) -> World:
-    """Play a history to its end.
+def run(history: History, hear: Callable[[Fact], None] | None = None) -> FaultyWorld:
+    """Play a history to its end, under all checkers. ``hear`` gets every fact.
 
     Raises:
-        BrokenInvariant: a promise was broken, or somebody waits for ever.
+        BrokenInvariant: a promise was broken, or a job waits for ever.
     """
-    # any fault at all makes the world one in which calls may be refused: operators are such a fault
+    # operators count as a fault: without any, nothing would be excused
     faults = history.faults if history.faults.any else replace(history.faults, detaches_per_hour=1e-9)
     if history.acts:
         longest = max(act.for_ms for act in history.acts) + faults.operator_ms
@@ -401,22 +402,22 @@ def run(history: History) -> World:
     if history.follows:
         contender = copy.copy(contender)
         contender.estimates = {**AS_OBSERVED, "drift_enough": 2, "drift_window": 3, "replan_every_ms": 20_000}
-    world = World(history.workload, contender, history.seed, WORK, faults=faults)
-    world.rest = Rest(REST_EVERY)
+    world = FaultyWorld(faults, history.workload, contender, history.seed, WORK, hear=hear)
+    check(world, rest_every=REST_EVERY)
     for act in history.acts:
         world.kernel.at(act.at_ms, _act, world, act)
     world.run()
     return world
 
 
-def _says(world: World, given: i.Input) -> None:
+def _says(world: FaultyWorld, given: i.Input) -> None:
     """An operator says it; where nobody hears it, or it makes no sense any more, he lets it be."""
     if world.up:
         with suppress(DaemonDied, Rejected):
             world.tell(given)
 
 
-def _act(world: World, act: Act) -> None:
+def _act(world: FaultyWorld, act: Act) -> None:
     state = world.core.state
     if act.what in ("drain", "retire"):
         node = list(state.nodes)[act.which % len(state.nodes)]
@@ -439,7 +440,7 @@ def _act(world: World, act: Act) -> None:
             _says(world, i.RevokeSlot(held[act.which % len(held)], "operator", "by chance"))
 
 
-def _spared(world: World, name: NodeId) -> bool:
+def _spared(world: FaultyWorld, name: NodeId) -> bool:
     """Whether every job comes to its end without the node: who sits there may leave, and the others are enough.
 
     A job has room on as many other nodes of its pools as it wants, sooner or later: when all others have ended. Who may
@@ -462,7 +463,7 @@ def _spared(world: World, name: NodeId) -> bool:
     return True
 
 
-def _until_heard(world: World, given: i.Input) -> None:
+def _until_heard(world: FaultyWorld, given: i.Input) -> None:
     """What an operator has to undo he says again until it is heard, and can be: a lost node has to be back first."""
     try:
         if not world.up:

@@ -1,13 +1,10 @@
-"""Jobs, hosts, orders and the daemon fail, and every promise is kept: the witness is always there.
+"""Jobs, hosts, orders and the daemon fail, and every promise is kept: the checkers are always there.
 
 That a run ends at all says much: each job's work was done or its trace was over, nothing was left on any GPU, no node
 was left in a group, no order was open. ``small`` has the worlds; here are a few seeds of each (``make swarm`` has
 as many as there is time for), and single faults in worlds so small that one can say what has to follow.
 """
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -15,17 +12,16 @@ import pytest
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
+from rollmuxd.core.config import DriverTraits
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import JobSpec, OnLoss, PhaseSpec, StateSpec, Want
-from rollmuxd.sim import faults, machines, world
+from rollmuxd.sim import machines
 from rollmuxd.sim.baselines import CONTENDERS
-from rollmuxd.sim.faults import PRESETS, Faults
 from rollmuxd.sim.workload import Pool, SimJob, Workload
-
-_spec = importlib.util.spec_from_file_location("small", Path(__file__).with_name("small.py"))
-assert _spec is not None and _spec.loader is not None  # noqa: PT018
-small = sys.modules.setdefault("small", importlib.util.module_from_spec(_spec))
-_spec.loader.exec_module(small)
+from rollmuxd.sim.world import LEASE_MS, Listener
+from simkit import checked, faults, small
+from simkit.faults import PRESETS, Faults
+from simkit.faulty_world import Fate, FaultyMachines, FaultyWorld
 
 HOUR = 3_600_000
 
@@ -38,7 +34,7 @@ def job(name, iterations=10, *, on_loss=OnLoss.HOLD):
     return SimJob(name, "made", 0, HOUR, spec, took, {"rollout": 1, "train": 1}, iterations=iterations)
 
 
-class Small:
+class Small(Listener):
     """Two jobs on one node per pool; faults only where the test says so."""
 
     def __init__(self, *jobs, settings=None, idempotent=True, probes=True):
@@ -46,14 +42,14 @@ class Small:
         # a rate that makes the world one of faults, and is too low for any to come
         settings = settings or Faults(deaths_per_hour=1e-9, restart_ms=300_000, operator_ms=60_000)
         self.heard = []
-        self.world = world.World(
-            Workload("made", jobs or (job("X"), job("Y")), pools), CONTENDERS["rollmux"], 0, "work", float("inf"),
-            listeners=[self], faults=settings,
+        self.world = FaultyWorld(
+            settings, Workload("made", jobs or (job("X"), job("Y")), pools), CONTENDERS["rollmux"], 0, "work",
+            float("inf"), listeners=[self],
         )  # fmt: skip
-        traits = world.DriverTraits(idempotent=idempotent, probes=probes)
+        checked.check(self.world)
+        traits = DriverTraits(idempotent=idempotent, probes=probes)
         self.world.config = msgspec.structs.replace(self.world.config, drivers={"sim": traits})
         self.world.core = type(self.world.core)(self.world.config, self.world.policy_under_test.policy(0))
-        self.fault_injector = self.world.fault_injector
 
     def hear(self, now, given, decision, state):
         self.heard += [(now, given, fact) for fact in decision.facts] or [(now, given, None)]
@@ -99,15 +95,15 @@ def test_the_presets_have_things_go_wrong_that_they_say():
 def test_nothing_fails_where_nothing_is_to():
     assert not Faults().any
     assert not PRESETS["none"].any
-    quiet = world.World(small.small(0), CONTENDERS["rollmux"], 0, "work", float("inf"), faults=Faults())
+    quiet = checked.make(Faults(), small.small(0), CONTENDERS["rollmux"], 0, "work", float("inf"))
 
-    assert quiet.fault_injector is None
-    assert quiet.config.lease_ms == world.LEASE_MS
+    assert not isinstance(quiet, FaultyWorld)
+    assert quiet.config.lease_ms == LEASE_MS
 
 
 def test_a_process_that_dies_is_lost_within_its_lease_and_comes_again_as_a_new_run():
     small = Small(job("X"), job("Y", 20))
-    small.at(250, lambda: small.fault_injector.dies(small.process("X")))
+    small.at(250, lambda: small.world.dies(small.process("X")))
     outcome = small.run()
 
     heard_last = 240  # every process beats twice in 60 s
@@ -119,7 +115,7 @@ def test_a_process_that_dies_is_lost_within_its_lease_and_comes_again_as_a_new_r
 def test_who_dies_in_an_iteration_begins_it_again():
     """X dies in the midst of its second iteration: of its ten iterations it has done one, and does nine more."""
     small = Small(job("X"))
-    small.at(250, lambda: small.fault_injector.dies(small.process("X")))
+    small.at(250, lambda: small.world.dies(small.process("X")))
     small.run()
 
     assert len(small.when(f.SlotReleased)) == 20
@@ -133,7 +129,7 @@ def test_a_hanging_process_keeps_its_gpus_until_it_is_gone():
     def hangs():
         process = small.process("X")
         process.silent = True
-        small.world.later(process, 600_000, small.fault_injector.dies)
+        small.world.later(process, 600_000, small.world.dies)
 
     small.at(50, hangs)
     small.run()
@@ -159,22 +155,17 @@ def test_a_process_that_wakes_up_too_late_learns_that_it_is_lost():
     def hangs():
         process = small.process("X")
         process.silent = True
-        small.world.later(process, 120_000, small.fault_injector._wakes)
+        small.world.later(process, 120_000, small.world._wakes)
 
     small.at(50, hangs)
     small.run()
 
-    assert small.fault_injector.counted == {"told that it is lost": 1}
+    assert small.world.counted == {"told that it is lost": 1}
 
 
 def test_an_order_without_a_word_is_asked_about_and_its_job_set_aside():
     small = Small(job("X"), job("Y"), settings=Faults(orders_lost=1e-9, operator_ms=60_000))
-    told, small.fault_injector.told = small.fault_injector.told, lambda move, took: told(move, took) or lose(move)
-
-    def lose(move):
-        if move.order == "o2":
-            move.fate = faults.Fate.LOST
-
+    small.world.draw_fate = lambda move: Fate.LOST if move.order == "o2" else Fate.DONE
     small.run()
 
     assert len(small.when(f.OrderContactLost, order="o2")) == 1
@@ -191,9 +182,9 @@ def test_bytes_that_linger_keep_their_gpus_from_the_next():
 
 def test_a_host_that_comes_back_empty_has_lost_what_ran_there():
     small = Small(job("X"), job("Y"))
-    small.fault_injector.chance.so = lambda share: share >= 0.5
-    small.fault_injector.chance.about = lambda mean: mean
-    small.at(60, small.fault_injector._outage)  # the first host in use: rollout1
+    small.world.chance.so = lambda share: share >= 0.5
+    small.world.chance.about = lambda mean: mean
+    small.at(60, small.world._outage)  # the first host in use: rollout1
     small.run()
 
     assert small.when(f.NodeLost) != []
@@ -203,10 +194,10 @@ def test_a_host_that_comes_back_empty_has_lost_what_ran_there():
 
 def dies_of(small, kind, moment):
     """The daemon dies of the first such input: before it decides, before that is written, or before anybody hears."""
-    dies, within = small.fault_injector.daemon_dies_of, small.fault_injector.chance.within
-    small.fault_injector.crash_pending = True
-    small.fault_injector.daemon_dies_of = lambda given: isinstance(given, kind) and dies(given)
-    small.fault_injector.chance.within = lambda most: moment if most == 2 else within(most)
+    dies, within = small.world.daemon_dies_of, small.world.chance.within
+    small.world.crash_pending = True
+    small.world.daemon_dies_of = lambda given: isinstance(given, kind) and dies(given)
+    small.world.chance.within = lambda most: moment if most == 2 else within(most)
 
 
 @pytest.mark.parametrize("moment", [0, 1, 2])
@@ -217,7 +208,7 @@ def test_a_daemon_that_dies_forgets_nothing_that_it_said(moment):
     dies_of(small, i.ReleaseSlot, moment)
     outcome = small.run()
 
-    assert small.fault_injector.counted["daemon deaths"] == 1
+    assert small.world.counted["daemon deaths"] == 1
     assert len(small.when(f.DaemonStarted)) == 2
     assert [made.iterations for made in outcome.jobs] == [3, 3]
     released = small.when(f.SlotReleased, slot="s1")
@@ -254,7 +245,7 @@ def test_chance_is_seeded_and_apart_from_any_other():
 
 def test_what_lingers_of_a_park_leaves_nothing_by_itself_when_gpus_are_given_back():
     key = machines.key_of("j1", 1, "rollout", "r1")
-    there = machines.Machines(SimpleNamespace(gpus_of={"h1": ("h1/gpu0",)}))
+    there = FaultyMachines(SimpleNamespace(gpus_of={"h1": ("h1/gpu0",)}))
     there.on_gpu["h1/gpu0"] = {key: 20_000, f"{key}|stays-1": 20_000}
     there.give_back("j1", 1, ["h1/gpu0"], {"rollout": 500})
     assert there.on_gpu["h1/gpu0"] == {f"{key}|left": 500}

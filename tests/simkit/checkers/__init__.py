@@ -1,14 +1,14 @@
-"""The witness: hears every input and every decision, believes nobody, and says which promise is broken.
+"""The checker: it hears every input and every decision, trusts neither, and says which promise is broken.
 
-The promises are those of DESIGN section 12. Each is a method here that is named by its sentence; who breaks it gets
-that sentence, and what happened, as a :class:`~rollmuxd.core.errors.BrokenInvariant`. The witness keeps books of its
-own from what clients and backends *said* (inputs) and from what the scheduler *told* (facts and effects). It never
-reads the scheduler's state, so a fact that the state's own code misunderstands is seen all the same.
+The promises are those of DESIGN section 12. Each is a method here that is named by its sentence. A broken promise
+raises that sentence, and what happened, as a :class:`~rollmuxd.core.errors.BrokenInvariant`. The checker keeps books of
+its own from inputs (what clients and backends report) and from facts and effects (what the scheduler decides). It never
+reads the scheduler's state, so it also finds a fact that the state's own code misunderstands.
 
-What it costs grows with what changes, not with what there is. Promises that something happens *in the end* are looked
-after every :data:`SWEEP_EVERY` inputs, and by :meth:`Checker.end`.
+What it costs grows with what changes, not with what there is. Promises that something happens *in the end* are checked
+every :data:`SWEEP_EVERY` inputs, and by :meth:`Checker.end`.
 
-There is a room for each kind of promise, and in :mod:`~rollmuxd.sim.checkers.books` is what they all write down.
+There is a module for each kind of promise, and :mod:`~simkit.checkers.books` has what they all write down.
 """
 
 from typing import Final
@@ -18,15 +18,16 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core.decision import Decision
 from rollmuxd.core.model import Millis
 from rollmuxd.core.state import State
-from rollmuxd.sim.checkers.books import SWEEP_EVERY, Asked
-from rollmuxd.sim.checkers.liveness import Liveness
-from rollmuxd.sim.checkers.moves import Moving
-from rollmuxd.sim.checkers.orders import Orders
-from rollmuxd.sim.checkers.slots import Slots
+from rollmuxd.sim.world import Listener
+from simkit.checkers.books import SWEEP_EVERY, Asked
+from simkit.checkers.liveness import Liveness
+from simkit.checkers.moves import Moving
+from simkit.checkers.orders import Orders
+from simkit.checkers.slots import Slots
 
 __all__ = ["OF_NO_CONSEQUENCE", "SWEEP_EVERY", "Asked", "Checker"]
 
-#: facts that no promise of the witness' depends on
+#: facts that no promise depends on
 OF_NO_CONSEQUENCE: Final = frozenset(
     {
         "Audited",
@@ -42,7 +43,7 @@ OF_NO_CONSEQUENCE: Final = frozenset(
 )
 
 
-class Checker(Slots, Moving, Orders, Liveness):
+class Checker(Slots, Moving, Orders, Liveness, Listener):
     """See the module's head. ``cap``: how many members a group has at most, by the policy; None: not limited.
 
     ``config`` has the numbers that are promised: leases, re-attachment, tolerance. ``excused_ms`` is how long hosts,
