@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from rollmuxd.cli.demo.measure import POOLS
-from rollmuxd.cli.demo.run import Event, Exited, Happened, Iterated
+from rollmuxd_demo.measure import POOLS
+from rollmuxd_demo.run import Event, Exited, Happened, Iterated
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

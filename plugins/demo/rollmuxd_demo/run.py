@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from rollmuxd.cli.common import Failed, connect
-from rollmuxd.cli.demo.children import Children, environment, tail
-from rollmuxd.cli.demo.measure import JobRecord, RunRecord, core_gain
-from rollmuxd.cli.demo.reached import Reached
+from rollmuxd_demo.children import Children, environment, tail
+from rollmuxd_demo.measure import JobRecord, RunRecord, core_gain
+from rollmuxd_demo.reached import Reached
 
 #: The RL loops: programs that run by their paths.
 LOOPS = Path(__file__).with_name("loops")

@@ -11,8 +11,8 @@ Two jobs with two iterations each, on one rollout pool and one train pool (in se
 
 import pytest
 
-from rollmuxd.cli.demo import measure
-from rollmuxd.cli.demo.measure import JobRecord, Phase, RunRecord
+from rollmuxd_demo import measure
+from rollmuxd_demo.measure import JobRecord, Phase, RunRecord
 
 
 def job(name, *phases, sha256="same", rewards=(0.1, 0.5)):

@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
+from command_line import typed
 from patience import PATIENCE_S
 
 from rollmuxd.cli.common import Failed
-from rollmuxd.cli.demo import command, live, reached, run, show
-from rollmuxd.cli.demo.children import Children, environment
-from rollmuxd.cli.demo.measure import JobRecord, Phase, RunRecord, result
+from rollmuxd_demo import command, live, reached, run, show
+from rollmuxd_demo.children import Children, environment
+from rollmuxd_demo.measure import JobRecord, Phase, RunRecord, result
 
 
 def fact(kind, at, **fields):
@@ -50,10 +51,10 @@ def test_jobs_cycle_through_the_shapes_and_each_has_a_name_and_a_seed_of_its_own
     assert all(job.script.is_file() for job in planned)
 
 
-def test_a_folder_with_something_in_it_is_not_written_into(rollmuxd, tmp_path):
+def test_a_folder_with_something_in_it_is_not_written_into(tmp_path):
     (tmp_path / "thesis.tex").write_text("...")
 
-    ran = rollmuxd(f"demo --keep {tmp_path}")
+    ran = typed(f"demo --keep {tmp_path}")
 
     assert ran.code == 1
     assert "is not empty" in ran.err
@@ -309,8 +310,8 @@ def bring(what):
     return what
 
 
-def test_a_good_run_is_0_and_json_is_one_object_on_stdout(rollmuxd, played):
-    ran = rollmuxd("demo --json --scale 0.5")
+def test_a_good_run_is_0_and_json_is_one_object_on_stdout(played):
+    ran = typed("demo --json --scale 0.5")
 
     assert ran.code == 0
     wanted = {"wall_s", "sequential_wall_s", "lower_bound_s", "first_fill_s", "speedup", "core_gain", "jobs"}
@@ -319,43 +320,43 @@ def test_a_good_run_is_0_and_json_is_one_object_on_stdout(rollmuxd, played):
     assert ran.json["weights_identical"] is True
 
 
-def test_weights_that_differ_fail_the_demo_and_name_the_job(rollmuxd, played):
+def test_weights_that_differ_fail_the_demo_and_name_the_job(played):
     played["in-turn"] = a_run(a_record("sort", sha256="b" * 64))
 
-    ran = rollmuxd("demo --json --scale 0.5")
+    ran = typed("demo --json --scale 0.5")
 
     assert ran.code == 1
     assert ran.json["weights_identical"] is False
     assert "the weights of sort differ" in ran.err
 
 
-def test_what_the_witness_saw_fails_the_demo(rollmuxd, played):
+def test_what_the_witness_saw_fails_the_demo(played):
     played["violations"] = [{"event": "violation", "why": "j2 loads onto j1's bytes"}]
 
-    ran = rollmuxd("demo --json --scale 0.5")
+    ran = typed("demo --json --scale 0.5")
 
     assert ran.code == 1
     assert "j2 loads onto j1's bytes" in ran.err
 
 
-def test_a_job_that_fails_is_named_with_the_end_of_its_stderr(rollmuxd, played):
+def test_a_job_that_fails_is_named_with_the_end_of_its_stderr(played):
     played["at-once"] = run.JobFailed("sort", "ended with status 1", "MemoryError: no room")
 
-    ran = rollmuxd("demo --scale 0.5")
+    ran = typed("demo --scale 0.5")
 
     assert ran.code == 1
     assert "MemoryError: no room" in ran.err
     assert ran.err.splitlines()[-1].startswith("rollmuxd: job sort ended with status 1")
 
 
-def test_what_is_kept_has_the_result_too(rollmuxd, played, tmp_path):
-    rollmuxd(f"demo --json --scale 0.5 --keep {tmp_path / 'new'}")
+def test_what_is_kept_has_the_result_too(played, tmp_path):
+    typed(f"demo --json --scale 0.5 --keep {tmp_path / 'new'}")
 
     assert json.loads((tmp_path / "new" / "result.json").read_text())["scale"] == 0.5
 
 
-def test_two_jobs_are_too_few_for_the_three_shapes(rollmuxd):
-    assert rollmuxd("demo --jobs 2").code == 2
+def test_two_jobs_are_too_few_for_the_three_shapes():
+    assert typed("demo --jobs 2").code == 2
 
 
 def test_nothing_wrong_is_found_where_nothing_was_compared():

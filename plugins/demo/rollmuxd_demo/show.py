@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollmuxd.cli.demo.live import bar, letter
-from rollmuxd.cli.demo.measure import POOLS, RunRecord, gantt, window
+from rollmuxd_demo.live import bar, letter
+from rollmuxd_demo.measure import POOLS, RunRecord, gantt, window
 
 #: How much of the runs the picture shows.
 ITERATIONS_SHOWN = 4

@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollmuxd.cli.common import Failed
-from rollmuxd.cli.demo.children import Children, environment, tail
-
-BACKENDS = ("mock", "ssh", "ray")
+from rollmuxd_demo.children import Children, environment, tail
 
 NODES = """
 [[hosts.nodes]]

@@ -1,4 +1,7 @@
-"""``rollmuxd demo``: from the options to the report."""
+"""``rollmuxd demo``: from the options to the report.
+
+``rollmuxd --help`` imports this module for its first line. So the module imports the rest only when the command runs.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rollmuxd.cli.common import Failed, print_json
-from rollmuxd.cli.demo.reached import BACKENDS
-
 if TYPE_CHECKING:
-    from rollmuxd.cli.demo.run import Plan
+    from rollmuxd_demo.run import Plan
+
+#: what reaches the demo's host
+BACKENDS = ("mock", "ssh", "ray")
 
 
 @click.command(short_help="See it work: real RL loops share two pools.")
@@ -50,8 +53,9 @@ def demo(
     Starts a daemon of its own, with a host whose two made-up GPUs stand for two CPU cores, and numpy jobs that learn by
     GRPO. Takes under two minutes on two cores, needs no GPU, and leaves nothing behind.
     """
-    from rollmuxd.cli.demo import measure, reached, run, show
-    from rollmuxd.cli.demo.children import Children
+    from rollmuxd.cli.common import Failed, print_json
+    from rollmuxd_demo import measure, reached, run, show
+    from rollmuxd_demo.children import Children
 
     run.check_numpy()
     planned = run.plan_jobs(jobs)
@@ -120,7 +124,7 @@ def _pretty(value: Any) -> str:
 
 
 def _watcher(plan: Plan, title: str, *, as_json: bool) -> Any:
-    from rollmuxd.cli.demo.live import Lines, Picture, Screen
+    from rollmuxd_demo.live import Lines, Picture, Screen
 
     picture = Picture([job.name for job in plan.jobs], plan.iterations)
     if as_json or not sys.stdout.isatty():
@@ -130,6 +134,8 @@ def _watcher(plan: Plan, title: str, *, as_json: bool) -> Any:
 
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
+    from rollmuxd.cli.common import Failed
+
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="rollmuxd-demo-", ignore_cleanup_errors=True) as name:
             yield Path(name)

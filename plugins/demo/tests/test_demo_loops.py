@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S
 
-RL = Path(__file__).parents[2] / "rollmuxd" / "cli" / "demo" / "loops"
+RL = Path(__file__).parents[1] / "rollmuxd_demo" / "loops"
 JOBS = {"sort_digits": "sort-digits", "close_brackets": "close-brackets", "modular_sum": "modular-sum"}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def examples_on_the_path():
+def loops_on_the_path():
     sys.path.insert(0, str(RL))
     yield
     sys.path.remove(str(RL))
