@@ -195,9 +195,9 @@ def workloads(*, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def policies(*, as_json: bool) -> None:
     """Who can be compared."""
-    from rollmuxd.sim.compare import policies as known
+    from rollmuxd.sim.policies import known_policies
 
-    _list(known(), as_json=as_json)
+    _list([(name, policy.summary) for name, policy in known_policies().items()], as_json=as_json)
 
 
 def _list(told: list[tuple[str, str]], *, as_json: bool) -> None:
@@ -299,8 +299,8 @@ def run(
 
     some = runs.tasks(workload, options, [name], fidelity, [seed], move_s=move_s)
     (task,) = (one for one in some if one.accounting == accounting)
-    if name == runs.OPTIMAL and (facts or trace):
-        raise click.UsageError("optimal is computed beside the scheduler, and has no facts: no --facts, no --trace")
+    if (facts or trace) and not runs.has_facts(task):
+        raise click.UsageError(f"{name} is computed beside the scheduler, and has no facts: no --facts, no --trace")
     runs.check([task])
     for path in (facts, trace):
         if path is not None:

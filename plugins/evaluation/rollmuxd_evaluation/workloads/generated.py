@@ -13,7 +13,7 @@ s and g are drawn once per job, log-normal around their medians. ``turns`` says 
 whose answers grow about threefold), or ``by-type`` (the default): Qwen3 models (4B and 8B) multi-turn and the others
 single-turn, as in the production workloads of the paper's figure 2.
 
-Responses inside a rollout are drawn by ``lengths`` (:mod:`~rollmuxd.sim.workloads.lengths`) up to the type's token
+Responses inside a rollout are drawn by ``lengths`` (:mod:`.lengths`) up to the type's token
 limit: they decide after what share of it 80 % are done. They do not decide its time, which is the fit's.
 
 A rollout may start on the GPUs that a tail has left; a tail keeps as many GPUs as its job has rollout nodes (one in
@@ -27,9 +27,9 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from rollmuxd.sim.workload import Options
-from rollmuxd.sim.workloads.lengths import LENGTHS, batch
-from rollmuxd.sim.workloads.series import Drawn, Iterated, Series, Step, scaled
-from rollmuxd.sim.workloads.shapes import Shape
+from rollmuxd_evaluation.workloads.lengths import LENGTHS, batch
+from rollmuxd_evaluation.workloads.series import Drawn, Iterated, Series, Step, scaled
+from rollmuxd_evaluation.workloads.shapes import Shape
 
 TURNS: Final = ("by-type", "single", "multi", "growing")
 #: models of which the paper's frequent workloads are multi-turn (figure 2), in billions of parameters

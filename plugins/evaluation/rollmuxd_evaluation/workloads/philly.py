@@ -23,9 +23,9 @@ import msgspec
 
 from rollmuxd.core.model import Millis
 from rollmuxd.sim.workload import Options, Workload
-from rollmuxd.sim.workloads import classes, production
-from rollmuxd.sim.workloads.shapes import GPUS, Shape, Terms
-from rollmuxd.sim.workloads.tables import find, opened
+from rollmuxd_evaluation.workloads import classes, production
+from rollmuxd_evaluation.workloads.shapes import GPUS, Shape, Terms
+from rollmuxd_evaluation.workloads.tables import find, opened
 
 FILE: Final = "arrivals/philly.csv"
 ORIGIN: Final = (

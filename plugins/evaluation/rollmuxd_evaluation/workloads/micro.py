@@ -19,7 +19,7 @@ Nobody has an SLO: the paper does not speak of any here, and ``slo`` is ignored.
 ``inventory=on-demand`` takes the inventory away, for policies that buy for each job; nodes that are given replace it.
 
 In the tail cases a rollout lasts as long as its longest response, and training as its tokens, both scaled to the
-profile's means; ``lengths`` says which responses (:mod:`~rollmuxd.sim.workloads.lengths`), and ``tail=off`` that none
+profile's means; ``lengths`` says which responses (:mod:`.lengths`), and ``tail=off`` that none
 is released: the same iterations, to compare with.
 """
 
@@ -29,11 +29,11 @@ from typing import Final
 import msgspec
 
 from rollmuxd.sim.workload import Durations, Options, SimJob, Workload
-from rollmuxd.sim.workloads import production
-from rollmuxd.sim.workloads.generated import limit_of
-from rollmuxd.sim.workloads.lengths import LENGTHS, batch
-from rollmuxd.sim.workloads.series import scaled
-from rollmuxd.sim.workloads.shapes import ROLLOUT, TRAIN, Shape, Terms, ms
+from rollmuxd_evaluation.workloads import production
+from rollmuxd_evaluation.workloads.generated import limit_of
+from rollmuxd_evaluation.workloads.lengths import LENGTHS, batch
+from rollmuxd_evaluation.workloads.series import scaled
+from rollmuxd_evaluation.workloads.shapes import ROLLOUT, TRAIN, Shape, Terms, ms
 
 #: jobs by type, and nodes of rollout and train
 MULTIPLEXING: Final = {

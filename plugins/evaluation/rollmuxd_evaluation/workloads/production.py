@@ -11,8 +11,8 @@ compare with the published ones. In ``weave-production-honest`` it wants two tra
 from typing import NamedTuple
 
 from rollmuxd.sim.workload import Options, Workload, by_arrival
-from rollmuxd.sim.workloads.shapes import Shape, Terms, ms
-from rollmuxd.sim.workloads.tables import shipped
+from rollmuxd_evaluation.workloads.shapes import Shape, Terms, ms
+from rollmuxd_evaluation.workloads.tables import shipped
 
 SOURCE = "wutianyuan1/ROLL, trace/wild.trace and trace/profile.json (Apache-2.0)"
 

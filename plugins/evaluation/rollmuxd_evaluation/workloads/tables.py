@@ -119,7 +119,7 @@ def _text(file: str, body: bytes) -> str:
 
 def shipped(name: str, needs: Sequence[str]) -> Table:
     """A table that comes with the package."""
-    return Table(name, (resources.files("rollmuxd.sim") / "data" / name).read_bytes(), needs)
+    return Table(name, (resources.files("rollmuxd_evaluation") / "data" / name).read_bytes(), needs)
 
 
 def opened(path: Path, needs: Sequence[str]) -> Table:

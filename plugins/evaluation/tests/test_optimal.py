@@ -22,9 +22,9 @@ from rollmuxd.core.policy import Leg
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.policies.schedule import period_ms
-from rollmuxd.sim import optimal
-from rollmuxd.sim.optimal import Search, cheapest
 from rollmuxd.sim.workload import Impossible, Pool, SimJob, Workload
+from rollmuxd_evaluation import optimal
+from rollmuxd_evaluation.optimal import Optimal, Search, cheapest
 
 H20, H800 = 8 * 1.76, 8 * 5.28  # dollars per node-hour (research 1.3, as the artifact has them)
 POOLS = (Pool("rollout", "H20", 1.76), Pool("train", "H800", 5.28))
@@ -395,7 +395,7 @@ def two() -> Workload:
 
 def test_a_run_pays_for_the_groups_of_each_moment() -> None:
     """One pair of nodes for three hours, since both fit it; the second of them busy twice as much."""
-    outcome = optimal.run(two(), seed=3, accounting="paper")
+    outcome = Optimal().run(two(), seed=3, accounting="paper")
     assert (outcome.policy_under_test, outcome.fidelity, outcome.seed, outcome.exact) == ("optimal", "cost", 3, True)
     assert outcome.cost == pytest.approx(3 * (H20 + H800))
     assert outcome.cost_per_hour == pytest.approx(H20 + H800)
@@ -409,8 +409,8 @@ def test_a_run_pays_for_the_groups_of_each_moment() -> None:
 def test_by_paper_a_slowed_job_ends_when_its_trace_says_and_by_work_when_it_is_through() -> None:
     """Within 400 ms two of 150/50 share both nodes at 300 ms an iteration instead of 200."""
     jobs = tuple(job(name, 150, 50, 2.0, lasts=200_000) for name in "ab")
-    paper = optimal.run(Workload("w", jobs, POOLS), seed=0, accounting="paper")
-    work = optimal.run(Workload("w", jobs, POOLS), seed=0, accounting="work")
+    paper = Optimal().run(Workload("w", jobs, POOLS), seed=0, accounting="paper")
+    work = Optimal().run(Workload("w", jobs, POOLS), seed=0, accounting="work")
     assert [one.ended_ms for one in paper.jobs] == [200_000, 200_000]
     assert [one.ended_ms for one in work.jobs] == [300_000, 300_000]
     assert [one.iterations for one in paper.jobs] == [pytest.approx(200_000 / 300)] * 2
@@ -421,7 +421,7 @@ def test_by_paper_a_slowed_job_ends_when_its_trace_says_and_by_work_when_it_is_t
 
 def test_loading_and_parking_are_planned_and_no_work() -> None:
     jobs = tuple(job(name, 100, 100, 2.0, moves=50, lasts=300_000) for name in "ab")
-    outcome = optimal.run(Workload("w", jobs, POOLS), seed=0, accounting="paper")
+    outcome = Optimal().run(Workload("w", jobs, POOLS), seed=0, accounting="paper")
     assert outcome.jobs[0].slowdown == pytest.approx(1.5)  # 300 ms: each phase and what moving its state takes
     assert outcome.pools[0].utilisation == pytest.approx(200 / 300)
 
@@ -432,7 +432,7 @@ def test_two_runs_are_alike() -> None:
     )
 
     def story() -> object:
-        outcome = optimal.run(Workload("w", jobs, POOLS), seed=0, accounting="work")
+        outcome = Optimal().run(Workload("w", jobs, POOLS), seed=0, accounting="work")
         return replace(outcome, wall_s=0.0, decision_us=[])
 
     assert story() == story()
@@ -441,7 +441,7 @@ def test_two_runs_are_alike() -> None:
 def test_with_a_fixed_inventory_there_is_no_such_bound() -> None:
     fixed = tuple(replace(pool, nodes=4) for pool in POOLS)
     with pytest.raises(Impossible, match="optimal buys what it needs"):
-        optimal.run(Workload("w", (job("a", 1, 1),), fixed), seed=0, accounting="paper")
+        Optimal().run(Workload("w", (job("a", 1, 1),), fixed), seed=0, accounting="paper")
 
 
 def test_jobs_that_it_cannot_group_are_named() -> None:

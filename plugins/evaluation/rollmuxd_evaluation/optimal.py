@@ -28,12 +28,11 @@ from rollmuxd.core.model import Millis, PoolName, StateSpec
 from rollmuxd.core.policy import Leg
 from rollmuxd.policies.schedule import certified, period_ms
 from rollmuxd.sim.outcome import JobOutcome, Outcome, PoolOutcome
+from rollmuxd.sim.policies import MAX_GROUP, Bound
 from rollmuxd.sim.workload import Impossible, Pool, SimJob, Workload, by_arrival
 
 #: the pool that a group uses whole
 WHOLE: Final = "train"
-#: jobs in a group at most (the paper's residency cap), as in RollMux
-MAX_GROUP: Final = 5
 #: up to so many jobs that could share the partition is exact
 EXACT_JOBS: Final = 12
 #: pinnings, and orders of them, that are tried for one group at most; beyond, each job has rollout nodes of its own
@@ -93,29 +92,23 @@ class Need(Struct, frozen=True):
         return [phase[:2] for phase in self.phases] == [(True, False), (False, True)]
 
 
-def run(
-    workload: Workload,
-    *,
-    seed: int,
-    accounting: str,
-    max_group: int = MAX_GROUP,
-) -> Outcome:
-    """The bound for one workload.
+class Optimal(Bound):
+    """The bound for one workload."""
 
-    Args:
-        workload: its nodes are bought on demand.
-        seed: of the workload, for the record; nothing is drawn here.
-        accounting: ``paper`` (a job ends when its trace says) or ``work`` (when it has done its iterations).
-        max_group: jobs in a group at most.
+    name = "optimal"
+    summary = "the cheapest grouping at every event, with free moves: exact for few jobs at once, else the best found"
 
-    Raises:
-        Impossible: the workload has an inventory, or jobs that this does not know how to group.
-    """
-    workload.check()
-    if not workload.on_demand:
-        raise Impossible("optimal buys what it needs; with a fixed number of nodes there is no such bound")
-    search = Search(by_arrival(workload.jobs), workload.pools, max_group)
-    return _Course(workload, seed, accounting, search).run()
+    def run(self, workload: Workload, *, seed: int, accounting: str, max_group: int = MAX_GROUP) -> Outcome:
+        """The outcome. Nothing is drawn here.
+
+        Raises:
+            Impossible: the workload has an inventory, or jobs that this does not know how to group.
+        """
+        workload.check()
+        if not workload.on_demand:
+            raise Impossible("optimal buys what it needs; with a fixed number of nodes there is no such bound")
+        search = Search(by_arrival(workload.jobs), workload.pools, max_group)
+        return _Course(workload, seed, accounting, search).run()
 
 
 def cheapest(

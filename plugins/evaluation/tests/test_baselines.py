@@ -15,12 +15,10 @@ from rollmuxd.core.config import Config
 from rollmuxd.core.model import Dispatch, JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.policy import Leg
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.policies.schedule import period_ms, work_conserving_ms
-from rollmuxd.sim import baselines
-from rollmuxd.sim.baselines import CONTENDERS, makespan_ms
-from rollmuxd.sim.policy_under_test import PolicyUnderTest, RollMuxPaper
+from rollmuxd.sim.policies import PolicyUnderTest, RollMuxPaper, policy_under_test
 from rollmuxd.sim.workload import Alone, Impossible, SimJob, Starts
+from rollmuxd_evaluation.baselines import makespan_ms
 
 NAMES = ("default", "loom", "rollmux", "rollmux-artifact", "solo", "colocated", "gavel", "random", "most-idle")
 H20, H800 = 1.76, 5.28  # dollars per GPU-hour (research 1.3, as the artifact has them); a node is 8 GPUs
@@ -153,7 +151,7 @@ def test_a_group_takes_a_hundredth_of_a_hundred_rounds() -> None:
 def test_the_artifact_turns_down_what_takes_as_much_as_the_bound_allows() -> None:
     """Two of 50/149 take 2 x 149 + 50 / 100 = 298.5 by its count: just 1.5 x 199, and the published code says >=."""
     for slo, admission in ((1.5, "isolated"), (1.501, "packing")):
-        cluster = Cluster(CONTENDERS["rollmux-artifact"])
+        cluster = Cluster(policy_under_test("rollmux-artifact"))
         cluster.arrives(job("a", 50_000, 149_000, slo))
         assert cluster.arrives(job("b", 50_000, 149_000, slo)).admission == admission
     ours = Cluster(RollMuxPaper(prune=False))
@@ -163,16 +161,16 @@ def test_the_artifact_turns_down_what_takes_as_much_as_the_bound_allows() -> Non
 
 def test_the_artifact_prunes_no_saturated_group() -> None:
     """After X and Y of research 6.13 a third fits beside them, on a rollout node of its own, if nobody is tight."""
-    cluster = Cluster(CONTENDERS["rollmux-artifact"])
+    cluster = Cluster(policy_under_test("rollmux-artifact"))
     placed = [cluster.arrives(job(name, 133_800, 112_800, 1.45)) for name in "XYZ"]
     assert [one.admission for one in placed] == ["isolated", "packing", "scaling"]
-    pruned = Cluster(CONTENDERS["rollmux"])
+    pruned = Cluster(policy_under_test("rollmux"))
     placed = [pruned.arrives(job(name, 133_800, 112_800, 1.45)) for name in "XYZ"]
     assert [one.admission for one in placed] == ["isolated", "packing", "isolated"]
 
 
 def test_the_artifact_lets_whoever_asked_first_go_first() -> None:
-    cluster = Cluster(CONTENDERS["rollmux-artifact"])
+    cluster = Cluster(policy_under_test("rollmux-artifact"))
     assert cluster.arrives(job("a", 100, 100, 1.5)).dispatch is Dispatch.READY
 
 
@@ -186,7 +184,7 @@ def test_a_short_job_beside_a_long_one_goes_at_its_own_pace_unless_the_wheel_hol
 
 
 def test_in_the_artifact_everybody_has_a_pace_of_his_own() -> None:
-    cluster = Cluster(CONTENDERS["rollmux-artifact"])
+    cluster = Cluster(policy_under_test("rollmux-artifact"))
     alone = cluster.arrives(job("L", 1000, 500, 2.0))
     assert cluster.paces(alone.group) == {"L": 1500}
     beside = cluster.arrives(job("S", 700, 50, 2.9))  # both rollouts on one node would be 1700 ms, S's 750 x 2.9 = 2175
@@ -202,7 +200,7 @@ def test_in_the_artifact_everybody_has_a_pace_of_his_own() -> None:
 
 def test_solo_buys_each_job_all_that_it_has_when_it_is_alone() -> None:
     """The artifact counts a 32B job with one training node in a group and with two of its own (research 1.18)."""
-    cluster = Cluster(CONTENDERS["solo"])
+    cluster = Cluster(policy_under_test("solo"))
     first = cluster.arrives(job("a", 100, 100, 2.0, width=2, footprint=2))
     second = cluster.arrives(job("b", 10, 10, 2.0))
     assert [len(first.pins[pool]) for pool in ("rollout", "train")] == [2, 2]
@@ -212,13 +210,13 @@ def test_solo_buys_each_job_all_that_it_has_when_it_is_alone() -> None:
 
 
 def test_a_job_without_an_slo_is_alone_too() -> None:
-    cluster = Cluster(CONTENDERS["solo"], rollout=1, train=1)
+    cluster = Cluster(policy_under_test("solo"), rollout=1, train=1)
     assert cluster.arrives(job("a", 100, 100)).admission == "isolated"
     assert cluster.arrives(job("b", 100, 100)) is None  # it would rather wait than share
 
 
 def test_a_colocated_job_has_both_phases_on_its_training_nodes() -> None:
-    cluster = Cluster(CONTENDERS["colocated"])
+    cluster = Cluster(policy_under_test("colocated"))
     placed = cluster.arrives(job("a", 80, 77, 1.2, footprint=2, ram_gb=300, colocated=(139, 65)))
     assert {pool: len(nodes) for pool, nodes in placed.pins.items()} == {"train": 2}
     assert cluster.cost() == pytest.approx(2 * 8 * H800)
@@ -234,7 +232,7 @@ def test_a_colocated_job_has_the_same_iterations_to_do_and_takes_its_own_times_f
         starts={"rollout": Starts(25_000, 800), "train": Starts(40_000, 1900)},
         tail_from=(0.8, 0.8),
     )
-    there = CONTENDERS["colocated"].adapt(one)
+    there = policy_under_test("colocated").adapt(one)
     assert there.work == one.work == round(10_000_000 / 1500)
     assert (there.planned, there.solo_ms) == ((1500, 400), 1900)
     assert there.series == ((1500, 400), (750, 800))
@@ -244,7 +242,7 @@ def test_a_colocated_job_has_the_same_iterations_to_do_and_takes_its_own_times_f
 
 def test_a_job_of_which_no_colocated_times_are_known_is_named() -> None:
     with pytest.raises(Impossible, match=r"job a \(made\) cannot run co-located"):
-        CONTENDERS["colocated"].adapt(job("a", 1, 1))
+        policy_under_test("colocated").adapt(job("a", 1, 1))
 
 
 # ---- gavel -----------------------------------------------------------------------------------------------------------
@@ -253,7 +251,7 @@ def test_a_job_of_which_no_colocated_times_are_known_is_named() -> None:
 def test_gavel_jobs_take_turns_with_whole_iterations() -> None:
     """Two of 100 + 100 would share in 200 ms if phases were interleaved; taking turns they need 400, SLO 2 that is."""
     for slo, admission in ((1.99, "isolated"), (2.0, "packing")):
-        cluster = Cluster(CONTENDERS["gavel"])
+        cluster = Cluster(policy_under_test("gavel"))
         first = cluster.arrives(job("a", 100, 100, slo))
         second = cluster.arrives(job("b", 100, 100, slo))
         assert (first.admission, second.admission) == ("isolated", admission)
@@ -263,7 +261,7 @@ def test_gavel_jobs_take_turns_with_whole_iterations() -> None:
 
 def test_a_gavel_job_takes_the_nodes_on_which_an_iteration_is_cheaper() -> None:
     """7B_8k of research 1.4: 246.6 s on a pair for 56.32 $/h, or 257.8 s on 42.24 $/h; 3B_4k: 126.3 s or 205 s."""
-    gavel = CONTENDERS["gavel"]
+    gavel = policy_under_test("gavel")
     together = gavel.adapt(job("7B_8k", 133_800, 112_800, 1.5, colocated=(159_600, 98_200)))
     apart = gavel.adapt(job("3B_4k", 79_330, 47_000, 1.5, colocated=(157_000, 48_000)))
     assert [want.pool for want in together.spec.wants] == ["train"]
@@ -274,10 +272,10 @@ def test_a_gavel_job_takes_the_nodes_on_which_an_iteration_is_cheaper() -> None:
 
 def test_of_a_gavel_iteration_each_pool_works_its_own_phase_only() -> None:
     one = replace(job("a", 300, 100, 1.5), series=((200, 100), (400, 100)))
-    whole = CONTENDERS["gavel"].adapt(one)
+    whole = policy_under_test("gavel").adapt(one)
     assert whole.busy_share == {"rollout": 0.75, "train": 0.25}
     assert whole.series == ((300,), (500,))
-    together = CONTENDERS["gavel"].adapt(job("b", 300, 100, 1.5, colocated=(300, 100)))
+    together = policy_under_test("gavel").adapt(job("b", 300, 100, 1.5, colocated=(300, 100)))
     assert together.busy_share == {"train": 1.0}
 
 
@@ -286,7 +284,7 @@ def test_gaps_stay_where_they_were_in_a_gavel_iteration() -> None:
     one = job("a", 300, 100, 1.5)
     phases = tuple(replace(phase, gap_ms=gap) for phase, gap in zip(one.spec.phases, (7, 20), strict=True))
     one = replace(one, spec=replace(one.spec, phases=phases))
-    whole = CONTENDERS["gavel"].adapt(one)
+    whole = policy_under_test("gavel").adapt(one)
     assert (whole.spec.phases[0].gap_ms, whole.planned, whole.series) == (7, (420,), ((420,),))
     assert whole.solo_ms == one.solo_ms == 427
 
@@ -296,7 +294,7 @@ def test_gaps_stay_where_they_were_in_a_gavel_iteration() -> None:
 
 @pytest.mark.parametrize("name", ["random", "most-idle"])
 def test_who_does_not_look_at_slos_promises_none(name: str) -> None:
-    cluster = Cluster(CONTENDERS[name])
+    cluster = Cluster(policy_under_test(name))
     placed = [cluster.arrives(job(f"j{n}", 100, 100, 1.0)) for n in range(20)]
     assert not any(one.promised for one in placed)
     assert any(one.period_ms > 200 for one in placed)
@@ -306,7 +304,7 @@ def test_who_does_not_look_at_slos_promises_none(name: str) -> None:
 @pytest.mark.parametrize("name", ["random", "most-idle"])
 def test_asked_twice_a_drawn_policy_answers_the_same_and_other_seeds_answer_otherwise(name: str) -> None:
     def answers(seed: int) -> list[tuple[object, ...]]:
-        cluster = Cluster(CONTENDERS[name], seed=seed)
+        cluster = Cluster(policy_under_test(name), seed=seed)
         placed = []
         for n in range(12):
             one = cluster.arrives(job(f"j{n}", 100 + 10 * n, 300 - 10 * n, 2.0))
@@ -323,7 +321,7 @@ def test_asked_twice_a_drawn_policy_answers_the_same_and_other_seeds_answer_othe
 @pytest.mark.parametrize("name", ["random", "most-idle"])
 def test_nobody_is_drawn_to_a_host_without_the_ram(name: str) -> None:
     """Of two states of 600 GB only one lies on a host of 1 TB: every job needs nodes, or a group, of its own."""
-    cluster = Cluster(CONTENDERS[name], ram_gb=1000)
+    cluster = Cluster(policy_under_test(name), ram_gb=1000)
     for n in range(15):
         cluster.arrives(job(f"j{n}", 100, 100, 2.0, ram_gb=600))
     assert len(cluster.core.state.groups) == 15
@@ -331,7 +329,7 @@ def test_nobody_is_drawn_to_a_host_without_the_ram(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["random", "most-idle"])
 def test_where_nothing_can_be_bought_the_drawn_take_what_there_is(name: str) -> None:
-    cluster = Cluster(CONTENDERS[name], rollout=1, train=1)
+    cluster = Cluster(policy_under_test(name), rollout=1, train=1)
     for n in range(5):
         assert cluster.arrives(job(f"j{n}", 100, 100, 2.0)) is not None
     assert cluster.arrives(job("one too many", 100, 100, 2.0)) is None
@@ -342,7 +340,7 @@ def test_where_one_node_of_a_group_has_no_ram_left_another_is_drawn(name: str) -
     """There is one training node only, and each rollout node has the RAM for one of the two."""
     states = (StateSpec("rollout", ram_mb=600_000),)
     for seed in range(5):
-        cluster = Cluster(CONTENDERS[name], rollout=2, train=1, ram_gb=1000, seed=seed)
+        cluster = Cluster(policy_under_test(name), rollout=2, train=1, ram_gb=1000, seed=seed)
         both = [replace(one, spec=replace(one.spec, states=states)) for one in (job("a", 10, 100), job("b", 10, 100))]
         assert [cluster.arrives(one).admission for one in both] == ["isolated", "scaling"]
 
@@ -351,7 +349,7 @@ def test_the_coin_is_one_in_as_many_as_there_are_groups_and_one() -> None:
     """After the first job: a new group for half of the seeds, and inside the group a new node for half of the rest."""
     admissions = []
     for seed in range(400):
-        cluster = Cluster(CONTENDERS["random"], rollout=3, train=3, seed=seed)
+        cluster = Cluster(policy_under_test("random"), rollout=3, train=3, seed=seed)
         cluster.arrives(job("a", 100, 100))
         admissions.append(cluster.arrives(job("b", 100, 100)).admission)
     counted = {name: admissions.count(name) for name in ("isolated", "packing", "scaling")}
@@ -365,7 +363,7 @@ def test_most_idle_takes_the_idlest_node_until_it_is_busy_four_fifths_of_the_tim
     for rollout, train, admission in ((1000, 200, "scaling"), (900, 300, "packing")):  # 5/6 and 3/4 of the time
         seen = set()
         for seed in range(10):
-            cluster = Cluster(CONTENDERS["most-idle"], seed=seed)
+            cluster = Cluster(policy_under_test("most-idle"), seed=seed)
             cluster.arrives(job("L", rollout, train))
             seen.add(cluster.arrives(job("S", 10, 10)).admission)
         assert seen == {"isolated", admission}
@@ -375,7 +373,7 @@ def test_most_idle_takes_the_group_that_works_least() -> None:
     """A lone job of 1000/1000 leaves each of its nodes idle half of the time; a pair of them leaves none idle."""
     groups = set()
     for seed in range(40):
-        cluster = Cluster(CONTENDERS["most-idle"], seed=seed)
+        cluster = Cluster(policy_under_test("most-idle"), seed=seed)
         for name in "abc":
             cluster.arrives(job(name, 1000, 1000))
         state = cluster.core.state
@@ -389,14 +387,9 @@ def test_most_idle_takes_the_group_that_works_least() -> None:
 # ---- all of them -----------------------------------------------------------------------------------------------------
 
 
-def test_every_contender_goes_by_its_name() -> None:
-    assert tuple(CONTENDERS) == NAMES
-    assert all(contender.name == name and contender.summary for name, contender in CONTENDERS.items())
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_contender_places_what_comes_and_gives_everybody_a_pace(name: str) -> None:
-    contender = CONTENDERS[name]
+    contender = policy_under_test(name)
     cluster = Cluster(contender)
     for n in range(12):
         cluster.arrives(job(f"j{n}", 1000 + 130 * n, 900 - 40 * n, 1 + n / 10, width=1 + n % 2, colocated=(1500, 600)))
@@ -411,16 +404,3 @@ def test_every_contender_places_what_comes_and_gives_everybody_a_pace(name: str)
             for who, pace in contender.paces(cluster.policy, state, group.id).items():
                 spec = state.jobs[who].spec
                 assert pace <= spec.slo * sum(phase.planned_ms for phase in spec.phases)
-
-
-def test_a_policy_of_an_installed_package_is_a_contender(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Theirs(RollMux):
-        name = "theirs"
-
-    monkeypatch.setattr(baselines.discovery, "names", lambda kind: ("rollmux", "theirs"))
-    monkeypatch.setattr(baselines.discovery, "find_policy", lambda name: {"theirs": Theirs}[name])
-    found = baselines.policies_under_test()
-    assert [*found] == [*CONTENDERS, "theirs"]
-    assert found["rollmux"] is CONTENDERS["rollmux"]  # ours goes before an entry point of its name
-    assert isinstance(found["theirs"].policy(0), Theirs)
-    assert Cluster(found["theirs"]).arrives(job("a", 100, 100, 1.5)).admission == "isolated"

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from rollmuxd.sim.workload import Durations, Options, SimJob, Workload
-from rollmuxd.sim.workloads import production
-from rollmuxd.sim.workloads.shapes import Shape, Terms, ms
+from rollmuxd_evaluation.workloads import production
+from rollmuxd_evaluation.workloads.shapes import Shape, Terms, ms
 
 #: rollout and train of one iteration, in whatever unit
 Step: TypeAlias = tuple[float, float]

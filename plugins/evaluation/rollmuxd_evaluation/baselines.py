@@ -1,9 +1,10 @@
 """What RollMux is measured against: policies of the scheduler's own core, each with what it registers for a job.
 
+The simulator has ``solo`` itself (RollMux 7.1, *Solo-D*): costs are relative to it.
+
 | name | what it is | sources |
 |---|---|---|
 | ``rollmux-artifact`` | RollMux as its published code behaves | RollMux's artifact |
-| ``solo`` | every job alone on its own rollout and training nodes | RollMux 7.1, *Solo-D* |
 | ``colocated`` | every job alone, both phases on the same training nodes | RollMux 7.1, *veRL* |
 | ``gavel`` | jobs take turns on a set of nodes, whole iterations at a time | RollMux 7.1, *Gavel+*; Gavel, OSDI'20 |
 | ``random`` | a random group or a new one, random rollout nodes in it | RollMux 7.4, its artifact |
@@ -39,9 +40,9 @@ from rollmuxd.core.policy import Leg, Placed, Policy
 from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import Candidate, RollMux, Shape, Summary
 from rollmuxd.policies.schedule import work_conserving_ms
-from rollmuxd.sim.policy_under_test import DEFAULT, LOOM, InWheelOrder, PolicyUnderTest, RollMuxPaper
+from rollmuxd.sim.policies import Bound, InWheelOrder, Isolated, PolicyUnderTest, Solo
 from rollmuxd.sim.workload import Durations, Impossible, SimJob, Starts
-from rollmuxd.spi import discovery
+from rollmuxd_evaluation.optimal import Optimal
 
 #: iterations that every job runs when the artifact plans a group
 ROUNDS: Final = 100
@@ -233,32 +234,7 @@ class _Line:
         self.waiting = left
 
 
-# ---- everybody alone -----------------------------------------------------------------------------------------------
-
-
-class Isolated(RollMux):
-    """A group of its own for every job."""
-
-    name = "isolated"
-
-    def __init__(self) -> None:
-        super().__init__(max_group=1)
-
-
-class Solo(InWheelOrder):
-    """Dedicated disaggregation."""
-
-    name = "solo"
-    summary = "dedicated disaggregation (Solo-D): every job alone on its own rollout and training nodes"
-
-    def policy(self, seed: int) -> Policy:
-        """Everybody alone."""
-        return Isolated()
-
-    def adapt(self, job: SimJob) -> SimJob:
-        """With as many nodes as it has to itself, which can be more than it counts with where it shares."""
-        wants = tuple(replace(want, nodes=job.footprint.get(want.pool, want.nodes)) for want in job.spec.wants)
-        return replace(job, spec=replace(job.spec, wants=wants))
+# ---- co-located ------------------------------------------------------------------------------------------------------
 
 
 class Colocated(InWheelOrder):
@@ -573,43 +549,7 @@ class IdlestGroup(InWheelOrder):
         return MostIdle(seed)
 
 
-# ---- others' ---------------------------------------------------------------------------------------------------------
-
-
-class Plugged(InWheelOrder):
-    """A policy of an installed package (entry point group ``rollmuxd.policies``), taken to keep wheel order.
-
-    Its class is made without arguments, once for each run.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.summary = "of an installed package"
-
-    def policy(self, seed: int) -> Policy:
-        """Imported only now. Raises :class:`~rollmuxd.spi.errors.PluginError` where it cannot be used."""
-        made: Policy = discovery.find_policy(self.name)()
-        return made
-
-
-_OURS: Final[tuple[PolicyUnderTest, ...]] = (
-    DEFAULT,
-    LOOM,
-    RollMuxPaper(),
-    Artifact(),
-    Solo(),
-    Colocated(),
-    Gavel(),
-    AnyGroup(),
-    IdlestGroup(),
-)
-
-
-def policies_under_test() -> dict[str, PolicyUnderTest]:
-    """Ours, the daemon's default first, then the policies of installed packages, none imported before it is used."""
-    known = {contender.name: contender for contender in _OURS}
-    return known | {name: Plugged(name) for name in discovery.names("policy") if name not in known}
-
-
-#: every contender by its name, in the order in which they are shown
-CONTENDERS: Final[dict[str, PolicyUnderTest]] = policies_under_test()
+#: what ``rollmuxd sim`` lists beside its own policies, in this order
+POLICIES: Final[dict[str, PolicyUnderTest | Bound]] = {
+    known.name: known for known in (Artifact(), Colocated(), Gavel(), AnyGroup(), IdlestGroup(), Optimal())
+}

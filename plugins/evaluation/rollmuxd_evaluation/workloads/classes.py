@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from rollmuxd.sim.workload import Durations, Options, Workload
-from rollmuxd.sim.workloads.shapes import Shape, Terms, ms
+from rollmuxd_evaluation.workloads.shapes import Shape, Terms, ms
 
 Range: TypeAlias = tuple[int, int]
 

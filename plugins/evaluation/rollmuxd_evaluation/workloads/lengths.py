@@ -1,6 +1,6 @@
 """How long the responses of one rollout are, for what depends on the longest: its time, and its tail.
 
-Three models, fitted to published lengths (shift is what x is in :mod:`~rollmuxd.sim.workloads.generated`):
+Three models, fitted to published lengths (shift is what x is in :mod:`~rollmuxd_evaluation.workloads.generated`):
 
 - ``hard-math``: Weibull of shape 2.23, scale half the token limit. Many are near the limit, and 80 % of a batch are
   done after two thirds of its time.

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Final
 
 from rollmuxd.sim.workload import Options
-from rollmuxd.sim.workloads.series import Drawn, Iterated, Series, Step, scaled
-from rollmuxd.sim.workloads.shapes import Shape
-from rollmuxd.sim.workloads.tables import find, opened
+from rollmuxd_evaluation.workloads.series import Drawn, Iterated, Series, Step, scaled
+from rollmuxd_evaluation.workloads.shapes import Shape
+from rollmuxd_evaluation.workloads.tables import find, opened
 
 FOLDER: Final = "rl_steps"
 ORIGIN: Final = (

@@ -13,7 +13,7 @@ from simkit import checked
 from rollmuxd.sim import fluid
 from rollmuxd.sim.compare import Task
 from rollmuxd.sim.outcome import Outcome
-from rollmuxd.sim.policy_under_test import RollMuxPaper
+from rollmuxd.sim.policies import RollMuxPaper
 from rollmuxd.sim.workload import Options
 from rollmuxd.sim.workloads import read
 

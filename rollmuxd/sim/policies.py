@@ -1,7 +1,11 @@
 """Policies as the simulator runs them: each with what it registers for a job, and what its plan says of a pace.
 
-A contender goes through the scheduler's core like any policy of a live daemon. What a baseline does differently from
-us is in its :class:`~rollmuxd.core.policy.Policy` and in what it registers; never in the world.
+The simulator's own are the daemon's (``default``, ``loom``, ``rollmux``) and ``solo``, which costs are relative to.
+Packages add others by entry point: the group ``rollmuxd.sim_policies`` names dicts of policies by name. What a daemon
+could run (group ``rollmuxd.policies``) is listed too.
+
+A policy goes through the scheduler's core as in a live daemon. What it does differently is in its
+:class:`~rollmuxd.core.policy.Policy` and in what it registers; never in the world.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,12 +21,17 @@ from rollmuxd.core.policy import Policy
 from rollmuxd.core.state import State
 from rollmuxd.policies.loom.policy import Loom
 from rollmuxd.policies.rollmux import RollMux, rate_of
-from rollmuxd.sim.workload import SimJob
+from rollmuxd.sim.outcome import Outcome
+from rollmuxd.sim.workload import SimJob, Workload
+from rollmuxd.spi import discovery
 
 #: plans are made with the times that jobs state, and stay so, as in the paper
 AS_STATED: Final[Mapping[str, Any]] = MappingProxyType({"drift": 0.0})
 #: plans follow the times that phases are seen to take, as in a daemon
 AS_OBSERVED: Final[Mapping[str, Any]] = MappingProxyType({"drift": Config().drift})
+
+#: jobs in a group at most, unless another number is asked for
+MAX_GROUP: Final = 5
 
 
 class PolicyUnderTest(Protocol):
@@ -51,6 +60,17 @@ class PolicyUnderTest(Protocol):
     def move_ms(self) -> Millis:
         """What a move takes in cost fidelity: so long the job does nothing, and its own nodes are paid for twice."""
         ...
+
+
+class Bound:
+    """What no policy can go below: computed from the workload alone, beside the scheduler. It has no facts."""
+
+    name: str
+    summary: str
+
+    def run(self, workload: Workload, *, seed: int, accounting: str, max_group: int) -> Outcome:
+        """The outcome of one workload, in cost fidelity."""
+        raise NotImplementedError
 
 
 def that_moves(job: SimJob) -> SimJob:
@@ -152,3 +172,76 @@ LOOM: Final = Moving(
     "loom for rented nodes (least $/h), in certified orders, planned on stated times",
     lambda move_s: Loom(objective="cost", warm_s=move_s),
 )
+
+
+class Isolated(RollMux):
+    """A group of its own for every job."""
+
+    name = "isolated"
+
+    def __init__(self) -> None:
+        super().__init__(max_group=1)
+
+
+class Solo(InWheelOrder):
+    """Dedicated disaggregation."""
+
+    name = "solo"
+    summary = "dedicated disaggregation (Solo-D): every job alone on its own rollout and training nodes"
+
+    def policy(self, seed: int) -> Policy:
+        """Everybody alone."""
+        return Isolated()
+
+    def adapt(self, job: SimJob) -> SimJob:
+        """With as many nodes as it has to itself, which can be more than it counts with where it shares."""
+        wants = tuple(replace(want, nodes=job.footprint.get(want.pool, want.nodes)) for want in job.spec.wants)
+        return replace(job, spec=replace(job.spec, wants=wants))
+
+
+# ---- by name ---------------------------------------------------------------------------------------------------------
+
+
+class Plugged(InWheelOrder):
+    """A policy of an installed package (entry point group ``rollmuxd.policies``), taken to keep wheel order.
+
+    Its class is made without arguments, once for each run.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.summary = "of an installed package"
+
+    def policy(self, seed: int) -> Policy:
+        """Imported only now. Raises :class:`~rollmuxd.spi.errors.PluginError` where it cannot be used."""
+        made: Policy = discovery.find_policy(self.name)()
+        return made
+
+
+_OURS: Final[Mapping[str, PolicyUnderTest]] = {known.name: known for known in (DEFAULT, LOOM, RollMuxPaper(), Solo())}
+
+
+def known_policies() -> dict[str, PolicyUnderTest | Bound]:
+    """All, by name: ours, the daemon's default first, then those of installed packages."""
+    known: dict[str, PolicyUnderTest | Bound] = {**_OURS}
+    added = discovery.added("rollmuxd.sim_policies")
+    known |= {name: policy for name, policy in added.items() if name not in known}
+    return known | {name: Plugged(name) for name in discovery.names("policy") if name not in known}
+
+
+def bound(name: str) -> Bound | None:
+    """The bound of this name; None: it is a policy, or there is none."""
+    found = None if name in _OURS else known_policies().get(name)
+    return found if isinstance(found, Bound) else None
+
+
+def policy_under_test(name: str) -> PolicyUnderTest:
+    """The policy of this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = _OURS.get(name) or known_policies().get(name)
+    if found is None or isinstance(found, Bound):
+        raise ValueError(f"there is no policy {name!r} ({', '.join(known_policies())})")
+    return found
