@@ -15,7 +15,6 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from rollmuxd.sim import report, tables
-from rollmuxd.sim.history import NodeInfo, SlotSpan, Who
 from rollmuxd.sim.outcome import JobOutcome, Outcome, PoolOutcome
 from rollmuxd.sim.report import colours, page, pictures
 
@@ -65,8 +64,8 @@ def no_picture(*args):
     return None
 
 
-def made(outcomes, spans=None):
-    return page.made(outcomes, title="tiny <b>", command='rollmuxd sim compare --slo "1:2" > x & y', spans=spans)
+def made(outcomes):
+    return page.made(outcomes, title="tiny <b>", command='rollmuxd sim compare --slo "1:2" > x & y')
 
 
 class Document(HTMLParser):
@@ -231,7 +230,6 @@ def test_colours_can_be_seen_on_white_and_on_black(background):
     """WCAG 2.1, 1.4.11: three to one for what is drawn."""
     every = [look.colour for look in colours.POLICIES.values()]
     every += [colours.of_policy(f"policy-{n}").colour for n in range(200)]
-    every += [colours.of_job(n) for n in range(30)]
     assert f"--page: {background}" in page._CSS
     for colour in every:
         lighter, darker = sorted((luminance(colour), luminance(background)), reverse=True)
@@ -277,61 +275,6 @@ def test_runs_without_jobs_or_curves_make_a_report_without_those_pictures():
 def test_nothing_is_nothing_to_report():
     with pytest.raises(ValueError, match="nothing ran"):
         made([])
-
-
-def window(rows=2, bars=8):
-    items = [NodeInfo(f"r{n}", "rollout", "H20", 8, 14.08) for n in range(rows)]
-    kinds = ("loading", "running", "tail", "released")
-    for number in range(bars):
-        node, place = f"r{number % rows}", number // rows
-        kind = kinds[place % 4]
-        start = 40 * HOUR + place * 60_000
-        span = SlotSpan(
-            start=start,
-            end=start + 60_000,
-            kind=kind,
-            who=Who(f"j{place // 4}", f"job-{place // 4}"),
-            run=1,
-            phase="rollout",
-            slot=f"s{number}",
-            side=False,
-            nodes={node: 2 if kind == "tail" else 8},
-            fence=None,
-            ended_by="",
-        )
-        items.append(span)
-    return items
-
-
-def test_a_window_of_the_history_is_drawn_by_node_and_job():
-    text = made([outcome()], window())
-    svg = re.findall(r"<svg.*?</svg>", text, re.DOTALL)[-1]
-    assert "Who ran where" in text
-    for said in ("r0  rollout", "r1  rollout", "job-0", "from hour 40 on", "2 nodes"):
-        assert said in svg
-    Document(text)
-
-
-def test_a_window_of_a_live_history_tells_the_date():
-    items = [item for item in window() if isinstance(item, NodeInfo)]
-    for item in window():
-        if isinstance(item, SlotSpan):
-            item.start += 1_795_262_400_000
-            item.end += 1_795_262_400_000
-            items.append(item)
-    assert "minutes from 2026-11-23 04:00:00 UTC on" in pictures.gantt(items, 1).svg
-
-
-def test_what_has_no_room_is_left_out_and_said_to_be(monkeypatch):
-    assert "40 of 50 nodes that were used." in pictures.gantt(window(rows=50, bars=50), 1).caption
-    monkeypatch.setattr(pictures, "_BARS", 20)
-    assert "Only the first 10 minutes of the window" in pictures.gantt(window(rows=2, bars=60), 1).caption
-
-
-def test_an_empty_window_is_said_to_be_empty():
-    for spans in ([], window(bars=0)):
-        assert "No phase ran in the chosen window." in made([outcome()], spans)
-    assert "chosen window" not in made([outcome()])
 
 
 def test_a_trace_that_begins_late_is_drawn_from_its_beginning():

@@ -5,7 +5,6 @@ from html import escape
 from typing import Any, Final
 
 from rollmuxd.sim import tables
-from rollmuxd.sim.history import Item
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.report import pictures
 from rollmuxd.sim.report.colours import of_policy
@@ -56,7 +55,7 @@ figcaption { color: var(--soft); max-width: 48rem; margin-top: .3rem; }
 _Column = tuple[str, bool, Callable[[Row], str]]
 
 
-def made(outcomes: Sequence[Outcome], *, title: str, command: str, spans: Sequence[Item] | None) -> str:
+def made(outcomes: Sequence[Outcome], *, title: str, command: str) -> str:
     """The whole page."""
     if not outcomes:
         raise ValueError("nothing ran, and so there is nothing to report")
@@ -65,7 +64,7 @@ def made(outcomes: Sequence[Outcome], *, title: str, command: str, spans: Sequen
     for accounting in tables.ACCOUNTINGS:
         parts.append(_accounting(accounting, rows))
     parts.append(_paired(outcomes, rows))
-    parts.append(_pictures(outcomes, spans))
+    parts.append(_pictures(outcomes))
     parts.append(_words())
     body = "\n".join(parts)
     return (
@@ -234,22 +233,18 @@ def _paired(outcomes: Sequence[Outcome], rows: Sequence[Row]) -> str:
     return f"{head}\n{_table(f'Positive: more than {first}', columns, shown)}"
 
 
-def _pictures(outcomes: Sequence[Outcome], spans: Sequence[Item] | None) -> str:
+def _pictures(outcomes: Sequence[Outcome]) -> str:
     drawn = [
         ("Cost over time", pictures.cost(outcomes, 1)),
         ("Slowdowns", pictures.slowdowns(outcomes, 2)),
         ("Utilisation", pictures.utilisation(outcomes, 3)),
-        ("Who ran where", pictures.gantt(spans, 4) if spans else None),
     ]
-    empty = (
-        [] if spans is None or drawn[-1][1] else ["<h2>Who ran where</h2>\n<p>No phase ran in the chosen window.</p>"]
-    )
     shown = [
         f"<h2>{name}</h2>\n<figure>\n{picture.svg}\n<figcaption>{escape(picture.caption)}</figcaption>\n</figure>"
         for name, picture in drawn
         if picture is not None
     ]
-    return "\n".join(shown + empty)
+    return "\n".join(shown)
 
 
 def _words() -> str:
