@@ -152,27 +152,23 @@ def test_an_accounting_that_did_not_run_is_said_not_to_have_run():
     assert "It was not run." in document.text
 
 
-def test_its_numbers_are_those_of_the_tables(two):
-    costs, service, used, how = Document(two).tables[:4]
-    assert costs[1] == ["rollmux", "56.32", "56.32 to 56.32", "563.2", "0.667"]
-    assert service[0][:4] == ["policy", "SLO kept", "worst seed", "slowdown: mean"]
-    assert service[1] == ["rollmux", "100%", "100%", "1.25", "1.25", "1.5", "1.5", "5", "0", "0"]
-    assert used[1] == ["rollmux", "32 H20, 16 H800", "50%", "50%", "-", "-"]
-    assert how[1] == ["rollmux", "isolated 3, packing 3", "24", "0", "0", "0.9", "0.9"]
-
-
-def test_the_worst_seed_is_told_beside_the_mean(monkeypatch):
-    for name in ("cost", "slowdowns", "utilisation"):
-        monkeypatch.setattr(pictures, name, no_picture)
-    (service,) = Document(made([outcome(seed=0), outcome(seed=1, slo=1.2)])).tables[1:2]
-    assert service[0][1:3] == ["SLO kept", "worst seed"]
-    assert service[1][1:3] == ["75%", "50%"]
+def test_its_numbers_are_those_of_the_terminal(two):
+    figures, how = Document(two).tables[:2]
+    assert figures[0][:4] == ["POLICY", "$/h", "TOTAL $", "x SOLO"]
+    assert figures[1] == ["rollmux", "56.32", "563.2", "0.667", "32 H20, 16 H800", "1.25", "1.5", "100%", "5", "0"]
+    assert how[1] == ["rollmux", "50%", "-", "3 isolated, 3 packing", "24/0/0", "0.9", "0.9"]
 
 
 def test_differences_are_shown_against_the_first(two):
-    rows = Document(two).tables[8]
-    assert rows[0][:4] == ["policy", "accounting", "seeds", "$ per hour"]
-    assert [row[:4] for row in rows[1:]] == [["solo", "paper", "2", "+28.16"], ["solo", "work", "2", "+28.16"]]
+    rows = Document(two).tables[4]
+    assert rows[0][:3] == ["POLICY", "ACCOUNTING", "$/h"]
+    assert [row[:3] for row in rows[1:]] == [["solo", "paper", "+28.16"], ["solo", "work", "+28.16"]]
+
+
+def test_who_was_never_placed_is_told_of():
+    left_out = outcome()
+    left_out.jobs[0].placed_ms = None
+    assert "jobs were never placed" in Document(made([left_out])).text
 
 
 def test_pictures_have_words_for_who_cannot_see_them(two):
