@@ -12,7 +12,9 @@
 :mod:`.estimate`     whether sharing pays, from :mod:`.training_logs` or from what a daemon :mod:`.observed`
 ===================  ===============================================================================================
 
-The paper's baselines and workloads are in ``plugins/evaluation``, found by entry point.
+The paper's baselines and workloads are in ``plugins/evaluation``, found by entry point. Faults, and the checkers that
+hold a run to all promises, are test code: ``tests/simkit``. A run itself checks the core's invariants now and then, and
+at each grant and load that no other job is on the GPUs.
 
 A run has one of two **accountings**: ``paper`` (a job ends when its trace says, however slow it was) and ``work`` (a
 job ends when it has done its iterations).
