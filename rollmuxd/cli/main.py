@@ -1,13 +1,17 @@
 """``rollmuxd``: the command line, one file per noun.
 
 It sits in job scripts, so its start time is their start time: a noun's file is imported when that noun is used, and
-what is heavy (httpx, rich, the daemon) inside the commands.
+what is heavy (httpx, rich, the daemon) inside the commands. Packages add commands by entry point (group
+``rollmuxd.commands``): the name of the command, and the click command that it is.
 """
 
 import os
 import sys
 from importlib import import_module
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 #: what the extra `daemon` brings, as it is imported
 OF_THE_EXTRA = (
@@ -30,12 +34,11 @@ except ModuleNotFoundError as missing:
         raise
     sys.exit(said)
 
-#: every command: where it is, and what it is for (``--help`` must not import them all to know; a test holds the two
-#: together). A command is the attribute of its own name.
+#: every command of ours: where it is, and what it is for (``--help`` must not import them all to know; a test holds
+#: the two together). A command is the attribute of its own name.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "completion": ("completion", "Complete commands and names with the Tab key."),
     "daemon": ("daemon", "The daemon: run, start, stop, status."),
-    "demo": ("demo.command", "See it work: real RL loops share two pools."),
     "doctor": ("doctor", "Look at each configured host as an operator would, and say what to do."),
     "estimate": ("sim.estimate", "Is sharing worth it, from a training log?"),
     "facts": ("facts", "What happened, in order."),
@@ -61,20 +64,34 @@ class Lazy(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in order."""
-        return sorted(COMMANDS)
+        return sorted({*COMMANDS, *_plugged()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name."""
-        if cmd_name not in COMMANDS:
-            return None
-        module = import_module(f"rollmuxd.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, cmd_name)
-        return command
+        if cmd_name in COMMANDS:
+            module = import_module(f"rollmuxd.cli.{COMMANDS[cmd_name][0]}")
+            command: click.Command = getattr(module, cmd_name)
+            return command
+        point = _plugged().get(cmd_name)
+        return None if point is None else point.load()
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list in ``--help``, without importing what is listed."""
+        """The list in ``--help``. Of what is listed it imports only the commands of packages."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, self._about(ctx, name)) for name in self.list_commands(ctx)])
+
+    def _about(self, ctx: click.Context, name: str) -> str:
+        if name in COMMANDS:
+            return COMMANDS[name][1]
+        command = self.get_command(ctx, name)
+        return "" if command is None else command.get_short_help_str(limit=80)
+
+
+def _plugged() -> "dict[str, EntryPoint]":
+    """The commands that packages add, by name, none of them imported."""
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group="rollmuxd.commands")}
 
 
 @click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
-from datetime import datetime
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from rollmuxd.cli.common import Call, table, talks
 from rollmuxd.cli.sim.estimate import sharing, show_sharing
-from rollmuxd.cli.top.feed import Time, last_facts
-
-#: of what ran last, so many facts are drawn at most
-DRAWN: Final = 20_000
+from rollmuxd.cli.top.feed import Time
 
 
 @click.command(short_help="What GPUs were used for, and what sharing saved.")
@@ -26,11 +20,8 @@ DRAWN: Final = 20_000
     "--by", type=click.Choice(["job", "owner", "pool"]), default="job", help="A row per job (default), owner or pool."
 )
 @click.option("--csv", "as_csv", is_flag=True, help="The rows as CSV.")
-@click.option(
-    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with pictures, which fetches nothing."
-)
 @talks
-def report(call: Call, since: str | None, until: str | None, by: str, as_csv: bool, html: Path | None) -> None:
+def report(call: Call, since: str | None, until: str | None, by: str, as_csv: bool) -> None:
     """GPU-hours held, used and charged, against what each job alone would have used.
 
     Of a daemon that only watches (mode observe): what sharing would have saved, as the simulator plays what was seen.
@@ -40,9 +31,7 @@ def report(call: Call, since: str | None, until: str | None, by: str, as_csv: bo
     """
     if as_csv and call.as_json:
         raise click.UsageError("--csv and --json are two answers; ask for one")
-    if html is not None:
-        _write(call, html, since=since, until=until, by=by)
-    elif as_csv:
+    if as_csv:
         asked = {name: value for name, value in {"since": since, "until": until}.items() if value is not None}
         click.echo(call.daemon.text("/v1/report", by=by, format="csv", **asked), nl=False)
     else:
@@ -51,50 +40,6 @@ def report(call: Call, since: str | None, until: str | None, by: str, as_csv: bo
             call.answer({**view, "sharing": sharing(call, since)}, _show_watched)
         else:
             call.answer(view, _show)
-
-
-# ---- the page --------------------------------------------------------------------------------------------------------
-
-
-def _write(call: Call, path: Path, *, since: str | None, until: str | None, by: str) -> None:
-    """Write the page, with the last of what ran."""
-    from rollmuxd.cli.common import Failed
-    from rollmuxd.sim.report import Unavailable, used
-
-    view = call.get("/v1/report", since=since, until=until, by="job" if by == "pool" else by)
-    command = " ".join(["rollmuxd", *sys.argv[1:]])
-    try:
-        used.write(path, view, command=command, spans=_last(call, view))
-    except (Unavailable, OSError) as error:
-        raise Failed(str(error)) from error
-    said = {"path": str(path), "bytes": path.stat().st_size}
-    call.answer(said, lambda said: click.echo(f"{said['path']}: written, {said['bytes'] / 1000:.0f} kB"))
-
-
-def _last(call: Call, view: Mapping[str, Any]) -> list[Any]:
-    """What ran in the last part of the span, as items of a history."""
-    from rollmuxd.sim import history
-
-    end = round(datetime.fromisoformat(view["until"]).timestamp() * 1000)
-    begin = round(datetime.fromisoformat(view["since"]).timestamp() * 1000)
-    # The last of all facts: of a span that ended long before them nothing is drawn.
-    facts = last_facts(call, most=DRAWN)
-    inside = [fact for fact in facts if fact.at <= end]
-    if not inside:
-        return []
-    last = inside[-1].at
-    return list(history.items(inside, max(begin, last - _stretch(inside)), end))
-
-
-def _stretch(facts: list[Any]) -> int:
-    """As much of the end as can be made out on a picture: some hundred slots."""
-    granted = [fact.at for fact in facts if type(fact).__name__ == "SlotGranted"]
-    first: int = granted[-300] if len(granted) > 300 else facts[0].at
-    last: int = facts[-1].at
-    return max(60_000, last - first + 1)
-
-
-# ---- for people ------------------------------------------------------------------------------------------------------
 
 
 def _show_watched(view: dict[str, Any]) -> None:

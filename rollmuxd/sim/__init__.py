@@ -1,22 +1,26 @@
 """The simulator: the scheduler's own core in a world of discrete events.
 
-How it works, in one page. A :class:`~rollmuxd.sim.workload.Workload` says which jobs come when, what each of their
-phases takes, and what nodes there are to have (bought on demand, or a fixed number). A
-:class:`~rollmuxd.sim.policy_under_test.PolicyUnderTest` is a policy with what it needs around it: a daemon's own, or
-one to compare it with. A run gives one of them one workload in one of two **fidelities**:
+===================  ===============================================================================================
+:mod:`.workload`     what a run is given: jobs, pools, how long phases take. ``workloads/`` makes them, by name
+:mod:`.policies`     what is compared, by name: the daemon's policies, ``solo``, and those of packages
+:mod:`.kernel`       the heap of events and the clock
+:mod:`.world`        fidelity ``phase``: each request, grant, load, park and release passes through the scheduler
+:mod:`.fluid`        fidelity ``cost``: only arrivals and departures are events; an iteration takes what the plan says
+:mod:`.machines`     what is on GPUs and in RAM; :mod:`.inventory` names the nodes, :mod:`.meter` charges for them
+:mod:`.outcome`      what one run came to; :mod:`.compare` makes many runs, :mod:`.tables` and ``report/`` show them
+:mod:`.history`      from facts, a daemon's too, to spans of slots and orders; :mod:`.perfetto` draws them
+:mod:`.estimate`     whether sharing pays, from :mod:`.training_logs` or from what a daemon :mod:`.observed`
+===================  ===============================================================================================
 
-- ``cost`` (:mod:`~rollmuxd.sim.fluid`): only arrivals and departures are events; between them every job's iteration
-  takes its group's planned period. Hundreds of jobs in a fraction of a second.
-- ``phase`` (:mod:`~rollmuxd.sim.world`): every request, grant, load, park and release of every iteration passes
-  through :class:`~rollmuxd.core.scheduler.Scheduler`, as live. The core's invariants are checked now and then, and at
-  each grant and load that no other job is on the GPUs.
+The paper's baselines and workloads are in ``plugins/evaluation``, found by entry point. Faults, and the checkers that
+hold a run to all promises, are test code: ``tests/simkit``. A run itself checks the core's invariants now and then, and
+at each grant and load that no other job is on the GPUs.
 
-and in one of two **accountings**: ``paper`` (a job ends when its trace says, however slow it was) and ``work`` (a job
-ends when it has done its iterations). What came of it is an :class:`~rollmuxd.sim.outcome.Outcome`. ``compare`` runs
-contenders over seeds and pairs them; ``report`` draws.
+A run has one of two **accountings**: ``paper`` (a job ends when its trace says, however slow it was) and ``work`` (a
+job ends when it has done its iterations).
 
-Time is integer milliseconds from 0. One heap (:mod:`~rollmuxd.sim.kernel`), one seeded source of randomness per
-purpose, no clock: the same seed gives the same bytes of facts. Nothing in the core knows that it is simulated.
+Time is integer milliseconds from 0. There is one heap and one seeded source of randomness per purpose, and no clock:
+the same seed gives the same bytes of facts. Nothing in the core knows that it is simulated.
 """
 
 from rollmuxd.core.errors import BrokenInvariant as Violation

@@ -10,17 +10,14 @@ from rollmuxd.core.facts import Fact
 from rollmuxd.core.model import GroupId, JobId, Millis
 from rollmuxd.core.policy import Policy
 from rollmuxd.core.state import State
-from rollmuxd.sim import fluid, optimal, world
-from rollmuxd.sim.baselines import CONTENDERS
+from rollmuxd.sim import fluid, world
 from rollmuxd.sim.outcome import Outcome
-from rollmuxd.sim.policy_under_test import Moving, PolicyUnderTest
+from rollmuxd.sim.policies import MAX_GROUP, Moving, PolicyUnderTest, bound, policy_under_test
 from rollmuxd.sim.workload import Options, SimJob, Workload
 from rollmuxd.sim.workloads import read
 
 FIDELITIES: Final = ("cost", "phase")
 ACCOUNTINGS: Final = (fluid.PAPER, fluid.WORK)
-#: the best regrouping at every event, which is no policy of the scheduler's
-OPTIMAL: Final = "optimal"
 
 
 class Task(Struct, frozen=True):
@@ -33,7 +30,7 @@ class Task(Struct, frozen=True):
     accounting: str
     seed: int
     #: jobs in a group at most
-    max_group: int = optimal.MAX_GROUP
+    max_group: int = MAX_GROUP
     #: what a move takes; None: as the policy has it
     move_s: float | None = None
 
@@ -66,31 +63,13 @@ class Capped:
         return self._of.move_ms()
 
 
-def policies() -> list[tuple[str, str]]:
-    """Every policy that can be compared, with its line."""
-    told = [(name, contender.summary) for name, contender in CONTENDERS.items()]
-    best = "the cheapest grouping at every event, with free moves: exact for few jobs at once, else the best found"
-    return [*told, (OPTIMAL, best)]
-
-
-def policy_under_test(name: str) -> PolicyUnderTest:
-    """The contender of this name.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if name not in CONTENDERS:
-        raise ValueError(f"there is no policy {name!r} ({', '.join(known for known, _ in policies())})")
-    return CONTENDERS[name]
-
-
 def tasks(
     workload: str,
     options: Options,
     names: Sequence[str],
     fidelity: str,
     seeds: Sequence[int],
-    max_group: int = optimal.MAX_GROUP,
+    max_group: int = MAX_GROUP,
     move_s: float | None = None,
 ) -> list[Task]:
     """Every run of a comparison, both accountings.
@@ -101,10 +80,10 @@ def tasks(
     if fidelity not in FIDELITIES:
         raise ValueError(f"fidelity is {fidelity!r}, and it is one of {', '.join(FIDELITIES)}")
     for name in names:
-        if name == OPTIMAL and fidelity == "phase":
-            raise ValueError(f"{name} moves jobs at every event, for nothing: it has no phases to run; use cost")
-        if name != OPTIMAL:
+        if bound(name) is None:
             policy_under_test(name)
+        elif fidelity == "phase":
+            raise ValueError(f"{name} is computed beside the scheduler, and has no phases to run; use cost")
     return [
         Task(workload, options, name, fidelity, accounting, seed, max_group, move_s)
         for seed in seeds
@@ -121,9 +100,14 @@ def check(some: Sequence[Task]) -> None:
         drawn = draw(next(iter(mine.values())))
         drawn.check()
         for policy in mine:
-            if policy != OPTIMAL:
+            if bound(policy) is None:
                 adapted = tuple(policy_under_test(policy).adapt(job) for job in drawn.jobs)
                 replace(drawn, jobs=adapted).check()
+
+
+def has_facts(task: Task) -> bool:
+    """Whether the scheduler plays this run, so that there is a history of it."""
+    return bound(task.policy) is None
 
 
 def draw(task: Task) -> Workload:
@@ -139,17 +123,17 @@ def perform(
     progress: Callable[[int], None] | None = None,
     play: Callable[..., Outcome] = world.run,
 ) -> Outcome:
-    """One run. ``hear`` gets every fact (*optimal* has none), ``progress`` the number of jobs that have ended.
+    """One run. ``hear`` gets every fact (a bound has none), ``progress`` the number of jobs that have ended.
 
     ``play`` runs phase fidelity.
     """
     drawn = drawn or draw(task)
-    if task.policy == OPTIMAL:
-        return optimal.run(drawn, seed=task.seed, accounting=task.accounting, max_group=task.max_group)
+    if (least := bound(task.policy)) is not None:
+        return least.run(drawn, seed=task.seed, accounting=task.accounting, max_group=task.max_group)
     found = policy_under_test(task.policy)
     if task.move_s is not None and isinstance(found, Moving):
         found = found.where_a_move_takes(task.move_s)
-    if task.max_group != optimal.MAX_GROUP:
+    if task.max_group != MAX_GROUP:
         found = Capped(found, task.max_group)
     if task.fidelity == "cost":
         return fluid.run(drawn, found, seed=task.seed, accounting=task.accounting, hear=hear, progress=progress)

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.sim import fluid, world
-from rollmuxd.sim.baselines import CONTENDERS
+from rollmuxd.sim.policies import MAX_GROUP, RollMuxPaper
 from rollmuxd.sim.training_logs import Step
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 
@@ -26,7 +26,6 @@ SCALING: Final = (1.0, 0.7)
 #: where in their logs the jobs begin is drawn so often
 DRAWS: Final = 5
 ITERATIONS: Final = (30, 150)
-_POLICY: Final = "rollmux"
 
 
 class Gpus(Struct, frozen=True):
@@ -96,7 +95,7 @@ def estimate(logs: Sequence[Sequence[Step]], gpus: Gpus, costs: Costs, *, seed: 
             series = [_drawn(log, count, seed, number, who) for who, log in enumerate(logs)]
             split = [[_on(step, gpus, gpus.rollout, gpus.train, scaling) for step in mine] for mine in series]
             whole = [[_on(step, gpus, gpus.all, gpus.all, scaling) for step in mine] for mine in series]
-            played = world.run(_workload(split, gpus, costs), CONTENDERS[_POLICY], seed=number, accounting=fluid.WORK)
+            played = world.run(_workload(split, gpus, costs), RollMuxPaper(), seed=number, accounting=fluid.WORK)
             shared.append(played.span_ms / 1000)
             slowdowns.append(fmean(job.slowdown or 1.0 for job in played.jobs))
             in_turn.append(sum(step.total_s for mine in split for step in mine))
@@ -116,7 +115,7 @@ def estimate(logs: Sequence[Sequence[Step]], gpus: Gpus, costs: Costs, *, seed: 
 
 
 def _check(logs: Sequence[Sequence[Step]], gpus: Gpus, costs: Costs) -> None:
-    if not 2 <= len(logs) <= CONTENDERS[_POLICY].policy(0).max_group:  # type: ignore[attr-defined]  # RollMux has it
+    if not 2 <= len(logs) <= MAX_GROUP:
         raise ValueError(f"{len(logs)} jobs: from two on they can share, and a group has five at most")
     if not all(logs):
         raise ValueError("a log without steps says nothing")

@@ -20,7 +20,7 @@ from rollmuxd.sim.inventory import Inventory, Told, TooFewNodes, with_enough
 from rollmuxd.sim.kernel import Kernel
 from rollmuxd.sim.meter import Meter
 from rollmuxd.sim.outcome import JobOutcome, Outcome
-from rollmuxd.sim.policy_under_test import PolicyUnderTest
+from rollmuxd.sim.policies import PolicyUnderTest
 from rollmuxd.sim.workload import SimJob, Workload, by_arrival
 
 PAPER, WORK = "paper", "work"

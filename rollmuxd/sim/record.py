@@ -7,7 +7,6 @@ from pathlib import Path
 from rollmuxd.core import facts as f
 from rollmuxd.sim import history, perfetto
 from rollmuxd.sim.compare import Task, perform
-from rollmuxd.sim.history import Item
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.workload import Workload
 
@@ -18,15 +17,11 @@ def run(
     *,
     facts: Path | None = None,
     trace: Path | None = None,
-    gantt: tuple[int, int] | None = None,
     progress: Callable[[int], None] | None = None,
-) -> tuple[Outcome, list[Item]]:
-    """The outcome, and the history's items of a window (milliseconds), where asked.
-
-    Facts go to the file as they happen, so that a long run's history is never in memory.
-    """
-    if facts is None and trace is None and gantt is None:
-        return perform(task, drawn, progress=progress), []
+) -> Outcome:
+    """The outcome. Facts go to the file as they happen, so that a long run's history is never in memory."""
+    if facts is None and trace is None:
+        return perform(task, drawn, progress=progress)
     with tempfile.TemporaryDirectory() as folder:
         written = facts or Path(folder) / "facts.jsonl"
         with written.open("wb") as out:
@@ -37,8 +32,7 @@ def run(
             outcome = perform(task, drawn, hear=hear, progress=progress)
         if trace is not None:
             perfetto.write(trace, history.items(_read(written)))
-        shown = [] if gantt is None else list(history.items(_read(written), *gantt))
-    return outcome, shown
+    return outcome
 
 
 def _read(path: Path) -> Iterator[f.AnyFact]:

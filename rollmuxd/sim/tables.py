@@ -21,6 +21,8 @@ from rollmuxd.sim.outcome import Outcome
 
 #: one row, as ``--json`` has it
 Row: TypeAlias = dict[str, Any]
+#: heads, of which those of numbers begin with ``#``, and rows: for the terminal and the HTML report
+Table: TypeAlias = tuple[Sequence[str], list[list[Any]]]
 
 ACCOUNTINGS: Final = ("paper", "work")
 #: whom costs are told relative to, where it ran
@@ -260,15 +262,13 @@ def number(value: float | None, *, signed: bool = False, like: float | None = No
     return "0" if shown in ("-0", "+0") else shown
 
 
-def plus_minus(
-    of: dict[str, float] | None, *, signed: bool = False, scale: float = 1.0, unit: str = "", sign: str = "+-"
-) -> str:
+def plus_minus(of: dict[str, float] | None, *, signed: bool = False, scale: float = 1.0, unit: str = "") -> str:
     """A spread as ``523 +- 14``; the mean alone where nothing spreads; ``-`` for None."""
     if of is None:
         return "-"
     larger = max(abs(of["mean"]), of["sd"]) * scale
     mean, sd = (number(of[name] * scale, signed=signed and name == "mean", like=larger) for name in ("mean", "sd"))
-    return f"{mean}{unit}" if sd == "0" else f"{mean} {sign} {sd}{unit}"
+    return f"{mean}{unit}" if sd == "0" else f"{mean} +- {sd}{unit}"
 
 
 def interval(of: dict[str, Any] | None) -> str:
@@ -284,3 +284,85 @@ def share(value: float | None) -> str:
         return "-"
     shown = f"{min(value * 100, 99.99) if value < 1 else value * 100:.2f}"
     return f"{shown.rstrip('0').rstrip('.')}%"
+
+
+def called(row: Row) -> str:
+    """A policy's name. An optimum that was not proved must not look like one."""
+    return f"{row['policy']} (best found)" if row["exact"] is False else str(row["policy"])
+
+
+def figures(shown: Sequence[tuple[str, Row]]) -> Table:
+    """What it cost, and how the jobs fared: a row for each policy, by its name."""
+    heads = [
+        "POLICY",
+        "#$/h",
+        "#TOTAL $",
+        "#x SOLO",
+        "#PEAK GPUS",
+        "#SLOWDOWN",
+        "#p95",
+        "#SLO kept",
+        "#JOB h",
+        "#WAIT h",
+    ]
+    return heads, [
+        [
+            name,
+            plus_minus(of["cost_per_hour"]),
+            plus_minus(of["total_cost_spread"]),
+            plus_minus(of["relative_to_solo"]),
+            ", ".join(f"{gpus} {gpu_type}" for gpu_type, gpus in of["peak_gpus"].items()),
+            number(of["slowdown"] and of["slowdown"]["mean"]),
+            number(of["slowdown"] and of["slowdown"]["p95"]),
+            share(of["slo_attainment"] and of["slo_attainment"]["mean"]),
+            number(of["mean_completion_s"] / 3600),
+            number(of["mean_wait_s"] / 3600),
+        ]
+        for name, of in shown
+    ]
+
+
+def never_placed(shown: Sequence[tuple[str, Row]]) -> list[str]:
+    """Of which policies the figures leave jobs out, a sentence each."""
+    return [
+        f"{name}: {number(of['never_placed'])} of {number(of['jobs'])} jobs were never placed; only JOB h and WAIT h "
+        "count them."
+        for name, of in shown
+        if of["never_placed"]
+    ]
+
+
+def how(shown: Sequence[tuple[str, Row]]) -> Table:
+    """How it came about: use of the pools, admissions, switches, decisions."""
+    pools = list(dict.fromkeys(pool for _, of in shown for pool in of["pools"]))
+    used = [f"#USED {pool}" for pool in pools]
+    return ["POLICY", *used, "ADMITTED", "WARM/COLD/PARKED", "#DECISION ms p50", "#p99"], [
+        [
+            name,
+            *(share(of["pools"].get(pool, {}).get("utilisation")) for pool in pools),
+            ", ".join(f"{number(count)} {kind}" for kind, count in of["admissions"].items()),
+            "/".join(number(of["switches"].get(kind, 0)) for kind in ("warm", "cold", "parks")),
+            number(of["decision_ms"] and of["decision_ms"]["p50"]),
+            number(of["decision_ms"] and of["decision_ms"]["p99"]),
+        ]
+        for name, of in shown
+    ]
+
+
+def differences(rows: Sequence[Row]) -> Table:
+    """The paired differences."""
+    heads = ["POLICY", "ACCOUNTING", "#$/h", "#95 %", "#TOTAL $", "#95 %", "#SLOWDOWN", "#SLO kept", "#JOB h"]
+    return heads, [
+        [
+            row["policy"],
+            row["accounting"],
+            plus_minus(row["cost_per_hour"], signed=True),
+            interval(row["cost_per_hour"]),
+            plus_minus(row["total_cost"], signed=True),
+            interval(row["total_cost"]),
+            plus_minus(row["mean_slowdown"], signed=True),
+            plus_minus(row["slo_attainment"], signed=True, scale=100, unit=" pp"),
+            plus_minus(row["mean_completion_s"], signed=True, scale=1 / 3600),
+        ]
+        for row in rows
+    ]

@@ -50,7 +50,7 @@ from rollmuxd.sim.kernel import Kernel
 from rollmuxd.sim.machines import Machines, Move, key_of
 from rollmuxd.sim.meter import Meter
 from rollmuxd.sim.outcome import JobOutcome, Outcome
-from rollmuxd.sim.policy_under_test import PolicyUnderTest
+from rollmuxd.sim.policies import PolicyUnderTest
 from rollmuxd.sim.workload import Impossible, SimJob, Workload, by_arrival
 
 #: sessions are renewed twice in this time

@@ -103,6 +103,14 @@ def find_policy(name: str) -> type[Any]:
     return find("policy", name)
 
 
+def added(group: str) -> dict[str, Any]:
+    """What installed packages add to a list of ours: each entry point of the group names a dict."""
+    found: dict[str, Any] = {}
+    for point in entry_points(group=group):
+        found |= point.load()
+    return found
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that was probably meant, if one is near enough."""
     near = difflib.get_close_matches(name, tuple(known), n=1)

@@ -16,7 +16,7 @@ from typing import Final
 from figures import Json, at_most, median, say, short
 from live import HERE, clean_environment, daemon
 
-from rollmuxd.cli.demo.measure import JobRecord, Phase, first_fill, lower_bound
+from rollmuxd_demo.measure import JobRecord, Phase, first_fill, lower_bound
 
 HOSTS: Final = [("r0", "rollout", 1.0), ("t0", "train", 1.0)]
 #: a rollout and the steps on it, roughly

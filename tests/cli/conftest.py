@@ -1,13 +1,9 @@
 """A daemon that is a table of answers, and the command line run against it."""
 
-import json
-import shlex
-
 import pytest
-from click.testing import CliRunner
+from command_line import typed
 
 from rollmuxd.cli import common
-from rollmuxd.cli.main import cli
 from rollmuxd.client.errors import refused
 
 
@@ -51,19 +47,6 @@ class FakeDaemon:
         return answer
 
 
-class Ran:
-    def __init__(self, result):
-        self.code, self.out, self.err = result.exit_code, result.stdout, result.stderr
-
-    @property
-    def json(self):
-        return json.loads(self.out)
-
-    @property
-    def lines(self):
-        return self.out.splitlines()
-
-
 @pytest.fixture
 def daemon(monkeypatch):
     fake = FakeDaemon()
@@ -82,14 +65,7 @@ def rollmuxd(monkeypatch):
     """The command line as typed: ``rollmuxd("job list --json")``."""
     for name in ("ROLLMUX_URL", "ROLLMUX_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-
-    def run(command, **more):
-        result = CliRunner().invoke(cli, shlex.split(command), prog_name="rollmuxd", **more)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return Ran(result)
-
-    return run
+    return typed
 
 
 def job_view(**more):

@@ -1,7 +1,6 @@
 """Every noun prints what the daemon answers: as a table for people, as it came for programs."""
 
 import json
-import re
 from datetime import UTC, datetime
 from urllib.parse import unquote
 
@@ -792,24 +791,6 @@ def test_so_long_ago_is_a_time_too(rollmuxd, daemon):
     ago = before - datetime.fromisoformat(asked["since"])
     assert abs(ago.total_seconds() - 36 * 3600) < 60
     assert asked["until"] == "2025-06-02"
-
-
-def test_the_report_as_a_page_has_its_pictures_in_it_and_fetches_nothing(rollmuxd, daemon, tmp_path):
-    pytest.importorskip("matplotlib", reason="pictures are drawn with matplotlib, of the extra sim")
-    daemon["GET /v1/report"] = REPORT
-    daemon["GET /v1/me"] = {"first": 1, "last": 40}
-    daemon["GET /v1/facts"] = {"facts": [], "last": 40, "first": 1}
-
-    ran = rollmuxd(f"report --html {tmp_path}/used.html --json")
-
-    page = (tmp_path / "used.html").read_text()
-    assert ran.json["path"] == f"{tmp_path}/used.html"
-    assert page.count("<svg") == 3
-    assert "Saved 8 GPU-hours" in page
-    assert "12 GPU-hours charged + 180 unallocated = 192 of the inventory" in page
-    assert not re.search(r"""(?:src|href)=["'](?!#)|@import|url\((?!#)""", page.replace("xlink:href", "xlink"))
-    asked = [sent for _, path, sent in daemon.asked if path == "/v1/facts"]
-    assert asked == [{"after": 0, "limit": 5000}]
 
 
 def test_the_report_as_csv_is_the_daemons_own(rollmuxd, daemon):

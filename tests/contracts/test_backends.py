@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from bad_plugins import SlowBackend, WrappedBackend
 
 from rollmuxd.spi import Backend, GpuId, HostConfig
 from rollmuxd.spi.contract import BackendContract
-from rollmuxd.spi.fakes import SlowBackend, WrappedBackend
 from rollmuxd_backend_mock import MockBackend
 from rollmuxd_backend_mock.processes import alive, start_time
 

@@ -4,9 +4,19 @@ import sys
 import textwrap
 
 import pytest
+from command_line import typed
 
 from rollmuxd.spi import NotInstalled
-from rollmuxd.spi.discovery import BrokenPlugin, find, find_backend, find_policy, find_residency, installed, names
+from rollmuxd.spi.discovery import (
+    BrokenPlugin,
+    added,
+    find,
+    find_backend,
+    find_policy,
+    find_residency,
+    installed,
+    names,
+)
 
 GOOD = """
 class Good:
@@ -59,6 +69,28 @@ def test_a_strangers_is_found_by_its_name(install):
     assert "stranger" in names("backend")
     assert find_backend("stranger").__name__ == "Good"
     assert installed("backend")["stranger"].origin == "stranger 1.2"
+
+
+def test_what_several_packages_add_to_a_list_is_one_dict(install):
+    install(
+        "stranger", "[rollmuxd.sim_policies]\nmore = stranger_more:POLICIES\n", "stranger_more", "POLICIES = {'x': 1}"
+    )
+    assert {"gavel", "x"} <= set(added("rollmuxd.sim_policies"))
+    assert added("rollmuxd.nothing") == {}
+
+
+def test_a_strangers_command_is_listed_with_its_line_and_runs_and_takes_no_name_of_ours(install):
+    source = """
+    import click
+    @click.command(short_help="Say hello.")
+    def hello():
+        click.echo("hello")
+    """
+    points = "[rollmuxd.commands]\nhello = stranger_hello:hello\njob = stranger_hello:hello\n"
+    install("stranger", points, "stranger_hello", source)
+    assert "hello       Say hello." in typed("--help").out
+    assert typed("hello").out == "hello\n"
+    assert "Jobs: list, show" in typed("job --help").out
 
 
 def test_what_is_not_installed_is_answered_with_what_is_and_how_to_get_it(install):

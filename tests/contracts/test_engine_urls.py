@@ -7,13 +7,13 @@ import gzip
 
 import anyio
 import pytest
+from fake_sglang import FakeSglang
 from patience import PATIENCE_S
 
 from rollmuxd.spi import ContactLost, HostConfig, NotDone, OrderKind, PluginError, StateOrder, StateSpec
 from rollmuxd.spi.fakes import FakeChannel
 from rollmuxd_backend_mock import MockBackend
 from rollmuxd_sglang import SglangResidency
-from rollmuxd_sglang.fake import FakeSglang
 from rollmuxd_vllm import VllmResidency
 from rollmuxd_vllm.fake import FakeVllm
 

@@ -2,19 +2,19 @@
 
 import anyio
 import pytest
-
-from rollmuxd.spi import Backend, Channel, ChannelCommand, HostConfig, OrderKind, Residency, StateSpec
-from rollmuxd.spi.contract import ResidencyContract, Rig
-from rollmuxd.spi.fakes import (
+from bad_plugins import (
     CrashingBackend,
     CrashingResidency,
-    FakeChannel,
     LyingBackend,
     LyingResidency,
     SilentBackend,
     SilentResidency,
     SlowBackend,
 )
+
+from rollmuxd.spi import Backend, Channel, ChannelCommand, HostConfig, OrderKind, Residency, StateSpec
+from rollmuxd.spi.contract import ResidencyContract, Rig
+from rollmuxd.spi.fakes import FakeChannel
 from rollmuxd_backend_mock import MockBackend, MockResidency
 
 GPUS = ("h/gpu0",)

@@ -5,9 +5,9 @@ import contextlib
 
 import httpx
 import pytest
+from bad_plugins import SilentBackend
 
 from rollmuxd.spi import ContactLost, HostConfig, NotDone, http
-from rollmuxd.spi.fakes import SilentBackend
 from rollmuxd_backend_mock import MockBackend
 
 HOST = HostConfig(id="box", gpus=("box/gpu0",))

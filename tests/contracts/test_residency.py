@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from bad_plugins import SlowResidency, WrappedBackend, WrappedResidency
 
 from rollmuxd.spi import ChannelCommand, HostConfig, Residency, StateOrder, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
-from rollmuxd.spi.fakes import FakeChannel, SlowResidency, WrappedBackend, WrappedResidency
+from rollmuxd.spi.fakes import FakeChannel
 from rollmuxd_backend_mock import MockBackend, MockResidency
 from rollmuxd_channel import ChannelResidency
 

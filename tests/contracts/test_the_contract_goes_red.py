@@ -2,6 +2,16 @@
 
 import anyio
 import pytest
+from bad_plugins import (
+    CrashingBackend,
+    CrashingResidency,
+    LyingBackend,
+    LyingResidency,
+    SilentBackend,
+    SilentResidency,
+    WrappedBackend,
+    WrappedResidency,
+)
 
 from rollmuxd.spi import (
     ContactLost,
@@ -15,17 +25,7 @@ from rollmuxd.spi import (
     StateSpec,
 )
 from rollmuxd.spi.contract import BackendContract, ResidencyContract, Rig
-from rollmuxd.spi.fakes import (
-    CrashingBackend,
-    CrashingResidency,
-    FakeChannel,
-    LyingBackend,
-    LyingResidency,
-    SilentBackend,
-    SilentResidency,
-    WrappedBackend,
-    WrappedResidency,
-)
+from rollmuxd.spi.fakes import FakeChannel
 from rollmuxd_backend_mock import MockBackend, MockResidency
 
 GPUS = ("host1/gpu0", "host1/gpu1")

@@ -52,7 +52,7 @@ def cluster(tmp_path_factory):
         pytest.skip("there is no Ray here; pip install ray")
     if not pytest.importorskip("rollmuxd_backend_local.testing").namespaces_can_be_made():
         pytest.skip("network namespaces cannot be made here; that needs root, and ip (iproute2)")
-    from rollmuxd_backend_ray.testing import ClusterProcess
+    from ray_cluster import ClusterProcess
 
     with ClusterProcess(tmp_path_factory.mktemp("ray") / "c", tuple(POOLS), apart=True) as made:
         yield made

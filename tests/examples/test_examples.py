@@ -12,7 +12,7 @@ import pytest
 from patience import PATIENCE_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LOOPS = EXAMPLES.with_name("rollmuxd") / "cli" / "demo" / "loops"
+LOOPS = EXAMPLES.with_name("plugins") / "demo" / "rollmuxd_demo" / "loops"
 
 
 @pytest.mark.parametrize(

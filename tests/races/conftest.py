@@ -1,7 +1,7 @@
 """Two stages for the races of the peers, and no process: what is raced here is decisions, orders and sights.
 
 ``core()`` is a scheduler and what goes in: nothing answers unless the test says so. ``stage()`` puts the daemon's own
-driver and actuator around it, with mock hosts (which are a witness) and whatever bad driver of ``rollmuxd.spi.fakes``
+driver and actuator around it, with mock hosts (which are a witness) and whatever bad driver of ``bad_plugins``
 the test wants; its time is virtual.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from bad_plugins import SlowBackend, WrappedResidency
 from memory_journal import MemoryJournal
 
 from rollmuxd.core import facts as f
@@ -29,7 +30,6 @@ from rollmuxd.daemon.writer import Driver
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import HostConfig
-from rollmuxd.spi.fakes import SlowBackend, WrappedResidency
 from rollmuxd_backend_mock import MockBackend, MockResidency
 
 #: host, its GPUs, and their pool; one node each

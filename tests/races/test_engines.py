@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from fake_sglang import FakeSglang
 from memory_journal import MemoryJournal
 from patience import PATIENCE_S
 
@@ -28,7 +29,6 @@ from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import Ran
 from rollmuxd.spi.fake_engines import EngineHost
 from rollmuxd_sglang import SglangResidency
-from rollmuxd_sglang.fake import FakeSglang
 from rollmuxd_vllm import VllmResidency
 from rollmuxd_vllm.fake import FakeVllm
 

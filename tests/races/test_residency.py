@@ -6,12 +6,7 @@ it is about. Time is virtual; the GPUs are the mock's, whose record of whose byt
 
 import anyio
 import pytest
-
-from rollmuxd.core import facts as f
-from rollmuxd.core import inputs as i
-from rollmuxd.explain.explainer import Explainer
-from rollmuxd.spi import NotDone
-from rollmuxd.spi.fakes import (
+from bad_plugins import (
     CrashingBackend,
     CrashingResidency,
     LyingResidency,
@@ -19,6 +14,11 @@ from rollmuxd.spi.fakes import (
     SlowBackend,
     WrappedResidency,
 )
+
+from rollmuxd.core import facts as f
+from rollmuxd.core import inputs as i
+from rollmuxd.explain.explainer import Explainer
+from rollmuxd.spi import NotDone
 from rollmuxd_backend_mock import MockResidency
 
 virtual = [pytest.mark.asyncio, pytest.mark.looptime]

@@ -24,8 +24,8 @@ from rollmuxd.core.model import (
     Want,
 )
 from rollmuxd.sim import history
-from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.history import History, JobSpan, Level, MemberSpan, Moment, NodeInfo, NodeSpan, OrderSpan, SlotSpan
+from rollmuxd.sim.policies import policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Starts, Workload
 
 POOLS = ("rollout", "train")
@@ -67,7 +67,7 @@ def simulate(*jobs):
     pools = (Pool("rollout", "H20", 1.76, nodes=1), Pool("train", "H800", 5.28, nodes=1))
     facts = []
     outcome = checked.run(
-        Workload("made", jobs, pools), CONTENDERS["rollmux"], seed=0, accounting="work", hear=facts.append
+        Workload("made", jobs, pools), policy_under_test("rollmux"), seed=0, accounting="work", hear=facts.append
     )
     return facts, outcome
 

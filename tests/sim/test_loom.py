@@ -17,14 +17,15 @@ from rollmuxd.core import facts as f
 from rollmuxd.daemon.settings import Settings
 from rollmuxd.policies.loom import model, plan
 from rollmuxd.policies.loom.policy import Loom
-from rollmuxd.sim import fluid, optimal
+from rollmuxd.sim import fluid
 from rollmuxd.sim.compare import Capped, Task, policy_under_test
-from rollmuxd.sim.optimal import MICRO, PRICE, WHOLE, Need, Plan, Planner
 from rollmuxd.sim.outcome import Outcome
-from rollmuxd.sim.policy_under_test import LOOM, Moving, PolicyUnderTest, RollMuxPaper
+from rollmuxd.sim.policies import LOOM, Moving, PolicyUnderTest, RollMuxPaper
 from rollmuxd.sim.workload import Options, Pool, SimJob, Workload
 from rollmuxd.sim.workloads import read
 from rollmuxd.spi import discovery
+from rollmuxd_evaluation import optimal
+from rollmuxd_evaluation.optimal import MICRO, PRICE, WHOLE, Need, Plan, Planner
 
 HOUR_MS = 3_600_000
 

@@ -11,7 +11,7 @@ from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, StateStatus, Want
 from rollmuxd.core.state import State
 from rollmuxd.core.steps import move as moving
 from rollmuxd.policies.rollmux import RollMux
-from rollmuxd.sim.policy_under_test import Moving
+from rollmuxd.sim.policies import Moving
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 
 

@@ -20,7 +20,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.inputs import NodeSpec
 from rollmuxd.core.model import Fence, JobSpec, JobStatus, OrderKind, PhaseSpec, StateSpec, Want
 from rollmuxd.sim import history, perfetto
-from rollmuxd.sim.baselines import CONTENDERS
+from rollmuxd.sim.policies import policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Starts, Workload
 
 METADATA = {
@@ -257,7 +257,9 @@ def simulated():
     pools = (Pool("rollout", "H20", 1.76, nodes=2), Pool("train", "H800", 5.28, nodes=1))
     jobs = (job("a", 100_000, 40_000), job("b", 80_000, 60_000), job("c", 90_000, 30_000), job("d", 70_000, 50_000))
     facts = []
-    checked.run(Workload("made", jobs, pools), CONTENDERS["rollmux"], seed=0, accounting="work", hear=facts.append)
+    checked.run(
+        Workload("made", jobs, pools), policy_under_test("rollmux"), seed=0, accounting="work", hear=facts.append
+    )
     return facts
 
 

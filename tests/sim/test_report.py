@@ -15,7 +15,6 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from rollmuxd.sim import report, tables
-from rollmuxd.sim.history import NodeInfo, SlotSpan, Who
 from rollmuxd.sim.outcome import JobOutcome, Outcome, PoolOutcome
 from rollmuxd.sim.report import colours, page, pictures
 
@@ -65,8 +64,8 @@ def no_picture(*args):
     return None
 
 
-def made(outcomes, spans=None):
-    return page.made(outcomes, title="tiny <b>", command='rollmuxd sim compare --slo "1:2" > x & y', spans=spans)
+def made(outcomes):
+    return page.made(outcomes, title="tiny <b>", command='rollmuxd sim compare --slo "1:2" > x & y')
 
 
 class Document(HTMLParser):
@@ -153,27 +152,23 @@ def test_an_accounting_that_did_not_run_is_said_not_to_have_run():
     assert "It was not run." in document.text
 
 
-def test_its_numbers_are_those_of_the_tables(two):
-    costs, service, used, how = Document(two).tables[:4]
-    assert costs[1] == ["rollmux", "56.32", "56.32 to 56.32", "563.2", "0.667"]
-    assert service[0][:4] == ["policy", "SLO kept", "worst seed", "slowdown: mean"]
-    assert service[1] == ["rollmux", "100%", "100%", "1.25", "1.25", "1.5", "1.5", "5", "0", "0"]
-    assert used[1] == ["rollmux", "32 H20, 16 H800", "50%", "50%", "-", "-"]
-    assert how[1] == ["rollmux", "isolated 3, packing 3", "24", "0", "0", "0.9", "0.9"]
-
-
-def test_the_worst_seed_is_told_beside_the_mean(monkeypatch):
-    for name in ("cost", "slowdowns", "utilisation"):
-        monkeypatch.setattr(pictures, name, no_picture)
-    (service,) = Document(made([outcome(seed=0), outcome(seed=1, slo=1.2)])).tables[1:2]
-    assert service[0][1:3] == ["SLO kept", "worst seed"]
-    assert service[1][1:3] == ["75%", "50%"]
+def test_its_numbers_are_those_of_the_terminal(two):
+    figures, how = Document(two).tables[:2]
+    assert figures[0][:4] == ["POLICY", "$/h", "TOTAL $", "x SOLO"]
+    assert figures[1] == ["rollmux", "56.32", "563.2", "0.667", "32 H20, 16 H800", "1.25", "1.5", "100%", "5", "0"]
+    assert how[1] == ["rollmux", "50%", "-", "3 isolated, 3 packing", "24/0/0", "0.9", "0.9"]
 
 
 def test_differences_are_shown_against_the_first(two):
-    rows = Document(two).tables[8]
-    assert rows[0][:4] == ["policy", "accounting", "seeds", "$ per hour"]
-    assert [row[:4] for row in rows[1:]] == [["solo", "paper", "2", "+28.16"], ["solo", "work", "2", "+28.16"]]
+    rows = Document(two).tables[4]
+    assert rows[0][:3] == ["POLICY", "ACCOUNTING", "$/h"]
+    assert [row[:3] for row in rows[1:]] == [["solo", "paper", "+28.16"], ["solo", "work", "+28.16"]]
+
+
+def test_who_was_never_placed_is_told_of():
+    left_out = outcome()
+    left_out.jobs[0].placed_ms = None
+    assert "jobs were never placed" in Document(made([left_out])).text
 
 
 def test_pictures_have_words_for_who_cannot_see_them(two):
@@ -231,7 +226,6 @@ def test_colours_can_be_seen_on_white_and_on_black(background):
     """WCAG 2.1, 1.4.11: three to one for what is drawn."""
     every = [look.colour for look in colours.POLICIES.values()]
     every += [colours.of_policy(f"policy-{n}").colour for n in range(200)]
-    every += [colours.of_job(n) for n in range(30)]
     assert f"--page: {background}" in page._CSS
     for colour in every:
         lighter, darker = sorted((luminance(colour), luminance(background)), reverse=True)
@@ -277,61 +271,6 @@ def test_runs_without_jobs_or_curves_make_a_report_without_those_pictures():
 def test_nothing_is_nothing_to_report():
     with pytest.raises(ValueError, match="nothing ran"):
         made([])
-
-
-def window(rows=2, bars=8):
-    items = [NodeInfo(f"r{n}", "rollout", "H20", 8, 14.08) for n in range(rows)]
-    kinds = ("loading", "running", "tail", "released")
-    for number in range(bars):
-        node, place = f"r{number % rows}", number // rows
-        kind = kinds[place % 4]
-        start = 40 * HOUR + place * 60_000
-        span = SlotSpan(
-            start=start,
-            end=start + 60_000,
-            kind=kind,
-            who=Who(f"j{place // 4}", f"job-{place // 4}"),
-            run=1,
-            phase="rollout",
-            slot=f"s{number}",
-            side=False,
-            nodes={node: 2 if kind == "tail" else 8},
-            fence=None,
-            ended_by="",
-        )
-        items.append(span)
-    return items
-
-
-def test_a_window_of_the_history_is_drawn_by_node_and_job():
-    text = made([outcome()], window())
-    svg = re.findall(r"<svg.*?</svg>", text, re.DOTALL)[-1]
-    assert "Who ran where" in text
-    for said in ("r0  rollout", "r1  rollout", "job-0", "from hour 40 on", "2 nodes"):
-        assert said in svg
-    Document(text)
-
-
-def test_a_window_of_a_live_history_tells_the_date():
-    items = [item for item in window() if isinstance(item, NodeInfo)]
-    for item in window():
-        if isinstance(item, SlotSpan):
-            item.start += 1_795_262_400_000
-            item.end += 1_795_262_400_000
-            items.append(item)
-    assert "minutes from 2026-11-23 04:00:00 UTC on" in pictures.gantt(items, 1).svg
-
-
-def test_what_has_no_room_is_left_out_and_said_to_be(monkeypatch):
-    assert "40 of 50 nodes that were used." in pictures.gantt(window(rows=50, bars=50), 1).caption
-    monkeypatch.setattr(pictures, "_BARS", 20)
-    assert "Only the first 10 minutes of the window" in pictures.gantt(window(rows=2, bars=60), 1).caption
-
-
-def test_an_empty_window_is_said_to_be_empty():
-    for spans in ([], window(bars=0)):
-        assert "No phase ran in the chosen window." in made([outcome()], spans)
-    assert "chosen window" not in made([outcome()])
 
 
 def test_a_trace_that_begins_late_is_drawn_from_its_beginning():

@@ -10,7 +10,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import JobSpec, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.sim import fluid, inventory, outcome, world
-from rollmuxd.sim.policy_under_test import RollMuxPaper
+from rollmuxd.sim.policies import RollMuxPaper
 from rollmuxd.sim.workload import Impossible, Pool, SimJob, Starts, Workload
 
 HOUR = 3_600_000

@@ -15,7 +15,7 @@ from rollmuxd.core.policy import Move, Placed, Policy
 from rollmuxd.core.state import State
 from rollmuxd.policies.loom.snapshot import usable
 from rollmuxd.policies.rollmux import RollMux
-from rollmuxd.sim.policy_under_test import InWheelOrder, that_moves
+from rollmuxd.sim.policies import InWheelOrder, that_moves
 from rollmuxd.sim.workload import SimJob
 
 #: where nodes are of several pools: the share of moves that stay within the job's group

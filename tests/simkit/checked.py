@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from rollmuxd.sim import compare, world
 from rollmuxd.sim.compare import Task
 from rollmuxd.sim.outcome import Outcome
-from rollmuxd.sim.policy_under_test import PolicyUnderTest
+from rollmuxd.sim.policies import PolicyUnderTest
 from rollmuxd.sim.workload import Workload
 from rollmuxd.sim.world import CHECK_EVERY, World
 from simkit.checkers import Checker

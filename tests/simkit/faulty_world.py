@@ -45,7 +45,7 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.sim.inventory import Inventory
 from rollmuxd.sim.machines import LEFT, Machines, Move
-from rollmuxd.sim.policy_under_test import PolicyUnderTest
+from rollmuxd.sim.policies import PolicyUnderTest
 from rollmuxd.sim.workload import Workload
 from rollmuxd.sim.world import TAIL_ASKED_MS, Process, Then, World
 from simkit.faults import Chance, Faults

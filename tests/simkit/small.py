@@ -8,15 +8,14 @@ on nodes that are bought or of which there are a few), policy and accounting. Hu
 from random import Random
 
 from rollmuxd.core.model import JobSpec, OnLoss, Park, PhaseSpec, StateSpec, Want
-from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.outcome import Outcome
-from rollmuxd.sim.policy_under_test import RollMuxPaper
+from rollmuxd.sim.policies import RollMuxPaper, policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Starts, Workload
 from simkit import checked
 from simkit.faults import PRESETS
 from simkit.faulty_world import FaultyWorld
 
-POLICIES = (CONTENDERS["rollmux"], RollMuxPaper(prune=False), CONTENDERS["rollmux-artifact"])
+POLICIES = (policy_under_test("rollmux"), RollMuxPaper(prune=False), policy_under_test("rollmux-artifact"))
 POOLS = ("rollout", "train")
 
 

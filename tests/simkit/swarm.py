@@ -36,9 +36,8 @@ from rollmuxd.core.policy import Policy
 from rollmuxd.policies.loom.policy import Loom
 from rollmuxd.policies.observe import Watch
 from rollmuxd.policies.rollmux import RollMux
-from rollmuxd.sim.baselines import CONTENDERS
 from rollmuxd.sim.fluid import WORK
-from rollmuxd.sim.policy_under_test import AS_OBSERVED, InWheelOrder, Moving, PolicyUnderTest, RollMuxPaper
+from rollmuxd.sim.policies import AS_OBSERVED, InWheelOrder, Moving, PolicyUnderTest, RollMuxPaper, policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 from simkit.chaos_policy import ChaosPolicy
 from simkit.checked import check
@@ -398,7 +397,7 @@ def run(history: History, hear: Callable[[Fact], None] | None = None) -> FaultyW
     if history.acts:
         longest = max(act.for_ms for act in history.acts) + faults.operator_ms
         faults = replace(faults, operator_ms=max(faults.operator_ms, len(history.acts) * longest))
-    contender = OTHERS[history.policy]() if history.policy in OTHERS else CONTENDERS[history.policy]
+    contender = OTHERS[history.policy]() if history.policy in OTHERS else policy_under_test(history.policy)
     if history.follows:
         contender = copy.copy(contender)
         contender.estimates = {**AS_OBSERVED, "drift_enough": 2, "drift_window": 3, "replan_every_ms": 20_000}

@@ -5,7 +5,7 @@ import pytest
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.sim import world
 from rollmuxd.sim.compare import Task
-from rollmuxd.sim.policy_under_test import RollMuxPaper
+from rollmuxd.sim.policies import RollMuxPaper
 from rollmuxd.sim.workload import Options
 from simkit import checked, small, swarm
 from simkit.checkers import Checker

@@ -21,8 +21,7 @@ from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import Fence, JobSpec, OrderKind, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.core.steps import dispatch
 from rollmuxd.policies.rollmux import RollMux
-from rollmuxd.sim.baselines import CONTENDERS
-from rollmuxd.sim.policy_under_test import Moving, RollMuxPaper
+from rollmuxd.sim.policies import Moving, RollMuxPaper, policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 from rollmuxd.sim.world import LEASE_MS, Listener
 from simkit import checked
@@ -415,7 +414,7 @@ def test_a_line_in_which_the_last_is_first_is_caught(monkeypatch):
     kept = order.Rotation.line
     monkeypatch.setattr(order.Rotation, "line", lambda *args: kept(*args)[::-1])
     with pytest.raises(BrokenInvariant, match="first_come_first_served"):
-        history(job("X"), job("Y"), job("Z"), policy=CONTENDERS["rollmux-artifact"])
+        history(job("X"), job("Y"), job("Z"), policy=policy_under_test("rollmux-artifact"))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from rollmuxd.core.config import DriverTraits
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.model import JobSpec, OnLoss, PhaseSpec, StateSpec, Want
 from rollmuxd.sim import machines
-from rollmuxd.sim.baselines import CONTENDERS
+from rollmuxd.sim.policies import policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Workload
 from rollmuxd.sim.world import LEASE_MS, Listener
 from simkit import checked, faults, small
@@ -43,7 +43,7 @@ class Small(Listener):
         settings = settings or Faults(deaths_per_hour=1e-9, restart_ms=300_000, operator_ms=60_000)
         self.heard = []
         self.world = FaultyWorld(
-            settings, Workload("made", jobs or (job("X"), job("Y")), pools), CONTENDERS["rollmux"], 0, "work",
+            settings, Workload("made", jobs or (job("X"), job("Y")), pools), policy_under_test("rollmux"), 0, "work",
             float("inf"), listeners=[self],
         )  # fmt: skip
         checked.check(self.world)
@@ -95,7 +95,7 @@ def test_the_presets_have_things_go_wrong_that_they_say():
 def test_nothing_fails_where_nothing_is_to():
     assert not Faults().any
     assert not PRESETS["none"].any
-    quiet = checked.make(Faults(), small.small(0), CONTENDERS["rollmux"], 0, "work", float("inf"))
+    quiet = checked.make(Faults(), small.small(0), policy_under_test("rollmux"), 0, "work", float("inf"))
 
     assert not isinstance(quiet, FaultyWorld)
     assert quiet.config.lease_ms == LEASE_MS

@@ -71,7 +71,7 @@ def live(tmp_path_factory):
     """A cluster with the nodes ``box`` and ``crate``; skipped where there is no Ray."""
     if find_spec("ray") is None:
         pytest.skip("there is no Ray here; pip install ray")
-    from rollmuxd_backend_ray.testing import ClusterProcess
+    from ray_cluster import ClusterProcess
 
     folder = tmp_path_factory.mktemp("ray")
     with ClusterProcess(folder / "c", ("box", "crate")) as cluster:

@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 import pytest_asyncio
+from fake_sglang import FakeSglang
 from patience import PATIENCE_S
 
 from rollmuxd.spi import ContactLost, NotDone, OrderKind, Probed, Ran, Residency, StateSpec
@@ -16,7 +17,6 @@ from rollmuxd.spi.contract import ResidencyContract, Rig
 from rollmuxd.spi.fake_engines import EngineHost
 from rollmuxd.spi.fakes import FakeChannel
 from rollmuxd_sglang import SglangResidency
-from rollmuxd_sglang.fake import FakeSglang
 
 LOAD, PARK, DISCARD = OrderKind.LOAD, OrderKind.PARK, OrderKind.DISCARD
 GPU = "host1/gpu0"

@@ -18,8 +18,6 @@ from rollmuxd.cli.common import Failed, table
 from rollmuxd.cli.progress import Bar
 
 if TYPE_CHECKING:
-    from rollmuxd.sim.compare import Task
-    from rollmuxd.sim.history import Item
     from rollmuxd.sim.outcome import Outcome
     from rollmuxd.sim.workload import Options
 
@@ -195,9 +193,9 @@ def workloads(*, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def policies(*, as_json: bool) -> None:
     """Who can be compared."""
-    from rollmuxd.sim.compare import policies as known
+    from rollmuxd.sim.policies import known_policies
 
-    _list(known(), as_json=as_json)
+    _list([(name, policy.summary) for name, policy in known_policies().items()], as_json=as_json)
 
 
 def _list(told: list[tuple[str, str]], *, as_json: bool) -> None:
@@ -214,7 +212,6 @@ def _list(told: list[tuple[str, str]], *, as_json: bool) -> None:
 @click.option("--max-group", default=5, show_default=True, type=click.IntRange(1), help="Jobs in a group at most.")
 @click.option("--jobs", "processes", default=1, show_default=True, type=click.IntRange(1), help="Processes to use.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a report with pictures.")
-@click.option("--window", type=Bounds(), metavar="FROM:TO", help="Hours of which the report draws who ran where.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def compare(
     *,
@@ -227,7 +224,6 @@ def compare(
     max_group: int,
     processes: int,
     html: Path | None,
-    window: tuple[float, float] | None,
     as_json: bool,
 ) -> None:
     """Several policies on the same draws, in both accountings, with paired differences."""
@@ -238,11 +234,6 @@ def compare(
     asked = [name for name in (part.strip() for part in names.split(",")) if name]
     if not asked:
         raise click.UsageError("--policies names none")
-    if window is not None:
-        if html is None or fidelity == "cost":
-            raise click.UsageError("--window draws phases in a report: it goes with --html and --fidelity phase")
-        if not 0 <= window[0] < window[1] < math.inf:
-            raise click.UsageError("--window is FROM:TO in hours, TO after FROM: 5:8")
     some = runs.tasks(workload, options, asked, fidelity, range(seeds), max_group, move_s)
     runs.check(some)
     if html is not None:  # better before hours of runs than after them
@@ -255,7 +246,7 @@ def compare(
             advance(len(found))
     outcomes = runs.in_order(some, found)
     if html is not None:
-        _write_html(html, outcomes, f"{workload}: {', '.join(asked)}", _window(some[0], window))
+        _write_html(html, outcomes, f"{workload}: {', '.join(asked)}")
     if as_json:
         head = {
             "workload": workload,
@@ -299,15 +290,15 @@ def run(
 
     some = runs.tasks(workload, options, [name], fidelity, [seed], move_s=move_s)
     (task,) = (one for one in some if one.accounting == accounting)
-    if name == runs.OPTIMAL and (facts or trace):
-        raise click.UsageError("optimal is computed beside the scheduler, and has no facts: no --facts, no --trace")
+    if (facts or trace) and not runs.has_facts(task):
+        raise click.UsageError(f"{name} is computed beside the scheduler, and has no facts: no --facts, no --trace")
     runs.check([task])
     for path in (facts, trace):
         if path is not None:
             _writable(path)
     drawn = runs.draw(task)
     with Bar("jobs", len(drawn.jobs)) as advance:
-        outcome, _ = record.run(task, drawn, facts=facts, trace=trace, progress=advance)
+        outcome = record.run(task, drawn, facts=facts, trace=trace, progress=advance)
     if as_json:
         row = tables.summary([outcome])[0]
         more = {"events": outcome.events, "facts": outcome.facts, "facts_digest": outcome.facts_digest}
@@ -332,20 +323,9 @@ def _writable(path: Path) -> None:
         raise PermissionError(f"{path} cannot be written: this user may not")
 
 
-def _window(task: Task, hours: tuple[float, float] | None) -> list[Item] | None:
-    """Who ran where in a window of the first policy's first run."""
-    from rollmuxd.sim import compare as runs
-    from rollmuxd.sim import record
-
-    if hours is None:
-        return None
-    since, until = (round(1000 * 3600 * hour) for hour in hours)
-    return record.run(task, runs.draw(task), gantt=(since, until))[1]
-
-
-def _write_html(path: Path, outcomes: list[Outcome], title: str, spans: list[Item] | None) -> None:
+def _write_html(path: Path, outcomes: list[Outcome], title: str) -> None:
     from rollmuxd.sim import report
 
     command = shlex.join(["rollmuxd", *sys.argv[1:]])
-    report.write(path, outcomes, title=title, command=command, spans=spans)
+    report.write(path, outcomes, title=title, command=command)
     click.echo(f"wrote {path}", err=True)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from rollmuxd.sim.history import Item
 from rollmuxd.sim.outcome import Outcome
 
 
@@ -25,13 +24,10 @@ def check() -> None:
         )
 
 
-def write(
-    path: Path, outcomes: Sequence[Outcome], *, title: str, command: str, spans: Sequence[Item] | None = None
-) -> None:
+def write(path: Path, outcomes: Sequence[Outcome], *, title: str, command: str) -> None:
     """Write a report of these outcomes, which are of one workload and setting.
 
-    ``command`` is what made them, for whoever wants to make them again; ``spans`` are of a window of a history
-    (:func:`rollmuxd.sim.history.items`), and are drawn as they ran on each node.
+    ``command`` is what made them, so that you can make them again.
 
     Raises:
         Unavailable: matplotlib is not installed; says how to get it.
@@ -40,4 +36,4 @@ def write(
     check()
     from rollmuxd.sim.report import page
 
-    path.write_text(page.made(outcomes, title=title, command=command, spans=spans), encoding="utf-8")
+    path.write_text(page.made(outcomes, title=title, command=command), encoding="utf-8")

@@ -25,10 +25,6 @@ POLICIES: Final[dict[str, Look]] = {
     "optimal": Look("#c64fb4", _DASHES[4]),
 }
 _OTHERS: Final = ("#4f8f2f", "#b0568a", "#5a7fb0", "#b35c43", "#3d9488", "#8d7a3c", "#7a6fc0", "#a06a4a")
-_JOBS: Final = (
-    *("#2f7fd6", "#c76a12", "#2b9a57", "#d4505b", "#8266d4", "#a5822a", "#c64fb4", "#1c93a8"),
-    *("#4f8f2f", "#b35c43", "#5a7fb0", "#b0568a"),
-)
 
 
 def of_policy(name: str) -> Look:
@@ -38,8 +34,3 @@ def of_policy(name: str) -> Look:
         return known
     number = crc32(name.encode())
     return Look(_OTHERS[number % len(_OTHERS)], _DASHES[number // len(_OTHERS) % len(_DASHES)])
-
-
-def of_job(number: int) -> str:
-    """The colour of the job that came as this one. There are more jobs than colours."""
-    return _JOBS[number % len(_JOBS)]

@@ -1,15 +1,14 @@
 """The page: what was run, tables per accounting, pictures, what the words mean."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
-from typing import Any, Final
+from typing import Final
 
 from rollmuxd.sim import tables
-from rollmuxd.sim.history import Item
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.report import pictures
 from rollmuxd.sim.report.colours import of_policy
-from rollmuxd.sim.tables import Row, number, share
+from rollmuxd.sim.tables import Row, Table, number
 
 _CSS: Final = """
 :root {
@@ -52,11 +51,8 @@ figcaption { color: var(--soft); max-width: 48rem; margin-top: .3rem; }
 }
 """
 
-#: heading, whether it is words, and the cell
-_Column = tuple[str, bool, Callable[[Row], str]]
 
-
-def made(outcomes: Sequence[Outcome], *, title: str, command: str, spans: Sequence[Item] | None) -> str:
+def made(outcomes: Sequence[Outcome], *, title: str, command: str) -> str:
     """The whole page."""
     if not outcomes:
         raise ValueError("nothing ran, and so there is nothing to report")
@@ -65,7 +61,7 @@ def made(outcomes: Sequence[Outcome], *, title: str, command: str, spans: Sequen
     for accounting in tables.ACCOUNTINGS:
         parts.append(_accounting(accounting, rows))
     parts.append(_paired(outcomes, rows))
-    parts.append(_pictures(outcomes, spans))
+    parts.append(_pictures(outcomes))
     parts.append(_words())
     body = "\n".join(parts)
     return (
@@ -102,154 +98,72 @@ def _run_together(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def _called(row: Row) -> str:
-    name = f"{row['policy']} (best found)" if row["exact"] is False else row["policy"]
-    mark = f'<span class="mark" style="background:{of_policy(row["policy"]).colour}"></span>'
-    return f"{mark}{escape(name)}"
-
-
-def _table(caption: str, columns: Sequence[_Column], rows: Sequence[tuple[str, Row]]) -> str:
+def _table(caption: str, shown: Table) -> str:
+    heads, rows = shown
+    words = ["" if head.startswith("#") else ' class="words"' for head in heads]
     head = "".join(
-        f'<th scope="col" class="words">{heading}</th>' if words else f'<th scope="col">{heading}</th>'
-        for heading, words, _ in columns
+        f'<th scope="col"{of}>{escape(name.removeprefix("#"))}</th>' for name, of in zip(heads, words, strict=True)
     )
-    body = []
-    for called, row in rows:
-        cells = "".join(
-            f'<td class="words">{escape(cell(row))}</td>' if words else f"<td>{escape(cell(row))}</td>"
-            for _, words, cell in columns
+    body = "\n".join(
+        f'<tr><th scope="row">{_marked(row[0])}</th>'
+        + "".join(
+            f"<td{of}>{escape(cell.replace('+-', '±'))}</td>" for cell, of in zip(row[1:], words[1:], strict=True)
         )
-        body.append(f'<tr><th scope="row">{called}</th>{cells}</tr>')
+        + "</tr>"
+        for row in rows
+    )
     return (
         f'<div class="wide"><table>\n<caption>{escape(caption)}</caption>\n'
-        f'<thead><tr><th scope="col">policy</th>{head}</tr></thead>\n<tbody>\n'
-        + "\n".join(body)
-        + "\n</tbody>\n</table></div>"
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>"
     )
+
+
+def _marked(name: str) -> str:
+    """A policy's name, with its colour in the pictures."""
+    colour = of_policy(name.removesuffix(" (best found)")).colour
+    return f'<span class="mark" style="background:{colour}"></span>{escape(name)}'
 
 
 def _accounting(accounting: str, rows: Sequence[Row]) -> str:
     head = f'<h2>Accounting: {accounting}</h2>\n<p class="meaning">{escape(tables.MEANING[accounting])}</p>'
-    shown = [(_called(row), row[accounting]) for row in rows if row[accounting] is not None]
+    shown = [(tables.called(row), row[accounting]) for row in rows if row[accounting] is not None]
     if not shown:
         return f"{head}\n<p>It was not run.</p>"
-    pools = list(dict.fromkeys(pool for _, of in shown for pool in of["pools"]))
     return "\n".join(
         [
             head,
-            _table("What it cost (mean ± standard deviation over the seeds)", _COST, shown),
-            _table("How the jobs fared", _SERVICE, shown),
-            _table("What was bought, and how it was used", [_PEAK, *_used(pools)], shown),
-            _table("How it came about", _HOW, shown),
+            _table("What it cost, and how the jobs fared (mean ± sd over the seeds)", tables.figures(shown)),
+            *(f"<p>{escape(said)}</p>" for said in tables.never_placed(shown)),
+            _table("How it came about", tables.how(shown)),
         ]
     )
 
 
-def _spread(of: dict[str, float] | None, **more: Any) -> str:
-    return tables.plus_minus(of, sign="±", **more)
-
-
-def _hours(seconds: float) -> str:
-    return number(seconds / 3600)
-
-
-_COST: Final[list[_Column]] = [
-    ("$ per hour", False, lambda of: _spread(of["cost_per_hour"])),
-    (
-        "least to most",
-        False,
-        lambda of: f"{number(of['cost_per_hour']['min'])} to {number(of['cost_per_hour']['max'])}",
-    ),
-    ("total $", False, lambda of: _spread(of["total_cost_spread"])),
-    ("total ÷ solo's", False, lambda of: _spread(of["relative_to_solo"])),
-]
-_PEAK: Final[_Column] = (
-    "peak GPUs",
-    True,
-    lambda of: ", ".join(f"{gpus} {kind}" for kind, gpus in of["peak_gpus"].items()),
-)
-_SERVICE: Final[list[_Column]] = [
-    ("SLO kept", False, lambda of: share(of["slo_attainment"] and of["slo_attainment"]["mean"])),
-    ("worst seed", False, lambda of: share(of["slo_attainment"] and of["slo_attainment"]["min"])),
-    ("slowdown: mean", False, lambda of: number(of["slowdown"] and of["slowdown"]["mean"])),
-    ("median", False, lambda of: number(of["slowdown"] and of["slowdown"]["p50"])),
-    ("95 %", False, lambda of: number(of["slowdown"] and of["slowdown"]["p95"])),
-    ("most", False, lambda of: number(of["slowdown"] and of["slowdown"]["max"])),
-    ("completion, h", False, lambda of: _hours(of["mean_completion_s"])),
-    ("waiting, h", False, lambda of: _hours(of["mean_wait_s"])),
-    ("never placed", False, lambda of: number(of["never_placed"])),
-]
-_HOW: Final[list[_Column]] = [
-    ("admitted by", True, lambda of: ", ".join(f"{kind} {number(n)}" for kind, n in of["admissions"].items()) or "-"),
-    ("warm starts", False, lambda of: number(of["switches"].get("warm"))),
-    ("cold starts", False, lambda of: number(of["switches"].get("cold"))),
-    ("parks", False, lambda of: number(of["switches"].get("parks"))),
-    ("decision, ms: median", False, lambda of: number(of["decision_ms"] and of["decision_ms"]["p50"])),
-    ("99 %", False, lambda of: number(of["decision_ms"] and of["decision_ms"]["p99"])),
-]
-
-
-def _used(pools: Sequence[str]) -> list[_Column]:
-    def column(pool: str, of: str) -> Callable[[Row], str]:
-        return lambda row: share(_rounded(row["pools"].get(pool, {}).get(of)))
-
-    return [
-        made
-        for pool in pools
-        for made in (
-            (f"{escape(pool)}: used", False, column(pool, "utilisation")),
-            ("bubble", False, column(pool, "bubble")),
-        )
-    ]
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
-
-
 def _paired(outcomes: Sequence[Outcome], rows: Sequence[Row]) -> str:
     first = rows[0]["policy"]
-    by_name = {row["policy"]: row for row in rows}
     found = tables.paired(outcomes, first)
     if not found:
         return ""
-    columns: list[_Column] = [
-        ("accounting", True, lambda of: str(of["accounting"])),
-        ("seeds", False, lambda of: number(of["seeds"])),
-        ("$ per hour", False, lambda of: _spread(of["cost_per_hour"], signed=True)),
-        ("95 %", False, lambda of: tables.interval(of["cost_per_hour"])),
-        ("total $", False, lambda of: _spread(of["total_cost"], signed=True)),
-        ("95 %", False, lambda of: tables.interval(of["total_cost"])),
-        ("mean slowdown", False, lambda of: _spread(of["mean_slowdown"], signed=True)),
-        ("SLO kept, points", False, lambda of: _spread(of["slo_attainment"], signed=True, scale=100)),
-        ("completion, h", False, lambda of: _spread(of["mean_completion_s"], signed=True, scale=1 / 3600)),
-        ("waiting, h", False, lambda of: _spread(of["mean_wait_s"], signed=True, scale=1 / 3600)),
-    ]
     says = (
         f"Seed by seed on the same draw, theirs minus that of {first}: what the seeds have in common cancels. "
         "Mean ± standard deviation of the differences; 95 %: the confidence interval of their mean (Student's t)."
     )
     head = f'<h2>Differences from {escape(first)}</h2>\n<p class="meaning">{escape(says)}</p>'
-    shown = [(_called(by_name[row["policy"]]), row) for row in found]
-    return f"{head}\n{_table(f'Positive: more than {first}', columns, shown)}"
+    return f"{head}\n{_table(f'Positive: more than {first}', tables.differences(found))}"
 
 
-def _pictures(outcomes: Sequence[Outcome], spans: Sequence[Item] | None) -> str:
+def _pictures(outcomes: Sequence[Outcome]) -> str:
     drawn = [
         ("Cost over time", pictures.cost(outcomes, 1)),
         ("Slowdowns", pictures.slowdowns(outcomes, 2)),
         ("Utilisation", pictures.utilisation(outcomes, 3)),
-        ("Who ran where", pictures.gantt(spans, 4) if spans else None),
     ]
-    empty = (
-        [] if spans is None or drawn[-1][1] else ["<h2>Who ran where</h2>\n<p>No phase ran in the chosen window.</p>"]
-    )
     shown = [
         f"<h2>{name}</h2>\n<figure>\n{picture.svg}\n<figcaption>{escape(picture.caption)}</figcaption>\n</figure>"
         for name, picture in drawn
         if picture is not None
     ]
-    return "\n".join(shown + empty)
+    return "\n".join(shown)
 
 
 def _words() -> str:
@@ -261,8 +175,8 @@ def _words() -> str:
         "slowdown": "A job's mean iteration, divided by what it would have been alone on the same nodes.",
         "SLO kept": "Of the jobs with a bound on their slowdown, the share whose mean iteration kept it.",
         "solo": "Every job on nodes of its own, rollout and training apart: what is bought without sharing.",
-        "peak GPUs": "The most GPUs in groups at once, of all seeds; added over pools of one GPU type.",
-        "admitted by": "Packing: on a group's nodes; scaling: with nodes added to a group; isolated: in a new group.",
+        "PEAK GPUS": "The most GPUs in groups at once, of all seeds; added over pools of one GPU type.",
+        "ADMITTED": "Packing: on a group's nodes; scaling: with nodes added to a group; isolated: in a new group.",
         "best found": "An optimum that could not be proved within its budget; the true one may be cheaper.",
     }
     listed = "\n".join(f"<dt>{name}</dt><dd>{escape(meaning)}</dd>" for name, meaning in words.items())

@@ -7,7 +7,6 @@ into the page's text colour, ``FAINT`` into that of its rules.
 import io
 import re
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from html import escape
 from typing import Any, Final, NamedTuple
 
@@ -19,9 +18,8 @@ from matplotlib.patches import Patch
 
 from rollmuxd.core.model import Millis
 from rollmuxd.sim import tables
-from rollmuxd.sim.history import Item, NodeInfo, SlotSpan
 from rollmuxd.sim.outcome import Outcome
-from rollmuxd.sim.report.colours import of_job, of_policy
+from rollmuxd.sim.report.colours import of_policy
 
 INK, FAINT = "#010203", "#040506"
 _STYLE: Final[dict[Any, Any]] = {
@@ -50,8 +48,6 @@ _STYLE: Final[dict[Any, Any]] = {
 }
 #: points at which a curve of several seeds is drawn
 _POINTS: Final = 300
-#: rows and bars of a Gantt chart: beyond them it is neither legible nor light
-_ROWS, _BARS = 40, 2_500
 _PARTS: Final = {"paper": "paper: end times fixed by the trace", "work": "work: every job does its iterations"}
 
 
@@ -323,109 +319,3 @@ def utilisation(outcomes: Sequence[Outcome], number: int) -> Picture | None:
     figure.legend(handles=handles, loc="outside lower left", ncols=2)
     caption = f"{tables.UTILISATION} {tables.BUBBLE} Means over the seeds."
     return Picture(as_svg(figure, number, "Utilisation of the pools", f"{'; '.join(told)}."), caption)
-
-
-# ---- a window of the history -----------------------------------------------------------------------------------------
-
-
-def _said(at: Millis) -> str:
-    """A simulation begins at 0; a live history has a calendar."""
-    if at < 10 * 365 * 86_400_000:
-        return f"hour {tables.number(at / 3_600_000)}"
-    return f"{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-class _Bar(NamedTuple):
-    node: str
-    start: Millis
-    end: Millis
-    kind: str
-    job: str
-    part: float
-
-
-@in_style
-def gantt(spans: Sequence[Item], number: int) -> Picture | None:
-    """Who ran where and when: a row per node, a colour per job."""
-    pool_of = {item.id: item.pool for item in spans if isinstance(item, NodeInfo)}
-    size_of = {item.id: item.gpus for item in spans if isinstance(item, NodeInfo)}
-    bars = _bars(spans, size_of)
-    if not bars:
-        return None
-    pools = list(dict.fromkeys(pool_of.values()))
-    of_slots = {bar.node for bar in bars}
-    used = [node for pool in pools for node in pool_of if pool_of[node] == pool and node in of_slots]
-    shown = used[:_ROWS]
-    bars = sorted((bar for bar in bars if bar.node in shown), key=lambda bar: bar.start)
-    start, end = bars[0].start, max(bar.end for bar in bars)
-    cut = len(bars) > _BARS
-    if cut:
-        end = bars[_BARS].start
-        bars = bars[:_BARS]
-    jobs = list(dict.fromkeys(bar.job for bar in bars))
-    colour = {job: of_job(place) for place, job in enumerate(jobs)}
-    ms, unit = _unit(end - start)
-    figure, (axis,) = axes_of(1, 9.6, 0.9 + 0.26 * len(shown) + 0.22 * ((len(jobs) + 7) // 8))
-    row = {node: place for place, node in enumerate(shown)}
-    wide = (end - start) / 60
-    for bar in bars:
-        middle, last = row[bar.node], min(bar.end, end)
-        place = [((bar.start - start) / ms, (last - bar.start) / ms)]
-        if bar.kind == "running":
-            axis.broken_barh(place, (middle - 0.4, 0.8 * bar.part), facecolors=colour[bar.job], linewidth=0)
-            if last - bar.start > wide and len(shown) <= 24:
-                text = bar.job if (last - bar.start) / wide > len(bar.job) * 0.75 else ""
-                middle_ms = (bar.start + last) / 2 - start
-                style: dict[str, Any] = {
-                    "ha": "center",
-                    "va": "center",
-                    "fontsize": 7,
-                    "color": "white",
-                    "clip_on": True,
-                }
-                axis.text(middle_ms / ms, middle, text, **style)
-        elif bar.kind == "tail":
-            axis.broken_barh(
-                place,
-                (middle + 0.4 - 0.8 * bar.part, 0.8 * bar.part),
-                facecolors=colour[bar.job],
-                linewidth=0,
-                alpha=0.6,
-            )
-        else:
-            axis.broken_barh(
-                place, (middle - 0.4, 0.8), facecolors="none", edgecolors=colour[bar.job], linewidth=0.5, hatch="/////"
-            )
-    axis.set_yticks(range(len(shown)), [f"{node}  {pool_of[node]}" for node in shown])
-    axis.tick_params(axis="y", length=0, labelsize=8)
-    axis.set_ylim(len(shown) - 0.5, -0.5)
-    axis.set_xlim(0, (end - start) / ms)
-    axis.grid(axis="y", visible=False)
-    axis.set_xlabel(f"{unit} from {_said(start)} on")
-    legend = [Patch(facecolor=colour[job], label=job) for job in jobs[:24]]
-    legend += [
-        Patch(facecolor="none", edgecolor=INK, hatch="/////", linewidth=0.5, label="states being moved"),
-    ]
-    figure.legend(handles=legend, loc="outside lower left", ncols=8, fontsize=7.5, handlelength=1.4, columnspacing=1.2)
-    caption = (
-        "Who ran where. Full bars are phases; low pale ones are tails, on a part of the node's GPUs; hatched ones hold "
-        "GPUs while states are moved."
-    )
-    if len(used) > len(shown):
-        caption += f" {len(shown)} of {len(used)} nodes that were used."
-    if cut:
-        caption += (
-            f" Only the first {tables.number((end - start) / ms)} {unit} of the window: there is no room for more."
-        )
-    says = f"{caption} {len(jobs)} jobs on {len(shown)} nodes."
-    return Picture(as_svg(figure, number, "Who ran where", says), caption)
-
-
-def _bars(spans: Sequence[Item], size_of: dict[str, int]) -> list[_Bar]:
-    bars = []
-    for item in spans:
-        if isinstance(item, SlotSpan) and item.end > item.start:
-            for node, gpus in item.nodes.items():
-                part = gpus / size_of[node] if size_of.get(node) else 1.0
-                bars.append(_Bar(node, item.start, item.end, item.kind, item.who.name, part))
-    return bars

@@ -51,7 +51,7 @@ from rollmuxd.core.model import (
     Want,
 )
 from rollmuxd.sim.workload import Durations, Malformed, Options, Pool, SimJob, Starts, Workload, by_arrival
-from rollmuxd.sim.workloads.shapes import PRICES, check, nearest, thinned
+from rollmuxd.sim.workloads.options import PRICES, check, nearest, thinned
 
 INIT: Final = "init"
 SQLITE: Final = b"SQLite format 3\0"

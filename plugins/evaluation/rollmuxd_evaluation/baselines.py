@@ -1,0 +1,555 @@
+"""What RollMux is measured against: policies of the scheduler's own core, each with what it registers for a job.
+
+The simulator has ``solo`` itself (RollMux 7.1, *Solo-D*): costs are relative to it.
+
+| name | what it is | sources |
+|---|---|---|
+| ``rollmux-artifact`` | RollMux as its published code behaves | RollMux's artifact |
+| ``colocated`` | every job alone, both phases on the same training nodes | RollMux 7.1, *veRL* |
+| ``gavel`` | jobs take turns on a set of nodes, whole iterations at a time | RollMux 7.1, *Gavel+*; Gavel, OSDI'20 |
+| ``random`` | a random group or a new one, random rollout nodes in it | RollMux 7.4, its artifact |
+| ``most-idle`` | the idlest group or a new one, the idlest rollout nodes in it | RollMux 7.4, its artifact |
+
+(Paragraphs of ``research/rollmux.md``: 1.9, 1.15, 1.18.) Times are integer milliseconds, prices dollars per hour.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from heapq import heappop, heappush
+from random import Random
+from typing import Final, TypeAlias
+
+from msgspec.structs import replace
+
+from rollmuxd.core.estimates import solo_ms
+from rollmuxd.core.model import (
+    Dispatch,
+    Group,
+    GroupId,
+    Job,
+    JobId,
+    Millis,
+    NodeId,
+    NodeStatus,
+    PhaseSpec,
+    PoolName,
+    StateSpec,
+    Want,
+)
+from rollmuxd.core.policy import Leg, Placed, Policy
+from rollmuxd.core.state import State
+from rollmuxd.policies.rollmux import Candidate, RollMux, Shape, Summary
+from rollmuxd.policies.schedule import work_conserving_ms
+from rollmuxd.sim.policies import Bound, InWheelOrder, Isolated, PolicyUnderTest, Solo
+from rollmuxd.sim.workload import Durations, Impossible, SimJob, Starts
+from rollmuxd_evaluation.optimal import Optimal
+
+#: iterations that every job runs when the artifact plans a group
+ROUNDS: Final = 100
+
+#: what a node-hour of each pool is taken to cost where a job has to choose without knowing the workload's prices
+NODE_PRICES: Final[Mapping[PoolName, float]] = {"rollout": 8 * 5.28 / 3, "train": 8 * 5.28}
+#: from this share of its time on a rollout node is busy enough for another to be bought (research 1.15)
+BUSY_ENOUGH: Final = 0.8
+
+#: the legs of one job: nodes as a bit mask, how long, the job's own gap before
+_Track: TypeAlias = tuple[tuple[int, Millis, Millis], ...]
+
+
+# ---- rollmux-artifact --------------------------------------------------------------------------------------------
+
+
+class FirstComeFirstServed(RollMux):
+    """Algorithm 1 with the published code's test of a group (research 1.18).
+
+    A group is simulated: whoever asked first goes first, all jobs begin at 0 in the order in which they joined, and
+    each runs 100 iterations. An iteration is then said to take a hundredth of the time until the last one is through,
+    the same for everybody (*lock-step*); the group will not do when that is as much as somebody's SLO allows, or more.
+    Planned loading and parking, of which the published code knows nothing, are in the phases as everywhere here.
+    """
+
+    name = "rollmux-artifact"
+    dispatch = Dispatch.READY
+
+    def __init__(self) -> None:
+        super().__init__(prune=False)
+
+    def legs(self, state: State, group: GroupId) -> tuple[Leg, ...]:
+        """What the group's members claim, in the order in which they joined."""
+        return self._summary(state, state.groups[group]).legs
+
+    def _within(self, summary: Summary, legs: tuple[Leg, ...], limit: Millis) -> bool:
+        return makespan_ms(_tracks((*summary.legs, *legs)), ROUNDS) < ROUNDS * limit
+
+    def _period_ms(self, legs: tuple[Leg, ...]) -> Millis:
+        return -(-makespan_ms(_tracks(legs), ROUNDS) // ROUNDS)
+
+
+class Artifact(InWheelOrder):
+    """RollMux as its published code behaves. Its groups are in no wheel order, so :meth:`paces` differs."""
+
+    name = "rollmux-artifact"
+    summary = "as the published code: no pruning, first come first served, groups judged by a simulated makespan"
+
+    def policy(self, seed: int) -> Policy:
+        """First come first served; nothing is drawn."""
+        return FirstComeFirstServed()
+
+    def paces(self, policy: Policy, state: State, group: GroupId) -> dict[JobId, Millis]:
+        """Each member's own mean period, as nobody waits for the others; alone, it is the solo iteration."""
+        members = state.groups[group].jobs
+        if len(members) == 1 or not isinstance(policy, FirstComeFirstServed):
+            return {name: solo_ms(state.jobs[name]) or 0 for name in members}
+        tracks = _by_job(policy.legs(state, group))
+        return dict(zip(tracks, _own_periods(tuple(tracks.values())), strict=True))
+
+
+def _by_job(wheel: Sequence[Leg]) -> dict[JobId, _Track]:
+    """The legs of each job, without names: nodes are numbered as they come, so that groups that are alike are equal."""
+    bits: dict[NodeId, int] = {}
+    tracks: dict[JobId, list[tuple[int, Millis, Millis]]] = {}
+    for leg in wheel:
+        mask = 0
+        for node in leg.nodes:
+            mask |= bits.setdefault(node, 1 << len(bits))
+        tracks.setdefault(leg.job, []).append((mask, leg.busy_ms, leg.gap_ms))
+    return {job: tuple(track) for job, track in tracks.items()}
+
+
+def _tracks(wheel: Sequence[Leg]) -> tuple[_Track, ...]:
+    return tuple(_by_job(wheel).values())
+
+
+@lru_cache(maxsize=1 << 16)
+def _own_periods(tracks: tuple[_Track, ...]) -> tuple[Millis, ...]:
+    """Per job, in order: its own mean period when whoever is ready goes (:func:`work_conserving_ms`)."""
+    wheel = [
+        Leg(str(job), tuple(str(bit) for bit in range(mask.bit_length()) if mask >> bit & 1), busy, gap)
+        for job, track in enumerate(tracks)
+        for mask, busy, gap in track
+    ]
+    periods = work_conserving_ms(wheel)
+    return tuple(periods[str(job)] for job in range(len(tracks)))
+
+
+@lru_cache(maxsize=1 << 16)
+def makespan_ms(tracks: tuple[_Track, ...], rounds: int) -> Millis:
+    """Until the last job is through, if each goes round so often and whoever asked first goes first.
+
+    A phase starts when all its nodes are free; one that has to wait for some does not keep the others from later
+    comers. Once the jobs stand to each other as they stood before, what happened since will happen again, so whole
+    repetitions are leapt over; the result is the same as without.
+    """
+    line = _Line(tracks, rounds)
+    seen: dict[object, tuple[Millis, list[int]]] = {}
+    while line.running:
+        round_over, somebody_through = line.step()
+        if somebody_through:
+            seen.clear()
+        elif round_over == line.pacer():
+            stand = line.stand()
+            if stand in seen:
+                line.leap(*seen[stand])
+                seen.clear()
+            else:
+                seen[stand] = (line.now, list(line.done))
+    return line.now
+
+
+class _Line:
+    """Jobs that go round their phases and stand in line for nodes."""
+
+    def __init__(self, tracks: tuple[_Track, ...], rounds: int) -> None:
+        self.tracks, self.rounds = tracks, rounds
+        self.now: Millis = 0
+        self.done = [0] * len(tracks)
+        self.at = [0] * len(tracks)
+        #: those that wait, the first comer first
+        self.waiting: list[int] = []
+        #: (when, number, job, whether it holds its nodes: else it is in its own gap)
+        self.running: list[tuple[Millis, int, int, bool]] = []
+        self._held = 0
+        self._number = 0
+        self._longest_first = sorted(range(len(tracks)), key=lambda job: -sum(busy for _, busy, _ in tracks[job]))
+        for job in range(len(tracks)):
+            self._go_to(job, 0)
+        self._start()
+
+    def step(self) -> tuple[int | None, bool]:
+        """The next thing that happens; whose round is over with it, if anybody's, and whether that was its last."""
+        self.now, _, job, holds = heappop(self.running)
+        over: int | None = None
+        through = False
+        if not holds:
+            self.waiting.append(job)
+        else:
+            self._held &= ~self.tracks[job][self.at[job]][0]
+            following = self.at[job] + 1
+            if following == len(self.tracks[job]):
+                self.done[job] += 1
+                over, following = job, 0
+                through = self.done[job] == self.rounds
+            if not through:
+                self._go_to(job, following)
+        self._start()
+        return over, through
+
+    def pacer(self) -> int:
+        """The longest of the jobs that are not through: after each of its rounds it is looked how the jobs stand."""
+        return next((job for job in self._longest_first if self.done[job] < self.rounds), -1)
+
+    def stand(self) -> object:
+        """How the jobs stand to each other, without when and how often."""
+        running = tuple((when - self.now, job, holds) for when, _, job, holds in sorted(self.running))
+        return (running, tuple(self.waiting), tuple(self.at))
+
+    def leap(self, then: Millis, done_then: list[int]) -> None:
+        """Repeat what happened since ``then`` as often as leaves everybody something to do."""
+        gained = [now - before for now, before in zip(self.done, done_then, strict=True)]
+        times = min((self.rounds - 1 - done) // more for done, more in zip(self.done, gained, strict=True) if more)
+        ahead = times * (self.now - then)
+        self.now += ahead
+        self.done = [done + times * more for done, more in zip(self.done, gained, strict=True)]
+        self.running = [(when + ahead, number, job, holds) for when, number, job, holds in self.running]
+
+    def _go_to(self, job: int, leg: int) -> None:
+        self.at[job] = leg
+        gap = self.tracks[job][leg][2]
+        if gap:
+            self._number += 1
+            heappush(self.running, (self.now + gap, self._number, job, False))
+        else:
+            self.waiting.append(job)
+
+    def _start(self) -> None:
+        left = []
+        for job in self.waiting:
+            mask, busy, _ = self.tracks[job][self.at[job]]
+            if mask & self._held:
+                left.append(job)
+                continue
+            self._held |= mask
+            self._number += 1
+            heappush(self.running, (self.now + busy, self._number, job, True))
+        self.waiting = left
+
+
+# ---- co-located ------------------------------------------------------------------------------------------------------
+
+
+class Colocated(InWheelOrder):
+    """Both phases of a job on the same nodes, nobody else there."""
+
+    name = "colocated"
+    summary = "co-located (as veRL): every job alone, both phases on the same training nodes"
+
+    def policy(self, seed: int) -> Policy:
+        """Everybody alone."""
+        return Isolated()
+
+    def adapt(self, job: SimJob) -> SimJob:
+        """On the nodes of :attr:`SimJob.colocated`; see :func:`on_one_pool`."""
+        return on_one_pool(job)
+
+
+def on_one_pool(job: SimJob) -> SimJob:
+    """The job as it runs co-located.
+
+    Its phases take what they take there: the means as measured, each iteration's own times in the same proportion.
+    What it keeps for its pools lies on the same nodes: the RAM adds up; of the GPU memory it is the larger, as the one
+    is put aside for the other. It has as many iterations to do as it would have had otherwise, and its solo iteration
+    is the co-located one: it has the nodes to itself, so it is never slowed, and its SLO is kept whatever it is.
+    No tail is released: nobody is there to take it.
+
+    Raises:
+        Impossible: how it would run co-located is not known.
+    """
+    alone = job.colocated
+    if alone is None:
+        raise Impossible(f"job {job.name} ({job.kind}) cannot run co-located: its times on one pool are not known")
+    here = (alone.pool,)
+    phases = tuple(
+        replace(phase, pools=here, planned_ms=took) for phase, took in zip(job.spec.phases, alone.planned, strict=True)
+    )
+    spec = replace(
+        job.spec,
+        phases=phases,
+        side=tuple(replace(phase, pools=here) for phase in job.spec.side),
+        wants=(Want(alone.pool, nodes=alone.nodes),),
+        states=_merged(job.spec.states, alone.pool),
+        colocate=False,
+    )
+    return replace(
+        job,
+        spec=spec,
+        series=_in_proportion(job.series, job.planned, alone.planned),
+        footprint={alone.pool: alone.nodes},
+        starts=_both(job.starts, alone.pool),
+        tail_from=(),
+        iterations=job.work,
+    )
+
+
+def _in_proportion(series: tuple[Durations, ...], was: Durations, now: Durations) -> tuple[Durations, ...]:
+    """Iterations with each phase longer or shorter by as much as its mean."""
+    return tuple(
+        tuple(took * new // old if old else new for took, old, new in zip(each, was, now, strict=True))
+        for each in series
+    )
+
+
+def _merged(states: tuple[StateSpec, ...], pool: PoolName) -> tuple[StateSpec, ...]:
+    """What is kept for several pools, all on one."""
+    if not states:
+        return ()
+    return (
+        StateSpec(
+            pool=pool,
+            gpu_mb=max(kept.gpu_mb for kept in states),
+            leftover_mb=min(max(kept.gpu_mb for kept in states), sum(kept.leftover_mb for kept in states)),
+            ram_mb=sum(kept.ram_mb for kept in states),
+            driver=states[0].driver,
+            load_ms=sum(kept.load_ms for kept in states),
+            park_ms=sum(kept.park_ms for kept in states),
+        ),
+    )
+
+
+def _both(starts: Mapping[PoolName, Starts], pool: PoolName) -> dict[PoolName, Starts]:
+    """Both engines are built, and loaded, on the same nodes: one after the other."""
+    if not starts:
+        return {}
+    cold = sum(start.cold_ms for start in starts.values())
+    return {pool: Starts(cold_ms=cold, warm_ms=sum(start.warm_ms for start in starts.values()))}
+
+
+# ---- gavel -----------------------------------------------------------------------------------------------------------
+
+
+class Gavel(InWheelOrder):
+    """Job-level shares, without phases (Gavel, OSDI'20; *Gavel+* of RollMux 7.1, whose details are not published).
+
+    How it was adapted. To Gavel a job is one thing that either has its nodes or has not, so an iteration is **one
+    phase over both pools**, which holds rollout and training nodes together from its beginning to its end. Jobs share
+    a set of nodes by taking turns, and a job's share is what the turns leave it: the placement is the price-greedy one
+    of RollMux, unpruned, and the period of a group is then the sum of its members' iterations, which nobody's SLO may
+    exceed. Gavel's awareness of heterogeneity is in the choice of nodes: where it is known how a job runs co-located,
+    it takes the disaggregated pair or the co-located nodes, whichever makes an iteration cheaper; and its SLO is held
+    against what it takes alone on the nodes it took. As all baselines it counts with the nodes that a job has alone
+    (the artifact's 32B jobs train on two).
+
+    Generous to Gavel: turns change at iteration boundaries at the price of a warm switch (a round of Gavel's, 6 minutes
+    by default, begins with a cold start), and rounds are no longer than an iteration, so that no share is rounded.
+    """
+
+    name = "gavel"
+    summary = "job-level shares (Gavel+): jobs take turns on a set of nodes, whole iterations at a time"
+
+    def policy(self, seed: int) -> Policy:
+        """The price-greedy placement, unpruned; that turns are whole iterations is in what is registered."""
+        return RollMux(prune=False)
+
+    def adapt(self, job: SimJob) -> SimJob:
+        """One phase over all its pools, on the pair or co-located, whichever makes an iteration cheaper."""
+        pair = Solo().adapt(job)
+        if job.colocated is None:
+            return as_one_phase(pair)
+        together = on_one_pool(job)
+        return as_one_phase(min(pair, together, key=_dollars))
+
+
+def _dollars(job: SimJob) -> float:
+    """What one iteration costs."""
+    return sum(NODE_PRICES.get(want.pool, 0.0) * want.nodes for want in job.spec.wants) * job.solo_ms / 3_600_000
+
+
+def as_one_phase(job: SimJob) -> SimJob:
+    """The job with its whole iteration in one phase, which claims all its nodes at once.
+
+    The job's own gap before its first phase stays a gap; those between phases pass with the nodes in hand. Its solo
+    iteration, and so its SLO and its work, are what they were.
+    """
+    phases = job.spec.phases
+    inside = sum(phase.gap_ms for phase in phases[1:])
+    pools = tuple(dict.fromkeys(pool for phase in phases for pool in phase.pools))
+    whole = PhaseSpec("iteration", pools, planned_ms=sum(job.planned) + inside, gap_ms=phases[0].gap_ms)
+    took = dict.fromkeys(pools, 0)
+    for phase, planned in zip(phases, job.planned, strict=True):
+        for pool in phase.pools:
+            took[pool] += planned
+    return SimJob(
+        name=job.name,
+        kind=job.kind,
+        arrives_ms=job.arrives_ms,
+        lasts_ms=job.lasts_ms,
+        spec=replace(job.spec, phases=(whole,)),
+        series=tuple((sum(each) + inside,) for each in job.series),
+        footprint=job.footprint,
+        colocated=job.colocated,
+        starts=job.starts,
+        iterations=job.work,
+        busy_share={pool: ms / (whole.planned_ms or 1) for pool, ms in took.items()},
+    )
+
+
+# ---- random and most-idle --------------------------------------------------------------------------------------------
+
+
+class Heuristic(RollMux):
+    """What ``random`` and ``most-idle`` have in common: a coin for a new group, and no look at anybody's SLO.
+
+    Of n groups that could take one more (the cap, the training nodes) a new one is opened with probability 1/(n+1).
+    RAM, GPU memory and the cap are respected, which the published code does not look at here; what nobody certified is
+    not promised. Each job's draws are its own: asked twice, a policy answers the same.
+
+    The published code charges a group in which an SLO is broken its price times its worst such slowdown, and the
+    paper's figures for these two are of that kind; here a node costs what it costs, and a broken SLO counts as one.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(prune=False)
+        self.seed = seed
+
+    def _choose(self, state: State, shape: Shape) -> Candidate | None:
+        job = shape.job
+        if shape.named or job.spec.colocate:
+            return super()._choose(state, shape)
+        draw = Random(f"{self.seed}:{job.id}:{job.run}")
+        groups = [group for group in state.groups.values() if self._could_take(state, job, group)]
+        new = draw.randrange(len(groups) + 1) == len(groups)
+        if new and (alone := self._isolated(state, job)) is not None:
+            return alone
+        for group in self._in_order(state, groups, draw):
+            if (there := self._in_group(state, job, group, draw)) is not None:
+                return there
+        return self._isolated(state, job)
+
+    def _in_order(self, state: State, groups: list[Group], draw: Random) -> list[Group]:
+        """Groups, the one to be taken first."""
+        raise NotImplementedError
+
+    def _pick(self, busy: Mapping[NodeId, float], new: list[NodeId], count: int, draw: Random) -> list[NodeId]:
+        """So many of a group's nodes and of new ones; ``busy`` has the share of its time that each of the former is."""
+        raise NotImplementedError
+
+    def _could_take(self, state: State, job: Job, group: Group) -> bool:
+        return len(group.jobs) < self.max_group and self._whole(state, job, group) is not None
+
+    def _in_group(self, state: State, job: Job, group: Group, draw: Random) -> Candidate | None:
+        """The job on the group's training nodes and on picked rollout nodes; None where RAM or nodes are short."""
+        pins = self._whole(state, job, group) or {}
+        used_for = self._summary(state, group).used_for
+        price = 0.0
+        for want in self._parts(job):
+            busy = self._busy(state, group, [
+                name for name in used_for.get(want.pool, ()) if self._has_room(state, job, group, want.pool, name)
+            ])  # fmt: skip
+            new = [name for name in _unused(state, want.pool) if self._has_room(state, job, group, want.pool, name)]
+            nodes = self._pick(busy, new, want.nodes, draw)
+            if len(nodes) < want.nodes:
+                return None
+            pins[want.pool] = tuple(nodes)
+            price += sum(
+                len(node.gpus) * node.price_per_gpu_hour
+                for node in map(state.nodes.__getitem__, nodes)
+                if not node.group
+            )
+        candidate = Candidate(group, pins, "scaling" if price else "packing", price)
+        short = self._miss_ram(state, job, candidate) or self._miss_memory(state, job, candidate)
+        return candidate if short is None else None
+
+    def _has_room(self, state: State, job: Job, group: Group, pool: PoolName, node: NodeId) -> bool:
+        """Whether the node is up and the job's state fits there."""
+        known = state.nodes[node]
+        if known.status is not NodeStatus.UP or known.drain:
+            return False
+        alone = Candidate(group, {pool: (node,)}, "packing", 0.0)
+        return self._miss_ram(state, job, alone) is None and self._miss_memory(state, job, alone) is None
+
+    def _busy(self, state: State, group: Group, nodes: Sequence[NodeId]) -> dict[NodeId, float]:
+        """During what share of the group's period each node works."""
+        summary = self._summary(state, group)
+        period = self._period_ms(summary.legs)
+        return {name: summary.load.get(name, 0) / period if period else 0.0 for name in nodes}
+
+    def _placed(self, state: State, shape: Shape, candidate: Candidate) -> Placed:
+        return replace(super()._placed(state, shape, candidate), promised=False)
+
+
+class AtRandom(Heuristic):
+    """A group drawn from those there are; each rollout node drawn from the group's and one new one."""
+
+    name = "random"
+
+    def _in_order(self, state: State, groups: list[Group], draw: Random) -> list[Group]:
+        return draw.sample(groups, len(groups))
+
+    def _pick(self, busy: Mapping[NodeId, float], new: list[NodeId], count: int, draw: Random) -> list[NodeId]:
+        there, fresh = list(busy), list(new)
+        picked: list[NodeId] = []
+        while len(picked) < count and (there or fresh):
+            drawn = draw.randrange(len(there) + (1 if fresh else 0))
+            picked.append(there.pop(drawn) if drawn < len(there) else fresh.pop(0))
+        return picked
+
+
+class MostIdle(Heuristic):
+    """The group whose nodes idle the greatest share of the time; its idlest rollout nodes while they idle enough."""
+
+    name = "most-idle"
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        #: by group, for one version of it
+        self._idle: dict[GroupId, tuple[int, float]] = {}
+
+    def _in_order(self, state: State, groups: list[Group], draw: Random) -> list[Group]:
+        return sorted(groups, key=lambda group: -self._idle_share(state, group))  # of equal ones the first stays first
+
+    def _pick(self, busy: Mapping[NodeId, float], new: list[NodeId], count: int, draw: Random) -> list[NodeId]:
+        idlest_first = sorted(busy, key=lambda name: busy[name])
+        idle = [name for name in idlest_first if busy[name] < BUSY_ENOUGH]
+        return [*idle, *new, *idlest_first[len(idle) :]][:count]
+
+    def _idle_share(self, state: State, group: Group) -> float:
+        """Of the time of all the group's nodes, the share in which nothing runs there."""
+        known = self._idle.get(group.id)
+        if known is None or known[0] != group.version:
+            busy = self._busy(state, group, group.nodes)
+            known = self._idle[group.id] = (group.version, 1 - sum(busy.values()) / len(busy))
+            if len(self._idle) > 2 * len(state.groups) + 16:  # groups that are gone
+                self._idle = {name: kept for name, kept in self._idle.items() if name in state.groups}
+        return known[1]
+
+
+def _unused(state: State, pool: PoolName) -> list[NodeId]:
+    """Nodes of a pool that are in no group, in their order."""
+    return [node.id for node in state.nodes.values() if node.group is None and pool in node.pools]
+
+
+class AnyGroup(InWheelOrder):
+    """A random group or a new one."""
+
+    name = "random"
+    summary = "a random group or a new one, random rollout nodes in it; no look at SLOs"
+
+    def policy(self, seed: int) -> Policy:
+        """Draws from the seed, the job and its run."""
+        return AtRandom(seed)
+
+
+class IdlestGroup(InWheelOrder):
+    """The idlest group or a new one."""
+
+    name = "most-idle"
+    summary = "the idlest group or, by the same coin, a new one, the idlest rollout nodes in it; no look at SLOs"
+
+    def policy(self, seed: int) -> Policy:
+        """Draws from the seed, the job and its run."""
+        return MostIdle(seed)
+
+
+#: what ``rollmuxd sim`` lists beside its own policies, in this order
+POLICIES: Final[dict[str, PolicyUnderTest | Bound]] = {
+    known.name: known for known in (Artifact(), Colocated(), Gavel(), AnyGroup(), IdlestGroup(), Optimal())
+}

@@ -1,0 +1,142 @@
+"""The paper's simulation study: nine classes of jobs, 300 jobs over 580 hours.
+
+RollMux (arXiv 2512.11306), table 6: balanced (BL), rollout-heavy (RH) and train-heavy (TH) jobs, each small, medium and
+large; phase times are drawn uniformly for each job, and stay. A kind (``BL``) draws one of its three sizes for each
+job, ``mixed`` one of the nine.
+
+Where the paper is silent, or what it used was not found:
+
+- Arrivals and durations are those of a segment of Philly that nobody could find again (300 jobs, 580 h, mean 14.4 h,
+  longest 142.9 h). Durations here are log-normal (from the fit to Philly jobs of an hour and longer), stretched and
+  scaled in each draw so that their mean and their longest are the paper's.
+- ``arrivals=uniform`` (the default, so that figures compare with our earlier studies) or ``arrivals=weibull``: gaps of
+  Weibull shape 0.4, as bursty as Philly's, faster by day than by night by 2.8 times.
+- Models are not named: all are taken as 7B, the most frequent of production (``model=14`` for another, in billions of
+  parameters). It decides RAM and starts only.
+- Every job is one node wide on each pool. No co-located times are published for these: there are none.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from rollmuxd.sim.workload import Durations, Options, Workload
+from rollmuxd_evaluation.workloads.shapes import Shape, Terms, ms
+
+Range: TypeAlias = tuple[int, int]
+
+#: seconds of rollout and of train (table 6)
+CLASSES: Final[dict[str, tuple[Range, Range]]] = {
+    "BL-small": ((50, 100), (50, 100)),
+    "BL-medium": ((100, 200), (100, 200)),
+    "BL-large": ((200, 300), (200, 300)),
+    "RH-small": ((100, 200), (25, 50)),
+    "RH-medium": ((200, 400), (50, 100)),
+    "RH-large": ((400, 600), (100, 200)),
+    "TH-small": ((25, 50), (100, 200)),
+    "TH-medium": ((50, 100), (200, 400)),
+    "TH-large": ((100, 200), (400, 600)),
+}
+KINDS: Final = ("BL", "RH", "TH")
+JOBS: Final = 300
+SPAN_H: Final = 580.0
+MEAN_H: Final = 14.4
+LONGEST_H: Final = 142.9
+#: of ln seconds, fitted to Philly jobs of one hour and longer; shorter ones are drawn again
+LN_MEAN, LN_SD, SHORTEST_S = 9.40, 1.19, 3600.0
+WEIBULL_SHAPE: Final = 0.4
+#: of the daily wave: (1 + it) / (1 - it) = 2.8
+WAVE: Final = 0.474
+DAY_H: Final = 24.0
+
+
+def classes_of(name: str) -> list[str]:
+    """The classes that a workload of this name draws from."""
+    if name in CLASSES:
+        return [name]
+    return [it for it in CLASSES if name == "mixed" or it.startswith(f"{name}-")]
+
+
+def times(kind: str, draw: random.Random) -> Durations:
+    """What the phases of one job of a class take."""
+    rollout, train = CLASSES[kind]
+    return (ms(draw.uniform(*rollout)), ms(draw.uniform(*train)))
+
+
+def durations_h(count: int, draw: random.Random) -> list[float]:
+    """Hours: log-normal, of the paper's mean and longest. (A stretch of ln keeps the order and the form.)"""
+    drawn: list[float] = []
+    while len(drawn) < count:
+        seconds = draw.lognormvariate(LN_MEAN, LN_SD)
+        if seconds >= SHORTEST_S:
+            drawn.append(seconds)
+    longest = max(drawn)
+
+    def mean_of(stretch: float) -> float:
+        return LONGEST_H * math.fsum(math.pow(it / longest, stretch) for it in drawn) / count
+
+    stretch = solve(mean_of, MEAN_H, 0.05, 20.0, falling=True)
+    return [LONGEST_H * math.pow(it / longest, stretch) for it in drawn]
+
+
+def uniform_h(count: int, draw: random.Random) -> list[float]:
+    """Hours of arrival, anywhere in the span."""
+    return sorted(draw.uniform(0, SPAN_H) for _ in range(count))
+
+
+def weibull_h(count: int, draw: random.Random) -> list[float]:
+    """Hours of arrival, from 0: bursty, and by day more than by night. With the last gap they fill the span."""
+    gaps = [draw.weibullvariate(1.0, WEIBULL_SHAPE) for _ in range(count)]
+    whole, reached = sum(gaps), 0.0
+    come = []
+    for gap in gaps:
+        come.append(solve(_come_by, reached / whole * _come_by(SPAN_H), 0.0, SPAN_H))
+        reached += gap
+    return come
+
+
+def _come_by(hour: float) -> float:
+    """How much of the arrivals has come by an hour: the sum of a rate with a daily wave."""
+    turn = 2 * math.pi / DAY_H
+    return hour + WAVE / turn * (1 - math.cos(turn * hour))
+
+
+def solve(of: Callable[[float], float], wanted: float, low: float, high: float, *, falling: bool = False) -> float:
+    """Where a monotonous function has a value, by halving; the nearer end if nowhere."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        if (of(middle) < wanted) is not falling:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+class Classes:
+    """300 jobs of one class, of one kind or of all; a seed draws everything."""
+
+    def __init__(self, name: str, summary: str, options: Options) -> None:
+        self.name, self.summary = name, summary
+        self._terms = Terms(options, ("arrivals", "model"))
+        self._arrive = {"uniform": uniform_h, "weibull": weibull_h}[
+            self._terms.choice("arrivals", ("uniform", "weibull"))
+        ]
+        self._model_b = self._terms.amount("model", 7.0, 0.1)
+        self._classes = classes_of(name)
+
+    def draw(self, seed: int) -> Workload:
+        """The workload of one seed."""
+        come = self._arrive(JOBS, random.Random(f"arrivals {seed}"))
+        last = durations_h(JOBS, random.Random(f"durations {seed}"))
+        draw = random.Random(f"classes {seed}")
+        drawn = []
+        for number, (hour, hours) in enumerate(zip(come, last, strict=True)):
+            kind = draw.choice(self._classes)
+            drawn.append((f"job{number}", Shape(kind, self._model_b, times(kind, draw)), hour, hours))
+        chosen = self._terms.thinned(drawn, seed)
+        jobs = tuple(
+            self._terms.job(name, shape, arrives_ms=round(hour * 3.6e6), lasts_ms=ms(hours * 3600), slo=slo)
+            for (name, shape, hour, hours), slo in zip(chosen, self._terms.slos(len(chosen), seed), strict=True)
+        )
+        return Workload(self.name, jobs, self._terms.pools(), "drawn: RollMux table 6, durations fitted to Philly")

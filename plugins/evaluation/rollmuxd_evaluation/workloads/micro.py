@@ -1,0 +1,130 @@
+"""The paper's micro-benchmarks: a few jobs that come at once and stay, on a fixed inventory.
+
+RollMux (arXiv 2512.11306), table 3 and the evaluation of multiplexing: ``micro-temporal`` is two jobs of type A on 8
+H20 + 8 H800, ``micro-train`` two D and an E on 24 + 8, ``micro-spatial`` a C and two D on 16 + 16. And of tail
+migration: two jobs on 8 + 8, each with its own series of responses.
+
+The paper has no phase times for its types A to E. Here they are the artifact's profiles of the same model and length:
+
+- A (7B, 8K) is 7B_8k, B (14B, 8K) is 14B_8k, C (32B, 8K, two nodes of each) is 32B_8k, D (8B, 8K per turn) is 8B_8k:
+  its ratio of rollout to train, 2.57, is the 2.5 that the paper gives.
+- E (14B, 16K per turn, batch 64) has no profile. Its train is that of 8B_16k times 14/8 for the model (14B_8k against
+  7B_8k: 1.75) and 64/256 for the batch; its rollout is six times that, the ratio that the paper gives. Co-located, each
+  phase is in the same proportion to it as with 8B_16k.
+
+In ``micro-spatial`` the C comes first and owns its nodes; a D that joins it trains on both of its training nodes if the
+policy has groups share them whole, in half the time (the paper adapts its data parallelism).
+
+Nobody has an SLO: the paper does not speak of any here, and ``slo`` is ignored. ``hours`` is how long jobs last (24);
+``inventory=on-demand`` takes the inventory away, for policies that buy for each job; nodes that are given replace it.
+
+In the tail cases a rollout lasts as long as its longest response, and training as its tokens, both scaled to the
+profile's means; ``lengths`` says which responses (:mod:`.lengths`), and ``tail=off`` that none
+is released: the same iterations, to compare with.
+"""
+
+import random
+from typing import Final
+
+import msgspec
+
+from rollmuxd.sim.workload import Durations, Options, SimJob, Workload
+from rollmuxd_evaluation.workloads import production
+from rollmuxd_evaluation.workloads.generated import limit_of
+from rollmuxd_evaluation.workloads.lengths import LENGTHS, batch
+from rollmuxd_evaluation.workloads.series import scaled
+from rollmuxd_evaluation.workloads.shapes import ROLLOUT, TRAIN, Shape, Terms, ms
+
+#: jobs by type, and nodes of rollout and train
+MULTIPLEXING: Final = {
+    "micro-temporal": ("AA", (1, 1)),
+    "micro-train": ("DDE", (3, 1)),
+    "micro-spatial": ("CDD", (2, 2)),
+}
+#: jobs by profile, on one node of each
+TAILS: Final = {
+    "tail-7B4k": ("7B_4k", "7B_4k"),
+    "tail-7B8k": ("7B_8k", "7B_8k"),
+    "tail-7B8k-14B8k": ("7B_8k", "14B_8k"),
+    "tail-14B8k": ("14B_8k", "14B_8k"),
+}
+#: iterations of the tail cases before they begin again
+STEPS: Final = 200
+E_ROLLOUT_TO_TRAIN: Final = 6
+E_BATCH: Final = 64 / 256
+
+
+def types() -> dict[str, Shape]:
+    """Table 3, with times as the module's head says."""
+    known = production.profiles(honest=True)
+    named = {"A": "7B_8k", "B": "14B_8k", "C": "32B_8k", "D": "8B_8k"}
+    made = {letter: msgspec.structs.replace(known[kind], kind=letter) for letter, kind in named.items()}
+    like, alone = known["8B_16k"].planned, known["8B_16k"].colocated or (0, 0)
+    train = like[1] * (14 / 8) * E_BATCH
+    times: Durations = (round(E_ROLLOUT_TO_TRAIN * train), round(train))
+    colocated: Durations = (round(times[0] * alone[0] / like[0]), round(times[1] * alone[1] / like[1]))
+    return {**made, "E": Shape("E", 14, times, colocated=colocated)}
+
+
+class Micro:
+    """What the two kinds of cases have in common: everybody is there from the start, on a few nodes."""
+
+    def __init__(self, name: str, summary: str, options: Options, more: tuple[str, ...] = ()) -> None:
+        self.name, self.summary = name, summary
+        self._terms = Terms(options, ("hours", "inventory", *more))
+        self._lasts_ms = ms(3600 * self._terms.amount("hours", 24.0, 0.01))
+        self._fixed = self._terms.choice("inventory", ("fixed", "on-demand")) == "fixed"
+
+    def _workload(self, jobs: tuple[SimJob, ...], nodes: tuple[int, int], source: str) -> Workload:
+        pools = self._terms.pools({ROLLOUT: nodes[0], TRAIN: nodes[1]} if self._fixed else None)
+        return Workload(self.name, jobs, pools, source)
+
+    def _job(
+        self, number: int, shape: Shape, series: tuple[Durations, ...] = (), tail_from: tuple[float, ...] = ()
+    ) -> SimJob:
+        return self._terms.job(
+            f"{shape.kind}-{number}",
+            shape,
+            arrives_ms=0,
+            lasts_ms=self._lasts_ms,
+            slo=None,
+            series=series,
+            tail_from=tail_from,
+        )
+
+
+class Multiplexing(Micro):
+    """Jobs of table 3. Nothing is drawn: every seed gives the same."""
+
+    def draw(self, seed: int) -> Workload:
+        """The workload."""
+        letters, nodes = MULTIPLEXING[self.name]
+        shapes = types()
+        chosen = self._terms.thinned([*enumerate(letters, 1)], seed)
+        jobs = tuple(self._job(number, shapes[letter]) for number, letter in chosen)
+        return self._workload(jobs, nodes, "RollMux table 3, times by the artifact's profiles")
+
+
+class Tails(Micro):
+    """Two jobs whose rollouts have tails; a seed draws their responses."""
+
+    def __init__(self, name: str, summary: str, options: Options) -> None:
+        super().__init__(name, summary, options, ("lengths", "tail"))
+        self._lengths = self._terms.choice("lengths", LENGTHS)
+        self._released = self._terms.choice("tail", ("on", "off")) == "on"
+
+    def draw(self, seed: int) -> Workload:
+        """The workload of one seed."""
+        known = production.profiles()
+        draw = random.Random(f"tails {seed}")
+        chosen = self._terms.thinned([*enumerate(TAILS[self.name], 1)], seed)
+        jobs = tuple(self._with_tail(number, known[kind], draw) for number, kind in chosen)
+        return self._workload(jobs, (1, 1), f"the artifact's profiles, {self._lengths} lengths")
+
+    def _with_tail(self, number: int, shape: Shape, draw: random.Random) -> SimJob:
+        batches = [batch(self._lengths, limit_of(shape.kind), 0.0, draw) for _ in range(STEPS)]
+        series = scaled([(it.longest, it.mean) for it in batches], shape.planned)
+        if not self._released:
+            return self._job(number, shape, series)
+        shape = msgspec.structs.replace(shape, min_gpus=1)
+        return self._job(number, shape, series, tuple(it.tail_from for it in batches))

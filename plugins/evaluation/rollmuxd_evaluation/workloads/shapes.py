@@ -1,0 +1,286 @@
+"""From a job's type to what it registers: widths, times, states, starts; and the pools it runs on.
+
+Two pools of nodes with eight GPUs each: ``rollout`` (H20) and ``train`` (H800), as in the RollMux paper (arXiv
+2512.11306), whose tables are below. Times are seconds where a table has them so, and integer milliseconds everywhere
+else; 1 GB is 1000 MB.
+"""
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from rollmuxd.core.model import JobSpec, Millis, PhaseSpec, PoolName, StateSpec, Want
+from rollmuxd.sim.workload import Alone, Durations, Options, Pool, SimJob, Starts
+from rollmuxd.sim.workloads.options import PRICES, check, nearest, thinned
+
+T = TypeVar("T")
+
+ROLLOUT: Final = "rollout"
+TRAIN: Final = "train"
+SYNC: Final = "sync"
+GPUS: Final = 8
+GPU_TYPES: Final[Mapping[PoolName, str]] = {ROLLOUT: "H20", TRAIN: "H800"}
+
+
+class Model(NamedTuple):
+    """What a model of one size needs per 8-GPU node: host RAM (table 2), and starts (figure 4)."""
+
+    rollout_gb: float
+    train_gb: float
+    rollout_cold_s: float
+    rollout_warm_s: float
+    train_cold_s: float
+    train_warm_s: float
+
+
+#: by billions of parameters
+MODELS: Final[Mapping[float, Model]] = {
+    3: Model(113.4, 156.2, 25.3, 0.8, 26.7, 1.9),
+    7: Model(275.7, 240.0, 38.8, 0.9, 32.7, 4.1),
+    14: Model(445.4, 456.1, 60.4, 1.8, 59.0, 4.7),
+    32: Model(490.3, 520.4, 81.7, 1.7, 81.2, 5.9),
+}
+
+
+#: seconds to hand weights on between the pools, by billions of parameters: on one node of each pool, and on more
+#: (research 1.12). ``table``: scattered over all links, and broadcast behind them; ``flat``: gathered by every replica
+SYNCS: Final[Mapping[str, Mapping[float, tuple[float, float]]]] = {
+    "table": {7: (0.9, 3.1), 14: (1.7, 5.8), 32: (3.9, 12.3)},
+    "flat": {7: (7.5, 8.2), 14: (13.8, 15.2), 32: (30.7, 33.8)},
+}
+#: co-located there is nowhere to hand them to
+AT_ONCE: Final = 1
+
+
+def sync_ms(how: str, size_b: float, nodes: int) -> Millis:
+    """What handing on the weights takes: between two rows linear in the parameters, outside of them in proportion."""
+    rows, wide = SYNCS[how], nodes > 1
+    sizes = list(rows)
+    for low, high in itertools.pairwise(sizes):
+        if low <= size_b <= high:
+            share = (size_b - low) / (high - low)
+            return ms(rows[low][wide] + share * (rows[high][wide] - rows[low][wide]))
+    nearest_b = sizes[0] if size_b < sizes[0] else sizes[-1]
+    return ms(rows[nearest_b][wide] * size_b / nearest_b)
+
+
+def model(size_b: float) -> Model:
+    """The row of a model size, in billions of parameters.
+
+    Sizes between two rows (4B and 8B) are interpolated linearly in the number of parameters. Smaller than the smallest
+    is as the smallest; larger than the largest is as the largest, since it is spread over more nodes (the OSDI text
+    says so of 70B).
+    """
+    sizes = list(MODELS)
+    if size_b <= sizes[0]:
+        return MODELS[sizes[0]]
+    for low, high in itertools.pairwise(sizes):
+        if size_b <= high:
+            share = (size_b - low) / (high - low)
+            return Model(*(a + share * (b - a) for a, b in zip(MODELS[low], MODELS[high], strict=True)))
+    return MODELS[sizes[-1]]
+
+
+class Shape(Struct, frozen=True):
+    """A type of jobs: what the trace calls it, how wide it is, what its phases take."""
+
+    kind: str
+    #: billions of parameters: decides RAM and starts
+    model_b: float
+    #: mean of rollout and train
+    planned: Durations
+    #: nodes it wants of ``rollout`` and ``train``
+    nodes: tuple[int, int] = (1, 1)
+    #: nodes it has if it has them to itself
+    footprint: tuple[int, int] = (1, 1)
+    #: what rollout and train take co-located on the training nodes of its footprint; None: not known
+    colocated: Durations | None = None
+    #: the fewest GPUs that a rollout starts on, and that its tail keeps; 0: all
+    min_gpus: int = 0
+
+
+def ms(seconds: float) -> Millis:
+    """Seconds as integer milliseconds, at least one."""
+    return max(1, round(seconds * 1000))
+
+
+class Terms:
+    """What the options come to: prices, pools, states, and the rest of a registration.
+
+    Raises:
+        ValueError: an option makes no sense; says which, and what would.
+    """
+
+    def __init__(self, options: Options, more: Sequence[str] = ()) -> None:
+        check(options, more, tuple(GPU_TYPES))
+        self.options = options
+        self._prices = prices(options.prices)
+        self._states: dict[float, tuple[StateSpec, ...]] = {}
+
+    # ---- what a workload has of its own ------------------------------------------------------------------------------
+
+    def choice(self, key: str, known: Sequence[str]) -> str:
+        """A word of the workload's own settings; the first one is the default."""
+        word = self.options.more.get(key, known[0])
+        if word not in known:
+            raise ValueError(f"{key} is {word!r}{nearest(word, known)} ({', '.join(known)})")
+        return word
+
+    def amount(self, key: str, default: float, least: float = 0.0) -> float:
+        """A number of the workload's own settings."""
+        given = self.options.more.get(key, "")
+        if not given:
+            return default
+        try:
+            value = float(given)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value >= least):
+            raise ValueError(f"{key} is {given!r}: expected a number of at least {least:g}")
+        return value
+
+    # ---- for each seed -----------------------------------------------------------------------------------------------
+
+    def slos(self, count: int, seed: int) -> list[float | None]:
+        """One SLO per job, in order of arrival."""
+        bounds = self.options.slo
+        if bounds is None:
+            return [None] * count
+        draw = random.Random(f"slo {seed}")
+        return [draw.uniform(*bounds) for _ in range(count)]
+
+    def thinned(self, items: Sequence[T], seed: int) -> Sequence[T]:
+        """As many as were asked for, chosen at random, in their order."""
+        return thinned(items, self.options.jobs, seed)
+
+    # ---- of the parts ------------------------------------------------------------------------------------------------
+
+    def pools(self, nodes: Mapping[PoolName, int] | None = None) -> tuple[Pool, ...]:
+        """Both pools; ``nodes``: the workload's own inventory, unless the options give another."""
+        there = {**(nodes or {}), **self.options.nodes}
+        return tuple(
+            Pool(
+                name=name,
+                gpu_type=gpu_type,
+                price_per_gpu_hour=self._prices[gpu_type],
+                gpus_per_node=GPUS,
+                ram_mb=round(self.options.ram_gb * 1000),
+                nodes=there.get(name),
+            )
+            for name, gpu_type in GPU_TYPES.items()
+        )
+
+    def starts(self, size_b: float) -> dict[PoolName, Starts]:
+        """What it takes to start on each pool's nodes."""
+        switch = self.options.switch
+        if isinstance(switch, int):
+            return {pool: Starts(warm_ms=switch) for pool in GPU_TYPES} if switch else {}
+        if switch == "none":
+            return {}
+        row = model(size_b)
+        return {
+            ROLLOUT: Starts(cold_ms=ms(row.rollout_cold_s), warm_ms=ms(row.rollout_warm_s)),
+            TRAIN: Starts(cold_ms=ms(row.train_cold_s), warm_ms=ms(row.train_warm_s)),
+        }
+
+    def states(self, size_b: float) -> tuple[StateSpec, ...]:
+        """What a job keeps, per pool.
+
+        Parking takes as long as a warm start where starts are by table: the paper publishes no time for the way from
+        GPU to host RAM, which is as wide. A number of milliseconds is the load of every switch, and parking is free.
+        """
+        known = self._states.get(size_b)
+        if known is None:
+            row, starts = model(size_b), self.starts(size_b)
+            load = {pool: starts[pool].warm_ms if pool in starts else 0 for pool in GPU_TYPES}
+            park = load if self.options.switch == "table" else dict.fromkeys(GPU_TYPES, 0)
+            ram = {ROLLOUT: row.rollout_gb, TRAIN: row.train_gb}
+            known = self._states[size_b] = tuple(
+                StateSpec(
+                    pool=pool, ram_mb=round(ram[pool] * 1000), driver="sim", load_ms=load[pool], park_ms=park[pool]
+                )
+                for pool in GPU_TYPES
+            )
+        return known
+
+    def job(
+        self,
+        name: str,
+        shape: Shape,
+        *,
+        arrives_ms: Millis,
+        lasts_ms: Millis,
+        slo: float | None,
+        planned: Durations | None = None,
+        series: tuple[Durations, ...] = (),
+        tail_from: tuple[float, ...] = (),
+        iterations: int = 0,
+    ) -> SimJob:
+        """A job of a type. ``planned``: what it registers, if not its type's means; ``series``: what really comes."""
+        starts = self.starts(shape.model_b)
+        cold = max((start.cold_ms for start in starts.values()), default=0)
+        took = series or (shape.planned,)
+        times, alone = planned or shape.planned, shape.colocated
+        phases = [
+            PhaseSpec(ROLLOUT, (ROLLOUT,), planned_ms=times[0], min_gpus=shape.min_gpus),
+            PhaseSpec(TRAIN, (TRAIN,), planned_ms=times[1]),
+        ]
+        if self.options.sync != "none":
+            apart = self._sync_apart(shape)
+            took = tuple(map(apart, took))
+            phases[1] = replace(phases[1], planned_ms=apart(times)[1])
+            phases.append(PhaseSpec(SYNC, (ROLLOUT, TRAIN), planned_ms=apart(times)[2]))
+            alone = None if alone is None else (*alone, AT_ONCE)
+        return SimJob(
+            name=name,
+            kind=shape.kind,
+            arrives_ms=arrives_ms,
+            lasts_ms=lasts_ms,
+            spec=JobSpec(
+                name=name,
+                phases=tuple(phases),
+                wants=(Want(ROLLOUT, nodes=shape.nodes[0]), Want(TRAIN, nodes=shape.nodes[1])),
+                # building the engines is exclusive on everything that the job will use
+                side=(PhaseSpec("init", (ROLLOUT, TRAIN), planned_ms=cold),) if cold else (),
+                states=self.states(shape.model_b),
+                slo=slo,
+            ),
+            series=took,
+            footprint=dict(zip(GPU_TYPES, shape.footprint, strict=True)),
+            colocated=None if alone is None else Alone(TRAIN, shape.footprint[1], alone),
+            starts=starts,
+            tail_from=tail_from,
+            iterations=iterations,
+        )
+
+    def _sync_apart(self, shape: Shape) -> Callable[[Durations], Durations]:
+        """From rollout and training to rollout, training without what the weights take in it, and the weights."""
+        nodes = max(shape.nodes)
+        within, takes = (sync_ms(how, shape.model_b, nodes) for how in ("table", self.options.sync))
+        return lambda took: (took[0], max(1, took[1] - within), takes)
+
+
+def prices(given: str | dict[str, float]) -> Mapping[str, float]:
+    """$ per GPU-hour by GPU type."""
+    if isinstance(given, str):
+        if given not in PRICES:
+            raise ValueError(
+                f"prices are {given!r}{nearest(given, list(PRICES))} "
+                f"({', '.join(PRICES)}, or dollars per GPU-hour for each of {', '.join(GPU_TYPES.values())})"
+            )
+        return PRICES[given]
+    for gpu_type in GPU_TYPES.values():
+        price = given.get(gpu_type)
+        if price is None:
+            raise ValueError(f"there is no price for {gpu_type}; prices are given for {', '.join(given) or 'nothing'}")
+        if not 0 <= price < math.inf:
+            raise ValueError(f"the price of {gpu_type} is {price:g}: dollars per GPU-hour are at least 0, and finite")
+    for gpu_type in given:
+        if gpu_type not in GPU_TYPES.values():
+            raise ValueError(f"a price is given for {gpu_type!r}; the GPUs are {', '.join(GPU_TYPES.values())}")
+    return given

@@ -1,0 +1,559 @@
+"""A workload is what its source says, is the same for the same seed, and refuses what it cannot read.
+
+- The production trace has the published counts, hours and peaks.
+- The nine classes keep their ranges, and a draw of them has the paper's hours.
+- Equal seeds give equal workloads, in every process; another seed gives another one.
+- Philly's jobs are as long and wide as the file says; logged and generated iterations have their type's mean.
+- A malformed row names file, line and column; an option that makes no sense says so; missing data says how to get it.
+"""
+
+import itertools
+import os
+import pickle
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rollmuxd.sim.workload import Malformed, Options, SimJob, Workload
+from rollmuxd.sim.workloads import read
+from rollmuxd_evaluation.workloads import WORKLOADS
+
+HOUR = 3_600_000
+#: data sets that do not come with the package, where a checkout has them beside it
+DATA = Path(__file__).parents[4] / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the data sets that are not shipped are not at {DATA}")
+#: workloads that need nothing but the package
+SHIPPED = [name for name in WORKLOADS if name not in {"philly", "real-logs"}]
+#: what a class's phases take, in seconds, as the paper prints it
+TABLE_6 = {
+    "BL-small": ((50, 100), (50, 100)),
+    "BL-medium": ((100, 200), (100, 200)),
+    "BL-large": ((200, 300), (200, 300)),
+    "RH-small": ((100, 200), (25, 50)),
+    "RH-medium": ((200, 400), (50, 100)),
+    "RH-large": ((400, 600), (100, 200)),
+    "TH-small": ((25, 50), (100, 200)),
+    "TH-medium": ((50, 100), (200, 400)),
+    "TH-large": ((100, 200), (400, 600)),
+}
+
+
+def peak(workload: Workload, of=lambda job: 1) -> int:
+    """The most of something at once, while jobs last as their trace says."""
+    changes = [(job.arrives_ms, 1, of(job)) for job in workload.jobs]
+    changes += [(job.arrives_ms + job.lasts_ms, 0, -of(job)) for job in workload.jobs]
+    most = there = 0
+    for _, _, change in sorted(changes):
+        there += change
+        most = max(most, there)
+    return most
+
+
+def job_of(workload: Workload, kind: str) -> SimJob:
+    return next(job for job in workload.jobs if job.kind == kind)
+
+
+def wants(job: SimJob) -> dict[str, int]:
+    return {want.pool: want.nodes for want in job.spec.wants}
+
+
+# ---- the production trace ----------------------------------------------------------------------------------------
+
+
+def test_the_production_trace_is_the_published_one():
+    workload = read("weave-production").draw(0)
+    assert len(workload.jobs) == 200
+    assert workload.jobs[0].arrives_ms == 0
+    assert max(job.arrives_ms + job.lasts_ms for job in workload.jobs) / HOUR == pytest.approx(370.16, abs=0.005)
+    assert sum(job.lasts_ms for job in workload.jobs) / 200 / HOUR == pytest.approx(27.95, abs=0.005)
+    assert peak(workload) == 38
+    assert Counter(job.kind for job in workload.jobs)["7B_8k"] == 100
+
+
+def test_dedicated_nodes_would_peak_at_328_gpus_of_each_kind():
+    workload = read("weave-production").draw(0)
+    assert peak(workload, lambda job: job.footprint["rollout"]) == 41
+    assert peak(workload, lambda job: job.footprint["train"]) == 41
+    assert peak(workload, lambda job: job.colocated.nodes) == 41
+
+
+def test_a_type_takes_its_measured_times():
+    job = job_of(read("weave-production").draw(0), "14B_8k")
+    assert job.planned == (238_600, 197_400)
+    assert job.series == (job.planned,)
+    assert job.colocated.planned == (182_400, 173_600)
+    assert job.solo_ms == 436_000
+
+
+def test_a_32b_job_shares_one_training_node_in_the_artifact_and_two_in_honesty():
+    artifact = job_of(read("weave-production").draw(0), "32B_8k")
+    honest = job_of(read("weave-production-honest").draw(0), "32B_8k")
+    assert wants(artifact) == {"rollout": 2, "train": 1}
+    assert wants(honest) == {"rollout": 2, "train": 2}
+    assert artifact.footprint == honest.footprint == {"rollout": 2, "train": 2}
+    assert artifact.planned == honest.planned
+    assert artifact.colocated.nodes == 2
+
+
+@pytest.mark.parametrize(
+    ("prices", "h20", "h800"),
+    [("artifact", 1.76, 5.28), ("table1", 1.85, 5.28), ({"H20": 2.5, "H800": 7.0}, 2.5, 7.0)],
+)
+def test_pools_cost_what_was_asked(prices, h20, h800):
+    pools = read("weave-production", Options(prices=prices)).draw(0).pools
+    assert [(pool.name, pool.gpu_type, pool.gpus_per_node, pool.nodes) for pool in pools] == [
+        ("rollout", "H20", 8, None),
+        ("train", "H800", 8, None),
+    ]
+    assert [pool.price_per_gpu_hour for pool in pools] == [pytest.approx(h20), pytest.approx(h800)]
+
+
+def test_an_inventory_and_its_ram_are_as_given():
+    pools = read("weave-production", Options(nodes={"rollout": 20, "train": 12}, ram_gb=1000)).draw(0).pools
+    assert [(pool.nodes, pool.ram_mb) for pool in pools] == [(20, 1_000_000), (12, 1_000_000)]
+
+
+def test_states_take_the_ram_of_table_2_and_sizes_between_are_interpolated():
+    workload = read("weave-production").draw(0)
+    ram = {
+        kind: [state.ram_mb for state in job_of(workload, kind).spec.states] for kind in ("7B_8k", "8B_32k", "4B_8k")
+    }
+    assert ram["7B_8k"] == [275_700, 240_000]
+    assert ram["8B_32k"] == [round((275.7 + (445.4 - 275.7) / 7) * 1000), round((240.0 + (456.1 - 240.0) / 7) * 1000)]
+    assert ram["4B_8k"] == [round((113.4 + (275.7 - 113.4) / 4) * 1000), round((156.2 + (240.0 - 156.2) / 4) * 1000)]
+    assert {state.driver for job in workload.jobs for state in job.spec.states} == {"sim"}
+
+
+# ---- starts ------------------------------------------------------------------------------------------------------
+
+
+def test_without_switches_nothing_is_loaded_parked_or_built():
+    job = read("weave-production", Options(switch="none")).draw(0).jobs[0]
+    assert [(state.load_ms, state.park_ms) for state in job.spec.states] == [(0, 0), (0, 0)]
+    assert job.starts == {}
+    assert job.spec.side == ()
+
+
+def test_starts_by_table_are_warm_on_switches_and_cold_once():
+    job = job_of(read("weave-production", Options(switch="table")).draw(0), "7B_8k")
+    assert [(state.load_ms, state.park_ms) for state in job.spec.states] == [(900, 900), (4100, 4100)]
+    assert [(start.cold_ms, start.warm_ms) for start in job.starts.values()] == [(38_800, 900), (32_700, 4100)]
+    (init,) = job.spec.side
+    assert (init.name, init.pools, init.planned_ms) == ("init", ("rollout", "train"), 38_800)
+
+
+def test_a_number_is_the_load_of_every_switch_and_nothing_is_built():
+    job = read("weave-production", Options(switch=5000)).draw(0).jobs[0]
+    assert [(state.load_ms, state.park_ms) for state in job.spec.states] == [(5000, 0), (5000, 0)]
+    assert [(start.cold_ms, start.warm_ms) for start in job.starts.values()] == [(0, 5000), (0, 5000)]
+    assert job.spec.side == ()
+
+
+def test_handing_on_weights_is_a_phase_on_both_pools_that_training_no_longer_has():
+    """Research 1.12: 0.9 s of a 7B job's 112.8 s of training are the paper's way; a flat all-gather takes 7.5 s."""
+    for how, took in (("table", 900), ("flat", 7_500)):
+        job = job_of(read("weave-production", Options(sync=how)).draw(0), "7B_8k")
+        assert [(phase.name, phase.pools, phase.planned_ms) for phase in job.spec.phases] == [
+            ("rollout", ("rollout",), 133_800), ("train", ("train",), 111_900), ("sync", ("rollout", "train"), took),
+        ]  # fmt: skip
+        assert job.series == ((133_800, 111_900, took),)
+        assert job.colocated.planned == (159_600, 98_200, 1), "where both are on the same nodes nothing is handed on"
+
+
+@pytest.mark.parametrize(
+    ("kind", "table", "flat"),
+    # 3B in proportion to 7B, 8B a seventh of the way to 14B; 32B is on two nodes of each pool
+    [("3B_8k", 386, 3_214), ("8B_32k", 1_014, 8_400), ("14B_8k", 1_700, 13_800), ("32B_8k", 12_300, 33_800)],
+)
+def test_weights_take_as_long_as_models_are_large_and_links_are_many(kind, table, flat):
+    for how, took in (("table", table), ("flat", flat)):
+        assert job_of(read("weave-production-honest", Options(sync=how)).draw(0), kind).planned[2] == took
+
+
+def test_every_iteration_hands_on_its_weights_whatever_else_it_takes():
+    job = job_of(read("generated", Options(sync="table", jobs=20)).draw(0), "7B_8k")
+    plain = job_of(read("generated", Options(jobs=20)).draw(0), "7B_8k")
+    assert {took[2] for took in job.series} == {900}
+    assert [took[0] for took in job.series] == [took[0] for took in plain.series]
+    assert [took[1] for took in job.series] == [max(1, took[1] - 900) for took in plain.series]
+    assert job.work == plain.work
+
+
+# ---- SLOs and seeds ----------------------------------------------------------------------------------------------
+
+
+def test_slos_are_drawn_between_the_bounds():
+    slos = [job.spec.slo for job in read("weave-production", Options(slo=(1.1, 2.0))).draw(3).jobs]
+    assert all(1.1 <= slo <= 2.0 for slo in slos)
+    assert 1.5 < sum(slos) / len(slos) < 1.6
+    assert slos != [job.spec.slo for job in read("weave-production", Options(slo=(1.1, 2.0))).draw(4).jobs]
+    assert all(job.spec.slo is None for job in read("weave-production", Options(slo=None)).draw(3).jobs)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_seed_gives_one_workload_and_another_seed_another(name):
+    first, again = read(name, Options(jobs=8)), read(name, Options(jobs=8))
+    assert first.draw(1) == again.draw(1)
+    assert first.draw(1) != first.draw(2) or name.startswith("micro-")
+    first.draw(1).check()
+    assert [job.arrives_ms for job in first.draw(1).jobs] == sorted(job.arrives_ms for job in first.draw(1).jobs)
+
+
+def test_a_seed_gives_the_same_workload_in_every_process():
+    say = (
+        "import hashlib; from rollmuxd.sim.workload import Options; from rollmuxd.sim.workloads import read\n"
+        f"text = repr([read(name, Options(jobs=3, switch='table')).draw(7) for name in {SHIPPED}])\n"
+        "print(hashlib.sha256(text.encode()).hexdigest())"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", say],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert said[0] == said[1] != ""
+
+
+def test_fewer_jobs_are_some_of_them_in_their_order():
+    whole, some = read("weave-production").draw(5), read("weave-production", Options(jobs=30)).draw(5)
+    assert len(some.jobs) == 30
+    places = [[job.name for job in whole.jobs].index(job.name) for job in some.jobs]
+    assert places == sorted(places)
+    assert places != list(range(30))
+
+
+# ---- the nine classes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", TABLE_6)
+def test_a_class_keeps_to_its_row_of_table_6(kind):
+    workload = read(kind).draw(0)
+    assert {job.kind for job in workload.jobs} == {kind}
+    for place, (low, high) in enumerate(TABLE_6[kind]):
+        took = [job.planned[place] / 1000 for job in workload.jobs]
+        assert low <= min(took) < low + 0.05 * (high - low)
+        assert high - 0.05 * (high - low) < max(took) <= high
+
+
+@pytest.mark.parametrize(("name", "there"), [("BL", 3), ("RH", 3), ("TH", 3), ("mixed", 9)])
+def test_a_kind_has_its_classes_about_equally_often(name, there):
+    counts = Counter(job.kind for job in read(name).draw(0).jobs)
+    assert len(counts) == there
+    assert all(kind in TABLE_6 for kind in counts)
+    assert all(kind.startswith(name) for kind in counts) or name == "mixed"
+    assert min(counts.values()) > 0.5 * 300 / there
+
+
+@pytest.mark.parametrize("arrivals", ["uniform", "weibull"])
+def test_a_draw_has_the_papers_hours(arrivals):
+    jobs = read("mixed", Options(more={"arrivals": arrivals})).draw(4).jobs
+    assert len(jobs) == 300
+    assert 0 <= jobs[0].arrives_ms < jobs[-1].arrives_ms <= 580 * HOUR
+    assert sum(job.lasts_ms for job in jobs) / 300 / HOUR == pytest.approx(14.4, abs=0.001)
+    assert max(job.lasts_ms for job in jobs) / HOUR == pytest.approx(142.9, abs=0.001)
+    assert all(job.colocated is None for job in jobs)
+
+
+def test_weibull_arrivals_are_burstier_than_uniform_ones():
+    def gaps(arrivals: str) -> float:
+        come = [
+            job.arrives_ms
+            for seed in range(3)
+            for job in read("mixed", Options(more={"arrivals": arrivals})).draw(seed).jobs
+        ]
+        between = [b - a for a, b in itertools.pairwise(come) if b >= a]
+        mean = sum(between) / len(between)
+        return (sum((it - mean) ** 2 for it in between) / len(between)) ** 0.5 / mean
+
+    assert gaps("uniform") < 1.2
+    assert gaps("weibull") > 2
+
+
+# ---- Philly ------------------------------------------------------------------------------------------------------
+
+
+def philly(folder: Path, *rows: str, head: str = "job_id,submit_s,duration_s,num_gpus,vc") -> Options:
+    """Options that name a file of these rows."""
+    path = folder / "jobs.csv"
+    path.write_text("\n".join([head, *rows]) + "\n")
+    return Options(more={"csv": str(path)})
+
+
+def test_a_job_is_as_many_nodes_wide_as_its_gpus_fill(tmp_path):
+    rows = [f"{gpus},{gpus},7200,{gpus},v" for gpus in (1, 8, 9, 16, 17)]
+    jobs = read("philly", philly(tmp_path, *rows)).draw(0).jobs
+    assert [wants(job) for job in jobs] == [{"rollout": n, "train": n} for n in (1, 1, 2, 2, 3)]
+    assert [job.footprint for job in jobs] == [wants(job) for job in jobs]
+    assert [job.lasts_ms for job in jobs] == [2 * HOUR] * 5
+
+
+def test_short_and_narrow_jobs_are_left_out_and_time_begins_with_the_first_that_stays(tmp_path):
+    options = philly(tmp_path, "0,5,3599,8,v", "1,10,3600,8,v", "2,30,9000,1,v", "3,20,7200,4,v")
+    jobs = read("philly", options).draw(0).jobs
+    assert [(job.name, job.arrives_ms) for job in jobs] == [("job1", 0), ("job3", 10_000), ("job2", 20_000)]
+    options = Options(more={**options.more, "min_hours": "2", "min_gpus": "4"})
+    assert [job.name for job in read("philly", options).draw(0).jobs] == ["job3"]
+
+
+@pytest.mark.parametrize(("types", "kinds"), [("BL", "BL-"), ("TH-small", "TH-small"), ("production", "_")])
+def test_what_philly_runs_is_drawn_from_the_types_asked_for(tmp_path, types, kinds):
+    options = philly(tmp_path, *[f"{n},{n},7200,1,v" for n in range(50)])
+    jobs = read("philly", Options(more={**options.more, "types": types})).draw(0).jobs
+    assert all(kinds in job.kind for job in jobs)
+    assert all((job.colocated is not None) == (types == "production") for job in jobs)
+
+
+@needs_data
+def test_ten_thousand_jobs_of_philly_load_in_about_a_second():
+    began = time.process_time()
+    workload = read("philly", Options(data=str(DATA), jobs=10_000)).draw(0)
+    took = time.process_time() - began
+    assert len(workload.jobs) == 10_000
+    assert len({job.name for job in workload.jobs}) == 10_000
+    assert min(job.lasts_ms for job in workload.jobs) >= HOUR
+    assert took < 2, "it takes a fifth of a second"
+
+
+def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("ROLLMUX_DATA", raising=False)
+    with pytest.raises(FileNotFoundError, match=r"philly.csv is not there: neither .*msr-fiddle/philly-traces \(CC-BY"):
+        read("philly")
+    with pytest.raises(FileNotFoundError, match=rf"looked for {tmp_path}/rl_steps/runs.csv.*Apache-2.0"):
+        read("real-logs", Options(data=str(tmp_path)))
+    monkeypatch.setenv("ROLLMUX_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=f"looked for {tmp_path}/arrivals/philly.csv"):
+        read("philly")
+
+
+# ---- logged and generated iterations -----------------------------------------------------------------------------
+
+
+def logs(folder: Path, **runs: list[tuple[float, float]]) -> Options:
+    """Options that name a folder with these runs, each of its own family. All training time but a second is ``ref``."""
+    (folder / "rl_steps").mkdir()
+    (folder / "rl_steps" / "runs.csv").write_text("run,source_repo\n" + "".join(f"{run},{run}/code\n" for run in runs))
+    for run, steps in runs.items():
+        rows = "".join(f"{n},{gen},1,,{train - 1}\n" for n, (gen, train) in enumerate(steps))
+        (folder / "rl_steps" / f"{run}.csv").write_text("step,gen_s,train_s,old_logprob_s,ref_s\n" + rows)
+    return Options(data=str(folder))
+
+
+def test_a_logged_run_keeps_its_shape_and_gets_its_types_mean(tmp_path):
+    options = logs(tmp_path, one=[(900, 900), (10, 4), (30, 4), (20, 16)])
+    job = job_of(read("real-logs", options).draw(0), "7B_8k")
+    assert job.series == ((66_900, 56_400), (200_700, 56_400), (133_800, 225_600))
+    assert job.planned == (133_800, 112_800)
+    assert job.work == round(job.lasts_ms / 246_600)
+
+
+def test_a_plan_is_the_mean_the_first_ten_steps_or_the_worst_and_the_work_is_the_same(tmp_path):
+    options = logs(tmp_path, one=[(1, 1), *[(10, 10)] * 5, *[(20, 20)] * 5, *[(30, 30)] * 10])
+    planned, work = {}, set()
+    for plan in ("mean", "first10", "max"):
+        job = job_of(read("real-logs", Options(data=options.data, more={"plan": plan})).draw(0), "7B_8k")
+        planned[plan] = job.planned
+        work.add(job.work)
+    assert planned == {"mean": (133_800, 112_800), "first10": (89_200, 75_200), "max": (178_400, 150_400)}
+    assert len(work) == 1
+
+
+def test_every_other_code_base_can_be_kept_for_later(tmp_path):
+    options = logs(tmp_path, one=[(1, 1)] * 3, two=[(1, 1)] * 4, three=[(1, 1)] * 5)
+    lengths = {}
+    for half in ("all", "odd", "even"):
+        workload = read("real-logs", Options(data=options.data, more={"logs": half})).draw(0)
+        lengths[half] = {len(job.series) for job in workload.jobs}
+    assert lengths == {"all": {2, 3, 4}, "odd": {2, 4}, "even": {3}}  # less the first step of each
+
+
+@needs_data
+def test_families_of_logs_weigh_alike():
+    workload = read("real-logs", Options(data=str(DATA), slo=None)).draw(0)
+    lengths = Counter(len(job.series) for job in workload.jobs)
+    assert lengths[194] > 10, "the one run of EasyR1, a seventh of the 200 jobs and not a 23rd"
+    for job in workload.jobs[:20]:
+        for phase, mean in zip(zip(*job.series, strict=True), job.planned, strict=True):
+            assert statistics.fmean(phase) == pytest.approx(mean, rel=1e-4)
+
+
+@pytest.mark.parametrize(("turns", "low", "high"), [("single", 0.03, 0.06), ("multi", 0.2, 0.45)])
+def test_generated_rollouts_vary_as_real_ones(turns, low, high):
+    jobs = [
+        job for job in read("generated", Options(jobs=25, more={"turns": turns})).draw(0).jobs if len(job.series) > 100
+    ]
+    spread = statistics.median(
+        statistics.pstdev(gen := [step[0] for step in job.series]) / statistics.fmean(gen) for job in jobs
+    )
+    assert low < spread < high
+
+
+def test_generated_iterations_are_as_many_as_fit_and_have_their_types_mean():
+    for job in read("generated", Options(jobs=20)).draw(0).jobs:
+        assert len(job.series) == len(job.tail_from) == job.work == max(1, round(job.lasts_ms / job.solo_ms))
+        for phase, mean in zip(zip(*job.series, strict=True), job.planned, strict=True):
+            assert statistics.fmean(phase) == pytest.approx(mean, rel=1e-4)
+
+
+def test_growing_answers_make_the_end_longer_than_the_beginning():
+    jobs = [
+        job
+        for job in read("generated", Options(jobs=30, more={"turns": "growing"})).draw(0).jobs
+        if len(job.series) > 200
+    ]
+    growth = [
+        statistics.fmean(step[1] for step in job.series[-50:]) / statistics.fmean(step[1] for step in job.series[:50])
+        for job in jobs
+    ]
+    assert 1.6 < statistics.median(growth) < 2.6
+
+
+@pytest.mark.parametrize(
+    ("lengths", "low", "high"), [("hard-math", 0.5, 0.75), ("mixed", 0.1, 0.4), ("easy-math", 0, 0.2)]
+)
+def test_the_tail_begins_when_80_percent_of_the_responses_are_done(lengths, low, high):
+    jobs = read("generated", Options(jobs=20, more={"turns": "single", "lengths": lengths})).draw(0).jobs
+    shares = [share for job in jobs for share in job.tail_from]
+    assert all(0 < share <= 1 for share in shares)
+    assert low < statistics.fmean(shares) < high
+
+
+def test_a_tail_keeps_one_gpu_of_eight():
+    workload = read("generated", Options(jobs=60)).draw(0)
+    assert {(wants(job)["rollout"], job.spec.phases[0].min_gpus) for job in workload.jobs} == {(1, 1), (2, 2)}
+    assert all(job.spec.phases[1].min_gpus == 0 for job in workload.jobs)
+
+
+# ---- the micro-benchmarks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "nodes"),
+    [
+        ("micro-temporal", "AA", (1, 1)),
+        ("micro-train", "DDE", (3, 1)),
+        ("micro-spatial", "CDD", (2, 2)),
+    ],
+)
+def test_a_micro_benchmark_has_its_jobs_at_once_on_its_nodes(name, kinds, nodes):
+    workload = read(name).draw(0)
+    workload.check()
+    assert "".join(job.kind for job in workload.jobs) == kinds
+    assert tuple(pool.nodes for pool in workload.pools) == nodes
+    assert all(job.arrives_ms == 0 and job.spec.slo is None for job in workload.jobs)
+    assert read(name, Options(more={"inventory": "on-demand"})).draw(0).on_demand
+
+
+def test_multi_turn_types_have_the_ratios_of_table_3():
+    shapes = {job.kind: job.planned for name in ("micro-train", "micro-spatial") for job in read(name).draw(0).jobs}
+    assert shapes["D"][0] / shapes["D"][1] == pytest.approx(2.5, abs=0.1)
+    assert shapes["E"][0] / shapes["E"][1] == pytest.approx(6.0, abs=0.001)
+    assert shapes["C"] == (267_600, 361_800)
+
+
+def test_a_tail_case_has_rollouts_as_long_as_their_longest_response():
+    workload = read("tail-7B8k-14B8k", Options(more={"lengths": "mixed"})).draw(0)
+    assert [job.kind for job in workload.jobs] == ["7B_8k", "14B_8k"]
+    for job in workload.jobs:
+        assert job.spec.phases[0].min_gpus == 1
+        assert statistics.fmean(step[0] for step in job.series) == pytest.approx(job.planned[0], rel=1e-4)
+        longest = max(range(len(job.series)), key=lambda at: job.series[at][0])
+        shortest = min(range(len(job.series)), key=lambda at: job.series[at][0])
+        assert job.tail_from[shortest] > job.tail_from[longest]
+
+
+# ---- what cannot be ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "line", "column", "said"),
+    [
+        ("0,zero,7200,8,v", 3, "submit_s", "'zero' is there, expected a number"),
+        ("0,1,-7200,8,v", 3, "duration_s", "'-7200' is there, expected a number of at least 0"),
+        ("0,1,nan,8,v", 3, "duration_s", "'nan' is there, expected a finite number"),
+        ("0,inf,7200,8,v", 3, "submit_s", "'inf' is there, expected a finite number"),
+        ("0,1,7200,,v", 3, "num_gpus", "'' is there, expected a number"),
+        ("0,1,7200,0,v", 3, "num_gpus", "'0' is there, expected a number of at least 1"),
+        ("0,1,7200,1.5,v", 3, "num_gpus", "'1.5' is there, expected a whole number"),
+        ("0,1,7200", 3, "num_gpus", "3 cells are there, expected 5"),
+        ('0,1,"7200,8,v', 3, "submit_s", "no CSV"),
+    ],
+)
+def test_a_malformed_row_names_file_line_and_column(tmp_path, row, line, column, said):
+    options = philly(tmp_path, "0,0,7200,8,v", row)
+    with pytest.raises(Malformed, match=said) as caught:
+        read("philly", options)
+    assert (caught.value.file, caught.value.line, caught.value.column) == (options.more["csv"], line, column)
+    assert f"jobs.csv, line {line}, column {column!r}" in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value), "it may have to cross processes"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "the file is empty"),
+        (b"submit_s,duration_s,num_gpus\n", "no row is there"),
+        (b"submit_s,duration,num_gpus\n0,1,1\n", "'duration_s': there is no such column .'duration' is there"),
+        (b"SQLite format 3\0\xff\xfe", "is no UTF-8, expected a text file"),
+        (b"a\0b\n", "a NUL byte"),
+    ],
+)
+def test_a_file_that_is_no_table_says_so(tmp_path, body, said):
+    (tmp_path / "jobs.csv").write_bytes(body)
+    with pytest.raises(Malformed, match=said):
+        read("philly", Options(more={"csv": str(tmp_path / "jobs.csv")}))
+
+
+def test_a_log_with_a_broken_step_names_it(tmp_path):
+    options = logs(tmp_path, one=[(1, 1), (10, 4), (0, 4)])
+    with pytest.raises(Malformed, match=r"one.csv, line 4, column 'gen_s': '0' is there, expected a number above 0"):
+        read("real-logs", options)
+
+
+def test_an_unknown_workload_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match="there is no workload 'weave-prodution'; did you mean weave-production"):
+        read("weave-prodution")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (Options(slo=(2.0, 1.0)), "LO:HI"),
+        (Options(slo=(0.9, 2.0)), "slo begins at 0.9"),
+        (Options(sync="tabel"), "did you mean table"),
+        (Options(slo=(float("nan"), 2.0)), "slo begins at nan"),
+        (Options(slo=(1.0, float("inf"))), "finite"),
+        (Options(ram_gb=0), "ram_gb is 0"),
+        (Options(ram_gb=float("nan")), "ram_gb is nan"),
+        (Options(prices="artefact"), "did you mean artifact"),
+        (Options(prices={"H20": 1.0}), "no price for H800"),
+        (Options(prices={"H20": -1.0, "H800": 2.0}), "price of H20 is -1"),
+        (Options(prices={"H20": 1.0, "H800": 2.0, "H100": 3.0}), "price is given for 'H100'"),
+        (Options(switch="tabel"), "did you mean table"),
+        (Options(switch=-1), "switch is -1"),
+        (Options(jobs=-1), "jobs is -1"),
+        (Options(nodes={"rolout": 3}), "pool 'rolout'"),
+        (Options(nodes={"rollout": 0}), "given 0 nodes"),
+        (Options(more={"arivals": "uniform"}), "did you mean arrivals"),
+        (Options(more={"arrivals": "weibul"}), "did you mean weibull"),
+        (Options(more={"model": "big"}), "model is 'big'"),
+    ],
+)
+def test_an_option_that_makes_no_sense_says_which_and_why(options, said):
+    with pytest.raises(ValueError, match=said):
+        read("mixed", options)
+
+
+def test_without_its_tails_a_tail_case_has_the_same_iterations() -> None:
+    on, off = (read("tail-7B8k", Options(more={"tail": tail})).draw(3) for tail in ("on", "off"))
+    assert [job.series for job in on.jobs] == [job.series for job in off.jobs]
+    assert all(job.tail_from and job.spec.phases[0].min_gpus for job in on.jobs)
+    assert not any(job.tail_from or job.spec.phases[0].min_gpus for job in off.jobs)

@@ -1,0 +1,247 @@
+"""Policies as the simulator runs them: each with what it registers for a job, and what its plan says of a pace.
+
+The simulator's own are the daemon's (``default``, ``loom``, ``rollmux``) and ``solo``, which costs are relative to.
+Packages add others by entry point: the group ``rollmuxd.sim_policies`` names dicts of policies by name. What a daemon
+could run (group ``rollmuxd.policies``) is listed too.
+
+A policy goes through the scheduler's core as in a live daemon. What it does differently is in its
+:class:`~rollmuxd.core.policy.Policy` and in what it registers; never in the world.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+from msgspec.structs import replace
+
+from rollmuxd.core.config import Config
+from rollmuxd.core.estimates import solo_ms
+from rollmuxd.core.model import GroupId, JobId, Millis, Movable
+from rollmuxd.core.policy import Policy
+from rollmuxd.core.state import State
+from rollmuxd.policies.loom.policy import Loom
+from rollmuxd.policies.rollmux import RollMux, rate_of
+from rollmuxd.sim.outcome import Outcome
+from rollmuxd.sim.workload import SimJob, Workload
+from rollmuxd.spi import discovery
+
+#: plans are made with the times that jobs state, and stay so, as in the paper
+AS_STATED: Final[Mapping[str, Any]] = MappingProxyType({"drift": 0.0})
+#: plans follow the times that phases are seen to take, as in a daemon
+AS_OBSERVED: Final[Mapping[str, Any]] = MappingProxyType({"drift": Config().drift})
+
+#: jobs in a group at most, unless another number is asked for
+MAX_GROUP: Final = 5
+
+
+class PolicyUnderTest(Protocol):
+    """One competitor."""
+
+    name: str
+    #: one line for ``sim policies`` and the report
+    summary: str
+    #: fields of the core's :class:`~rollmuxd.core.config.Config` about observed times (phase fidelity)
+    estimates: Mapping[str, Any]
+    #: a job is moved again after this time; 0: the world's own (phase fidelity)
+    move_every_ms: Millis
+
+    def policy(self, seed: int) -> Policy:
+        """A new policy object for one run."""
+        ...
+
+    def adapt(self, job: SimJob) -> SimJob:
+        """The job as this contender registers and runs it. Raises ``Impossible`` where it cannot."""
+        ...
+
+    def paces(self, policy: Policy, state: State, group: GroupId) -> dict[JobId, Millis]:
+        """What an iteration of each member takes, by the plan, while the group stays as it is."""
+        ...
+
+    def move_ms(self) -> Millis:
+        """What a move takes in cost fidelity: so long the job does nothing, and its own nodes are paid for twice."""
+        ...
+
+
+class Bound:
+    """What no policy can go below: computed from the workload alone, beside the scheduler. It has no facts."""
+
+    name: str
+    summary: str
+
+    def run(self, workload: Workload, *, seed: int, accounting: str, max_group: int) -> Outcome:
+        """The outcome of one workload, in cost fidelity."""
+        raise NotImplementedError
+
+
+def that_moves(job: SimJob) -> SimJob:
+    """The job as one that may be moved: as it says itself, else with its process."""
+    if job.spec.movable is not Movable.NO:
+        return job
+    return replace(job, spec=replace(job.spec, movable=Movable.WARM))
+
+
+class InWheelOrder:
+    """What contenders in wheel order have in common: everybody's iteration takes the group's period."""
+
+    estimates: Mapping[str, Any] = AS_STATED
+    move_every_ms: Millis = 0
+
+    def adapt(self, job: SimJob) -> SimJob:
+        """As it is."""
+        return job
+
+    def paces(self, policy: Policy, state: State, group: GroupId) -> dict[JobId, Millis]:
+        """The period by the job's rate; alone, nothing is moved, and it is the solo iteration."""
+        known = state.groups[group]
+        if len(known.jobs) == 1 and not known.coming:
+            return {known.jobs[0]: solo_ms(state.jobs[known.jobs[0]]) or 0}
+        period = policy.period_ms(state, group) or 0
+        return {name: -(-period // max(1, rate_of(known, state.jobs[name]))) for name in known.jobs}
+
+    def move_ms(self) -> Millis:
+        """No job is moved."""
+        return 0
+
+
+class RollMuxPaper(InWheelOrder):
+    """Algorithm 1 as the paper has it.
+
+    Args:
+        prune: leave saturated groups out of the search. The paper's text does, its artifact does not.
+    """
+
+    name = "rollmux"
+    summary = "the paper's Algorithm 1: packing, scaling, isolated; saturated groups pruned; strict round robin"
+
+    def __init__(self, *, prune: bool = True) -> None:
+        self._prune = prune
+
+    def policy(self, seed: int) -> Policy:
+        """A new one: it draws nothing."""
+        return RollMux(prune=self._prune)
+
+
+class Moving(InWheelOrder):
+    """A policy that moves jobs. Every job may be moved, and what a move takes is charged.
+
+    Args:
+        name: what it is called.
+        summary: its line.
+        made: a new policy object for one run, from the seconds that a move takes.
+        move_s: the seconds that a move takes.
+        estimates: as in :class:`PolicyUnderTest`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        summary: str,
+        made: Callable[[float], Policy],
+        *,
+        move_s: float = 30,
+        estimates: Mapping[str, Any] = AS_STATED,
+    ) -> None:
+        self.name, self.summary, self.estimates = name, summary, estimates
+        self._made, self._move_s = made, move_s
+
+    def policy(self, seed: int) -> Policy:
+        """A new one: it draws nothing."""
+        return self._made(self._move_s)
+
+    def adapt(self, job: SimJob) -> SimJob:
+        """A job that may be moved."""
+        return that_moves(job)
+
+    def move_ms(self) -> Millis:
+        """As long as the policy takes it to be."""
+        return round(self._move_s * 1000)
+
+    def where_a_move_takes(self, move_s: float) -> "Moving":
+        """The same, where a move takes so many seconds."""
+        return Moving(self.name, self.summary, self._made, move_s=move_s, estimates=self.estimates)
+
+
+DEFAULT: Final = Moving(
+    "default",
+    "what a daemon runs by default: loom for owned nodes, least credit first, a guard; plans follow observed times",
+    lambda move_s: Loom(objective="throughput", warm_s=move_s, rounds=1, uncertain=True),
+    estimates=AS_OBSERVED,
+)
+LOOM: Final = Moving(
+    "loom",
+    "loom for rented nodes (least $/h), in certified orders, planned on stated times",
+    lambda move_s: Loom(objective="cost", warm_s=move_s),
+)
+
+
+class Isolated(RollMux):
+    """A group of its own for every job."""
+
+    name = "isolated"
+
+    def __init__(self) -> None:
+        super().__init__(max_group=1)
+
+
+class Solo(InWheelOrder):
+    """Dedicated disaggregation."""
+
+    name = "solo"
+    summary = "dedicated disaggregation (Solo-D): every job alone on its own rollout and training nodes"
+
+    def policy(self, seed: int) -> Policy:
+        """Everybody alone."""
+        return Isolated()
+
+    def adapt(self, job: SimJob) -> SimJob:
+        """With as many nodes as it has to itself, which can be more than it counts with where it shares."""
+        wants = tuple(replace(want, nodes=job.footprint.get(want.pool, want.nodes)) for want in job.spec.wants)
+        return replace(job, spec=replace(job.spec, wants=wants))
+
+
+# ---- by name ---------------------------------------------------------------------------------------------------------
+
+
+class Plugged(InWheelOrder):
+    """A policy of an installed package (entry point group ``rollmuxd.policies``), taken to keep wheel order.
+
+    Its class is made without arguments, once for each run.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.summary = "of an installed package"
+
+    def policy(self, seed: int) -> Policy:
+        """Imported only now. Raises :class:`~rollmuxd.spi.errors.PluginError` where it cannot be used."""
+        made: Policy = discovery.find_policy(self.name)()
+        return made
+
+
+_OURS: Final[Mapping[str, PolicyUnderTest]] = {known.name: known for known in (DEFAULT, LOOM, RollMuxPaper(), Solo())}
+
+
+def known_policies() -> dict[str, PolicyUnderTest | Bound]:
+    """All, by name: ours, the daemon's default first, then those of installed packages."""
+    known: dict[str, PolicyUnderTest | Bound] = {**_OURS}
+    added = discovery.added("rollmuxd.sim_policies")
+    known |= {name: policy for name, policy in added.items() if name not in known}
+    return known | {name: Plugged(name) for name in discovery.names("policy") if name not in known}
+
+
+def bound(name: str) -> Bound | None:
+    """The bound of this name; None: it is a policy, or there is none."""
+    found = None if name in _OURS else known_policies().get(name)
+    return found if isinstance(found, Bound) else None
+
+
+def policy_under_test(name: str) -> PolicyUnderTest:
+    """The policy of this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = _OURS.get(name) or known_policies().get(name)
+    if found is None or isinstance(found, Bound):
+        raise ValueError(f"there is no policy {name!r} ({', '.join(known_policies())})")
+    return found

@@ -1,0 +1,77 @@
+"""What all workloads make of a user's options: those that make no sense are refused, in one line each."""
+
+import difflib
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
+
+from rollmuxd.core.model import Millis, PoolName
+from rollmuxd.sim.workload import Options
+
+T = TypeVar("T")
+
+#: every node is simulated, used or not
+MOST_NODES: Final = 100_000
+#: how new weights may be handed on, beside ``none``
+SYNCS: Final = ("table", "flat")
+
+#: $ per GPU-hour. The artifact counts an H20 node as a third of an H800 node; table 1 is what the paper prints.
+PRICES: Final[Mapping[str, Mapping[str, float]]] = {
+    "artifact": {"H20": 5.28 / 3, "H800": 5.28},
+    "table1": {"H20": 1.85, "H800": 5.28},
+}
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """``; did you mean this?``, or nothing."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def thinned(items: Sequence[T], count: int, seed: int) -> Sequence[T]:
+    """So many of them, chosen at random, in their order; 0: all."""
+    if not count or count >= len(items):
+        return items
+    return [items[place] for place in sorted(random.Random(f"thin {seed}").sample(range(len(items)), count))]
+
+
+def check(options: Options, more: Sequence[str], pools: Sequence[PoolName]) -> None:
+    """Raise ``ValueError`` for the first option that makes no sense."""
+    _check_slo(options.slo)
+    _check_switch(options.switch)
+    if options.sync not in ("none", *SYNCS):
+        raise ValueError(f"sync is {options.sync!r}{nearest(options.sync, SYNCS)} (none, {', '.join(SYNCS)})")
+    if not 0 < options.ram_gb < math.inf:
+        raise ValueError(f"ram_gb is {options.ram_gb:g}: a node has more than 0 GB of host RAM, and a finite amount")
+    if options.jobs < 0:
+        raise ValueError(f"jobs is {options.jobs}: it is how many jobs at most, or 0 for all")
+    for pool, nodes in options.nodes.items():
+        if pool not in pools:
+            raise ValueError(
+                f"nodes are given for pool {pool!r}{nearest(pool, pools)} (the pools are {', '.join(pools)})"
+            )
+        if not 1 <= nodes <= MOST_NODES:
+            raise ValueError(f"pool {pool} is given {nodes} nodes: 1 to {MOST_NODES}, or leave it out to buy on demand")
+    for key in options.more:
+        if key not in more:
+            known = f"its settings are {', '.join(more)}" if more else "this workload has no settings of its own"
+            raise ValueError(f"{key!r} is no setting of this workload{nearest(key, more)} ({known})")
+
+
+def _check_slo(slo: tuple[float, float] | None) -> None:
+    if slo is None:
+        return
+    low, high = slo
+    if not 1 <= low < math.inf:
+        raise ValueError(f"slo begins at {low:g}: nobody is faster shared than alone, so it is at least 1, and finite")
+    if not low <= high < math.inf:
+        raise ValueError(f"slo is {low:g}:{high:g}: LO:HI, where HI is finite and no less than LO")
+
+
+def _check_switch(switch: str | Millis) -> None:
+    if isinstance(switch, int):
+        if switch < 0:
+            raise ValueError(f"switch is {switch}: milliseconds of load on every switch are at least 0")
+    elif switch not in ("none", "table"):
+        raise ValueError(f"switch is {switch!r}{nearest(switch, ['none', 'table'])} (none, table, or milliseconds)")

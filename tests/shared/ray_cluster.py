@@ -1,0 +1,77 @@
+"""A Ray cluster for tests, in a process of its own: Ray does not come into this one."""
+
+import contextlib
+import json
+import selectors
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, Self
+
+from patience import PATIENCE_S
+
+
+class ClusterProcess:
+    """See :mod:`rollmuxd_backend_ray.testing` for what it can be told to do."""
+
+    def __init__(self, folder: Path, names: Sequence[str], *, apart: bool = False) -> None:
+        self.folder = folder
+        self._words = (*(["--apart"] if apart else []), *names)
+        self.address = ""
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        log = self.folder / "cluster.log"
+        with log.open("w") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rollmuxd_backend_ray.testing", str(self.folder), *self._words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,
+            )
+        try:
+            self.address = self._answer()["address"]
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+
+    def do(self, *words: str) -> None:
+        """Have it done, and return when it is."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(" ".join(words) + "\n")
+        self._process.stdin.flush()
+        self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        line = _line(self._process.stdout)
+        if not line:
+            said = (self.folder / "cluster.log").read_text(errors="replace")[-2_000:]
+            raise RuntimeError(f"the Ray cluster does not answer: {said}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def _line(stream: IO[str]) -> str:
+    """The next line; empty where there is none within the time."""
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(stream, selectors.EVENT_READ)
+        return stream.readline() if waiting.select(PATIENCE_S) else ""
