@@ -4,11 +4,14 @@ The jobs begin together, each somewhere else in its log, and share a rollout poo
 Their wall time is set against the same jobs one after the other on these pools, and one after the other with both
 phases on all the GPUs (*co-located*). How much faster a phase gets on more GPUs is not in a log, so each figure is a
 range: from phases that lose nothing by being spread to phases that speed up with the GPUs' number to the power of 0.7.
+
+A log *drifts* if its fifths differ by more than its noise. Then each fifth is also played by itself, and so is a run
+that drifts on as in the second half of the log; the ranges cover all of these.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
-from statistics import fmean, median
+from statistics import fmean, median, variance
 from typing import Final
 
 from msgspec import Struct
@@ -26,6 +29,15 @@ SCALING: Final = (1.0, 0.7)
 #: where in their logs the jobs begin is drawn so often
 DRAWS: Final = 5
 ITERATIONS: Final = (30, 150)
+#: parts of a log that are compared, and the fewest steps of each
+PARTS: Final = 5
+PART: Final = 5
+#: a log drifts if the mean of one part is so many times that of another,
+SPREAD: Final = 1.1
+#: and the variance of the means is so many times what the noise of single steps explains
+SIGNAL: Final = 4.0
+#: a phase that gets shorter is not taken to fall below this share of what it took last
+FLOOR: Final = 0.5
 
 
 class Gpus(Struct, frozen=True):
@@ -69,6 +81,24 @@ class Against(Struct, frozen=True):
     worth: bool
 
 
+class Drift(Struct, frozen=True):
+    """A phase that took longer in one part of a log than in another, by more than its noise: means of the parts."""
+
+    #: which log, from 0
+    log: int
+    phase: str
+    shortest_s: float
+    longest_s: float
+    #: of the part in the middle, and of the last
+    middle_s: float
+    last_s: float
+
+    @property
+    def ahead(self) -> float:
+        """What it will take over what it took last, if it drifts as far again as since the middle."""
+        return max(FLOOR, 2 - self.middle_s / self.last_s)
+
+
 class Estimate(Struct, frozen=True):
     """What sharing would do for these jobs."""
 
@@ -80,6 +110,8 @@ class Estimate(Struct, frozen=True):
     against: tuple[Against, ...]
     #: what stands in the way whatever the gain; empty: nothing
     hindrance: str = ""
+    #: the ranges cover each part of these logs, and as much drift again as in their second half
+    drifts: tuple[Drift, ...] = ()
 
 
 def estimate(logs: Sequence[Sequence[Step]], gpus: Gpus, costs: Costs, *, seed: int = 0) -> Estimate:
@@ -89,10 +121,15 @@ def estimate(logs: Sequence[Sequence[Step]], gpus: Gpus, costs: Costs, *, seed: 
     """
     _check(logs, gpus, costs)
     count = max(ITERATIONS[0], min(ITERATIONS[1], max(len(log) for log in logs)))
+    drifts = tuple(drift for who, log in enumerate(logs) for drift in _drifts(who, log))
+    like = [logs] * DRAWS
+    if drifts:
+        like += [[_parts(log)[part] for log in logs] for part in range(PARTS)]
+        like.append([_ahead(log, [drift for drift in drifts if drift.log == who]) for who, log in enumerate(logs)])
     shared, slowdowns, in_turn, together = [], [], [], []
     for scaling in SCALING:
-        for number in range(DRAWS):
-            series = [_drawn(log, count, seed, number, who) for who, log in enumerate(logs)]
+        for number, mine_of in enumerate(like):
+            series = [_drawn(log, count, seed, number, who) for who, log in enumerate(mine_of)]
             split = [[_on(step, gpus, gpus.rollout, gpus.train, scaling) for step in mine] for mine in series]
             whole = [[_on(step, gpus, gpus.all, gpus.all, scaling) for step in mine] for mine in series]
             played = world.run(_workload(split, gpus, costs), RollMuxPaper(), seed=number, accounting=fluid.WORK)
@@ -111,7 +148,34 @@ def estimate(logs: Sequence[Sequence[Step]], gpus: Gpus, costs: Costs, *, seed: 
             _against(f"one after the other, each on all {gpus.all} GPUs", together, shared),
         ),
         hindrance=_hindrance(len(logs), costs),
+        drifts=drifts,
     )
+
+
+def _parts(log: Sequence[Step]) -> list[Sequence[Step]]:
+    """A log in parts that are equally long, but for what is left over at its end; a short log is each of them."""
+    size = len(log) // PARTS
+    if size < PART:
+        return [log] * PARTS
+    return [log[part * size : (part + 1) * size] for part in range(PARTS)]
+
+
+def _drifts(who: int, log: Sequence[Step]) -> Iterator[Drift]:
+    for phase in ("rollout", "train"):
+        took = [[step.rollout_s if phase == "rollout" else step.train_s for step in part] for part in _parts(log)]
+        means = [fmean(part) for part in took]
+        if min(map(len, took)) < PART or max(means) < SPREAD * min(means):
+            continue
+        noise = fmean(variance(part) for part in took) / len(took[0])
+        if variance(means) > SIGNAL * noise:
+            yield Drift(who, phase, min(means), max(means), means[PARTS // 2], means[-1])
+
+
+def _ahead(log: Sequence[Step], drifts: Sequence[Drift]) -> Sequence[Step]:
+    """The last part of a log, as it would be if the log drifted on as in its second half."""
+    times = {drift.phase: drift.ahead for drift in drifts}
+    rollout, train = times.get("rollout", 1.0), times.get("train", 1.0)
+    return [Step(it.rollout_s * rollout, it.train_s * train, it.sync_s, it.gap_s) for it in _parts(log)[-1]]
 
 
 def _check(logs: Sequence[Sequence[Step]], gpus: Gpus, costs: Costs) -> None:

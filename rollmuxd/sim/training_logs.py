@@ -3,15 +3,17 @@
 Known are verl and EasyR1 (``timing_s/gen:12.3 - ...`` on the console, or one JSON object a step), NeMo-RL (``Total step
 time: 44.7s`` and the lines below it, or JSON), OpenRLHF (a dict a step with ``timing/...``), TRL (``step_time`` in a
 dict, with ``profiling/Time taken: ...`` where it reports to wandb, trackio or mlflow and these are exported as JSON
-lines), and a CSV with ``gen_s`` and ``train_s``. What a line says of anything else is passed over.
+lines), and a CSV with ``gen_s`` and ``train_s``. Keys may have ``_`` for ``/`` (``timing_s_gen``). What a line says of
+anything else is passed over. The log of an asynchronous run is refused: its times do not add up to a turn.
 """
 
 import ast
 import csv
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from msgspec import Struct
@@ -19,6 +21,10 @@ from msgspec import Struct
 
 class NoSteps(ValueError):
     """The log has no step whose rollout and training times it tells: says what it has, and what is needed."""
+
+
+class Asynchronous(ValueError):
+    """The log is of a run whose rollout and training overlap: says by what this is known, and what to do."""
 
 
 class Step(Struct, frozen=True):
@@ -47,21 +53,28 @@ TRAIN: Final = frozenset(
 )
 SYNC: Final = frozenset(
     ("update_weights", "sync_weights", "broadcast", "weight_sync", "reshard", "sync_s")
-    + ("prepare_for_generation", "prepare_for_generation/total")
+    + ("prepare_for_generation", "prepare_for_generation/total", "prepare_for_generation_total")
 )
 GAP: Final = frozenset(("reward", "reward_s", "reward_calculation", "data_processing", "_calculate_rewards"))
 #: the whole step; what is not told of it is training (TRL tells only the rest)
 WHOLE: Final = frozenset(("step", "step_s", "step_time", "step_total", "total_step_time"))
 
+#: the time inside the inference engine: longer than the rollout that the trainer sees if the two overlap
+ENGINE: Final = frozenset(("gen_engine_s", "generate_sequences"))
+#: what only asynchronous trainers log: two of verl, and that of NeMo-RL
+ASYNCHRONOUS: Final = frozenset(("wait_prev_gen", "fully_async", "exposed_generation"))
+#: phases overlap if a step takes less than this share of its rollout and training
+OVERLAP: Final = 0.9
+
 #: columns of a CSV, and what TRL calls a step
 _BARE: Final = frozenset(
     ("gen_s", "train_s", "sync_s", "reward_s", "old_logprob_s", "ref_s", "values_s", "critic_update_s", "adv_s")
-    + ("step_s", "step_time")
+    + ("gen_engine_s", "step_s", "step_time")
 )
 _PREFIX: Final = re.compile(
-    r"^(?:timing_s/|timing/train/|timing/|train/timing/|profiling/Time taken: (?:\w+Trainer\.)?)"
+    r"^(?:timing_s[/_]|timing[/_]train[/_]|timing[/_]|train[/_]timing[/_]|profiling/Time taken: (?:\w+Trainer\.)?)"
 )
-_PAIR: Final = re.compile(r"(timing_s/[\w/]+|timing/[\w/]+):(?:np\.float\d+\()?([0-9.]+(?:e[+-]?\d+)?)")
+_PAIR: Final = re.compile(r"((?:timing_s|timing|fully_async)/[\w/]+):(?:np\.float\d+\()?([0-9.]+(?:e[+-]?\d+)?)")
 _BLOCK: Final = re.compile(r"Total step time: ([0-9.]+) ?s")
 _LINE: Final = re.compile(r"^[^\w]*([\w/]+): ([0-9.]+) ?s \([0-9.]+ ?%\)")
 #: the first steps build engines and compile kernels
@@ -73,9 +86,17 @@ def read(path: Path) -> list[Step]:
 
     Raises:
         NoSteps: there are none in it.
+        Asynchronous: its rollout and training overlap.
         OSError: it cannot be read.
     """
-    found = [step for record in _records(path) if (step := _step(record)) is not None]
+    records = list(_records(path))
+    if overlap := _overlap(records):
+        raise Asynchronous(
+            f"{path}: this is the log of an asynchronous run: {overlap}. An estimate needs what each phase takes by "
+            "itself. Log about 30 steps of the same job with its synchronous trainer, or write these times as a CSV "
+            "with the columns gen_s and train_s (without step_s)"
+        )
+    found = [step for record in records if (step := _step(record)) is not None]
     if not found:
         raise NoSteps(
             f"{path}: no step in it tells what rollout and training took. Known are the logs of verl, EasyR1, NeMo-RL "
@@ -83,6 +104,31 @@ def read(path: Path) -> list[Step]:
             "CSV with the columns gen_s and train_s"
         )
     return found[WARM_UP:] or found
+
+
+def _overlap(records: Sequence[Mapping[str, float]]) -> str:
+    """By what the phases are known to overlap; empty: they do not, as far as the log tells."""
+    for record in records:
+        if names := sorted(ASYNCHRONOUS & record.keys()):
+            return f"only such a trainer logs {names[0]}"
+    told = [it for it in records if WHOLE & it.keys() and _rollout(it) and _sum(it, TRAIN)]
+    if not told:
+        return ""
+    told = told[WARM_UP:] or told
+    whole, rollout = fmean(_most(it, WHOLE) for it in told), fmean(_rollout(it) for it in told)
+    train = fmean(_sum(it, TRAIN) for it in told)
+    if whole >= OVERLAP * (rollout + train):
+        return ""
+    columns = ", ".join(sorted((ROLLOUT | ROLLOUT_TOO | ENGINE | TRAIN) & told[-1].keys()))
+    return (
+        f"a step takes {whole:.1f} s ({', '.join(sorted(WHOLE & told[-1].keys()))}), clearly less than its rollout of "
+        f"{rollout:.1f} s and its training of {train:.1f} s together ({columns})"
+    )
+
+
+def _rollout(times: Mapping[str, float]) -> float:
+    """The rollout, or the time inside the engine where that is longer."""
+    return max(_sum(times, ROLLOUT) or _sum(times, ROLLOUT_TOO), _most(times, ENGINE))
 
 
 def _records(path: Path) -> Iterator[dict[str, float]]:
@@ -149,8 +195,11 @@ def _times(row: Mapping[str, Any]) -> dict[str, float]:
     found: dict[str, float] = {}
     for key, value in _flat(row):
         prefix = _PREFIX.match(key)
-        if prefix is not None or key in _BARE:
-            found[key[prefix.end() if prefix else 0 :]] = value
+        name = key[prefix.end() if prefix else 0 :]
+        if name.startswith("fully_async/"):
+            found["fully_async"] = value
+        elif prefix is not None or key in _BARE:
+            found[name] = value
     return found
 
 
@@ -183,7 +232,7 @@ def _step(times: Mapping[str, float]) -> Step | None:
     """A step, if its rollout and its training are told, or follow from what is."""
     rollout = _sum(times, ROLLOUT) or _sum(times, ROLLOUT_TOO)
     sync, gap, train = _sum(times, SYNC), _sum(times, GAP), _sum(times, TRAIN)
-    whole = max((times[key] for key in WHOLE & times.keys()), default=0.0)
+    whole = _most(times, WHOLE)
     if not train and whole > rollout + sync + gap:
         train = whole - rollout - sync - gap
     return Step(rollout, train, sync, gap) if rollout > 0 and train > 0 else None
@@ -191,3 +240,7 @@ def _step(times: Mapping[str, float]) -> Step | None:
 
 def _sum(times: Mapping[str, float], keys: frozenset[str]) -> float:
     return sum(value for key, value in times.items() if key in keys)
+
+
+def _most(times: Mapping[str, float], keys: frozenset[str]) -> float:
+    return max((times[key] for key in keys & times.keys()), default=0.0)

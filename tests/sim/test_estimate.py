@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
 from click.testing import CliRunner
 
 from rollmuxd.cli.main import cli
 from rollmuxd.sim.estimate import Costs, Gpus, estimate
-from rollmuxd.sim.training_logs import NoSteps, Step, read
+from rollmuxd.sim.training_logs import Asynchronous, NoSteps, Step, read
 
 LOGS = Path(__file__).parents[3] / "shared" / "data" / "rl_steps"
 
@@ -49,6 +50,8 @@ TRL = """{{"profiling/Time taken: GRPOTrainer.transformers.generate": 4.0}}
         ("openrlhf.log", OPEN_RLHF, Step(12.0, 10.0, 0.5)),
         ("trl.jsonl", TRL, Step(4.0, 2.0, 0.0, 0.5)),
         ("steps.csv", "step,gen_s,train_s,ref_s\n", Step(8.0, 5.0)),
+        ("metrics.csv", "step,timing_s_gen,timing_s_update_actor,timing_s_ref\n", Step(8.0, 5.0)),
+        ("nemo.csv", "step,timing_train_generation,timing_train_policy_training,timing_train_ref\n", Step(8.0, 5.0)),
     ],
 )
 def test_a_log_is_read_as_its_framework_writes_it_and_its_first_step_left_out(tmp_path, name, text, step):
@@ -70,6 +73,80 @@ def test_a_log_that_does_not_tell_both_phases_is_refused_with_what_is_known(tmp_
     path.write_text(text)
     with pytest.raises(NoSteps, match=r"train\.log: no step.*verl"):
         read(path)
+
+
+ONE_STEP_OFF = (
+    "step:{0} - timing_s/wait_prev_gen:12.5 - timing_s/gen:20.5 - timing_s/update_actor:30.0 - timing_s/step:45.0\n"
+)
+FULLY_ASYNC = "step:{0} - timing_s/gen:21.3 - timing_s/update_actor:273.0 - fully_async/count/stale_samples:3.0\n"
+NEMO_ASYNC = """Total step time: 302.0s
+  • exposed_generation: 193.0s (64%)
+  • policy_training: 69.0s (23%)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("one-step-off.log", ONE_STEP_OFF, "only such a trainer logs wait_prev_gen"),
+        ("fully-async.log", FULLY_ASYNC, "only such a trainer logs fully_async"),
+        ("nemo.txt", NEMO_ASYNC, "only such a trainer logs exposed_generation"),
+        (
+            "steps.csv",
+            "step,gen_s,train_s,old_logprob_s,step_s\n1,900,900,9,900\n2,458,337,108,520\n",
+            "a step takes 520.0 s (step_s), clearly less than its rollout of 458.0 s and its training of 445.0 s",
+        ),
+        (
+            "engine.csv",  # the trainer sees only the end of a rollout that began long before
+            "step,gen_s,train_s,step_s,gen_engine_s\n1,21,273,294,250\n2,21,273,294,250\n",
+            "a step takes 294.0 s (step_s), clearly less than its rollout of 250.0 s and its training of 273.0 s",
+        ),
+    ],
+)
+def test_the_log_of_an_asynchronous_run_is_refused_with_the_columns_and_advice(tmp_path, name, text, said):
+    path = tmp_path / name
+    path.write_text(text if name.endswith(".csv") else "".join(text.format(number) for number in range(1, 4)))
+
+    with pytest.raises(Asynchronous) as refused:
+        read(path)
+
+    assert f"{name}: this is the log of an asynchronous run: {said}" in str(refused.value)
+    assert "Log about 30 steps of the same job with its synchronous trainer" in str(refused.value)
+
+    told = CliRunner().invoke(cli, ["estimate", "--log", str(path)])
+    assert (told.exit_code, told.stdout) == (1, "")
+    assert "asynchronous" in told.stderr
+
+
+def test_the_ranges_of_a_run_that_drifts_reach_to_where_it_gets():
+    # Rollouts grow from a fifth of training to as long as it: sharing gains ever more.
+    log = [Step(24.0 + number, 120.0 + number % 3) for number in range(100)]
+    half = estimate([log[:50]] * 2, Gpus(8, 8), Costs()).against[0].gain
+    then = estimate([log[50:70]] * 2, Gpus(8, 8), Costs()).against[0].gain
+
+    assert half.low < 1.2 < 1.5 < then.middle < half.high
+
+    (drift,) = estimate([log] * 2, Gpus(8, 8), Costs()).drifts[:1]
+    assert (drift.log, drift.phase, round(drift.shortest_s), round(drift.last_s)) == (0, "rollout", 34, 114)
+
+
+def test_noise_alone_is_no_drift():
+    draw = Random(4)
+    log = [Step(draw.lognormvariate(4.0, 0.5), draw.lognormvariate(4.0, 0.3)) for _ in range(200)]
+    assert estimate([log] * 2, Gpus(8, 8), Costs()).drifts == ()
+
+
+def test_the_command_says_that_a_run_drifts(tmp_path):
+    path = tmp_path / "steps.csv"
+    path.write_text("gen_s,train_s\n" + "".join(f"{24 + number},{120 + number % 3}\n" for number in range(101)))
+
+    told = CliRunner().invoke(cli, ["estimate", "--log", str(path)])
+
+    assert (
+        f"{path} drifts: rollout took 34.5 s on average in one fifth of it, and 114.5 s in another\n"
+        "so the ranges also cover each fifth by itself, and as much drift again as in the second half\n"
+    ) in told.output
+    assert told.output.count("drifts") == 1  # both jobs are like this one log
 
 
 def test_two_jobs_with_equal_phases_and_free_switches_take_half_the_time_of_one_after_the_other():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,7 @@ def estimate(
 
     from rollmuxd.sim.estimate import Costs, Gpus
     from rollmuxd.sim.estimate import estimate as estimated
-    from rollmuxd.sim.training_logs import NoSteps, read
+    from rollmuxd.sim.training_logs import Asynchronous, NoSteps, read
 
     if observed == bool(logs):
         raise Failed("give either --log FILE (a training log), or --observed (what a daemon has seen)")
@@ -87,7 +87,7 @@ def estimate(
             Gpus(rollout_gpus, train_gpus, ran_on),
             Costs(switch_s, ram_gb, host_ram_gb),
         )
-    except (NoSteps, ValueError, OSError) as error:
+    except (Asynchronous, NoSteps, ValueError, OSError) as error:
         raise Failed(str(error)) from error
     if call.as_json:
         print_json(msgspec.to_builtins(found))
@@ -95,7 +95,7 @@ def estimate(
     for name, its in steps.items():
         rollout, train = sum(s.rollout_s for s in its) / len(its), sum(s.train_s for s in its) / len(its)
         click.echo(f"{name}: {len(its)} steps, rollout {rollout:.1f} s, train {train:.1f} s on average")
-    show(found)
+    show(found, list(steps))
 
 
 def sharing(call: Call, since: str | None) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def show_sharing(told: Mapping[str, Any]) -> None:
         f"what sharing would have saved, had {', '.join(told['jobs'])} shared pools of {told['rollout_gpus']} and "
         f"{told['train_gpus']} GPUs{ran}:"
     )
-    show(msgspec.convert(told["estimate"], Estimate))
+    show(msgspec.convert(told["estimate"], Estimate), told["jobs"])
 
 
 def _sizes(call: Call) -> dict[str, int]:
@@ -183,8 +183,8 @@ def _together(seen: dict[str, Seen]) -> bool:
     return all(of.pool for of in seen.values())
 
 
-def show(found: Estimate) -> None:
-    """For people."""
+def show(found: Estimate, names: Sequence[str]) -> None:
+    """For people. The names are those of the logs, in order."""
     click.echo(f"\n{found.jobs} jobs, {found.iterations} iterations each, played by the scheduler:\n")
     table(
         ["", "#WALL min", "#GAIN OF SHARING", ""],
@@ -199,6 +199,14 @@ def show(found: Estimate) -> None:
     )
     click.echo(f"\neach job's iteration takes {_written(found.slowdown)} times what it takes alone on these pools")
     click.echo("ranges: phases that lose nothing on more GPUs, to phases that speed up with GPUs to the power of 0.7")
+    for it in found.drifts:
+        if it.log < len(names):  # jobs like the same log drift alike
+            click.echo(
+                f"{names[it.log]} drifts: {it.phase} took {it.shortest_s:.1f} s on average in one fifth of it, and "
+                f"{it.longest_s:.1f} s in another"
+            )
+    if found.drifts:
+        click.echo("so the ranges also cover each fifth by itself, and as much drift again as in the second half")
     if found.hindrance:
         click.echo(f"but: {found.hindrance}")
     elif not all(one.worth for one in found.against):
