@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,13 @@ from rollmuxd.cli.run.job_file import registration_of
 @click.command(short_help="What would become of jobs, if they came.")
 @click.argument("jobs", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--empty", is_flag=True, help="On the nodes that there are, as if nobody used them.")
+@click.option("--least", is_flag=True, help="Search longer for the fewest nodes; exit 1 where all do not suffice.")
 @talks
-def plan(call: Call, jobs: Path, empty: bool) -> None:
+def plan(call: Call, jobs: Path, empty: bool, least: bool) -> None:
     """Where the jobs of a TOML file would be placed, at what price, and whom it would slow. Nothing changes.
+
+    The table at the end has two readings: on nodes that you own, where idle ones cost nothing, and on the fewest nodes
+    that keep every promise of these jobs.
 
     \b
     [[jobs]]
@@ -34,7 +38,12 @@ def plan(call: Call, jobs: Path, empty: bool) -> None:
     body = read(jobs)
     if empty:
         body["on"] = "empty"
-    call.answer(call.post("/v1/plan", body), show)
+    if least:
+        body["least"] = True
+    view = call.post("/v1/plan", body)
+    call.answer(view, show)
+    if least and view["least"]["reason"]:
+        raise Failed(view["least"]["reason"])
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -109,7 +118,29 @@ def show(view: Mapping[str, Any]) -> None:
         [[pool["pool"], pool["nodes"], pool["used_before"], pool["used_after"]] for pool in view["pools"]],
         "no pools",
     )
+    click.echo()
+    _readings(view)
     click.echo(f"\n{_price(view)}")
+
+
+def _readings(view: Mapping[str, Any]) -> None:
+    """What these jobs cost on nodes that one owns, and on the fewest that one could rent."""
+    more, least = view["cost_per_hour_after"] - view["cost_per_hour_before"], view["least"]
+    used = [(pool["used_after"] - pool["used_before"], pool["pool"]) for pool in view["pools"]]
+    rows = [["nodes that you own, idle ones free", _nodes(used), more, view["cost_alone_per_hour"] - more]]
+    if not least["reason"]:
+        rented = [(of["nodes"], "+".join(of["pools"])) for of in least["nodes"]]
+        saved = least["cost_alone_per_hour"] - least["cost_per_hour"]
+        rows.append(["the fewest nodes, all rented", _nodes(rented), least["cost_per_hour"], saved])
+    table(["READING", "NODES", "#PER HOUR", "#SAVED PER HOUR"], rows, "")
+    if least["reason"]:
+        click.echo(f"the fewest nodes: there are none; {least['reason']}")
+    elif not least["complete"]:
+        click.echo("the search for the fewest nodes was ended by its limit of processor time: there may be fewer")
+
+
+def _nodes(counts: Iterable[tuple[int, str]]) -> str:
+    return " and ".join(f"{count} {pools}" for count, pools in counts)
 
 
 def _waiting(jobs: list[dict[str, Any]]) -> None:

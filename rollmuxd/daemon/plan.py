@@ -2,10 +2,16 @@
 
 It is the scheduler that will decide when they do come, with its own policy, so the plan is what would happen at this
 moment. The copy is made of bytes: there is nothing by which the live state could be reached.
+
+A plan also says how few nodes would do (*least*): the jobs are placed on ever fewer of the nodes, by the same
+scheduler and policy, in the same order, without any other job.
 """
 
+import gc
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -18,12 +24,19 @@ from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.owner_limits import scheduler_of
 from rollmuxd.daemon.access.visibility import Visibility
-from rollmuxd.daemon.question import Copy
+from rollmuxd.daemon.least import Found, kinds, least
+from rollmuxd.daemon.question import CPU_S, Copy
 from rollmuxd.wire import answers as wire
-from rollmuxd.wire.plan import PlannedJob, PlannedPool, PlanPool, PlanView, Slowed
+from rollmuxd.wire.plan import LeastNodes, LeastView, PlannedJob, PlannedPool, PlanPool, PlanView, Slowed
 
 #: waiting jobs of which is told what would let them in: each takes some hundredths of a second
 WISHES_TOLD = 10
+#: seconds of processor time after which the search for the least inventory ends with the best that it has,
+#: and after which it does if it was asked for
+SEARCH_S: Final = 1.0
+SEARCH_LONG_S: Final = CPU_S / 2
+#: jobs of which is told why their promises do not hold
+BROKEN_TOLD: Final = 5
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,8 @@ class PlanQuestion:
     jobs: Sequence[JobSpec]
     on: str
     pools: Mapping[str, PlanPool]
+    #: whether to search the least inventory for long
+    least: bool
     now: Millis
     #: of which owners' jobs the caller may know the names
     may_read_of: Callable[[str], bool]
@@ -79,6 +94,7 @@ def answer(asked: PlanQuestion) -> PlanView:
         cost_per_hour_before=cost_before,
         cost_per_hour_after=_cost(core.state),
         cost_alone_per_hour=round(sum(job.cost_alone_per_hour for job in jobs), 6),
+        least=_least(asked),
     )
 
 
@@ -89,25 +105,28 @@ def _core(asked: PlanQuestion) -> Scheduler:
     """The scheduler that is asked."""
     if not asked.pools and asked.on == "live":
         return asked.copy.scheduler()
+    return _empty(asked, *_inventory(asked))
+
+
+def _inventory(asked: PlanQuestion) -> tuple[tuple[i.HostSpec, ...], tuple[i.NodeSpec, ...]]:
+    """The nodes that there are, or those that are made up."""
     if asked.pools:
-        hosts, nodes = _made_up(asked.pools)
-    else:
-        live = asked.copy.decoded()
-        hosts = tuple(i.HostSpec(host.id, host.backend, host.ram_mb) for host in live.hosts.values())
-        nodes = tuple(
-            i.NodeSpec(
-                node.id,
-                node.host,
-                tuple(node.gpus),
-                node.pools,
-                node.gpu_type,
-                node.gpu_mb,
-                node.price_per_gpu_hour,
-            )
-            for node in live.nodes.values()
+        return _made_up(asked.pools)
+    live = asked.copy.decoded()
+    hosts = tuple(i.HostSpec(host.id, host.backend, host.ram_mb) for host in live.hosts.values())
+    nodes = tuple(
+        i.NodeSpec(
+            node.id, node.host, tuple(node.gpus), node.pools, node.gpu_type, node.gpu_mb, node.price_per_gpu_hour
         )
+        for node in live.nodes.values()
+    )
+    return hosts, nodes
+
+
+def _empty(asked: PlanQuestion, hosts: Sequence[i.HostSpec], nodes: Sequence[i.NodeSpec]) -> Scheduler:
+    """A scheduler with these nodes, all clear, and no jobs."""
     core = scheduler_of(asked.copy.config, asked.copy.fresh_policy(), State())
-    core.handle(i.Start(hosts, nodes), asked.now)
+    core.handle(i.Start(tuple(hosts), tuple(nodes)), asked.now)
     for host in hosts:
         gpus = tuple(i.GpuObservation(gpu, 0) for node in nodes if node.host == host.id for gpu in node.gpus)
         core.handle(i.HostObserved(host.id, gpus), asked.now)
@@ -147,6 +166,99 @@ def _register(
         return refused
     placed.update({fact.job: fact for fact in decision.facts if isinstance(fact, f.JobPlaced)})
     return core.state.names[f"{asked.owner}/{name}"]
+
+
+# ---- how few nodes would do ------------------------------------------------------------------------------------------
+
+
+def _least(asked: PlanQuestion) -> LeastView:
+    """The least inventory on which every job is placed and every promise is kept."""
+    unknown = [spec.name for spec in asked.jobs if spec.slo is not None and _unmeasured(spec)]
+    if unknown:
+        return LeastView(
+            reason=f"jobs {_some(unknown)} state an slo, and not what their phases take: no promise can be judged. "
+            "State the seconds of each phase"
+        )
+    hosts, nodes = _inventory(asked)
+    end = time.process_time() + (SEARCH_LONG_S if asked.least else SEARCH_S)
+
+    def does(some: Sequence[i.NodeSpec]) -> bool:
+        kept = not _broken(asked, _played(asked, hosts, some))
+        gc.collect()  # a try leaves cycles, and the process has collection off and its memory limited
+        return kept
+
+    found = least(nodes, does, lambda: time.process_time() < end)
+    if found is None:
+        there = " and ".join(f"{len(of)} {'+'.join(kind.pools)}" for kind, of in kinds(nodes).items()) or "no"
+        return LeastView(
+            reason=f"the promises do not hold on all of the {there} nodes: "
+            f"{'; '.join(_broken(asked, _played(asked, hosts, nodes))[:BROKEN_TOLD])}. "
+            "Plan with more nodes (tables [pools.NAME] in the file), or with looser values of slo"
+        )
+    return _least_view(asked, found, hosts, nodes)
+
+
+def _unmeasured(spec: JobSpec) -> bool:
+    return any(phase.planned_ms is None for phase in spec.phases)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:BROKEN_TOLD]) + (" and others" if len(names) > BROKEN_TOLD else "")
+
+
+Came = list[tuple[str, JobId | Rejected]]
+
+
+def _played(asked: PlanQuestion, hosts: Sequence[i.HostSpec], nodes: Sequence[i.NodeSpec]) -> tuple[Scheduler, Came]:
+    """All jobs come, one after the other, to these nodes, where no others are."""
+    there = {node.host for node in nodes}
+    core = _empty(asked, [host for host in hosts if host.id in there], nodes)
+    return core, [(spec.name, _register(core, asked, spec, {})) for spec in asked.jobs]
+
+
+def _broken(asked: PlanQuestion, played: tuple[Scheduler, Came]) -> list[str]:
+    """What each job suffers that is not placed, or whose promise the plan does not keep."""
+    core, came = played
+    slowdowns, broken = _slowdowns(core), []
+    for name, job in came:
+        if isinstance(job, Rejected):
+            broken.append(f"{name} would be refused ({job})")
+            continue
+        there = core.state.jobs[job]
+        if there.group is None:
+            broken.append(f"{name} would wait")
+        elif there.spec.slo is not None and not (there.promised and (slowdowns[job] or 1.0) <= there.spec.slo):
+            took = slowdowns[job]
+            runs = "have no promise" if took is None else f"run {took:g} times slower than alone"
+            broken.append(f"{name} would {runs}, and its slo is {there.spec.slo:g}")
+    return broken
+
+
+def _least_view(
+    asked: PlanQuestion, found: Found, hosts: Sequence[i.HostSpec], nodes: Sequence[i.NodeSpec]
+) -> LeastView:
+    of = kinds(nodes)
+    core, came = _played(asked, hosts, [node for kind, count in found.nodes.items() for node in of[kind][:count]])
+    slowdowns = _slowdowns(core)
+    return LeastView(
+        nodes=[
+            LeastNodes(list(kind.pools), kind.gpu_type, kind.gpus, count, len(of[kind]), kind.price_per_gpu_hour)
+            for kind, count in found.nodes.items()
+        ],
+        gpus=sum(kind.gpus * count for kind, count in found.nodes.items()),
+        cost_per_hour=round(sum(kind.price * count for kind, count in found.nodes.items()), 6),
+        cost_alone_per_hour=round(
+            sum(
+                _price(core.state, node)
+                for _, job in came
+                if isinstance(job, str)
+                for node in {node for pins in core.state.jobs[job].pins.values() for node in pins}
+            ),
+            6,
+        ),
+        slowdowns={name: slowdowns.get(job) for name, job in came if isinstance(job, str)},
+        complete=found.complete,
+    )
 
 
 # ---- what came of it -------------------------------------------------------------------------------------------------

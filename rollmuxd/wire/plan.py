@@ -30,6 +30,8 @@ class PlanBody(Request, frozen=True):
     on: Literal["live", "empty"] = "live"
     #: by name; instead of the nodes that there are
     pools: Annotated[dict[Name, PlanPool], Meta(max_length=16)] = field(default_factory=dict)
+    #: search the fewest nodes for these jobs for up to ten seconds of processor time, and not for one
+    least: bool = False
 
 
 class PlannedJob(Answer, frozen=True):
@@ -80,6 +82,40 @@ class PlannedPool(Answer, frozen=True):
     used_after: int
 
 
+class LeastNodes(Answer, frozen=True):
+    """Nodes of one kind."""
+
+    pools: list[str]
+    gpu_type: str
+    #: of each node
+    gpus: int
+    #: so many do
+    nodes: int
+    #: so many there are
+    there: int
+    price_per_gpu_hour: float
+
+
+class LeastView(Answer, frozen=True):
+    """The smallest inventory on which these jobs, and no others, are all placed and every promise is kept.
+
+    It is the cheapest if every node has a price, else that of the fewest GPUs.
+    """
+
+    #: why there is none; empty: there is
+    reason: str = ""
+    nodes: list[LeastNodes] = field(default_factory=list)
+    gpus: int = 0
+    #: of all these nodes
+    cost_per_hour: float = 0.0
+    #: what the jobs would cost on nodes of their own
+    cost_alone_per_hour: float = 0.0
+    #: of each job there, by its name; null: a time is not known yet
+    slowdowns: dict[str, float | None] = field(default_factory=dict)
+    #: whether the search came to its end; false: its processor time was over, and there may be a smaller one
+    complete: bool = True
+
+
 class PlanView(Answer, frozen=True):
     """What would be. Nothing has changed."""
 
@@ -93,3 +129,4 @@ class PlanView(Answer, frozen=True):
     cost_per_hour_after: float
     #: what the planned jobs that were placed would cost on nodes of their own
     cost_alone_per_hour: float
+    least: LeastView

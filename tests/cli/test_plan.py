@@ -61,6 +61,18 @@ VIEW = {
     "cost_per_hour_before": 28.52,
     "cost_per_hour_after": 28.52,
     "cost_alone_per_hour": 28.52,
+    "least": {
+        "reason": "",
+        "nodes": [
+            {"pools": ["rollout"], "gpu_type": "", "gpus": 4, "nodes": 2, "there": 4, "price_per_gpu_hour": 1.85},
+            {"pools": ["train"], "gpu_type": "", "gpus": 4, "nodes": 1, "there": 4, "price_per_gpu_hour": 5.28},
+        ],
+        "gpus": 12,
+        "cost_per_hour": 35.92,
+        "cost_alone_per_hour": 57.04,
+        "slowdowns": {"math-1": 1.2, "code": None},
+        "complete": True,
+    },
 }
 
 SHOWN = """\
@@ -80,6 +92,10 @@ chat                      1   1.2  1.5
 
 POOL     NODES  USED NOW  THEN
 rollout      1         1     1
+
+READING                             NODES                  PER HOUR  SAVED PER HOUR
+nodes that you own, idle ones free  0 rollout                     0           28.52
+the fewest nodes, all rented        2 rollout and 1 train     35.92           21.12
 
 1 of 2 would have a place, for 0 more per hour; on nodes of their own these would cost 28.52 (all nodes in use: \
 28.52 per hour)
@@ -114,6 +130,25 @@ def test_the_plan_is_told_with_who_waits_why_and_whom_it_would_slow(rollmuxd, da
     daemon["POST /v1/plan"] = VIEW
 
     assert rollmuxd(f"plan {jobs()}").out == SHOWN
+
+
+def test_least_searches_longer_and_fails_where_no_inventory_keeps_the_promises(rollmuxd, daemon, jobs):
+    daemon["POST /v1/plan"] = VIEW
+    assert rollmuxd(f"plan --least {jobs()}").out == SHOWN
+    ((_, _, sent),) = daemon.asked
+    assert sent["least"] is True
+
+    reason = "the promises do not hold on all of the 1 train nodes: code would wait. Plan with more nodes"
+    daemon["POST /v1/plan"] = {**VIEW, "least": {**VIEW["least"], "nodes": [], "reason": reason}}
+    ran = rollmuxd(f"plan --least {jobs()}")
+    assert (ran.code, reason in ran.err) == (1, True)
+    ran = rollmuxd(f"plan {jobs()}")
+    assert (ran.code, f"the fewest nodes: there are none; {reason}\n" in ran.out) == (0, True)
+
+
+def test_a_search_that_its_limit_ended_says_so(rollmuxd, daemon, jobs):
+    daemon["POST /v1/plan"] = {**VIEW, "least": {**VIEW["least"], "complete": False}}
+    assert "was ended by its limit of processor time: there may be fewer" in rollmuxd(f"plan {jobs()}").out
 
 
 def test_an_empty_inventory_and_one_that_is_made_up_are_passed_on(rollmuxd, daemon, jobs):

@@ -98,6 +98,81 @@ async def test_nodes_that_there_are_not_can_be_planned_on(running):
         assert view["cost_alone_per_hour"] == pytest.approx(3 * 8 * (1.85 + 5.28))
 
 
+BOUGHT = {
+    "rollout": {"nodes": 4, "gpus": 8, "price_per_gpu_hour": 1.85},
+    "train": {"nodes": 4, "gpus": 8, "price_per_gpu_hour": 5.28},
+}
+
+
+@pytest.mark.parametrize(
+    ("policy", "owned", "counts", "rented"), [("loom", 228.16, [2, 2], 114.08), ("rollmux", 71.84, [2, 1], 71.84)]
+)
+async def test_a_plan_has_both_readings_on_owned_nodes_and_on_the_fewest_that_keep_the_promises(
+    running, policy, owned, counts, rented
+):
+    async with running(daemon={"policy": policy}) as world, world.client() as client:
+        view = await planned(client, *(job(f"j{n}", 10, 3, slo=2.0) for n in range(4)), pools=BOUGHT)
+
+    assert view["cost_alone_per_hour"] == pytest.approx(228.16)
+    assert view["cost_per_hour_after"] == pytest.approx(owned)
+    least = view["least"]
+    assert [(of["pools"], of["there"]) for of in least["nodes"]] == [(["rollout"], 4), (["train"], 4)]
+    assert [of["nodes"] for of in least["nodes"]] == counts
+    assert least["cost_per_hour"] == pytest.approx(rented)
+    assert least["cost_alone_per_hour"] == pytest.approx(228.16)
+    assert (least["gpus"], least["complete"], least["reason"]) == (8 * sum(counts), True, "")
+    assert sorted(least["slowdowns"]) == ["j0", "j1", "j2", "j3"]
+    assert max(least["slowdowns"].values()) <= 2.0
+
+
+async def test_the_fewest_nodes_really_keep_the_promises_and_one_node_less_does_not(running):
+    jobs = [job(f"j{n}", 10 + n, 8, slo=1.4 + n / 10) for n in range(5)]
+    async with running() as world, world.client() as client:
+        found = {of["pools"][0]: of["nodes"] for of in (await planned(client, *jobs, pools=BOUGHT))["least"]["nodes"]}
+
+        async def kept(**counts):
+            pools = {pool: {**BOUGHT[pool], "nodes": counts[pool]} for pool in BOUGHT}
+            plans = (await planned(client, *jobs, pools=pools))["jobs"]
+            return all(one["promised"] and one["slowdown"] <= one["slo"] for one in plans)
+
+        assert await kept(**found)
+        for pool, count in found.items():
+            if count > 1:
+                assert not await kept(**{**found, pool: count - 1})
+
+
+async def test_the_fewest_nodes_are_those_of_the_planned_jobs_alone(running):
+    async with running() as world, world.client() as client:
+        await world.job(client, "first", slo=1.0)
+        view = await planned(client, job("a", 20, 20, slo=1.0))
+        assert view["jobs"][0]["status"] == "waiting"
+        assert [of["nodes"] for of in view["least"]["nodes"]] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "said"),
+    [
+        (
+            [job("a", slo=1.0), job("b", slo=1.0)],
+            "the promises do not hold on all of the 1 rollout and 1 train nodes: b would wait. Plan with more nodes",
+        ),
+        (
+            [job("never", wants={"rollout": {"nodes": 99}, "train": {}})],
+            "never would be refused (pool rollout has 1 nodes",
+        ),
+        (
+            [job("a", None, None, slo=2.0)],
+            "jobs a state an slo, and not what their phases take: no promise can be judged. State the seconds of each",
+        ),
+    ],
+)
+async def test_where_the_whole_inventory_does_not_keep_the_promises_the_plan_says_why(running, jobs, said):
+    async with running() as world, world.client() as client:
+        least = (await planned(client, *jobs, least=True))["least"]
+        assert said in least["reason"]
+        assert least["nodes"] == []
+
+
 async def test_who_would_wait_is_told_why_and_what_would_let_it_in(running):
     async with running() as world, world.client() as client:
         await world.job(client, "first", slo=1.5)
