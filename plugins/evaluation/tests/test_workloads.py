@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from rollmuxd.sim import fluid, world
+from rollmuxd.sim.policies import RollMuxPaper
 from rollmuxd.sim.workload import Malformed, Options, SimJob, Workload
 from rollmuxd.sim.workloads import read
 from rollmuxd_evaluation.workloads import WORKLOADS
@@ -199,7 +201,7 @@ def test_slos_are_drawn_between_the_bounds():
 def test_a_seed_gives_one_workload_and_another_seed_another(name):
     first, again = read(name, Options(jobs=8)), read(name, Options(jobs=8))
     assert first.draw(1) == again.draw(1)
-    assert first.draw(1) != first.draw(2) or name.startswith("micro-")
+    assert first.draw(1) != first.draw(2) or name.startswith(("micro-", "tail-"))
     first.draw(1).check()
     assert [job.arrives_ms for job in first.draw(1).jobs] == sorted(job.arrives_ms for job in first.draw(1).jobs)
 
@@ -459,15 +461,29 @@ def test_multi_turn_types_have_the_ratios_of_table_3():
     assert shapes["C"] == (267_600, 361_800)
 
 
-def test_a_tail_case_has_rollouts_as_long_as_their_longest_response():
-    workload = read("tail-7B8k-14B8k", Options(more={"lengths": "mixed"})).draw(0)
-    assert [job.kind for job in workload.jobs] == ["7B_8k", "14B_8k"]
-    for job in workload.jobs:
-        assert job.spec.phases[0].min_gpus == 1
-        assert statistics.fmean(step[0] for step in job.series) == pytest.approx(job.planned[0], rel=1e-4)
-        longest = max(range(len(job.series)), key=lambda at: job.series[at][0])
-        shortest = min(range(len(job.series)), key=lambda at: job.series[at][0])
-        assert job.tail_from[shortest] > job.tail_from[longest]
+def test_a_tail_case_has_the_measured_times_on_twice_as_many_training_gpus():
+    workload = read("tail-7B8k-14B8k").draw(0)
+    workload.check()
+    assert {pool.name: pool.nodes for pool in workload.pools} == {"rollout": 1, "train": 2}
+    assert [(job.kind, job.planned, job.tail_from, job.work) for job in workload.jobs] == [
+        ("7B_8k", (126_000, 54_000), (0.42,), 5),
+        ("14B_8k", (228_000, 82_000), (0.37,), 5),
+    ]
+    assert {(wants(job)["rollout"], wants(job)["train"], job.spec.phases[0].min_gpus) for job in workload.jobs} == {
+        (1, 2, 1)
+    }
+
+
+@pytest.mark.parametrize(
+    ("case", "paper"), [("tail-7B4k", 1.12), ("tail-7B8k", 1.19), ("tail-7B8k-14B8k", 1.06), ("tail-14B8k", 1.28)]
+)
+def test_releasing_tails_gains_what_the_paper_measured(case, paper):
+    def wall(tail):
+        workload = read(case, Options(slo=None, switch="table", more={"tail": tail})).draw(0)
+        played = world.run(workload, RollMuxPaper(), seed=0, accounting=fluid.WORK)
+        return max(job.elapsed_ms for job in played.jobs)
+
+    assert wall("off") / wall("on") == pytest.approx(paper, abs=0.04)
 
 
 # ---- what cannot be ----------------------------------------------------------------------------------------------

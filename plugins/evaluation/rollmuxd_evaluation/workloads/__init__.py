@@ -43,7 +43,7 @@ WORKLOADS: Final[Catalogue] = {
     "generated": ("the production trace's jobs with generated iterations (noise, spikes, drift) and tails", Generated),
     **{name: (_multiplexing_summary(name), Multiplexing) for name in MULTIPLEXING},
     **{
-        name: (f"the paper's tail migration: {' and '.join(both)} on 8 H20 + 8 H800", Tails)
+        name: (f"the paper's tail migration: {' and '.join(both)} on 8 H20 + 16 H800", Tails)
         for name, both in TAILS.items()
     },
 }

@@ -2,7 +2,7 @@
 
 RollMux (arXiv 2512.11306), table 3 and the evaluation of multiplexing: ``micro-temporal`` is two jobs of type A on 8
 H20 + 8 H800, ``micro-train`` two D and an E on 24 + 8, ``micro-spatial`` a C and two D on 16 + 16. And of tail
-migration: two jobs on 8 + 8, each with its own series of responses.
+migration: two jobs on 8 H20 + 16 H800.
 
 The paper has no phase times for its types A to E. Here they are the artifact's profiles of the same model and length:
 
@@ -15,24 +15,23 @@ The paper has no phase times for its types A to E. Here they are the artifact's 
 In ``micro-spatial`` the C comes first and owns its nodes; a D that joins it trains on both of its training nodes if the
 policy has groups share them whole, in half the time (the paper adapts its data parallelism).
 
-Nobody has an SLO: the paper does not speak of any here, and ``slo`` is ignored. ``hours`` is how long jobs last (24);
-``inventory=on-demand`` takes the inventory away, for policies that buy for each job; nodes that are given replace it.
+No job has an SLO: the paper does not speak of any here, and ``slo`` is ignored. ``hours`` is how long the jobs of
+multiplexing last (24); ``inventory=on-demand`` takes the inventory away, for policies that buy for each job; nodes that
+are given replace it.
 
-In the tail cases a rollout lasts as long as its longest response, and training as its tokens, both scaled to the
-profile's means; ``lengths`` says which responses (:mod:`.lengths`), and ``tail=off`` that none
-is released: the same iterations, to compare with.
+The tail cases have the times of the authors' own scheduler logs of that figure (the artifact's repository,
+``eval/migration_ablation``, October 2025): means of a phase in the runs without migration, and in those with it the
+share of a rollout after which it gave seven of eight GPUs away (at 16 or fewer of 128 responses unfinished). Each job
+does five iterations, as there. The authors' wall times begin when both jobs have been started, so no start is counted.
+``tail=off`` releases no tail: the same iterations, to compare with.
 """
 
-import random
 from typing import Final
 
 import msgspec
 
 from rollmuxd.sim.workload import Durations, Options, SimJob, Workload
 from rollmuxd_evaluation.workloads import production
-from rollmuxd_evaluation.workloads.generated import limit_of
-from rollmuxd_evaluation.workloads.lengths import LENGTHS, batch
-from rollmuxd_evaluation.workloads.series import scaled
 from rollmuxd_evaluation.workloads.shapes import ROLLOUT, TRAIN, Shape, Terms, ms
 
 #: jobs by type, and nodes of rollout and train
@@ -41,15 +40,21 @@ MULTIPLEXING: Final = {
     "micro-train": ("DDE", (3, 1)),
     "micro-spatial": ("CDD", (2, 2)),
 }
-#: jobs by profile, on one node of each
+#: jobs by model and token limit, on one node of rollout and two of train
 TAILS: Final = {
     "tail-7B4k": ("7B_4k", "7B_4k"),
     "tail-7B8k": ("7B_8k", "7B_8k"),
     "tail-7B8k-14B8k": ("7B_8k", "14B_8k"),
     "tail-14B8k": ("14B_8k", "14B_8k"),
 }
-#: iterations of the tail cases before they begin again
-STEPS: Final = 200
+#: of each: billions of parameters, seconds of rollout and of train, and where in the rollout its tail begins
+MEASURED: Final = {
+    "7B_4k": (7, 76.0, 42.0, 0.54),
+    "7B_8k": (7, 126.0, 54.0, 0.42),
+    "14B_8k": (14, 228.0, 82.0, 0.37),
+}
+#: of the tail cases
+ITERATIONS: Final = 5
 E_ROLLOUT_TO_TRAIN: Final = 6
 E_BATCH: Final = 64 / 256
 
@@ -67,64 +72,61 @@ def types() -> dict[str, Shape]:
 
 
 class Micro:
-    """What the two kinds of cases have in common: everybody is there from the start, on a few nodes."""
+    """What the two kinds of cases have in common: all jobs are there from the start, on a few nodes."""
 
-    def __init__(self, name: str, summary: str, options: Options, more: tuple[str, ...] = ()) -> None:
+    def __init__(self, name: str, summary: str, options: Options, more: tuple[str, ...]) -> None:
         self.name, self.summary = name, summary
-        self._terms = Terms(options, ("hours", "inventory", *more))
-        self._lasts_ms = ms(3600 * self._terms.amount("hours", 24.0, 0.01))
+        self._terms = Terms(options, ("inventory", *more))
         self._fixed = self._terms.choice("inventory", ("fixed", "on-demand")) == "fixed"
 
     def _workload(self, jobs: tuple[SimJob, ...], nodes: tuple[int, int], source: str) -> Workload:
         pools = self._terms.pools({ROLLOUT: nodes[0], TRAIN: nodes[1]} if self._fixed else None)
         return Workload(self.name, jobs, pools, source)
 
-    def _job(
-        self, number: int, shape: Shape, series: tuple[Durations, ...] = (), tail_from: tuple[float, ...] = ()
-    ) -> SimJob:
-        return self._terms.job(
-            f"{shape.kind}-{number}",
-            shape,
-            arrives_ms=0,
-            lasts_ms=self._lasts_ms,
-            slo=None,
-            series=series,
-            tail_from=tail_from,
-        )
-
 
 class Multiplexing(Micro):
     """Jobs of table 3. Nothing is drawn: every seed gives the same."""
+
+    def __init__(self, name: str, summary: str, options: Options) -> None:
+        super().__init__(name, summary, options, ("hours",))
+        self._lasts_ms = ms(3600 * self._terms.amount("hours", 24.0, 0.01))
 
     def draw(self, seed: int) -> Workload:
         """The workload."""
         letters, nodes = MULTIPLEXING[self.name]
         shapes = types()
         chosen = self._terms.thinned([*enumerate(letters, 1)], seed)
-        jobs = tuple(self._job(number, shapes[letter]) for number, letter in chosen)
+        jobs = tuple(
+            self._terms.job(f"{letter}-{number}", shapes[letter], arrives_ms=0, lasts_ms=self._lasts_ms, slo=None)
+            for number, letter in chosen
+        )
         return self._workload(jobs, nodes, "RollMux table 3, times by the artifact's profiles")
 
 
 class Tails(Micro):
-    """Two jobs whose rollouts have tails; a seed draws their responses."""
+    """Two jobs whose rollouts have tails. Nothing is drawn: every seed gives the same."""
 
     def __init__(self, name: str, summary: str, options: Options) -> None:
-        super().__init__(name, summary, options, ("lengths", "tail"))
-        self._lengths = self._terms.choice("lengths", LENGTHS)
+        super().__init__(name, summary, options, ("tail",))
         self._released = self._terms.choice("tail", ("on", "off")) == "on"
 
     def draw(self, seed: int) -> Workload:
-        """The workload of one seed."""
-        known = production.profiles()
-        draw = random.Random(f"tails {seed}")
+        """The workload."""
         chosen = self._terms.thinned([*enumerate(TAILS[self.name], 1)], seed)
-        jobs = tuple(self._with_tail(number, known[kind], draw) for number, kind in chosen)
-        return self._workload(jobs, (1, 1), f"the artifact's profiles, {self._lengths} lengths")
+        jobs = tuple(self._with_tail(number, kind) for number, kind in chosen)
+        return self._workload(jobs, (1, 2), "the scheduler logs of RollMux's tail migration")
 
-    def _with_tail(self, number: int, shape: Shape, draw: random.Random) -> SimJob:
-        batches = [batch(self._lengths, limit_of(shape.kind), 0.0, draw) for _ in range(STEPS)]
-        series = scaled([(it.longest, it.mean) for it in batches], shape.planned)
-        if not self._released:
-            return self._job(number, shape, series)
-        shape = msgspec.structs.replace(shape, min_gpus=1)
-        return self._job(number, shape, series, tuple(it.tail_from for it in batches))
+    def _with_tail(self, number: int, kind: str) -> SimJob:
+        size_b, rollout_s, train_s, tail_from = MEASURED[kind]
+        times = (ms(rollout_s), ms(train_s))
+        shape = Shape(kind, size_b, times, nodes=(1, 2), footprint=(1, 2), min_gpus=1 if self._released else 0)
+        job = self._terms.job(
+            f"{kind}-{number}",
+            shape,
+            arrives_ms=0,
+            lasts_ms=ITERATIONS * sum(times),
+            slo=None,
+            tail_from=(tail_from,) if self._released else (),
+            iterations=ITERATIONS,
+        )
+        return msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, side=()))
