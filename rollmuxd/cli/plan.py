@@ -134,7 +134,7 @@ def _readings(view: Mapping[str, Any]) -> None:
         rows.append(["the fewest nodes, all rented", _nodes(rented), least["cost_per_hour"], saved])
     table(["READING", "NODES", "#PER HOUR", "#SAVED PER HOUR"], rows, "")
     if least["reason"]:
-        click.echo(f"the fewest nodes: there are none; {least['reason']}")
+        click.echo(f"the fewest nodes: {least['reason']}")
     elif not least["complete"]:
         click.echo("the search for the fewest nodes was ended by its limit of processor time: there may be fewer")
 

@@ -25,16 +25,16 @@ from rollmuxd.core.state import State
 from rollmuxd.daemon.access.owner_limits import scheduler_of
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.least import Found, kinds, least
-from rollmuxd.daemon.question import CPU_S, Copy
+from rollmuxd.daemon.question import Copy
 from rollmuxd.wire import answers as wire
 from rollmuxd.wire.plan import LeastNodes, LeastView, PlannedJob, PlannedPool, PlanPool, PlanView, Slowed
 
 #: waiting jobs of which is told what would let them in: each takes some hundredths of a second
 WISHES_TOLD = 10
 #: seconds of processor time after which the search for the least inventory ends with the best that it has,
-#: and after which it does if it was asked for
+#: and after which it does if it was asked for; there is none where placing the jobs once takes a third of that
 SEARCH_S: Final = 1.0
-SEARCH_LONG_S: Final = CPU_S / 2
+SEARCH_LONG_S: Final = 8.0
 #: jobs of which is told why their promises do not hold
 BROKEN_TOLD: Final = 5
 
@@ -62,6 +62,7 @@ class PlanQuestion:
 
 def answer(asked: PlanQuestion) -> PlanView:
     """The plan."""
+    began = time.process_time()
     core = _core(asked)
     before = _slowdowns(core)
     cost_before, used_before = _cost(core.state), _used(core.state)
@@ -70,6 +71,7 @@ def answer(asked: PlanQuestion) -> PlanView:
     for spec in asked.jobs:
         came.append((spec.name, _register(core, asked, spec, placed)))
     planned = {job for _, job in came if isinstance(job, str)}
+    spent = time.process_time() - began
     after = _slowdowns(core)
     wishing = [job for _, job in came if isinstance(job, str) and core.state.jobs[job].status is JobStatus.WAITING]
     told = Visibility(core, asked.may_read_of)
@@ -94,7 +96,7 @@ def answer(asked: PlanQuestion) -> PlanView:
         cost_per_hour_before=cost_before,
         cost_per_hour_after=_cost(core.state),
         cost_alone_per_hour=round(sum(job.cost_alone_per_hour for job in jobs), 6),
-        least=_least(asked),
+        least=_least(asked, spent),
     )
 
 
@@ -171,8 +173,18 @@ def _register(
 # ---- how few nodes would do ------------------------------------------------------------------------------------------
 
 
-def _least(asked: PlanQuestion) -> LeastView:
-    """The least inventory on which every job is placed and every promise is kept."""
+def _least(asked: PlanQuestion, spent: float) -> LeastView:
+    """The least inventory on which every job is placed and every promise is kept.
+
+    ``spent``: seconds of processor time that placing the jobs once took.
+    """
+    limit = SEARCH_LONG_S if asked.least else SEARCH_S
+    if spent > limit / 3:
+        longer = "" if spent > SEARCH_LONG_S / 3 or asked.least else ", or search longer (--least)"
+        return LeastView(
+            reason=f"they were not searched: placing these jobs once takes {spent:.1f} s of processor time. "
+            f"Plan fewer jobs at a time{longer}"
+        )
     unknown = [spec.name for spec in asked.jobs if spec.slo is not None and _unmeasured(spec)]
     if unknown:
         return LeastView(
@@ -180,7 +192,7 @@ def _least(asked: PlanQuestion) -> LeastView:
             "State the seconds of each phase"
         )
     hosts, nodes = _inventory(asked)
-    end = time.process_time() + (SEARCH_LONG_S if asked.least else SEARCH_S)
+    end = time.process_time() + limit
 
     def does(some: Sequence[i.NodeSpec]) -> bool:
         kept = not _broken(asked, _played(asked, hosts, some))

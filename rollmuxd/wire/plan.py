@@ -30,7 +30,7 @@ class PlanBody(Request, frozen=True):
     on: Literal["live", "empty"] = "live"
     #: by name; instead of the nodes that there are
     pools: Annotated[dict[Name, PlanPool], Meta(max_length=16)] = field(default_factory=dict)
-    #: search the fewest nodes for these jobs for up to ten seconds of processor time, and not for one
+    #: search the fewest nodes for these jobs for up to eight seconds of processor time, and not for one
     least: bool = False
 
 

@@ -3,10 +3,17 @@
 from itertools import product
 from random import Random
 
+import msgspec
 import pytest
 
+from rollmuxd.core.config import Config
 from rollmuxd.core.inputs import NodeSpec
+from rollmuxd.core.model import JobSpec, PhaseSpec, Want
+from rollmuxd.core.state import State
+from rollmuxd.daemon import plan
 from rollmuxd.daemon.least import kinds, least
+from rollmuxd.daemon.question import Copy
+from rollmuxd.wire.plan import PlanPool
 
 
 def nodes(pool, count, price=0.0, gpus=8):
@@ -92,3 +99,21 @@ def test_the_search_finds_what_trying_all_inventories_finds(seed):
         assert found is None
         return
     assert price(**counted(found)) == pytest.approx(min(all_of_them))
+
+
+@pytest.mark.parametrize(("long", "advice"), [(False, "Plan fewer jobs at a time, or search longer"), (True, "Plan")])
+def test_there_is_no_search_where_placing_the_jobs_once_takes_too_long_for_several_tries(monkeypatch, long, advice):
+    monkeypatch.setattr(plan, "SEARCH_LONG_S" if long else "SEARCH_S", 0.0)
+    job = JobSpec(
+        "a",
+        (PhaseSpec("rollout", ("rollout",), planned_ms=9), PhaseSpec("train", ("train",), planned_ms=9)),
+        (Want("rollout"), Want("train")),
+    )
+    copy = Copy(msgspec.json.encode(State()), Config(), "rollmux", {})
+    pools = {pool: PlanPool(nodes=2) for pool in ("rollout", "train")}
+
+    view = plan.PlanQuestion(copy, "o", "u", [job], "empty", pools, long, 0, lambda owner: True).answer()
+
+    assert view.jobs[0].status == "admitted"
+    assert "they were not searched: placing these jobs once takes" in view.least.reason
+    assert advice in view.least.reason

@@ -20,7 +20,7 @@ async def make_plan(call: Call, body: PlanBody) -> PlanView:
     Nothing changes. ``on=empty``: on the nodes that there are, without the jobs; ``pools``: on nodes made up, of which
     there are at most 5,000, and their GPUs times the jobs are at most a million. Jobs that would wait are told why, and
     (the first ten) what would let them in. The answer also has the fewest nodes that would do for these jobs alone. The
-    search for them takes a second of processor time at most, and ten with ``least``. An answer that takes more than
+    search for them takes a second of processor time at most, and eight with ``least``. An answer that takes more than
     20 s of processor time is 422, and too many plans of one owner at a time are 429.
     """
     check_plan(body)
