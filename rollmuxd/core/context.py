@@ -10,7 +10,7 @@ from rollmuxd.core.effects import Effect
 from rollmuxd.core.facts import Fact
 from rollmuxd.core.model import GroupId, JobStatus, Millis, SlotStatus
 from rollmuxd.core.order import Rotation
-from rollmuxd.core.policy import Move, Policy
+from rollmuxd.core.policy import Move, Policy, Reorder
 from rollmuxd.core.state import State
 from rollmuxd.core.timers import Timers
 
@@ -49,7 +49,7 @@ class Context:
         #: whether any node is to be emptied; None: it has not been looked
         self.drains: bool | None = None
         #: the search for jobs that are better placed elsewhere, while it is under way
-        self.regrouping: Iterator[Move | None] | None = None
+        self.regrouping: Iterator[Move | Reorder | None] | None = None
 
     def fact(self, fact: Fact) -> None:
         """This has happened."""

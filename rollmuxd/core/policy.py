@@ -117,6 +117,16 @@ class Move(Struct, frozen=True):
     off: tuple[NodeId, ...] = ()
 
 
+class Reorder(Struct, frozen=True):
+    """A group goes on by another schedule, on the same nodes."""
+
+    group: GroupId
+    #: the member on whose account
+    job: JobId
+    replan: Replan
+    why: str
+
+
 class Policy(Protocol):
     """Decides between groups, and says how a group's members follow each other (:class:`Dispatch`)."""
 
@@ -143,13 +153,17 @@ class Policy(Protocol):
         """
         ...
 
-    def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
+    def regroup(self, state: State, now: Millis) -> Iterator[Move | Reorder | None]:
         """Look for placed jobs that are better placed elsewhere, in steps of a few milliseconds each.
 
         None: nothing yet, ask on. A move: worth doing now; what comes after it is to be asked anew, of the state in
         which that move is planned. Whoever iterates drops the iterator when a group, node or job has changed. Only
         ``movable`` jobs without a move at hand are moved.
         """
+        ...
+
+    def look_again_ms(self, state: State, now: Millis) -> Millis:
+        """After a search that found nothing: how long until the next one, if nothing changes before."""
         ...
 
     def period_ms(self, state: State, group: GroupId) -> Millis | None:

@@ -11,7 +11,7 @@ from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import solo_ms
 from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.model import GroupId, Job, JobStatus, Millis
-from rollmuxd.core.policy import Move, Placed, Refusal, Replan, Verdict
+from rollmuxd.core.policy import Move, Placed, Refusal, Reorder, Replan, Verdict
 from rollmuxd.core.state import State
 
 
@@ -51,10 +51,15 @@ class Watch:
         """Nobody is promised anything."""
         return Replan(self.period_ms(state, group))
 
-    def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
+    def regroup(self, state: State, now: Millis) -> Iterator[Move | Reorder | None]:
         """Nobody is moved."""
         del state, now
         return iter(())
+
+    def look_again_ms(self, state: State, now: Millis) -> Millis:
+        """A day: there is nothing to find."""
+        del state, now
+        return 86_400_000
 
     def period_ms(self, state: State, group: GroupId) -> Millis | None:
         """That of its only job, alone."""

@@ -41,7 +41,7 @@ from rollmuxd.core.model import (
     StateSpec,
     Want,
 )
-from rollmuxd.core.policy import Leg, Move, Placed, Refusal, Replan, Verdict
+from rollmuxd.core.policy import Leg, Move, Placed, Refusal, Reorder, Replan, Verdict
 from rollmuxd.core.shares import over_its_nodes
 from rollmuxd.core.state import State
 from rollmuxd.policies.schedule import certified, closed_form_is_exact, period_ms, pipelined, spanning
@@ -50,6 +50,8 @@ from rollmuxd.policies.schedule import certified, closed_form_is_exact, period_m
 SUBSETS_TRIED = 64
 #: where durations are uncertain, a job with a tighter bound than this shares nothing
 TIGHT_SLO = 1.1
+#: how long until moves are looked for again
+LOOK_AGAIN_MS = 7_200_000
 #: groups whose refusals are told, at most
 GROUPS_TOLD = 8
 
@@ -188,8 +190,8 @@ class RollMux:
         if summary.unknown:
             return Verdict(promised=False, period_ms=None)
         period = self._period_ms(summary.legs)
-        rate = summary.rates.get(job.id, 1)
-        promised = job.spec.slo is not None and period <= rate * int(job.spec.slo * solo)
+        rate, bound = summary.rates.get(job.id, 1), self.bound_ms(job)
+        promised = bound is not None and period <= rate * bound
         return Verdict(promised=promised, period_ms=period)
 
     def replan(self, state: State, group: GroupId) -> Replan:
@@ -201,16 +203,25 @@ class RollMux:
         if len(known.jobs) + len(known.coming) == 1 and not self._moves_alone(state, known):
             return Replan(solo_ms(state.jobs[(*known.jobs, *known.coming)[0]]))
         period = self._period_ms(summary.legs)
-        limits = {name: limit_of(state.jobs[name]) for name in summary.rates if state.jobs[name].promised}
+        limits = {name: self.bound_ms(state.jobs[name]) for name in summary.rates if state.jobs[name].promised}
         short = (name for name, limit in limits.items() if limit is not None and period > summary.rates[name] * limit)
         return Replan(period, tuple(short))
+
+    def bound_ms(self, job: Job) -> Millis | None:
+        """What an iteration of the job may take now; None: it has no promise, or its times are not known."""
+        return limit_of(job)
+
+    def look_again_ms(self, state: State, now: Millis) -> Millis:
+        """A search for moves finds nothing here, whenever it is made."""
+        del state, now
+        return LOOK_AGAIN_MS
 
     def _moves_alone(self, state: State, group: Group) -> bool:
         """Whether who is alone in a group moves states all the same."""
         job = state.jobs[(*group.jobs, *group.coming)[0]]
         return job.spec.park is Park.AT_RELEASE or job.spec.colocate
 
-    def regroup(self, state: State, now: Millis) -> Iterator[Move | None]:
+    def regroup(self, state: State, now: Millis) -> Iterator[Move | Reorder | None]:
         """The paper's jobs stay where they were put."""
         del state, now
         return iter(())

@@ -186,7 +186,7 @@ class _Fluid:
                 self.flow(self.courses[fact.job])
                 self.courses[fact.job].pace_ms = 0
                 touched[self.group_of.pop(fact.job)] = None
-            elif isinstance(fact, f.MovePlanned):
+            elif isinstance(fact, f.MovePlanned | f.GroupReplanned):
                 touched[fact.group] = None
             elif isinstance(fact, f.MoveEnded):
                 touched[self.group_of[fact.job]] = None

@@ -19,8 +19,8 @@ from rollmuxd.core.estimates import solo_ms
 from rollmuxd.core.model import GroupId, JobId, Millis, Movable
 from rollmuxd.core.policy import Policy
 from rollmuxd.core.state import State
-from rollmuxd.policies.loom.policy import Loom
 from rollmuxd.policies.rollmux import RollMux, rate_of
+from rollmuxd.policies.thrift.policy import Thrift
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.workload import SimJob, Workload
 from rollmuxd.spi import discovery
@@ -164,13 +164,13 @@ class Moving(InWheelOrder):
 DEFAULT: Final = Moving(
     "default",
     "what a daemon runs by default: loom for owned nodes, least credit first, a guard; plans follow observed times",
-    lambda move_s: Loom(objective="throughput", warm_s=move_s, rounds=1, uncertain=True),
+    lambda move_s: Thrift(objective="throughput", warm_s=move_s, rounds=1, uncertain=True),
     estimates=AS_OBSERVED,
 )
 LOOM: Final = Moving(
     "loom",
     "loom for rented nodes (least $/h), in certified orders, planned on stated times",
-    lambda move_s: Loom(objective="cost", warm_s=move_s),
+    lambda move_s: Thrift(objective="cost", warm_s=move_s),
 )
 
 

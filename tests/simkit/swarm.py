@@ -33,7 +33,7 @@ from rollmuxd.core.model import (
     Want,
 )
 from rollmuxd.core.policy import Policy
-from rollmuxd.policies.loom.policy import Loom
+from rollmuxd.policies.thrift.policy import Thrift
 from rollmuxd.policies.observe import Watch
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.sim.fluid import WORK
@@ -118,9 +118,9 @@ OTHERS: Final[dict[str, Callable[[], PolicyUnderTest]]] = {
     "rollmux-unpruned": lambda: RollMuxPaper(prune=False),
     "rollmux-guarded": lambda: Moving("rollmux-guarded", "", lambda _: RollMux(uncertain=True)),
     "loom-guarded": lambda: Moving(
-        "loom-guarded", "", lambda move_s: Loom(objective="cost", warm_s=move_s, rounds=1, uncertain=True)
+        "loom-guarded", "", lambda move_s: Thrift(objective="cost", warm_s=move_s, rounds=1, uncertain=True)
     ),
-    "loom-eager": lambda: Moving("loom-eager", "", lambda move_s: Loom(objective="cost", warm_s=move_s), move_s=0.1),
+    "loom-eager": lambda: Moving("loom-eager", "", lambda move_s: Thrift(objective="cost", warm_s=move_s), move_s=0.1),
 }
 
 

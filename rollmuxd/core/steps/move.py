@@ -34,7 +34,7 @@ from rollmuxd.core.model import (
     StateStatus,
 )
 from rollmuxd.core.order import find_phase
-from rollmuxd.core.policy import Move, Placed
+from rollmuxd.core.policy import Move, Placed, Reorder
 from rollmuxd.core.shares import use_of
 from rollmuxd.core.state import state_key
 from rollmuxd.core.steps.admit import admit, observe_residual_memory, over_its_nodes
@@ -55,10 +55,6 @@ from rollmuxd.core.steps.reclaim import (
 
 #: the time between two steps of the search for moves, in which others are heard
 STEP_MS: Final = 1
-#: after a search that has found nothing, the time until the next one, at least, and as a part of the time in which
-#: nothing has changed: jobs earn credit meanwhile, and grow older, and can be moved, or come to, where that was too
-#: dear for them; no fact tells of it
-LOOK_AGAIN_MS, LOOK_AGAIN_PART = 600_000, 4
 #: what changes who sits where, or could: a search that is under way begins anew
 CHANGES: Final = frozenset(
     {
@@ -342,13 +338,17 @@ def regroup(c: Context, key: str) -> None:
     if c.regrouping is None:
         c.regrouping = iter(c.policy.regroup(c.state, c.now))
     for found in c.regrouping:
-        if found is not None and not refused(c, found):
-            plan(c, found)  # and what comes after it is asked anew
+        if isinstance(found, Reorder):
+            other = found.replan
+            c.fact(f.GroupReplanned(c.now, found.group, found.job, other.period_ms, other.schedule, (), found.why))
+            dispatch(c, found.group)
+        elif found is not None and not refused(c, found):
+            plan(c, found)  # what comes after it is asked of the state with it
         else:
             c.timers.at(c.now + STEP_MS, "regroup", "")
         return
     c.regrouping = None
-    look_for_moves(c, max(LOOK_AGAIN_MS, (c.now - c.timers.changed_at) // LOOK_AGAIN_PART))
+    look_for_moves(c, c.policy.look_again_ms(c.state, c.now))
 
 
 def plan(c: Context, move: Move) -> None:

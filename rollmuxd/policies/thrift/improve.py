@@ -1,6 +1,6 @@
-"""Which jobs would be better off elsewhere: pairs and triples of groups, partitioned anew in the best way.
+"""Which jobs would be better off elsewhere: pairs of groups, partitioned in the best way.
 
-The jobs of a few groups are partitioned into sets that can share (:mod:`~rollmuxd.policies.loom.plan`) so that what the
+The jobs of two groups are partitioned into sets that can share (:mod:`~rollmuxd.policies.thrift.catalogue`) so that what the
 nodes cost until one of the jobs probably ends, and what the moves cost, is least together. Parts are matched to the
 groups that are there and nodes to those that jobs sit on, so that as many as possible stay. What is left are moves,
 put into an order in which each is certified by itself, with the mover counted in both places, and takes no owner
@@ -15,10 +15,10 @@ from math import inf
 
 from msgspec import Struct
 
-from rollmuxd.core.model import GroupId, NodeId, Owner, PoolName
+from rollmuxd.core.model import GroupId, JobId, NodeId, Owner, PoolName
 from rollmuxd.core.shares import over_its_nodes
-from rollmuxd.policies.loom.model import Pins, Plan, PoolCapacity, numbered
-from rollmuxd.policies.loom.plan import Planner
+from rollmuxd.policies.thrift.catalogue import Planner
+from rollmuxd.policies.thrift.model import JobDemand, Pins, Plan, PoolCapacity, numbered
 
 #: jobs of the groups that are partitioned together, at most
 UNION_JOBS = 12
@@ -36,23 +36,23 @@ class GroupOption(Struct, frozen=True):
     """A group as it stands."""
 
     group: GroupId
-    #: numbers of its jobs, and where each sits
-    seats: Mapping[int, Pins]
-    #: by the plan's measure (:class:`~rollmuxd.policies.loom.plan.Plan`)
+    #: its jobs, and where each sits
+    seats: Mapping[JobId, Pins]
+    #: by the plan's measure (:class:`~rollmuxd.policies.thrift.model.Plan`)
     value: float
     #: changes when the group does
     version: int = 0
 
     @property
-    def jobs(self) -> tuple[int, ...]:
-        """Numbers of its jobs."""
+    def jobs(self) -> tuple[JobId, ...]:
+        """Its jobs."""
         return tuple(self.seats)
 
 
 class Step(Struct, frozen=True):
     """One job goes to other nodes. ``to``: a group that is there, or the name of one that a step before has opened."""
 
-    job: int
+    job: JobId
     to: GroupId
     pins: Pins
 
@@ -70,7 +70,7 @@ class Limits(Struct, frozen=True):
     """Owners who may hold only so many nodes."""
 
     #: whose a job is, of those who are limited
-    owner: Mapping[int, str]
+    owner: Mapping[JobId, str]
     most: Mapping[str, int]
     held: Mapping[str, Owner]
 
@@ -95,6 +95,7 @@ class Search:
 
     Args:
         planner: of sets of jobs.
+        needs: the jobs of all groups.
         costs: of each job, what moving it costs, dollars; not there: it stays where it is.
         twice: jobs that can afford to be moved twice.
         rigid: jobs that cannot afford that anybody comes, who loads what he has where they are, nor to come to others.
@@ -106,15 +107,16 @@ class Search:
     def __init__(
         self,
         planner: Planner,
-        costs: Mapping[int, float],
+        needs: Mapping[JobId, JobDemand],
+        costs: Mapping[JobId, float],
         free: Mapping[PoolName, Sequence[NodeId]],
         *,
-        twice: Container[int],
-        rigid: Container[int] = (),
+        twice: Container[JobId],
+        rigid: Container[JobId] = (),
         max_group: int,
         limits: Limits,
     ) -> None:
-        self.planner, self.costs, self.free, self.max_group = planner, costs, free, max_group
+        self.planner, self.needs, self.costs, self.free, self.max_group = planner, needs, costs, free, max_group
         self.twice, self.rigid, self.limits = twice, rigid, limits
 
     # ---- the best partition ------------------------------------------------------------------------------------------
@@ -126,7 +128,7 @@ class Search:
         movers = [self.costs[job] for job in jobs if job in self.costs]
         if len(jobs) > UNION_JOBS or not movers:
             return None
-        if (now - self.planner.least(jobs)) * hours <= min(movers):
+        if (now - self.least(jobs)) * hours <= min(movers):
             return None
         parts = yield from self.partition(crews, jobs, hours, now * hours)
         if parts is None or sorted(parts) == sorted(tuple(sorted(crew.jobs)) for crew in crews):
@@ -143,15 +145,15 @@ class Search:
         return best
 
     def partition(
-        self, crews: Sequence[GroupOption], jobs: tuple[int, ...], hours: float, below: float
-    ) -> Generator[None, None, list[tuple[int, ...]] | None]:
+        self, crews: Sequence[GroupOption], jobs: tuple[JobId, ...], hours: float, below: float
+    ) -> Generator[None, None, list[tuple[JobId, ...]] | None]:
         """The parts of least value over the hours, moves included; None: nothing is below."""
         columns = yield from self._columns(crews, jobs, hours)
         place = {job: bit for bit, job in enumerate(jobs)}
         masks: list[list[tuple[float, float, int]]] = [[] for _ in jobs]
         for members, total in columns.items():
             mask = sum(1 << place[job] for job in members)
-            least = self.planner.least(members) * hours
+            least = self.least(members) * hours
             masks[place[members[0]]].append((total - least, total, mask))
         for each in masks:
             each.sort()
@@ -175,7 +177,7 @@ class Search:
                     continue
                 after = left ^ mask
                 if after not in rest:
-                    rest[after] = self.planner.least([job for job in jobs if after >> place[job] & 1]) * hours
+                    rest[after] = self.least([job for job in jobs if after >> place[job] & 1]) * hours
                 if spent + total + rest[after] < best:
                     pushed.append((after, spent + total, (*chosen, mask)))
             stack.extend(reversed(pushed))
@@ -184,21 +186,24 @@ class Search:
         return [tuple(job for job in jobs if mask >> place[job] & 1) for mask in found]
 
     def _columns(
-        self, crews: Sequence[GroupOption], jobs: tuple[int, ...], hours: float
-    ) -> Generator[None, None, dict[tuple[int, ...], float]]:
+        self, crews: Sequence[GroupOption], jobs: tuple[JobId, ...], hours: float
+    ) -> Generator[None, None, dict[tuple[JobId, ...], float]]:
         """Sets of these jobs that can share, and what each costs over the hours: moves at their least included."""
         home = {job: crew.group for crew in crews for job in crew.seats}
-        found: dict[tuple[int, ...], float] = {}
-        grow: list[tuple[int, ...]] = [(job,) for job in jobs]
+        found: dict[tuple[JobId, ...], float] = {}
+        grow: list[tuple[JobId, ...]] = [(job,) for job in jobs]
+        apart: set[tuple[JobId, ...]] = set()  # pairs that cannot share, nor can larger sets of which they are part
         planned = 0
         while grow and len(found) < SETS:
             members = grow.pop()
-            known = self.planner.knows(members)
-            plan = yield from self.planner.plan(members)
-            if not known:
+            needs = [self.needs[job] for job in members]
+            if len(needs) > 1 and not self.planner.knows(needs):
                 planned += 1
                 if planned % PLANS_A_STEP == 0:
                     yield
+            plan = self.planner.plan(needs)
+            if len(members) == 2 and plan is None:
+                apart.add(members)
             if plan is None:
                 continue
             moves = self._least_moves(members, home)
@@ -206,14 +211,10 @@ class Search:
                 found[members] = plan.value * hours + moves
             if len(members) < self.max_group:
                 near = [job for job in jobs if job > members[-1]]
-                grow += [(*members, job) for job in near if self._could_share(members, job)]
+                grow += [(*members, job) for job in near if not any((member, job) in apart for member in members)]
         return found
 
-    def _could_share(self, members: tuple[int, ...], job: int) -> bool:
-        """Who cannot share with some of them cannot with all of them; only what is known already is asked."""
-        return not any(self.planner.cannot((member, job)) for member in members)
-
-    def _least_moves(self, members: tuple[int, ...], home: Mapping[int, GroupId]) -> float:
+    def _least_moves(self, members: tuple[JobId, ...], home: Mapping[JobId, GroupId]) -> float:
         """What the moves cost at least that bring these together, in the group where most of them are."""
         homes = {home[job] for job in members}
         fixed = {home[job] for job in members if job not in self.costs}
@@ -231,11 +232,11 @@ class Search:
     # ---- who goes where ----------------------------------------------------------------------------------------------
 
     def _regroup_plan(
-        self, crews: Sequence[GroupOption], parts: Sequence[tuple[int, ...]], hours: float, now: float
+        self, crews: Sequence[GroupOption], parts: Sequence[tuple[JobId, ...]], hours: float, now: float
     ) -> Generator[None, None, RegroupPlan | None]:
         """Match the parts to the groups, and order the moves; None: it does not pay, or cannot be done."""
-        best: tuple[float, list[tuple[GroupOption | None, Plan, dict[int, Pins]]]] | None = None
-        seated: dict[tuple[tuple[int, ...], GroupId], tuple[float, Plan, dict[int, Pins]] | None] = {}
+        best: tuple[float, list[tuple[GroupOption | None, Plan, dict[JobId, Pins]]]] | None = None
+        seated: dict[tuple[tuple[JobId, ...], GroupId], tuple[float, Plan, dict[JobId, Pins]] | None] = {}
         for assigned in _matchings(crews, parts):
             total, chosen = 0.0, []
             for part, crew in zip(parts, assigned, strict=True):
@@ -261,16 +262,16 @@ class Search:
         return RegroupPlan(tuple(steps), saves, costs, net) if net > LEAST_GAIN else None
 
     def _seat(
-        self, part: tuple[int, ...], crew: GroupOption | None, hours: float
-    ) -> Generator[None, None, tuple[float, Plan, dict[int, Pins]] | None]:
+        self, part: tuple[JobId, ...], crew: GroupOption | None, hours: float
+    ) -> Generator[None, None, tuple[float, Plan, dict[JobId, Pins]] | None]:
         """The best way to run a part where a group is: value over the hours with moves, the plan, who stays where."""
         here = [] if crew is None else [job for job in part if job in crew.seats]
         fixed = [job for job in part if job not in self.costs]
         if any(job not in here for job in fixed):
             return None
         loose = [job for job in here if job in self.costs]
-        best: tuple[float, Plan, dict[int, Pins]] | None = None
-        least = self.planner.least(part) * hours
+        best: tuple[float, Plan, dict[JobId, Pins]] | None = None
+        least = self.least(part) * hours
         for count in range(len(loose), -1, -1):
             for staying in combinations(loose, count):
                 stay = {*fixed, *staying}
@@ -278,15 +279,15 @@ class Search:
                 if best is not None and costs + least >= best[0]:
                     continue
                 seats = {job: crew.seats[job] for job in part if job in stay} if crew is not None else {}
-                plan = yield from self._fit(part, seats)
+                plan = self._fit(part, seats)
                 yield
                 if plan is not None and (best is None or costs + plan.value * hours < best[0]):
                     best = (costs + plan.value * hours, plan, seats)
         return best
 
-    def _fit(self, part: Sequence[int], seats: Mapping[int, Pins]) -> Generator[None, None, Plan | None]:
+    def _fit(self, part: Sequence[JobId], seats: Mapping[JobId, Pins]) -> Plan | None:
         """A plan in which some sit where they sit, and the others on these nodes or on new ones."""
-        needs = [self.planner.needs[job] for job in part]
+        needs = [self.needs[job] for job in part]
         if len(needs) == 1:
             return self.planner.alone(needs[0])
         rooms = {
@@ -294,17 +295,21 @@ class Search:
             for pool, room in self.planner.rooms.items()
         }
         seated = {part.index(job): mine for job, mine in numbered(seats)[1].items()}
-        return (yield from self.planner.fit_in_steps(needs, seated, rooms))
+        return self.planner.fit(needs, seated, rooms)
+
+    def least(self, jobs: Sequence[JobId]) -> float:
+        """No partition of these jobs has less value."""
+        return self.planner.least([self.needs[job] for job in jobs])
 
     # ---- in which order ----------------------------------------------------------------------------------------------
 
     def _steps(
-        self, crews: Sequence[GroupOption], chosen: Sequence[tuple[GroupOption | None, Plan, dict[int, Pins]]]
+        self, crews: Sequence[GroupOption], chosen: Sequence[tuple[GroupOption | None, Plan, dict[JobId, Pins]]]
     ) -> Generator[None, None, list[Step] | None]:
         """Moves, each certified with the mover in both places; None: there is no such order."""
         taken: dict[NodeId, None] = {}
         limits = self.limits
-        sit: dict[GroupId, dict[int, Pins]] = {crew.group: dict(crew.seats) for crew in crews}
+        sit: dict[GroupId, dict[JobId, Pins]] = {crew.group: dict(crew.seats) for crew in crews}
         wanted: list[Step] = []
         for number, (crew, plan, stay) in enumerate(chosen):
             group = f"new{number}" if crew is None else crew.group
@@ -335,7 +340,7 @@ class Search:
             steps.append(ready)
         return steps
 
-    def _pins(self, plan: Plan, stay: Mapping[int, Pins], taken: dict[NodeId, None]) -> dict[int, Pins] | None:
+    def _pins(self, plan: Plan, stay: Mapping[JobId, Pins], taken: dict[NodeId, None]) -> dict[JobId, Pins] | None:
         """The plan's nodes by name: those that the stayers have, then free ones; None: there are not so many."""
         names = {pool: list(nodes) for pool, nodes in numbered(stay)[0].items()}
         for pool, count in plan.nodes.items():
@@ -349,13 +354,13 @@ class Search:
             if len(mine) < count:
                 return None
         return {
-            self.planner.number(need): {
+            need.job: {
                 pool: tuple(names[pool][node] for node in nodes) for pool, nodes in seats.items()
             }
             for need, seats in zip(plan.needs, plan.seats, strict=True)
         }
 
-    def _joins(self, sit: Mapping[GroupId, dict[int, Pins]], step: Step) -> bool:
+    def _joins(self, sit: Mapping[GroupId, dict[JobId, Pins]], step: Step) -> bool:
         """Whether the job may join the group as it is at that time."""
         there = {job: pins for job, pins in sit.get(step.to, {}).items() if job != step.job}
         if not there:
@@ -364,7 +369,8 @@ class Search:
             return False
         if step.job not in sit[step.to] and any(job in self.rigid for job in (step.job, *there)):
             return False  # one of them would wait for a first turn; who is here already has turns
-        return self.planner.fit_named({**there, step.job: step.pins}) is not None
+        there[step.job] = step.pins
+        return self.planner.fit_named([self.needs[job] for job in there], there) is not None
 
     def _detour(self, wanted: Sequence[Step], taken: dict[NodeId, None], number: int, limits: Limits) -> Step | None:
         """One of the jobs goes to nodes of its own first: the cheapest to move, where there are free nodes."""
@@ -372,19 +378,19 @@ class Search:
             if step.job not in self.twice:
                 continue
             pins: dict[PoolName, tuple[NodeId, ...]] = {}
-            for pool, width in self.planner.needs[step.job].widths:
+            for pool, width in self.needs[step.job].profile.widths:
                 free = [node for node in self.free.get(pool, ()) if node not in taken][:width]
                 if len(free) == width:
                     pins[pool] = tuple(free)
             aside = Step(step.job, f"aside{number}", pins)
-            if len(pins) == len(self.planner.needs[step.job].widths) and limits.after(aside, {}) is not None:
+            if len(pins) == len(self.needs[step.job].profile.widths) and limits.after(aside, {}) is not None:
                 taken.update(dict.fromkeys(node for nodes in pins.values() for node in nodes))
                 return aside
         return None
 
 
 def _matchings(
-    crews: Sequence[GroupOption], parts: Sequence[tuple[int, ...]]
+    crews: Sequence[GroupOption], parts: Sequence[tuple[JobId, ...]]
 ) -> Iterator[tuple[GroupOption | None, ...]]:
     """Ways to run each part where some group is, or anew: those in which most stay first, a few of them."""
     places: list[GroupOption | None] = [*crews, *[None] * max(0, len(parts) - len(crews))]

@@ -1,4 +1,4 @@
-"""The state as loom's planning looks at it: jobs, groups as they sit, and nodes that are free."""
+"""The state as planning looks at it: jobs, groups as they sit, and nodes that are free."""
 
 from collections.abc import Iterator, Sequence
 from math import inf
@@ -8,9 +8,9 @@ from msgspec import Struct, field
 
 from rollmuxd.core.model import Job, JobId, Millis, Node, NodeId, NodeStatus, PhaseSpec, PoolName
 from rollmuxd.core.state import State
-from rollmuxd.policies.loom.model import JobDemand
-from rollmuxd.policies.loom.plan import Planner
 from rollmuxd.policies.rollmux import Shape
+from rollmuxd.policies.thrift.catalogue import Planner
+from rollmuxd.policies.thrift.model import JobDemand, Profile
 
 
 class GroupSnapshot(Struct, frozen=True):
@@ -18,13 +18,14 @@ class GroupSnapshot(Struct, frozen=True):
 
     version: int
     jobs: tuple[JobId, ...]
-    needs: tuple[JobDemand, ...]
+    #: of each: its profile, its solo iteration, and what its promise allows
+    profiles: tuple[tuple[Profile, Millis, Millis | None], ...]
     #: by job: its nodes by pool
     pins: tuple[dict[PoolName, tuple[NodeId, ...]], ...]
     #: the group's nodes by pool, and each job's by number
     names: dict[PoolName, tuple[NodeId, ...]]
     seats: tuple[dict[PoolName, tuple[int, ...]], ...]
-    #: iterations in a turn, and the period
+    #: iterations in a rotation, and the period
     rates: tuple[int, ...]
     period_ms: Millis
     #: by pool: how many nodes it has, and what share of nodes its jobs need at least
@@ -73,8 +74,8 @@ class Inventory(Struct, frozen=True):
         return cls(nodes, hosts_mb, pools)
 
 
-def demand_of(job: Job, *, promised: bool) -> JobDemand | None:
-    """The job for planning; None: a plan cannot say it."""
+def profile_of(job: Job) -> tuple[Profile, Millis, Millis | None] | None:
+    """The job's profile, its solo iteration, and what its promise allows; None: a plan cannot say it."""
     spec = job.spec
     if spec.colocate or any(want.gpus or want.named for want in spec.wants):
         return None
@@ -86,34 +87,30 @@ def demand_of(job: Job, *, promised: bool) -> JobDemand | None:
         ram, left, top = kept.get(one.pool, (0, 0, 0))
         more = max(top, one.gpu_mb - one.leftover_mb)
         kept[one.pool] = (ram + one.ram_mb, left + one.leftover_mb, more)
-    return JobDemand(
-        job=job.id,
+    profile = Profile(
         phases=tuple((phase.pools, took + moves, phase.gap_ms) for phase, (took, moves) in shape.busy),
         widths=tuple((want.pool, want.nodes) for want in spec.wants),
-        solo_ms=shape.solo_ms,
         round_ms=shape.shared_ms,
-        limit_ms=shape.limit_ms if promised else None,
         kept=tuple((pool, *sizes) for pool, sizes in kept.items()),
     )
+    return profile, shape.solo_ms, shape.limit_ms
 
 
 def used_by(needs: Sequence[JobDemand]) -> dict[PoolName, float]:
     """What share of nodes some jobs need at least, to be within their bounds, by pool."""
     used: dict[PoolName, float] = {}
     for need in needs:
-        for pool, width in need.widths:
+        for pool, width in need.profile.widths:
             if need.limit_ms:
-                used[pool] = used.get(pool, 0.0) + width * need.busy_ms(pool) / need.limit_ms
+                used[pool] = used.get(pool, 0.0) + width * need.profile.busy_ms(pool) / need.limit_ms
     return used
 
 
-def value_of(planner: Planner, sitting: GroupSnapshot) -> float:
+def value_of(planner: Planner, sitting: GroupSnapshot, needs: Sequence[JobDemand]) -> float:
     """What a group as it stands is worth, by the plan's measure."""
     price = sum(planner.rooms[pool].price * len(names) for pool, names in sitting.names.items())
-    done = sum(
-        planner.worth(need) * need.solo_ms * rate for need, rate in zip(sitting.needs, sitting.rates, strict=True)
-    )
-    return price - planner.mu * done / (sitting.period_ms or 1)
+    done = sum(need.worth * need.solo_ms * rate for need, rate in zip(needs, sitting.rates, strict=True))
+    return price - done / (sitting.period_ms or 1)
 
 
 def pools_in_use(state: State) -> Iterator[PoolName]:

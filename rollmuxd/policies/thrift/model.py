@@ -14,25 +14,34 @@ Assignment: TypeAlias = Mapping[PoolName, tuple[int, ...]]
 Pins: TypeAlias = Mapping[PoolName, tuple[NodeId, ...]]
 
 
-class JobDemand(Struct, frozen=True):
-    """A job, as planning looks at it."""
+class Profile(Struct, frozen=True, cache_hash=True, order=True):
+    """What a job does, whatever it was promised: jobs of one profile are equal to the catalogue."""
 
-    job: JobId
     #: its cycle: the pools that a phase claims, how long it keeps them in a shared group, its own gap before
     phases: tuple[tuple[tuple[PoolName, ...], Millis, Millis], ...]
     #: nodes of each pool
     widths: tuple[tuple[PoolName, int], ...]
-    #: an iteration alone; and with the moves of its states, as in a group
-    solo_ms: Millis
+    #: an iteration with the moves of its states, as in a group
     round_ms: Millis
-    #: what an iteration may take; None: it is promised nothing
-    limit_ms: Millis | None
     #: per pool: parked RAM, and of each GPU what stays there while parked, and what loading takes beyond that
     kept: tuple[tuple[PoolName, int, int, int], ...] = ()
 
     def busy_ms(self, pool: PoolName) -> Millis:
         """How long an iteration keeps the job's nodes of a pool."""
         return sum(took for pools, took, _ in self.phases if pool in pools)
+
+
+class JobDemand(Struct, frozen=True, cache_hash=True):
+    """A job, as planning looks at it now."""
+
+    job: JobId
+    profile: Profile
+    #: an iteration alone
+    solo_ms: Millis
+    #: what an iteration may take now (:mod:`~rollmuxd.policies.thrift.credit`); None: the job has no promise
+    limit_ms: Millis | None
+    #: dollars per hour that the job's progress is worth at its solo pace
+    worth: float = 0.0
 
 
 class PoolCapacity(Struct, frozen=True):
@@ -55,25 +64,19 @@ class Plan(Struct, frozen=True):
     seats: tuple[dict[PoolName, tuple[int, ...]], ...]
     #: nodes per pool
     nodes: dict[PoolName, int]
-    #: the visits of one turn: a place among ``needs``, and the number of a phase
+    #: the turns of one rotation: a place among ``needs``, and the number of a phase
     order: tuple[tuple[int, int], ...]
     period_ms: Millis
-    #: dollars per hour
-    price: float
-    #: what is minimised
+    #: dollars per hour: what the nodes cost, less what the members' progress is worth. This is minimised
     value: float
-
-    def rate(self, place: int) -> int:
-        """Iterations of a member in one turn."""
-        return self.order.count((place, 0))
 
 
 def numbered(
-    pins: Mapping[int, Pins],
-) -> tuple[dict[PoolName, list[NodeId]], dict[int, dict[PoolName, tuple[int, ...]]]]:
+    pins: Mapping[JobId, Pins],
+) -> tuple[dict[PoolName, list[NodeId]], dict[JobId, dict[PoolName, tuple[int, ...]]]]:
     """The nodes of some jobs by pool, in order, and each job's by number."""
     names: dict[PoolName, list[NodeId]] = {}
-    seats: dict[int, dict[PoolName, tuple[int, ...]]] = {}
+    seats: dict[JobId, dict[PoolName, tuple[int, ...]]] = {}
     for job, mine in pins.items():
         seats[job] = {}
         for pool, nodes in mine.items():
