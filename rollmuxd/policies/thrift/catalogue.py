@@ -10,7 +10,7 @@ Nodes are numbers here, counted per pool: those that a group has (``seats``), th
 is seated stays where it sits: then the frontier gives rates and nodes, and the seats are filled around it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import ceil, gcd, inf
 from typing import Final, TypeAlias
@@ -34,8 +34,8 @@ STRETCHES: Final = (1.0, 1.01, 1.03, 1.07, 1.15, 1.3)
 ROTATIONS: Final = 3
 #: seatings of one frontier's entry that are tried beyond the fewest nodes
 EXTRA_NODES: Final = 2
-#: sets of profiles that are remembered
-REMEMBERED: Final = 20_000
+#: sets of profiles, and plans of jobs, that are remembered
+REMEMBERED, PLANS = 20_000, 50_000
 
 #: by pool: the numbers of each job's nodes
 Seats: TypeAlias = dict[PoolName, tuple[tuple[int, ...], ...]]
@@ -63,11 +63,25 @@ class Planner:
     def __init__(
         self, rooms: Mapping[PoolName, PoolCapacity], *, rates: Mapping[int, int] = RATES, dearest: PoolName = ""
     ) -> None:
-        self.rooms, self.rates = rooms, rates
+        self._rooms, self.rates = rooms, rates
         self.dearest = dearest or max(rooms, key=lambda pool: rooms[pool].worth, default="")
         self._frontiers: dict[tuple[Profile, ...], tuple[Entry, ...]] = {}
+        self._plans: dict[tuple[JobDemand, ...], Plan | None] = {}
+        self._least: dict[JobDemand, tuple[float, tuple[tuple[int, float], ...]]] = {}
         #: frontiers that were searched: a measure of the planner's work, the same on every machine
         self.searched = 0
+
+    @property
+    def rooms(self) -> Mapping[PoolName, PoolCapacity]:
+        """The pools, with the prices that they have now."""
+        return self._rooms
+
+    def price(self, rooms: Mapping[PoolName, PoolCapacity]) -> None:
+        """Prices have changed, and nothing else of the pools."""
+        if rooms != self._rooms:
+            self._rooms = rooms
+            self._plans.clear()
+            self._least.clear()
 
     # ---- what is known without planning ------------------------------------------------------------------------------
 
@@ -86,22 +100,34 @@ class Planner:
             value=sum(width * self.rooms[pool].price for pool, width in need.profile.widths) - need.worth,
         )
 
-    def least(self, needs: Sequence[JobDemand]) -> float:
+    def least(self, needs: Iterable[JobDemand]) -> float:
         """No partition of these jobs into groups has less value than this."""
         value = worth = 0.0
-        work = dict.fromkeys(self.rooms, 0.0)
+        work = [0.0] * len(self.rooms)
         for need in needs:
-            slow = inf if need.limit_ms is None else need.limit_ms
-            used = 0.0
-            for pool, width in need.profile.widths:
-                busy = width * need.profile.busy_ms(pool)
-                work[pool] += busy / slow
-                used += busy * self.rooms[pool].price
-            gain = used - need.worth * need.solo_ms
-            value += min(gain / (need.solo_ms or 1), gain / slow)
+            known = self._least.get(need)
+            if known is None:
+                known = self._least[need] = self._least_of(need)
+            value += known[0]
             worth += need.worth
-        price = sum(ceil(share - 1e-6) * self.rooms[pool].price for pool, share in work.items())
+            for at, share in known[1]:
+                work[at] += share
+        price = 0.0
+        for share, room in zip(work, self._rooms.values(), strict=True):
+            price += ceil(share - 1e-6) * room.price
         return max(value, price - worth)
+
+    def _least_of(self, need: JobDemand) -> tuple[float, tuple[tuple[int, float], ...]]:
+        """The job's least part of any group's value; by pool, its share of nodes at its bound."""
+        slow = inf if need.limit_ms is None else need.limit_ms
+        used, shares = 0.0, []
+        for at, (pool, room) in enumerate(self.rooms.items()):
+            busy = dict(need.profile.widths).get(pool, 0) * need.profile.busy_ms(pool)
+            used += busy * room.price
+            if busy:
+                shares.append((at, busy / slow))
+        gain = used - need.worth * need.solo_ms
+        return min(gain / (need.solo_ms or 1), gain / slow), tuple(shares)
 
     # ---- one group ---------------------------------------------------------------------------------------------------
 
@@ -109,19 +135,29 @@ class Planner:
         """The plan of least value of some jobs, on any nodes; None: they cannot share."""
         if len(needs) == 1:
             return self.alone(needs[0])
-        for value, entry, places in self._within(needs):
-            return Plan(
-                needs=tuple(needs[place] for place in places),
-                seats=tuple(
-                    {pool: seats[place] for pool, seats in entry.seats.items() if seats[place]}
-                    for place in range(len(needs))
-                ),
-                nodes=dict(zip(self.rooms, entry.nodes, strict=True)),
-                order=entry.order,
-                period_ms=entry.period_ms,
-                value=value,
-            )
-        return None
+        key = tuple(needs)
+        if key not in self._plans:
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
+            self._plans[key] = self._plan(needs)
+        return self._plans[key]
+
+    def _plan(self, needs: Sequence[JobDemand]) -> Plan | None:
+        found = min(self._within(needs), default=None, key=lambda it: it[0])
+        if found is None:
+            return None
+        value, entry, places = found
+        return Plan(
+            needs=tuple(needs[place] for place in places),
+            seats=tuple(
+                {pool: seats[place] for pool, seats in entry.seats.items() if seats[place]}
+                for place in range(len(needs))
+            ),
+            nodes=dict(zip(self.rooms, entry.nodes, strict=True)),
+            order=entry.order,
+            period_ms=entry.period_ms,
+            value=value,
+        )
 
     def fit(
         self,
@@ -143,7 +179,7 @@ class Planner:
         best: Plan | None = None
         tried: dict[tuple[int, ...], None] = {}
         seating = _Seating([need.profile for need in needs], seated or {}, rooms or self.rooms, closed or {})
-        for value, entry, places in self._within(needs):
+        for value, entry, places in sorted(self._within(needs), key=lambda it: it[0]):
             if value >= below - TIE:
                 break
             rates = [0] * len(needs)
@@ -164,10 +200,10 @@ class Planner:
 
     def may_share(self, needs: Sequence[JobDemand]) -> bool:
         """Whether some entry keeps all bounds, wherever the jobs would sit."""
-        return next(iter(self._within(needs)), None) is not None
+        return bool(self._within(needs))
 
     def _within(self, needs: Sequence[JobDemand]) -> list[tuple[float, Entry, tuple[int, ...]]]:
-        """Entries that keep the bounds, those of least value first, each with which job has which place of it."""
+        """Entries that keep the bounds: the value of each, and which job has which place of it."""
         places = tuple(
             sorted(range(len(needs)), key=lambda at: (needs[at].profile, needs[at].limit_ms or inf, needs[at].job))
         )
@@ -178,17 +214,18 @@ class Planner:
         worth = [need.worth * need.solo_ms for need in ordered]
         prices = [room.price for room in self.rooms.values()]
         found = []
-        for number, entry in enumerate(self.frontier(tuple(need.profile for need in ordered))):
-            period = entry.period_ms
-            for rate, limit in zip(entry.rates, limits, strict=True):
+        for entry in self.frontier(tuple(need.profile for need in ordered)):
+            period, gain = entry.period_ms, 0.0
+            for rate, limit, mine in zip(entry.rates, limits, worth, strict=True):
                 if period > rate * limit:
                     break
+                gain += rate * mine
             else:
-                value = sum(map(float.__mul__, map(float, entry.nodes), map(float, prices)))
-                value -= sum(rate * gain for rate, gain in zip(entry.rates, worth, strict=True)) / (period or 1)
-                found.append((value, number, entry))
-        found.sort(key=lambda it: it[:2])
-        return [(value, entry, places) for value, _, entry in found]
+                price = 0.0
+                for count, each in zip(entry.nodes, prices, strict=True):
+                    price += count * each
+                found.append((price - gain / (period or 1), entry, places))
+        return found
 
     def _seated(
         self,
@@ -322,7 +359,9 @@ class _Seating:
 
     def load(self, pool: PoolName, rates: Sequence[int]) -> Millis:
         """What a node of the pool is kept in a rotation, if each job is on all of them."""
-        return sum(rate * busy for rate, busy, wide in zip(rates, self.busy[pool], self.wide[pool], strict=True) if wide)
+        return sum(
+            rate * busy for rate, busy, wide in zip(rates, self.busy[pool], self.wide[pool], strict=True) if wide
+        )
 
     def counts(self, nodes: Sequence[int], dearest: PoolName, *, most: bool = False) -> list[tuple[int, ...]]:
         """How many nodes of each pool to try, the fewest first: from so many, to a few more or to as many as are of use.
@@ -449,7 +488,5 @@ def _certify(
 
 def _spread(rates: tuple[int, ...]) -> tuple[int, ...]:
     """A rotation in which the iterations of each job are spread evenly, as places."""
-    places = [
-        ((number + 0.5) / rate, -rate, place) for place, rate in enumerate(rates) for number in range(rate)
-    ]
+    places = [((number + 0.5) / rate, -rate, place) for place, rate in enumerate(rates) for number in range(rate)]
     return tuple(place for _, _, place in sorted(places)) if max(rates) > 1 else tuple(range(len(rates)))

@@ -130,19 +130,12 @@ class Search:
             return None
         if (now - self.least(jobs)) * hours <= min(movers):
             return None
+        if len(crews) == 1:  # the same jobs together, on other nodes
+            return (yield from self._regroup_plan(crews, [jobs], hours, now))
         parts = yield from self.partition(crews, jobs, hours, now * hours)
         if parts is None or sorted(parts) == sorted(tuple(sorted(crew.jobs)) for crew in crews):
-            return None if parts is None else (yield from self._tighten(crews, hours))
+            return None
         return (yield from self._regroup_plan(crews, parts, hours, now))
-
-    def _tighten(self, crews: Sequence[GroupOption], hours: float) -> Generator[None, None, RegroupPlan | None]:
-        """The same jobs together, on fewer nodes."""
-        best: RegroupPlan | None = None
-        for crew in crews:
-            found = yield from self._regroup_plan([crew], [tuple(sorted(crew.jobs))], hours, crew.value)
-            if found is not None and (best is None or found.net > best.net):
-                best = found
-        return best
 
     def partition(
         self, crews: Sequence[GroupOption], jobs: tuple[JobId, ...], hours: float, below: float
@@ -299,7 +292,7 @@ class Search:
 
     def least(self, jobs: Sequence[JobId]) -> float:
         """No partition of these jobs has less value."""
-        return self.planner.least([self.needs[job] for job in jobs])
+        return self.planner.least(map(self.needs.__getitem__, jobs))
 
     # ---- in which order ----------------------------------------------------------------------------------------------
 
@@ -354,9 +347,7 @@ class Search:
             if len(mine) < count:
                 return None
         return {
-            need.job: {
-                pool: tuple(names[pool][node] for node in nodes) for pool, nodes in seats.items()
-            }
+            need.job: {pool: tuple(names[pool][node] for node in nodes) for pool, nodes in seats.items()}
             for need, seats in zip(plan.needs, plan.seats, strict=True)
         }
 

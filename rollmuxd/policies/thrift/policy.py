@@ -67,7 +67,7 @@ from rollmuxd.policies.rollmux import (
 )
 from rollmuxd.policies.schedule import Bound, binding, first_turn_feasible
 from rollmuxd.policies.thrift.catalogue import RATES, Planner
-from rollmuxd.policies.thrift.credit import TIE, WORTH, Standing, progress_price, standing
+from rollmuxd.policies.thrift.credit import TIE, Standing, progress_price, standing
 from rollmuxd.policies.thrift.improve import GroupOption, Limits, RegroupPlan, Search, Step, horizon_hours
 from rollmuxd.policies.thrift.model import JobDemand, Pins, Plan, PoolCapacity, Profile
 from rollmuxd.policies.thrift.snapshot import (
@@ -357,9 +357,7 @@ class Thrift(RollMux):
         }
         was = value_of(planner, sitting, needs)
         for joins in tried:
-            plan = planner.fit(
-                (*needs, joins), dict(enumerate(sitting.seats)), rooms, closed, was + below + 1e-9
-            )
+            plan = planner.fit((*needs, joins), dict(enumerate(sitting.seats)), rooms, closed, was + below + 1e-9)
             pins = None if plan is None else _named(plan.seats[-1], sitting.names, free)
             if plan is None or pins is None:
                 continue  # by a lower bound he goes round more often: worth more than what was found so far, maybe
@@ -555,7 +553,7 @@ class Thrift(RollMux):
         key = (dearest, *((pool, room.worth, room.ram_mb, room.gpu_mb) for pool, room in rooms.items()))
         if self._known_planner is None or self._known_planner[0] != key:
             self._known_planner = key, Planner(rooms, rates=self._rates, dearest=dearest)
-        self._known_planner[1].rooms = rooms
+        self._known_planner[1].price(rooms)
         return self._known_planner[1]
 
     def _why_not_group(self, state: State, shape: Shape, group: Group) -> Miss:
@@ -711,6 +709,8 @@ class Thrift(RollMux):
                 *((crew.group, crew.version) for crew in union),
                 *((search.needs[job], job in search.costs, job in search.twice, job in search.rigid) for job in jobs),
             )
+            if len(union) == 1 and not any(job in search.costs for job in jobs):
+                continue
             if hours >= self._settled.get(key, 0.0) * AGAIN:
                 found.append((win, len(found), hours, list(union), key))
         found.sort(key=lambda it: (-it[0], it[1]))
@@ -718,12 +718,13 @@ class Thrift(RollMux):
             self._settled.clear()
         return [(hours, union, key) for _, _, hours, union, key in found[:UNIONS]]
 
-    def _near(self, crews: Sequence[GroupOption]) -> Iterator[tuple[GroupOption, GroupOption]]:
+    def _near(self, crews: Sequence[GroupOption]) -> Iterator[tuple[GroupOption, ...]]:
         """Groups to be looked at together: all, where there are few; else what has changed, beside every other.
 
         Where nothing has, those that were looked at longest ago: they have earned credit since, and grown older.
         """
         if len(crews) <= GROUPS_MATCHED:
+            yield from combinations(crews, 1)
             yield from combinations(crews, 2)
             return
         changed = [crew for crew in crews if self._seen.get(crew.group) != crew.version]
@@ -734,6 +735,7 @@ class Thrift(RollMux):
         for number, crew in enumerate(changed):
             self._seen.pop(crew.group, None)
             self._seen[crew.group] = crew.version
+            yield (crew,)
             before = {other.group for other in changed[: number + 1]}
             for other in crews:
                 if other.group not in before:
