@@ -21,8 +21,8 @@ from rollmuxd.core.inputs import Input, RegisterJob
 from rollmuxd.core.model import Job, JobSpec, Millis, Movable
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.policies.loom.policy import Loom
 from rollmuxd.policies.rollmux import RollMux
+from rollmuxd.policies.thrift.policy import Thrift
 
 GROUPS: Final = 20
 JOBS_A_GROUP: Final = 5
@@ -199,7 +199,7 @@ def placement(budget_s: float, residents: Sequence[int]) -> Json:
 
 def _woven(budget_s: float, state: State, arrive: Callable[[], JobSpec]) -> Json:
     """The same groups, and loom: one more job, and a whole search for moves, step by step."""
-    policy = Loom(objective="cost")
+    policy = Thrift(steady=True, objective="cost")
     took: list[float] = []
     for number in Rounds(budget_s, least=100, most=200):
         job = Job("new", "team", "someone", arrive(), state.at)

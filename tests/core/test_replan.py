@@ -26,8 +26,8 @@ from rollmuxd.core.policy import Policy
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.explain.explainer import Explainer
-from rollmuxd.policies.loom.policy import Loom
 from rollmuxd.policies.rollmux import RollMux
+from rollmuxd.policies.thrift.policy import Thrift
 
 TURNS = 30
 MINUTE = 60_000
@@ -200,7 +200,7 @@ def test_plans_are_not_made_anew_at_each_step_of_a_growth_but_of_what_was_seen_s
 
 
 def test_phases_that_take_no_time_at_all_are_planned_with_a_millisecond_once_and_for_all() -> None:
-    cluster = Cluster(Loom(objective="cost", regroup=1), replan_every_ms=0)
+    cluster = Cluster(Thrift(steady=True, objective="cost", regroup=False), replan_every_ms=0)
     name, other = cluster.comes(spec("a", 10, 5, 2.0)), cluster.comes(spec("b", None, None, 2.0))
     for _ in range(10):
         cluster.goes_round(name, 0, 0)
@@ -326,15 +326,15 @@ def test_nonsense_that_is_reported_as_work_is_none(work: float) -> None:
 # ---- another wheel ---------------------------------------------------------------------------------------------------
 
 
-def test_where_the_wheel_has_no_room_any_more_loom_has_another_for_the_same_members_on_the_same_nodes() -> None:
-    cluster = Cluster(Loom(objective="cost", regroup=1))
-    long, short = cluster.comes(spec("long", 90, 10, 1.5)), cluster.comes(spec("short", 5, 20, 4.0))
+def test_where_the_schedule_has_no_room_any_more_another_one_serves_the_same_members_on_the_same_nodes() -> None:
+    cluster = Cluster(Thrift(steady=True, objective="cost", regroup=False))
+    long, short = cluster.comes(spec("long", 90, 10, 1.5)), cluster.comes(spec("short", 20, 25, 2.0))
     group = cluster.core.state.jobs[long].group
     assert group == cluster.core.state.jobs[short].group
     before = [(visit.job, visit.phase) for visit in cluster.core.state.groups[group].schedule]
     pins = {name: job.pins for name, job in cluster.core.state.jobs.items()}
     for _ in range(4):
-        cluster.goes_round(short, 3_000, 5_000)
+        cluster.goes_round(short, 8_000, 10_000)
     replanned = cluster.told(f.GroupReplanned)[-1]
     assert replanned.schedule
     after = [(visit.job, visit.phase) for visit in cluster.core.state.groups[group].schedule]
@@ -344,11 +344,11 @@ def test_where_the_wheel_has_no_room_any_more_loom_has_another_for_the_same_memb
     assert not cluster.core.state.at_risk
     assert all(pace <= limit + 1 for _, pace, limit in cluster.paces(group))
     cluster.goes_round(long, 90_000, 10_000)
-    cluster.goes_round(short, 3_000, 5_000)
+    cluster.goes_round(short, 8_000, 10_000)
 
 
 def test_the_wheel_stays_where_it_has_room_for_the_new_times_though_one_goes_round_it_often() -> None:
-    cluster = Cluster(Loom(objective="cost", regroup=1))
+    cluster = Cluster(Thrift(steady=True, objective="cost", regroup=False))
     long, short = cluster.comes(spec("long", 90, 10, 1.5)), cluster.comes(spec("short", 5, 20, 4.0))
     wheel = [(visit.job, visit.phase) for visit in cluster.core.state.groups["g1"].schedule]
     assert wheel.count((short, "rollout")) > wheel.count((long, "rollout"))
@@ -361,7 +361,7 @@ def test_the_wheel_stays_where_it_has_room_for_the_new_times_though_one_goes_rou
 @pytest.mark.parametrize("seed", range(25))
 def test_whatever_drifts_in_looms_groups_a_promise_is_kept_by_the_plan_or_said_to_be_at_risk(seed: int) -> None:
     draw = random.Random(f"drift {seed}")
-    cluster = Cluster(Loom(objective="cost", regroup=1), (4, 2))
+    cluster = Cluster(Thrift(steady=True, objective="cost", regroup=False), (4, 2))
     jobs = [
         cluster.comes(
             spec(

@@ -18,8 +18,8 @@ from rollmuxd.core.policy import Refusal
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.explain.explainer import Explainer
-from rollmuxd.policies.loom.policy import Loom
 from rollmuxd.policies.rollmux import RollMux
+from rollmuxd.policies.thrift.policy import Thrift
 
 GPUS = 4
 
@@ -206,7 +206,7 @@ jobs = st.lists(
 )
 
 
-@pytest.mark.parametrize("policy", [RollMux, Loom])
+@pytest.mark.parametrize("policy", [RollMux, Thrift])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(given_=jobs)
 def test_every_wish_comes_true_and_telling_it_changes_nothing(policy, given_):

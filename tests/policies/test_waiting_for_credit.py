@@ -6,7 +6,7 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.model import JobSpec, JobStatus, Movable, PhaseSpec, Want
 from rollmuxd.core.scheduler import Scheduler
-from rollmuxd.policies.loom.policy import Loom
+from rollmuxd.policies.thrift.policy import Thrift
 
 ROLLOUT_MS, TRAIN_MS, SLO = 10_000, 3_000, 1.2
 
@@ -55,7 +55,7 @@ class Cluster:
 
     def __init__(self, movable):
         config = Config(lease_ms=1 << 50, move_takes_ms=5_000, drivers={"channel": DriverTraits(copies=True)})
-        self.core, self.now, self._calls = Scheduler(config, Loom(uncertain=True, rounds=1)), 0, 0
+        self.core, self.now, self._calls = Scheduler(config, Thrift(steady=True, uncertain=True, rounds=1)), 0, 0
         self._start()
         self.first = self.hand(i.RegisterJob("team", "ann", spec("first", movable))).job
         self.hand(i.RegisterJob("team", "ann", spec("second", movable)))

@@ -1,4 +1,4 @@
-"""Loom, simulated: what it reaches on a few draws, what its moves cost, and how near it comes to the optimum.
+"""Thrift, simulated: what it reaches on a few draws, what its moves cost, and how near it comes to the optimum.
 
 A figure of the whole trace is in docs/results.md (``make results RESULTS=loom``); the bounds here are those of
 research/policy.md section 8, on less.
@@ -11,12 +11,12 @@ from math import inf
 
 import pytest
 from msgspec.structs import replace
+from rollmuxd.policies.loom import model, plan
 from simkit import checked
 
 from rollmuxd.core import facts as f
 from rollmuxd.daemon.settings import Settings
-from rollmuxd.policies.loom import model, plan
-from rollmuxd.policies.loom.policy import Loom
+from rollmuxd.policies.thrift.policy import Thrift
 from rollmuxd.sim import fluid
 from rollmuxd.sim.compare import Capped, Task, policy_under_test
 from rollmuxd.sim.outcome import Outcome
@@ -32,12 +32,16 @@ HOUR_MS = 3_600_000
 #: loom in other settings than the simulator lists, 300 s a move, and what it is held against
 SETTINGS: dict[str, PolicyUnderTest] = {
     "unpruned": RollMuxPaper(prune=False),
-    "greedy": Moving("greedy", "", lambda move_s: Loom(objective="cost", warm_s=move_s, regroup=1), move_s=300),
-    "round robin": Moving(
-        "round robin", "", lambda move_s: Loom(objective="cost", warm_s=move_s, rounds=1), move_s=300
+    "greedy": Moving(
+        "greedy", "", lambda move_s: Thrift(steady=True, objective="cost", warm_s=move_s, regroup=False), move_s=300
     ),
-    "pairs": Moving("pairs", "", lambda move_s: Loom(objective="cost", warm_s=move_s, regroup=2), move_s=300),
-    "owned": Moving("owned", "", lambda move_s: Loom(objective="throughput", warm_s=move_s), move_s=300),
+    "round robin": Moving(
+        "round robin", "", lambda move_s: Thrift(steady=True, objective="cost", warm_s=move_s, rounds=1), move_s=300
+    ),
+    "pairs": Moving(
+        "pairs", "", lambda move_s: Thrift(steady=True, objective="cost", warm_s=move_s, regroup=2), move_s=300
+    ),
+    "owned": Moving("owned", "", lambda move_s: Thrift(steady=True, objective="throughput", warm_s=move_s), move_s=300),
 }
 
 
@@ -244,7 +248,7 @@ def test_what_cannot_be_set_is_said() -> None:
         ({"warm_s": -1}, "below 0"),
     ):
         with pytest.raises(ValueError, match=why):
-            Loom(**options)  # type: ignore[arg-type]
+            Thrift(steady=True, **options)  # type: ignore[arg-type]
 
 
 # ---- what a daemon runs, and a phase over both pools ---------------------------------------------------------------
@@ -266,6 +270,6 @@ def test_default_is_the_policy_of_a_daemon_whose_configuration_names_none() -> N
     named = discovery.find_policy(settings.daemon.policy)(**settings.policy_options())
     simulated = policy_under_test("default").policy(0)
     for policy in (named, simulated):
-        assert isinstance(policy, Loom)
+        assert isinstance(policy, Thrift)
     told = ("objective", "rounds", "together", "max_group", "dispatch")
     assert [getattr(named, name) for name in told] == [getattr(simulated, name) for name in told]

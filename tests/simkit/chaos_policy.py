@@ -13,8 +13,8 @@ from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.model import Job, JobId, JobStatus, Millis, Movable, NodeId, PoolName
 from rollmuxd.core.policy import Move, Placed, Policy
 from rollmuxd.core.state import State
-from rollmuxd.policies.thrift.snapshot import usable
 from rollmuxd.policies.rollmux import RollMux
+from rollmuxd.policies.thrift.snapshot import usable
 from rollmuxd.sim.policies import InWheelOrder, that_moves
 from rollmuxd.sim.workload import SimJob
 

@@ -33,9 +33,9 @@ from rollmuxd.core.model import (
     Want,
 )
 from rollmuxd.core.policy import Policy
-from rollmuxd.policies.thrift.policy import Thrift
 from rollmuxd.policies.observe import Watch
 from rollmuxd.policies.rollmux import RollMux
+from rollmuxd.policies.thrift.policy import Thrift
 from rollmuxd.sim.fluid import WORK
 from rollmuxd.sim.policies import AS_OBSERVED, InWheelOrder, Moving, PolicyUnderTest, RollMuxPaper, policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Workload

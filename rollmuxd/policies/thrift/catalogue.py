@@ -11,6 +11,7 @@ is seated stays where it sits: then the frontier gives rates and nodes, and the 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from math import ceil, gcd, inf
 from typing import Final, TypeAlias
@@ -28,8 +29,9 @@ RATES: Final[Mapping[int, int]] = {1: 1, 2: 4, 3: 3, 4: 2}
 SLOWEST: Final = 8
 #: an entry that is as fast to this share, on no more nodes, takes another's place
 ALIKE: Final = 1.02
-#: rotations that are tried: the least that could be, and so much more
-STRETCHES: Final = (1.0, 1.01, 1.03, 1.07, 1.15, 1.3)
+#: rotations that are tried: the least that could be, so much more, and then closer to the shortest by halves
+STRETCHES: Final = (1.02, 1.1, 1.4)
+HALVINGS: Final = 3
 #: rotations after which a fixpoint that was not met is given up: those that exist are met in three
 ROTATIONS: Final = 3
 #: seatings of one frontier's entry that are tried beyond the fewest nodes
@@ -177,7 +179,7 @@ class Planner:
             below: plans of this value or more are of no use, and need not be found.
         """
         best: Plan | None = None
-        tried: dict[tuple[int, ...], None] = {}
+        tried: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
         seating = _Seating([need.profile for need in needs], seated or {}, rooms or self.rooms, closed or {})
         for value, entry, places in sorted(self._within(needs), key=lambda it: it[0]):
             if value >= below - TIE:
@@ -185,12 +187,17 @@ class Planner:
             rates = [0] * len(needs)
             for place, rate in zip(places, entry.rates, strict=True):
                 rates[place] = rate
-            if tuple(rates) in tried:
+            for counts in seating.counts(entry.nodes, self.dearest):
+                key = tuple(rates), counts
+                if key in tried:
+                    continue
+                tried.add(key)
+                made = self._seated(needs, *key, seating, below)
+                if made is not None:
+                    break
+            else:
                 continue
-            tried[tuple(rates)] = None
-            made = self._seated(needs, tuple(rates), seating, entry.nodes, below)
-            if made is not None:
-                best, below = made, made.value
+            best, below = made, made.value
         return best
 
     def fit_named(self, needs: Sequence[JobDemand], pins: Mapping[JobId, Pins]) -> Plan | None:
@@ -231,37 +238,35 @@ class Planner:
         self,
         needs: Sequence[JobDemand],
         rates: tuple[int, ...],
+        counts: tuple[int, ...],
         seating: "_Seating",
-        nodes: tuple[int, ...],
         below: float,
     ) -> Plan | None:
-        """These rates with seats around those that are taken; on a few more nodes than the entry has, at most."""
+        """These rates on so many nodes of each pool, with seats around those that are taken."""
         turn = min(rate * (need.limit_ms or inf) for rate, need in zip(rates, needs, strict=True))
-        own = max(rate * need.profile.round_ms for rate, need in zip(rates, needs, strict=True))
+        seats, busiest = seating.fill(rates, counts)
+        low = max(busiest, *(rate * need.profile.round_ms for rate, need in zip(rates, needs, strict=True)))
+        if seats is None or low > turn:
+            return None
+        nodes = dict(zip(self.rooms, counts, strict=True))
+        price = sum(count * self.rooms[pool].price for pool, count in nodes.items())
         worth = sum(rate * need.worth * need.solo_ms for rate, need in zip(rates, needs, strict=True))
-        for counts in seating.counts(nodes, self.dearest):
-            seats, busiest = seating.fill(rates, counts)
-            if seats is None or max(own, busiest) > turn:
-                continue
-            price = sum(count * self.rooms[pool].price for pool, count in zip(self.rooms, counts, strict=True))
-            low = max(own, busiest)
-            if price - worth / (low or 1) >= below - TIE:
-                return None
-            found = _certify(seating.profiles, rates, seats, dict(zip(self.rooms, counts, strict=True)), low, turn)
-            if found is not None:
-                period, order = found
-                return Plan(
-                    needs=tuple(needs),
-                    seats=tuple(
-                        {pool: mine[place] for pool, mine in seats.items() if mine[place]}
-                        for place in range(len(needs))
-                    ),
-                    nodes=dict(zip(self.rooms, counts, strict=True)),
-                    order=order,
-                    period_ms=period,
-                    value=price - worth / (period or 1),
-                )
-        return None
+        if price - worth / (low or 1) >= below - TIE:
+            return None
+        found = _certify(seating.profiles, rates, seats, nodes, low, turn)
+        if found is None:
+            return None
+        period, order = found
+        return Plan(
+            needs=tuple(needs),
+            seats=tuple(
+                {pool: mine[place] for pool, mine in seats.items() if mine[place]} for place in range(len(needs))
+            ),
+            nodes=nodes,
+            order=order,
+            period_ms=period,
+            value=price - worth / (period or 1),
+        )
 
     # ---- the catalogue -----------------------------------------------------------------------------------------------
 
@@ -269,17 +274,22 @@ class Planner:
         """What these profiles (sorted) can do together, none of it in vain. Searched once, and remembered."""
         known = self._frontiers.get(profiles)
         if known is None:
-            if len(self._frontiers) >= REMEMBERED:
-                self._frontiers.clear()
-            self.searched += 1
-            known = self._frontiers[profiles] = tuple(self._search(profiles))
+            for _ in self._search(profiles):
+                pass
+            known = self._frontiers[profiles]
         return known
+
+    def prepare(self, needs: Sequence[JobDemand]) -> Iterator[None]:
+        """Search the frontier of these jobs, in steps of a few milliseconds: what it takes to plan them then is little."""
+        profiles = tuple(sorted(need.profile for need in needs))
+        if profiles not in self._frontiers:
+            yield from self._search(profiles)
 
     def knows(self, needs: Sequence[JobDemand]) -> bool:
         """Whether the frontier of these jobs is remembered: what it takes to plan them is then next to nothing."""
         return tuple(sorted(need.profile for need in needs)) in self._frontiers
 
-    def _search(self, profiles: tuple[Profile, ...]) -> list[Entry]:
+    def _search(self, profiles: tuple[Profile, ...]) -> Iterator[None]:
         kept: list[Entry] = []
         seating = _Seating(profiles, {}, self.rooms, {})
         fewest = tuple(max(dict(it.widths).get(pool, 0) for it in profiles) for pool in self.rooms)
@@ -300,7 +310,11 @@ class Planner:
                     kept.append(Entry(rates, counts, seats, order, period))
                 if period <= max(own, seating.load(self.dearest, rates)):
                     break  # further nodes of other pools make it no faster
-        return kept
+            yield
+        if len(self._frontiers) >= REMEMBERED:
+            self._frontiers.clear()
+        self.searched += 1
+        self._frontiers[profiles] = tuple(kept)
 
 
 def _covers(it: Entry, rates: Sequence[int], nodes: Sequence[int], period: Millis) -> bool:
@@ -471,19 +485,31 @@ def _certify(
     orders = [tuple((place, phase) for place in order for phase in range(len(steps[place])))]
     if not narrow:
         orders.append(tuple(pipelined(order, [spanning([pools for pools, _, _ in it.phases]) for it in profiles])))
-    periods = [period for stretch in STRETCHES if (period := ceil(low * stretch)) < most]
-    for period in (*periods, int(most)):
-        if period < low:
-            return None
-        for visits in filter(None, orders):
-            if narrow:
-                slim = [(at, claims[0], took, gap) for at, claims, took, gap in (steps[p][q] for p, q in visits)]
-                certain = is_feasible_narrow(slim, clocks, period, ROTATIONS)
-            else:
-                certain = is_feasible([steps[p][q] for p, q in visits], clocks, period, ROTATIONS)
-            if certain:
-                return period, visits
-    return None
+    compiled = []
+    for visits in filter(None, orders):
+        if narrow:
+            slim = [(at, claims[0], took, gap) for at, claims, took, gap in (steps[p][q] for p, q in visits)]
+            compiled.append((visits, partial(is_feasible_narrow, slim, clocks)))
+        else:
+            compiled.append((visits, partial(is_feasible, [steps[p][q] for p, q in visits], clocks)))
+    high, found, below = int(most), None, low
+    for period in (low, *(ceil(low * stretch) for stretch in STRETCHES), high):
+        if low <= period <= high:
+            found = next((visits for visits, certain in compiled if certain(period, ROTATIONS)), None)
+            if found is not None:
+                high = period
+                break
+            below = period
+    if found is None:
+        return None
+    for _ in range(HALVINGS if high > below else 0):
+        middle = (below + high) // 2
+        better = next((visits for visits, certain in compiled if certain(middle, ROTATIONS)), None)
+        if better is None:
+            below = middle
+        else:
+            high, found = middle, better
+    return high, found
 
 
 def _spread(rates: tuple[int, ...]) -> tuple[int, ...]:

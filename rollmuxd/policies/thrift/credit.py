@@ -57,7 +57,7 @@ def standing(job: Job, limit_ms: Millis, moves_ms: Millis, now: Millis | None = 
 
 
 def progress_price(objective: str, alone: float, spare_ms: Millis | None) -> float:
-    """What the job's progress is worth per hour at its solo pace. ``spare_ms``: None for a job without a promise."""
+    """What the job's progress is worth per hour at its solo pace. ``spare_ms``: None where no credit is spent."""
     always, short = WORTH[objective]
     wanted = 0.0 if spare_ms is None else min(1.0, max(0.0, 1 - spare_ms / BANK_MS))
     return alone * max(TIE, round(8 * (always + short * wanted)) / 8)

@@ -22,8 +22,6 @@ from rollmuxd.policies.thrift.model import JobDemand, Pins, Plan, PoolCapacity, 
 
 #: jobs of the groups that are partitioned together, at most
 UNION_JOBS = 12
-#: sets of jobs that are planned between two yields
-PLANS_A_STEP = 2
 #: sets that are looked at, and partial partitions that are tried, for one union at most
 SETS, PARTIALS = 1_500, 4_000
 #: partitions begin with the parts of these; and stayers are chosen among so many at most
@@ -186,14 +184,11 @@ class Search:
         found: dict[tuple[JobId, ...], float] = {}
         grow: list[tuple[JobId, ...]] = [(job,) for job in jobs]
         apart: set[tuple[JobId, ...]] = set()  # pairs that cannot share, nor can larger sets of which they are part
-        planned = 0
         while grow and len(found) < SETS:
             members = grow.pop()
             needs = [self.needs[job] for job in members]
-            if len(needs) > 1 and not self.planner.knows(needs):
-                planned += 1
-                if planned % PLANS_A_STEP == 0:
-                    yield
+            if len(needs) > 1:
+                yield from self.planner.prepare(needs)
             plan = self.planner.plan(needs)
             if len(members) == 2 and plan is None:
                 apart.add(members)
