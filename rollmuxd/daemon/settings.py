@@ -99,9 +99,9 @@ class DaemonTable(_Table):
     """``share``: jobs share nodes. ``observe``: jobs only tell when their phases begin and end; nobody is made to wait,
     nothing is held, moved or ended, and ``rollmuxd report`` says what sharing would have gained."""
 
-    policy: Name = "loom"
+    policy: Name = "thrift"
     """Which policy decides what shares which nodes, by the name of its entry point (``rollmuxd.policies``):
-    ``loom``, or ``rollmux``, the paper's rule."""
+    ``thrift``, or ``rollmux``, the paper's rule."""
 
     shutdown_s: Seconds = 10.0
     """Seconds that calls may take to come to an end when the daemon stops; then they are cut off."""
@@ -150,18 +150,20 @@ class RollMuxTable(_Table):
     has earned some. Promises are then kept by measuring, not by proof."""
 
 
-class LoomTable(_Table):
+class ThriftTable(_Table):
     objective: Literal["throughput", "cost", "work"] = "throughput"
     """What is dear. ``throughput``: nodes that one owns cost nothing while enough of them idle, and their price when
-    they run short. ``cost``: dollars per hour, whoever is slowed within his bound. ``work``: dollars for the work that
-    there is, since a slowed job stays longer."""
+    they run short. ``cost``: dollars per hour, for nodes that one rents: a job that is ahead of its promise may be
+    slowed beyond it for a while. ``work``: the same, in dollars for the work that there is, since a slowed job stays
+    longer."""
 
-    rounds: Annotated[int, Field(ge=1, le=8)] | None = None
-    """Iterations of one job in a turn of its group at most; 1 is strict round robin. Default: 1 where ``uncertain``,
-    since plans of more leave nothing for phases that take longer; else 8, beyond which little is gained."""
+    rounds: Annotated[int, Field(ge=1, le=4)] | None = None
+    """Iterations of one job in a rotation of its group at most; 1 is strict round robin. Default: 1 where
+    ``uncertain``, since plans of more leave nothing for phases that take longer; else 4."""
 
-    regroup: Annotated[int, Field(ge=1, le=3)] = 3
-    """Groups that are looked at together for a better partition of their jobs; 2: pairs only, 1: nobody is moved."""
+    steady: bool = False
+    """Promises hold at every instant. Else they hold over a job's life: a job that is ahead of its promise may be
+    slowed beyond it until that is spent (objectives ``cost`` and ``work``)."""
 
     warm_s: Annotated[float, Field(ge=0)] = 30.0
     """Seconds that moving a job is reckoned to take which loads its state elsewhere."""
@@ -184,8 +186,8 @@ class PolicyTable(BaseModel):
     rollmux: RollMuxTable = RollMuxTable()
     """Options of the policy ``rollmux``, the paper's rule."""
 
-    loom: LoomTable = LoomTable()
-    """Options of the policy ``loom``. Other policies have tables of their own, ``[policy.NAME]``."""
+    thrift: ThriftTable = ThriftTable()
+    """Options of the policy ``thrift``. Other policies have tables of their own, ``[policy.NAME]``."""
 
 
 class LeaseTable(_Table):
@@ -598,7 +600,7 @@ class Settings(BaseSettings):
                 )
         strange = [name for name in self.policy.model_extra or {} if name != self.daemon.policy]
         if strange:
-            meant = difflib.get_close_matches(strange[0], ["rollmux", "loom", self.daemon.policy], 1)
+            meant = difflib.get_close_matches(strange[0], ["rollmux", "thrift", self.daemon.policy], 1)
             hint = f"did you mean policy.{meant[0]}?" if meant else f"daemon.policy is {self.daemon.policy!r}"
             raise ValueError(f"policy.{strange[0]} is not a setting; {hint}")
         return self
@@ -681,8 +683,8 @@ class Settings(BaseSettings):
         """Keyword arguments for the policy that is chosen."""
         table = getattr(self.policy, self.daemon.policy, {})
         options = table.model_dump() if isinstance(table, BaseModel) else dict(table)
-        if isinstance(table, LoomTable) and table.rounds is None:
-            options["rounds"] = 1 if table.uncertain else 8
+        if isinstance(table, ThriftTable) and table.rounds is None:
+            options["rounds"] = 1 if table.uncertain else 4
         return options
 
 

@@ -1,6 +1,6 @@
 """Policies as the simulator runs them: each with what it registers for a job, and what its plan says of a pace.
 
-The simulator's own are the daemon's (``default``, ``loom``, ``rollmux``) and ``solo``, which costs are relative to.
+The simulator's own are the daemon's (``default``, ``thrift``, ``rollmux``) and ``solo``, which costs are relative to.
 Packages add others by entry point: the group ``rollmuxd.sim_policies`` names dicts of policies by name. What a daemon
 could run (group ``rollmuxd.policies``) is listed too.
 
@@ -163,13 +163,13 @@ class Moving(InWheelOrder):
 
 DEFAULT: Final = Moving(
     "default",
-    "what a daemon runs by default: loom for owned nodes, least credit first, a guard; plans follow observed times",
+    "what a daemon runs by default: thrift for owned nodes, least credit first, a guard; plans follow observed times",
     lambda move_s: Thrift(objective="throughput", warm_s=move_s, rounds=1, uncertain=True),
     estimates=AS_OBSERVED,
 )
-LOOM: Final = Moving(
-    "loom",
-    "loom for rented nodes (least $/h), in certified orders, planned on stated times",
+THRIFT: Final = Moving(
+    "thrift",
+    "thrift for rented nodes (least $/h), in certified orders, planned on stated times",
     lambda move_s: Thrift(objective="cost", warm_s=move_s),
 )
 
@@ -218,7 +218,7 @@ class Plugged(InWheelOrder):
         return made
 
 
-_OURS: Final[Mapping[str, PolicyUnderTest]] = {known.name: known for known in (DEFAULT, LOOM, RollMuxPaper(), Solo())}
+_OURS: Final[Mapping[str, PolicyUnderTest]] = {known.name: known for known in (DEFAULT, THRIFT, RollMuxPaper(), Solo())}
 
 
 def known_policies() -> dict[str, PolicyUnderTest | Bound]:

@@ -58,15 +58,15 @@ def run(budget_s: float, *, small: bool = False) -> Json:
     found["placement"] = placement(0.25 * budget_s, RESIDENTS[:2] if small else RESIDENTS)
     most = max(found["placement"], key=int)
     found[f"placement_ms_{most}"] = found["placement"][most]["p50_ms"]
-    loom = found["placement"][most]["loom"]
-    found[f"loom_placement_p99_ms_{most}"] = loom["p99_ms"]
-    found[f"loom_regroup_step_ms_{most}"] = loom["regroup_step_max_ms"]
+    thrift = found["placement"][most]["thrift"]
+    found[f"thrift_placement_p99_ms_{most}"] = thrift["p99_ms"]
+    found[f"thrift_regroup_step_ms_{most}"] = thrift["regroup_step_max_ms"]
     found["targets"] = {
         "inputs_per_s": at_least(found["inputs_per_s"], 50_000),
         "slot_cycle_per_s": at_least(found["slot_cycle_per_s"], 15_000),
         f"placement_ms_{most}": at_most(found[f"placement_ms_{most}"], 10),
-        f"loom_placement_p99_ms_{most}": at_most(loom["p99_ms"], 20),
-        f"loom_regroup_step_ms_{most}": at_most(loom["regroup_step_max_ms"], 20),
+        f"thrift_placement_p99_ms_{most}": at_most(thrift["p99_ms"], 20),
+        f"thrift_regroup_step_ms_{most}": at_most(thrift["regroup_step_max_ms"], 20),
     }
     return found
 
@@ -193,12 +193,12 @@ def placement(budget_s: float, residents: Sequence[int]) -> Json:
         found[str(number)] = _one_more(budget_s / len(residents), core, policy, newcomers)
     with collector_of_a_daemon():
         # jobs of its own: which of the others have come by then depends on how fast they were placed
-        found[str(residents[-1])]["loom"] = _woven(budget_s / len(residents), core.state, arrivals(3))
+        found[str(residents[-1])]["thrift"] = _woven(budget_s / len(residents), core.state, arrivals(3))
     return found
 
 
 def _woven(budget_s: float, state: State, arrive: Callable[[], JobSpec]) -> Json:
-    """The same groups, and loom: one more job, and a whole search for moves, step by step."""
+    """The same groups, and thrift: one more job, and a whole search for moves, step by step."""
     policy = Thrift(steady=True, objective="cost")
     took: list[float] = []
     for number in Rounds(budget_s, least=100, most=200):
@@ -219,7 +219,7 @@ def _woven(budget_s: float, state: State, arrive: Callable[[], JobSpec]) -> Json
         steps.append(time.thread_time() - began)
         if found is not None:  # a move; or the search is over
             break
-    say(f"core: loom places one in {1000 * sum(took) / len(took):.1f} ms, and looks for moves in {len(steps)} steps")
+    say(f"core: thrift places one in {1000 * sum(took) / len(took):.1f} ms, and looks for moves in {len(steps)} steps")
     return {
         "mean_ms": short(1000 * sum(took) / len(took)),
         "p99_ms": short(1000 * quantile(took, 0.99)),

@@ -235,7 +235,7 @@ def noise() -> str:
         ("generated iterations, planned on means", {}),
     ):
         workload = "real-logs" if "data" in options else "generated"
-        names = ("rollmux", "rollmux-artifact", *(() if told else ("loom", "default")))
+        names = ("rollmux", "rollmux-artifact", *(() if told else ("thrift", "default")))
         asked = ",".join(("solo", *names))
         rows = by_policy(compared(workload, asked, seeds=1, fidelity="phase", jobs=100, **options))
         for name in names:
@@ -247,7 +247,7 @@ def noise() -> str:
 
 def drift() -> str:
     """Planned on the first ten steps of real logs, which is what a daemon knows."""
-    asked = "solo,rollmux,loom,default"
+    asked = "solo,rollmux,thrift,default"
     options = {"data": str(DATA), "more": {"plan": "first10"}}
     outcomes = compared("real-logs", asked, seeds=2, fidelity="phase", jobs=40, **options)
     rows = by_policy(outcomes)
@@ -292,11 +292,11 @@ def _moves(outcomes: Sequence[Outcome], name: str) -> float:
     return statistics.mean(sum(job.moves for job in outcome.jobs) for outcome in mine)
 
 
-def loom() -> str:
+def thrift() -> str:
     """The production trace, certified orders and moves of 30 s and 300 s: one draw, accounting *paper*."""
-    print("results: weave-production, solo, loom, 30 s and 300 s a move", file=sys.stderr, flush=True)
+    print("results: weave-production, solo, thrift, 30 s and 300 s a move", file=sys.stderr, flush=True)
     outcomes: dict[str, Outcome] = {}
-    for policy, move_s in (("solo", None), ("loom", None), ("loom", 300)):
+    for policy, move_s in (("solo", None), ("thrift", None), ("thrift", 300)):
         some = tasks("weave-production", Options(slo=(1.0, 2.0)), [policy], "cost", range(1), move_s=move_s)
         (outcome,) = ran([task for task in some if task.accounting == "paper"])
         outcomes[f"`{policy}`" + (f", `--move-s {move_s}`" if move_s else "")] = outcome
@@ -339,7 +339,7 @@ SECTIONS: Final[dict[str, Callable[[], str]]] = {
     "sensitivity": sensitivity,
     "noise": noise,
     "drift": drift,
-    "loom": loom,
+    "thrift": thrift,
     "owned": owned,
 }
 

@@ -425,20 +425,23 @@ async def test_an_unknown_policy_is_not_told_to_be_installed_by_a_name_that_anyb
     with pytest.raises(CannotStart) as caught:
         await serve(Settings(daemon={"state_dir": tmp_path, "listen": "", "policy": "rolmux"}))
     assert str(caught.value) == (
-        'settings: daemon.policy: policy "rolmux" is not installed (installed: loom, rollmux); did you mean "rollmux"?'
+        'settings: daemon.policy: policy "rolmux" is not installed (installed: rollmux, thrift); '
+        'did you mean "rollmux"?'
     )
 
 
-async def test_loom_is_run_where_the_settings_say_so_with_its_options():
-    policy = make_policy(Settings(daemon={"policy": "loom"}, policy={"loom": {"objective": "work", "regroup": 2}}))
-    assert (policy.name, policy.objective, policy.together) == ("loom", "work", 2)
+async def test_thrift_is_run_where_the_settings_say_so_with_its_options():
+    policy = make_policy(
+        Settings(daemon={"policy": "thrift"}, policy={"thrift": {"objective": "work", "steady": True}})
+    )
+    assert (policy.name, policy.objective, policy.steady) == ("thrift", "work", True)
 
 
 @pytest.mark.parametrize(
     ("given", "policy"),
     [
-        ({}, ("loom", "credit")),
-        ({"policy": {"loom": {"uncertain": False}}}, ("loom", "wheel")),
+        ({}, ("thrift", "credit")),
+        ({"policy": {"thrift": {"uncertain": False}}}, ("thrift", "wheel")),
         ({"daemon": {"policy": "rollmux"}}, ("rollmux", "wheel")),
     ],
 )
@@ -449,17 +452,17 @@ async def test_a_daemon_that_is_told_nothing_keeps_promises_by_credit_and_rollmu
 
 @pytest.mark.parametrize(
     ("options", "rounds"),
-    [({}, 1), ({"uncertain": False}, 8), ({"rounds": 3}, 3), ({"uncertain": False, "rounds": 2}, 2)],
+    [({}, 1), ({"uncertain": False}, 4), ({"rounds": 3}, 3), ({"uncertain": False, "rounds": 2}, 2)],
 )
 async def test_where_phases_are_uncertain_everybody_goes_round_once_a_turn_unless_told_otherwise(options, rounds):
-    assert make_policy(Settings(policy={"loom": options})).rounds == rounds
+    assert max(make_policy(Settings(policy={"thrift": options})).rates.values()) == rounds
 
 
 async def test_an_objective_that_there_is_not_is_refused_with_the_three_that_there_are(tmp_path):
     file = tmp_path / "mine.toml"
-    file.write_text('[daemon]\npolicy = "loom"\n[policy.loom]\nobjective = "fame"\n')
+    file.write_text('[daemon]\npolicy = "thrift"\n[policy.thrift]\nobjective = "fame"\n')
     with pytest.raises(
-        BadSettings, match=r"policy\.loom\.objective: .*'throughput', 'cost' or 'work' \(it is 'fame'\)"
+        BadSettings, match=r"policy\.thrift\.objective: .*'throughput', 'cost' or 'work' \(it is 'fame'\)"
     ):
         load_settings(file)
 

@@ -208,10 +208,10 @@ def test_options_of_backends_and_of_other_policies_are_theirs_to_check(monkeypat
     assert settings.policy_options() == {"x": 1}
 
 
-def test_who_says_nothing_has_loom_with_its_guard():
+def test_who_says_nothing_has_thrift_with_its_guard():
     settings = load_settings()
 
-    assert settings.daemon.policy == "loom"
+    assert settings.daemon.policy == "thrift"
     assert settings.policy_options()["uncertain"] is True
 
 

@@ -141,7 +141,7 @@ class LiveDaemon:
             "order_s": PATIENCE_S,
             "clear_s": 2 * PATIENCE_S,
             "observe_s": 0.5,
-            "policy": "loom",
+            "policy": "thrift",
             **settings,
         }
         paths = {"state": self.state, "memory": self._memory, "record": self._record, "faults": self._faults}

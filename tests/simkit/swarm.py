@@ -49,9 +49,9 @@ POLICIES: Final = ("rollmux", "rollmux-unpruned", "rollmux-artifact", "random", 
 RESTLESS: Final = "restless"
 MOVED: Final = 0.3
 #: those whose jobs go by credit under a guard
-GUARDED: Final = ("rollmux-guarded", "loom-guarded", "default")
+GUARDED: Final = ("rollmux-guarded", "thrift-guarded", "default")
 #: and with them those that move jobs for a reason
-WOVEN: Final = ("loom", "loom-eager", *GUARDED)
+WOVEN: Final = ("thrift", "thrift-eager", *GUARDED)
 #: a daemon that only watches
 OBSERVE: Final = "observe"
 #: and the shares of histories that these have
@@ -117,10 +117,12 @@ OTHERS: Final[dict[str, Callable[[], PolicyUnderTest]]] = {
     OBSERVE: Watching,
     "rollmux-unpruned": lambda: RollMuxPaper(prune=False),
     "rollmux-guarded": lambda: Moving("rollmux-guarded", "", lambda _: RollMux(uncertain=True)),
-    "loom-guarded": lambda: Moving(
-        "loom-guarded", "", lambda move_s: Thrift(objective="cost", warm_s=move_s, rounds=1, uncertain=True)
+    "thrift-guarded": lambda: Moving(
+        "thrift-guarded", "", lambda move_s: Thrift(objective="cost", warm_s=move_s, rounds=1, uncertain=True)
     ),
-    "loom-eager": lambda: Moving("loom-eager", "", lambda move_s: Thrift(objective="cost", warm_s=move_s), move_s=0.1),
+    "thrift-eager": lambda: Moving(
+        "thrift-eager", "", lambda move_s: Thrift(objective="cost", warm_s=move_s), move_s=0.1
+    ),
 }
 
 

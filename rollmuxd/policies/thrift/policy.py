@@ -68,7 +68,15 @@ from rollmuxd.policies.rollmux import (
 from rollmuxd.policies.schedule import Bound, binding, first_turn_feasible
 from rollmuxd.policies.thrift.catalogue import RATES, Planner
 from rollmuxd.policies.thrift.credit import TIE, Standing, progress_price, standing
-from rollmuxd.policies.thrift.improve import GroupOption, Limits, RegroupPlan, Search, Step, horizon_hours
+from rollmuxd.policies.thrift.improve import (
+    UNION_JOBS,
+    GroupOption,
+    Limits,
+    RegroupPlan,
+    Search,
+    Step,
+    horizon_hours,
+)
 from rollmuxd.policies.thrift.model import JobDemand, Pins, Plan, PoolCapacity, Profile
 from rollmuxd.policies.thrift.snapshot import (
     GroupSnapshot,
@@ -158,7 +166,7 @@ class Thrift(RollMux):
         if min(warm_s, relaunch_s) < 0:
             raise ValueError(f"moving takes {warm_s} s and {relaunch_s} s, and neither can be below 0")
         self.objective, self.moves, self.steady = objective, regroup, steady
-        self._rates = {jobs: min(rounds, most) for jobs, most in RATES.items()}
+        self.rates = {jobs: min(rounds, most) for jobs, most in RATES.items()}
         self._takes_ms = {Movable.WARM: round(warm_s * 1000), Movable.RELAUNCH: round(relaunch_s * 1000)}
         self._known_planner: tuple[Key, Planner] | None = None
         self._inventory: Inventory | None = None
@@ -555,7 +563,7 @@ class Thrift(RollMux):
         dearest = max(rooms, key=lambda pool: (rooms[pool].worth, -inventory.pools[pool].nodes, pool), default="")
         key = (dearest, *((pool, room.worth, room.ram_mb, room.gpu_mb) for pool, room in rooms.items()))
         if self._known_planner is None or self._known_planner[0] != key:
-            self._known_planner = key, Planner(rooms, rates=self._rates, dearest=dearest)
+            self._known_planner = key, Planner(rooms, rates=self.rates, dearest=dearest)
         self._known_planner[1].price(rooms)
         return self._known_planner[1]
 
@@ -754,8 +762,9 @@ class Thrift(RollMux):
         Where nothing has, those that were looked at longest ago: they have earned credit since, and grown older.
         """
         if len(crews) <= GROUPS_MATCHED:
-            yield from combinations(crews, 1)
-            yield from combinations(crews, 2)
+            few = sum(len(crew.seats) for crew in crews) <= UNION_JOBS
+            for size in (1, 2, 3) if few else (1, 2):
+                yield from combinations(crews, size)
             return
         changed = [crew for crew in crews if self._seen.get(crew.group) != crew.version]
         if not changed:

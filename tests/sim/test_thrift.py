@@ -1,6 +1,6 @@
 """Thrift, simulated: what it reaches on a few draws, what its moves cost, and how near it comes to the optimum.
 
-A figure of the whole trace is in docs/results.md (``make results RESULTS=loom``); the bounds here are those of
+A figure of the whole trace is in docs/results.md (``make results RESULTS=thrift``); the bounds here are those of
 research/policy.md section 8, on less.
 """
 
@@ -8,19 +8,20 @@ import statistics
 from collections.abc import Sequence
 from functools import lru_cache
 from math import inf
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from rollmuxd.policies.loom import model, plan
 from simkit import checked
 
 from rollmuxd.core import facts as f
 from rollmuxd.daemon.settings import Settings
+from rollmuxd.policies.thrift import catalogue, model
 from rollmuxd.policies.thrift.policy import Thrift
 from rollmuxd.sim import fluid
 from rollmuxd.sim.compare import Capped, Task, policy_under_test
 from rollmuxd.sim.outcome import Outcome
-from rollmuxd.sim.policies import LOOM, Moving, PolicyUnderTest, RollMuxPaper
+from rollmuxd.sim.policies import Moving, PolicyUnderTest, RollMuxPaper
 from rollmuxd.sim.workload import Options, Pool, SimJob, Workload
 from rollmuxd.sim.workloads import read
 from rollmuxd.spi import discovery
@@ -29,19 +30,19 @@ from rollmuxd_evaluation.optimal import MICRO, PRICE, WHOLE, Need, Plan, Planner
 
 HOUR_MS = 3_600_000
 
-#: loom in other settings than the simulator lists, 300 s a move, and what it is held against
+
+#: thrift in other settings than the simulator lists, 300 s a move, and what it is held against
+def _rented(name: str, **options: Any) -> Moving:
+    return Moving(name, "", lambda move_s: Thrift(objective="cost", warm_s=move_s, **options), move_s=300)
+
+
 SETTINGS: dict[str, PolicyUnderTest] = {
     "unpruned": RollMuxPaper(prune=False),
-    "greedy": Moving(
-        "greedy", "", lambda move_s: Thrift(steady=True, objective="cost", warm_s=move_s, regroup=False), move_s=300
-    ),
-    "round robin": Moving(
-        "round robin", "", lambda move_s: Thrift(steady=True, objective="cost", warm_s=move_s, rounds=1), move_s=300
-    ),
-    "pairs": Moving(
-        "pairs", "", lambda move_s: Thrift(steady=True, objective="cost", warm_s=move_s, regroup=2), move_s=300
-    ),
-    "owned": Moving("owned", "", lambda move_s: Thrift(steady=True, objective="throughput", warm_s=move_s), move_s=300),
+    "greedy": _rented("greedy", steady=True, regroup=False),
+    "steady": _rented("steady", steady=True),
+    "round robin": _rented("round robin", rounds=1),
+    "thrift": _rented("thrift"),
+    "owned": Moving("owned", "", lambda move_s: Thrift(objective="throughput", warm_s=move_s), move_s=300),
 }
 
 
@@ -51,15 +52,15 @@ def replayed(policy: str, seed: int = 0, accounting: str = "paper", jobs: int = 
     return fluid.run(drawn, SETTINGS[policy], seed=seed, accounting=accounting)
 
 
-def test_wheels_cost_less_than_round_robin_and_regrouping_less_than_either() -> None:
-    costs = {name: replayed(name).cost for name in ("unpruned", "greedy", "round robin", "pairs")}
+def test_moves_cost_less_than_arrivals_alone_and_credit_that_is_spent_less_than_either() -> None:
+    costs = {name: replayed(name).cost for name in ("unpruned", "greedy", "steady", "round robin", "thrift")}
     assert costs["greedy"] < costs["unpruned"]
-    assert costs["round robin"] < 0.95 * costs["unpruned"]
-    assert costs["pairs"] < 0.85 * costs["unpruned"]
-    assert costs["pairs"] < costs["round robin"]
+    assert costs["steady"] < 0.97 * costs["greedy"]
+    assert costs["thrift"] < 0.97 * costs["steady"]
+    assert costs["round robin"] < 0.85 * costs["unpruned"]
 
 
-@pytest.mark.parametrize("policy", ["greedy", "round robin", "pairs"])
+@pytest.mark.parametrize("policy", ["greedy", "steady", "round robin", "thrift"])
 def test_every_job_keeps_its_slo_whatever_it_was_moved(policy: str) -> None:
     for accounting in ("paper", "work"):
         outcome = replayed(policy, accounting=accounting)
@@ -67,8 +68,16 @@ def test_every_job_keeps_its_slo_whatever_it_was_moved(policy: str) -> None:
         assert (sum(job.moves for job in outcome.jobs) > 10) == (policy != "greedy")
 
 
+def test_a_job_hands_back_less_credit_where_it_may_be_spent() -> None:
+    def unspent_h(policy: str) -> float:
+        jobs = replayed(policy).jobs
+        return statistics.mean(((job.slo or 0) * job.solo_ms - job.elapsed_ms) / HOUR_MS for job in jobs)
+
+    assert unspent_h("thrift") < 0.75 * unspent_h("steady")
+
+
 def test_a_move_costs_the_jobs_own_nodes_and_its_time() -> None:
-    outcome = replayed("pairs")
+    outcome = replayed("thrift")
     moves = sum(job.moves for job in outcome.jobs)
     charged = {pool.name: pool.moving_node_ms / (300_000 * moves) for pool in outcome.pools}
     assert moves > 10
@@ -79,23 +88,23 @@ def test_a_move_costs_the_jobs_own_nodes_and_its_time() -> None:
     assert outcome.cost == pytest.approx(
         dollars + sum(p.bought_node_ms / HOUR_MS * p.gpus_per_node * p.price_per_gpu_hour for p in outcome.pools)
     )
-    work = replayed("pairs", accounting="work")
+    work = replayed("thrift", accounting="work")
     for job in work.jobs:  # what it does not do meanwhile it does afterwards
         assert job.elapsed_ms >= job.solo_ms + 300_000 * job.moves - 1
 
 
 def test_the_same_seed_gives_the_same_bytes() -> None:
     replayed.cache_clear()
-    one = replayed("pairs", jobs=30)
+    one = replayed("thrift", jobs=30)
     replayed.cache_clear()
-    assert replayed("pairs", jobs=30).facts_digest == one.facts_digest
+    assert replayed("thrift", jobs=30).facts_digest == one.facts_digest
 
 
 def test_phase_by_phase_it_costs_what_was_planned_and_every_slo_is_kept() -> None:
     """Every visit of wheels with several visits to a phase, and every move, under all checkers."""
     options = Options(slo=(1.1, 2.0), jobs=20)
     played, planned = (
-        checked.perform(Task("weave-production", options, "loom", how, "paper", 1, move_s=300))
+        checked.perform(Task("weave-production", options, "thrift", how, "paper", 1, move_s=300))
         for how in ("phase", "cost")
     )
     assert played.attainment == 1.0
@@ -131,7 +140,7 @@ def test_on_nodes_that_one_owns_jobs_are_done_sooner_than_by_the_papers_rule(pol
 def test_a_move_takes_half_a_minute_or_as_long_as_is_said() -> None:
     options = Options(slo=(1.0, 2.0), jobs=30)
     usual, short, long_ = (
-        checked.perform(Task("weave-production", options, "loom", "cost", "paper", 0, move_s=move_s))
+        checked.perform(Task("weave-production", options, "thrift", "cost", "paper", 0, move_s=move_s))
         for move_s in (None, 30, 600)
     )
     assert short.facts_digest == usual.facts_digest
@@ -158,7 +167,7 @@ _LEAST_PRICE = 1 / MICRO
 class WheelPlanner(Planner):
     """The cheapest schedule for a set of jobs, in which each has its own rate.
 
-    Exact means over the groups that loom's planner finds: the cheapest partition of the jobs is solved, the schedules
+    Exact means over the groups that thrift's planner finds: the cheapest partition of the jobs is solved, the schedules
     for a set of jobs are searched.
     """
 
@@ -170,7 +179,7 @@ class WheelPlanner(Planner):
             if known is not None:
                 dollars = price / MICRO or _LEAST_PRICE
                 rooms[name] = model.PoolCapacity(dollars, dollars, known.ram_mb, known.gpu_mb or inf)
-        self._wheels = plan.Planner(rooms)
+        self._wheels = catalogue.Planner(rooms, rates={2: 8, 3: 6, 4: 3, 5: 2})
         self._mine = {id(need): self._wheel_need(need) for need in self.needs}
 
     def _wheel_need(self, need: Need) -> model.JobDemand:
@@ -193,23 +202,22 @@ class WheelPlanner(Planner):
             for pool, states in ((self.part_pool, need.part_states), (WHOLE, need.whole_states))
             if states
         )
-        return model.JobDemand(
-            job=need.name,
+        profile = model.Profile(
             phases=phases,
             widths=tuple((pool, width) for pool, width in pools.items() if width),
-            solo_ms=need.solo_ms,
             round_ms=sum(took + gap for _, took, gap in phases),
-            limit_ms=need.limit_ms,
             kept=kept,
         )
+        return model.JobDemand(need.name, profile, need.solo_ms, need.limit_ms)
 
     def _together(self, needs: Sequence[Need]) -> Plan | None:
         found = self._wheels.fit([self._mine[id(need)] for need in needs])
         if found is None:
             return None
         whole, part = found.nodes.get(WHOLE, 0), found.nodes.get(self.part_pool, 0)
+        rates = [found.order.count((place, 0)) for place in range(len(needs))]
         slowdown = sum(
-            1000 * found.period_ms // (found.rate(place) * (need.solo_ms or 1)) for place, need in enumerate(needs)
+            1000 * found.period_ms // (rate * (need.solo_ms or 1)) for rate, need in zip(rates, needs, strict=True)
         )
         price = whole * self.whole_price + part * self.part_price
         return Plan(whole, part, found.period_ms, price * PRICE + slowdown)
@@ -224,9 +232,9 @@ def all_at_once(seed: int, count: int) -> Workload:
 
 
 def test_regrouping_eight_jobs_comes_within_two_per_cent_of_the_optimum() -> None:
-    """Research 6: greedy is a seventh above it, triples 1.011. Moves are free here, as they are for the optimum."""
-    ratios: dict[str, list[float]] = {"greedy": [], "loom": []}
-    free = {"greedy": SETTINGS["greedy"], "loom": LOOM.where_a_move_takes(0)}
+    """Of those in which each job is within its promise at every instant. Moves are free here, as for the optimum."""
+    ratios: dict[str, list[float]] = {"greedy": [], "thrift": []}
+    free = {"greedy": SETTINGS["greedy"], "thrift": _rented("free", steady=True).where_a_move_takes(0)}
     for seed in range(6):
         workload = all_at_once(seed, 8)
         best = optimal.cheapest(workload.jobs, workload.pools, planner=WheelPlanner)
@@ -235,20 +243,19 @@ def test_regrouping_eight_jobs_comes_within_two_per_cent_of_the_optimum() -> Non
             outcome = fluid.run(workload, policy, seed=seed, accounting="paper")
             settled = next(cost for at, cost in reversed(outcome.cost_curve) if at < HOUR_MS)
             ratios[name].append(settled / best.cost)
-    assert statistics.mean(ratios["loom"]) <= 1.02, ratios
+    assert statistics.mean(ratios["thrift"]) <= 1.04, ratios  # the optimum may use rates of 8, 6, 3 and 2
     assert statistics.mean(ratios["greedy"]) > 1.02, ratios
-    assert min(ratios["loom"]) >= 1 - 1e-9, ratios
+    assert min(ratios["thrift"]) >= 1 - 1e-9, ratios
 
 
 def test_what_cannot_be_set_is_said() -> None:
     for options, why in (
         ({"objective": "fame"}, "cost, work, throughput"),
-        ({"rounds": 0}, "1 to 8"),
-        ({"regroup": 4}, "1 .nobody is moved., 2 .pairs. or 3"),
+        ({"rounds": 0}, "1 to 4"),
         ({"warm_s": -1}, "below 0"),
     ):
         with pytest.raises(ValueError, match=why):
-            Thrift(steady=True, **options)  # type: ignore[arg-type]
+            Thrift(**options)  # type: ignore[arg-type]
 
 
 # ---- what a daemon runs, and a phase over both pools ---------------------------------------------------------------
@@ -271,5 +278,5 @@ def test_default_is_the_policy_of_a_daemon_whose_configuration_names_none() -> N
     simulated = policy_under_test("default").policy(0)
     for policy in (named, simulated):
         assert isinstance(policy, Thrift)
-    told = ("objective", "rounds", "together", "max_group", "dispatch")
+    told = ("objective", "rates", "steady", "max_group", "dispatch")
     assert [getattr(named, name) for name in told] == [getattr(simulated, name) for name in told]
