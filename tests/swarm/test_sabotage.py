@@ -312,7 +312,7 @@ def test_a_call_that_was_forgotten_is_found_by_the_rest_check(
     sabotage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sabotage(monkeypatch)
-    assert "the_state_is_at_rest" in map(swarm.broken, map(swarm.draw, range(2 * HISTORIES)))
+    assert "the_state_is_at_rest" in map(swarm.broken, map(swarm.draw, range(8 * HISTORIES)))
 
 
 @pytest.mark.parametrize(("sabotage", "promise"), CAUGHT.items(), ids=lambda it: getattr(it, "__name__", ""))

@@ -104,8 +104,6 @@ UNIONS: Final = 400
 GROUPS_MATCHED, GROUPS_CHANGED = 40, 4
 #: frontiers that a newcomer's search may begin, as no other input is heard meanwhile
 SEARCHED_AT_ONCE: Final = 6
-#: a group gets another schedule on its nodes for such a share of what its jobs cost alone, at least
-GAIN_IN_PLACE: Final = 0.01
 #: moves that are refused, after which a search ends
 REFUSED: Final = 8
 #: groups, and unions of them, that are looked at between two yields; and unions that are remembered
@@ -176,7 +174,6 @@ class Thrift(RollMux):
         #: by group: the version that was looked at last; the one that was looked at longest ago comes first
         self._seen: dict[GroupId, int] = {}
         self._ahead: Ahead | None = None
-        self._in_place_tried: dict[GroupId, Key] = {}
 
     # ---- what a job asks of plans now --------------------------------------------------------------------------------
 
@@ -600,12 +597,6 @@ class Thrift(RollMux):
         crews, needs, costs, twice, rigid = yield from self._options(state, planner, now)
         if not costs:
             return
-        for crew in crews:
-            other = self._better_in_place(state, planner, crew, needs)
-            yield None
-            if other is not None:
-                yield other
-                return
         limits = self._limits(state, needs)
         search = Search(planner, needs, costs, free, twice=twice, rigid=rigid, max_group=self.max_group, limits=limits)
         ages = {name: (now - state.jobs[name].registered_at) / HOUR_MS for name in needs}
@@ -622,27 +613,6 @@ class Thrift(RollMux):
             yield move
             self._ahead = None
             refused.add(key)  # asked on: the move is not to be, and another one may
-
-    def _better_in_place(
-        self, state: State, planner: Planner, crew: GroupOption, needs: Mapping[JobId, JobDemand]
-    ) -> Reorder | None:
-        """A schedule of more value for the same jobs on the same nodes, where each can pay for the wait for a turn."""
-        group = state.groups[crew.group]
-        jobs = [state.jobs[name] for name in crew.seats]
-        if group.dispatch is not Dispatch.SCHEDULE or len(jobs) < 2:
-            return None
-        key = (crew.version, tuple(needs[job.id] for job in jobs))
-        if self._in_place_tried.get(group.id) == key:
-            return None
-        self._in_place_tried[group.id] = key
-        if any(job.promised and (credit_ms(job) or 0) < (limit_of(job) or 0) for job in jobs):
-            return None
-        plan = planner.fit_named([needs[job.id] for job in jobs], crew.seats)
-        if plan is None or plan.value > crew.value - GAIN_IN_PLACE * sum(map(planner.alone_price, plan.needs)):
-            return None
-        phases = [job.spec.phases for job in jobs]
-        turns = tuple(PlannedTurn(jobs[at].id, phases[at][phase].name) for at, phase in plan.order)
-        return Reorder(group.id, jobs[0].id, Replan(plan.period_ms, schedule=turns), "another order is worth more now")
 
     def look_again_ms(self, state: State, now: Millis) -> Millis:
         """Until some job's spare credit is spent at the pace that it has; two hours at most, and a minute at least."""
