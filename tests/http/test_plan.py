@@ -105,7 +105,7 @@ BOUGHT = {
 
 
 @pytest.mark.parametrize(
-    ("policy", "owned", "counts", "rented"), [("loom", 228.16, [2, 2], 114.08), ("rollmux", 71.84, [2, 1], 71.84)]
+    ("policy", "owned", "counts", "rented"), [("thrift", 228.16, [2, 2], 114.08), ("rollmux", 71.84, [2, 1], 71.84)]
 )
 async def test_a_plan_has_both_readings_on_owned_nodes_and_on_the_fewest_that_keep_the_promises(
     running, policy, owned, counts, rented

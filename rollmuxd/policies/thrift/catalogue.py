@@ -280,7 +280,7 @@ class Planner:
         return known
 
     def prepare(self, needs: Sequence[JobDemand]) -> Iterator[None]:
-        """Search the frontier of these jobs, in steps of a few milliseconds: what it takes to plan them then is little."""
+        """Search the frontier of these jobs, in steps of a few milliseconds: to plan them takes little afterwards."""
         profiles = tuple(sorted(need.profile for need in needs))
         if profiles not in self._frontiers:
             yield from self._search(profiles)
@@ -378,7 +378,7 @@ class _Seating:
         )
 
     def counts(self, nodes: Sequence[int], dearest: PoolName, *, most: bool = False) -> list[tuple[int, ...]]:
-        """How many nodes of each pool to try, the fewest first: from so many, to a few more or to as many as are of use.
+        """How many nodes of each pool to try, the fewest first: so many, to a few more, or to as many as are of use.
 
         Of the dearest pool no more than the widest job has, or than are there: two such groups are two.
         """

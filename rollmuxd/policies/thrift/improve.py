@@ -1,9 +1,9 @@
 """Which jobs would be better off elsewhere: pairs of groups, partitioned in the best way.
 
-The jobs of two groups are partitioned into sets that can share (:mod:`~rollmuxd.policies.thrift.catalogue`) so that what the
-nodes cost until one of the jobs probably ends, and what the moves cost, is least together. Parts are matched to the
-groups that are there and nodes to those that jobs sit on, so that as many as possible stay. What is left are moves,
-put into an order in which each is certified by itself, with the mover counted in both places, and takes no owner
+The jobs of two groups are partitioned into sets that can share (:mod:`~rollmuxd.policies.thrift.catalogue`), so that
+what the nodes cost until one of the jobs probably ends, and what the moves cost, is least together. Parts are matched
+to the groups that are there and nodes to those that jobs sit on, so that as many as possible stay. What is left are
+moves, put into an order in which each is certified by itself, with the mover counted in both places, and takes no owner
 beyond its nodes; where two jobs would have to change places, one goes by way of nodes of its own.
 
 Everything comes in steps: whoever iterates a search does something else whenever it yields.

@@ -6,10 +6,10 @@ that lasts (:mod:`~rollmuxd.policies.thrift.credit`). All plans keep the bounds 
 - **Arrival**: the job joins the group whose value grows least, on any of its nodes and on new ones; the members stay
   where they are. Where no group can take it, it has nodes of its own.
 - **Departure**: the schedule goes on without the job's turns, which is certified whatever else there is.
-- **Improve**: pairs of groups are partitioned in a better way (:mod:`~rollmuxd.policies.thrift.improve`): of jobs that may be
-  moved, whose credit pays for the whole of what moving takes, and only where it pays for itself.
-- **Exhausted**: a job whose credit is down to its reserve runs within its promise again: by another schedule on the same
-  nodes, else a member moves, at worst the job itself to nodes of its own.
+- **Improve**: pairs of groups are partitioned in a better way (:mod:`~rollmuxd.policies.thrift.improve`): of jobs that
+  may be moved, whose credit pays for the whole of what moving takes, and only where it pays for itself.
+- **Exhausted**: a job whose credit is down to its reserve runs within its promise again: by another schedule on the
+  same nodes, else a member moves, at worst the job itself to nodes of its own.
 
 What is dear is said by the **objective**:
 
@@ -581,7 +581,7 @@ class Thrift(RollMux):
     # ---- improve -----------------------------------------------------------------------------------------------------
 
     def regroup(self, state: State, now: Millis) -> Iterator[Move | Reorder | None]:
-        """What is due for jobs whose credit is spent; else the next move of a regrouping, or of the best one there is."""
+        """What is due for jobs whose credit is spent; else the next move of a regrouping, or of the best one."""
         due = yield from self._exhausted(state, now)
         if due or not self.moves:
             return
@@ -760,7 +760,7 @@ class Thrift(RollMux):
         None,
         tuple[list[GroupOption], dict[JobId, JobDemand], dict[JobId, float], dict[JobId, None], dict[JobId, None]],
     ]:
-        """Groups; jobs; what a move costs, of each job that can pay for one; which pay for two; which for no newcomer."""
+        """Groups; jobs; the price of a move, of each job that can pay for it; which pay for two, or for no newcomer."""
         rigid: dict[JobId, None] = {}
         placed = [job for job in state.jobs.values() if job.pins]
         longest_ms = max((self._takes_ms.get(job.spec.movable, 0) for job in placed), default=0)
