@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.model import Job, Node, NodeId, PoolName
+from rollmuxd.core.ids import NodeId, PoolName
+from rollmuxd.core.model import Job, Node
 from rollmuxd.core.state import State, allowed_residual_mb
 
 

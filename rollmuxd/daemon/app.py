@@ -38,7 +38,7 @@ from anyio.abc import TaskStatus
 
 from rollmuxd.core.effects import Effect, Kill, Launch
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.model import Millis, NodeId
+from rollmuxd.core.ids import Millis, NodeId
 from rollmuxd.core.state import State
 from rollmuxd.daemon import logs
 from rollmuxd.daemon import tracing as spans

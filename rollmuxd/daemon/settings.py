@@ -24,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits
+from rollmuxd.core.ids import GpuId, NodeId
 from rollmuxd.core.inputs import HostSpec, NodeSpec, Start
-from rollmuxd.core.model import GpuId, NodeId
 from rollmuxd.daemon.access.owner_limits import ByOwner
 from rollmuxd.spi import HostConfig
 

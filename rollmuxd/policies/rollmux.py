@@ -23,26 +23,11 @@ from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import phase_ms, solo_ms
 from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.feasible import short_of_memory
-from rollmuxd.core.model import (
-    Dispatch,
-    Group,
-    GroupId,
-    HostId,
-    Job,
-    JobId,
-    JobStatus,
-    Millis,
-    Node,
-    NodeId,
-    NodeStatus,
-    Park,
-    PhaseSpec,
-    PoolName,
-    StateSpec,
-    Want,
-)
+from rollmuxd.core.ids import GroupId, HostId, JobId, Millis, NodeId, PoolName
+from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, Node, NodeStatus
 from rollmuxd.core.policy import Leg, Move, Placed, Refusal, Replan, Verdict
 from rollmuxd.core.shares import over_its_nodes
+from rollmuxd.core.spec import Park, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.policies.schedule import certified, closed_form_is_exact, period_ms, pipelined, spanning
 

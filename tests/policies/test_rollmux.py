@@ -17,8 +17,8 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core.config import Config
 from rollmuxd.core.errors import Impossible
-from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.rollmux import RollMux
 

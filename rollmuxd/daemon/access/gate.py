@@ -20,7 +20,8 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from rollmuxd.core.errors import Rejected, UnknownThing
-from rollmuxd.core.model import Job, Millis, Session, Slot
+from rollmuxd.core.ids import Millis
+from rollmuxd.core.model import Job, Session, Slot
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.keys import ApiKey, Role, fits, key_id_of, why_shut
 from rollmuxd.daemon.journal.store import Journal, JournalError

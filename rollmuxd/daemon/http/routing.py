@@ -38,8 +38,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Rejected
+from rollmuxd.core.ids import JobId, Millis
 from rollmuxd.core.inputs import Audit, Input
-from rollmuxd.core.model import Job, JobId, Millis
+from rollmuxd.core.model import Job
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import PEER_EXTENSION, Caller, FailedLogins, Gate, NotKnown, Peer, Rates

@@ -5,7 +5,7 @@ from functools import lru_cache
 from itertools import combinations, islice, permutations
 from typing import Final, TypeAlias
 
-from rollmuxd.core.model import Millis
+from rollmuxd.core.ids import Millis
 from rollmuxd.policies.loom.model import PoolCapacity
 
 #: orders of a turn that are tried: where jobs go round several times, and in round robin on several nodes

@@ -23,7 +23,7 @@ from math import ceil, gcd, inf
 from operator import mul
 from typing import Final, TypeAlias, TypeVar
 
-from rollmuxd.core.model import Millis, PoolName
+from rollmuxd.core.ids import Millis, PoolName
 from rollmuxd.policies.loom.fill import Filled, Filling, orders
 from rollmuxd.policies.loom.model import Assignment, JobDemand, Pins, Plan, PoolCapacity, numbered
 from rollmuxd.policies.schedule import Step, is_feasible, is_feasible_narrow, pipelined, spanning

@@ -15,7 +15,8 @@ from math import inf
 
 from msgspec import Struct
 
-from rollmuxd.core.model import GroupId, NodeId, Owner, PoolName
+from rollmuxd.core.ids import GroupId, NodeId, PoolName
+from rollmuxd.core.model import Owner
 from rollmuxd.core.shares import over_its_nodes
 from rollmuxd.policies.loom.model import Pins, Plan, PoolCapacity, numbered
 from rollmuxd.policies.loom.plan import Planner
