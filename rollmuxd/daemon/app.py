@@ -102,8 +102,7 @@ class Ready(msgspec.Struct, frozen=True, omit_defaults=True):
     #: None: it listens on no TCP port
     url: str | None
     socket: str
-    #: of the certificate, and the file that it is in; None: the port is without TLS
-    fingerprint: str | None = None
+    #: the file of the certificate; None: the port is without TLS
     certificate: str | None = None
 
 
@@ -229,7 +228,7 @@ async def serve(
                 if on_ready is not None:
                     on_ready(ready)
                 if tls is not None:
-                    tasks.start_soon(renew, tls, partial(publish, settings, sockets))
+                    tasks.start_soon(renew, tls)
 
                 await stopping.wait()
                 log.info("stopping", reason="told to")
@@ -613,7 +612,7 @@ def announce(
             reason=f"its mode is {mode}, and the directory {closed} keeps others out",
             remedy=f"set daemon.socket to a path that all of them may enter, such as {SYSTEM_SOCKET}",
         )
-    secured = {} if tls is None else {"fingerprint": tls.fingerprint, "certificate": str(tls.certificate)}
+    secured = {} if tls is None else {"certificate": str(tls.certificate)}
     log.info("ready", url=ready.url, socket=ready.socket, pid=ready.pid, hosts=len(settings.hosts), **secured)
     return ready
 
@@ -631,7 +630,6 @@ def publish(settings: Settings, sockets: Sequence[socket.socket], tls: Tls | Non
         started=_own_start(),
         url=url,
         socket=str(settings.daemon.socket_path),
-        fingerprint=None if tls is None else tls.fingerprint,
         certificate=None if tls is None else str(tls.certificate),
     )
     _write_ready(settings.daemon.state_dir / "daemon.json", ready)
