@@ -246,36 +246,6 @@ def _caller_of(key: ApiKey) -> Caller:
     return Caller(owner=key.owner, user=key.user, role=key.role, name=f"{key.owner}/{key.user}", key=key.id)
 
 
-class FailedLogins:
-    """Which failed logins are written down, so that whoever guesses keys fills no disk.
-
-    Ten at once, then one each ten seconds, with the number of those in between: nothing is passed over in silence.
-    """
-
-    AT_ONCE: Final = 10
-    EVERY_MS: Final = 10_000
-
-    def __init__(self, now: Callable[[], Millis]) -> None:
-        self._now = now
-        self._left = self.AT_ONCE
-        self._since = now()
-        self._not_written = 0
-
-    def count(self) -> int:
-        """One more. How many are to be written down now, all in one; 0: it will be counted with a later one."""
-        now = self._now()
-        self._not_written += 1
-        gained = (now - self._since) // self.EVERY_MS
-        if gained > 0:
-            self._left = min(self.AT_ONCE, self._left + gained)
-            self._since += gained * self.EVERY_MS
-        if not self._left:
-            return 0
-        self._left -= 1
-        number, self._not_written = self._not_written, 0
-        return number
-
-
 class Rates:
     """How many calls everybody may make: a bucket for each, which a call takes one drop from.
 
