@@ -215,18 +215,11 @@ class LeaseTable(_Table):
 
 class RelaunchTable(_Table):
     after_s: Seconds = 60.0
-    """Seconds after which a lost job that is to be relaunched (``on_loss``) is started again; each time it is lost anew
-    within ``within_s``, twice as long. Default: a minute."""
+    """Seconds after which a lost job with ``on_loss = "relaunch"`` is started again. Each further loss within an hour
+    doubles them. Default: a minute."""
 
     limit: Annotated[int, Field(ge=0, le=1000)] = 5
-    """Relaunches within ``within_s`` at most; then the job is quarantined until somebody reinstates it."""
-
-    within_s: Seconds = 3600.0
-    """Seconds for which a loss counts. Default: an hour."""
-
-    start_s: Seconds = 600.0
-    """Seconds that a process that was started may take to open its session. Default: ten minutes, for what has to be
-    imported and read first."""
+    """Relaunches within an hour at most; then the job is quarantined until you reinstate it."""
 
 
 class MovesTable(_Table):
@@ -314,9 +307,6 @@ class LimitsTable(_Table):
     """Calls of one owner that wait for facts at the same time, at most (each open dashboard is one, and each
     ``rollmuxd facts --follow``); more are answered with 429. Default: more than a team looks at, and less than would
     cost others something."""
-
-    use_half_life_h: Annotated[float, Field(gt=0, le=8760)] = 24.0
-    """Hours after which half of what an owner has used is forgotten, where owners take turns. Default: a day."""
 
     max_body_mb: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Megabytes that the body of a call may have; larger ones are answered with 413."""
@@ -614,10 +604,8 @@ class Settings(BaseSettings):
             max_jobs=self.limits.max_jobs,
             max_requests_waiting=self.limits.max_requests_waiting,
             launch_hosts=tuple(launch_hosts),
-            launch_ms=_ms(self.relaunch.start_s),
             relaunch_after_ms=_ms(self.relaunch.after_s),
             relaunch_limit=self.relaunch.limit,
-            relaunch_window_ms=_ms(self.relaunch.within_s),
             drift=self.estimates.drift,
             drift_window=self.estimates.window,
             drift_enough=self.estimates.enough,
@@ -629,7 +617,6 @@ class Settings(BaseSettings):
             relaunch_takes_ms=_ms(self.moves.relaunch_takes_s),
             move_begins_ms=_ms(self.moves.begins_s),
             move_ends_ms=_ms(self.moves.ends_s),
-            use_half_life_ms=_ms(self.limits.use_half_life_h * 3600),
             owners=ByOwner({name: self.owner_limits(name) for name in self.owners}, self.owner_limits("")),
             drivers=dict(drivers or {}),
         )
