@@ -48,8 +48,7 @@ class Running:
     url: str | None
     #: needs no key
     socket: Path
-    #: of the certificate at that URL, and the file that it is in
-    fingerprint: str | None = None
+    #: the file of the certificate at that URL
     certificate: str | None = None
 
 
@@ -179,8 +178,8 @@ def _answer(running: Running, log: Path, said: str, *, as_json: bool, journal: s
     values = {"status": said, "pid": running.pid, "url": running.url, "socket": str(running.socket), "log": str(log)}
     if journal:
         values["journal"] = journal
-    if running.fingerprint is not None:
-        values |= {"fingerprint": running.fingerprint, "certificate": running.certificate}
+    if running.certificate is not None:
+        values["certificate"] = running.certificate
     if as_json:
         print_json(values)
     else:
@@ -210,7 +209,7 @@ def find(state_dir: Path) -> Running | None:
     if started(pid) != began:
         return None
     path = Path(said.get("socket") or state_dir / "rollmux.sock")
-    return Running(pid, said.get("url"), path, said.get("fingerprint"), said.get("certificate"))
+    return Running(pid, said.get("url"), path, said.get("certificate"))
 
 
 def ready(path: Path) -> bool:

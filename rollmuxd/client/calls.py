@@ -201,11 +201,6 @@ def undrain(kind: str, id: str) -> Call[Any]:
     return Call("POST", f"/v1/{kind}/{_id(id)}/undrain", Any)
 
 
-def declare_clear(kind: str, id: str, reason: str = "") -> Call[Any]:
-    """Declare that nothing of any job is left on its GPUs. Audited."""
-    return Call("POST", f"/v1/{kind}/{_id(id)}/declare-clear", Any, ReasonBody(reason=reason))
-
-
 def plan(bodies: list[RegisterBody]) -> Call[Any]:
     """What would happen if these jobs came; changes nothing."""
     return Call("POST", "/v1/plan", Any, {"jobs": bodies}, timeout_s=60.0)

@@ -24,7 +24,6 @@ VARIABLES = (
     "ROLLMUX_API_KEY_FILE",
     "ROLLMUX_CA_FILE",
     "ROLLMUX_CONFIG",
-    "ROLLMUX_FINGERPRINT",
     "ROLLMUX_GIVE_UP_S",
     "ROLLMUX_GPUS",
     "ROLLMUX_HOOK",
@@ -49,8 +48,6 @@ class Address(Struct, frozen=True):
     api_key: str | None = None
     #: certificates to trust in place of the system's (``ROLLMUX_CA_FILE``)
     ca_file: str | None = None
-    #: the one certificate to trust, by its SHA-256 (``ROLLMUX_FINGERPRINT``), whoever has signed it
-    fingerprint: str | None = None
 
     def __str__(self) -> str:  # never the key
         return f"unix://{self.socket}" if self.socket else self.base_url
@@ -150,7 +147,6 @@ def _address(url: str, api_key: str | None, environ: Mapping[str, str]) -> Addre
             "ROLLMUX_API_KEY, or into a file that ROLLMUX_API_KEY_FILE names"
         )
     ca_file = environ.get("ROLLMUX_CA_FILE") or None
-    fingerprint = _fingerprint(environ.get("ROLLMUX_FINGERPRINT") or "")
     if parts.scheme == "unix":
         # The peer's uid says who we are; a key is sent only where somebody asked for it.
         path = urllib.parse.unquote(parts.netloc + parts.path)
@@ -163,10 +159,8 @@ def _address(url: str, api_key: str | None, environ: Mapping[str, str]) -> Addre
         good = False
     if not good:
         raise RollmuxError(_no_address(url))
-    if fingerprint and parts.scheme != "https":
-        raise RollmuxError(f"ROLLMUX_FINGERPRINT is set, and {shown(url)} is not https; unset it, or write https://")
     key = _key(api_key, environ, default_file=True)
-    return Address(url.rstrip("/"), api_key=key, ca_file=ca_file, fingerprint=fingerprint)
+    return Address(url.rstrip("/"), api_key=key, ca_file=ca_file)
 
 
 def _no_address(url: str) -> str:
@@ -174,19 +168,6 @@ def _no_address(url: str) -> str:
         f"{shown(url)!r} is no address of a daemon; write http://host:port, https://host:port or "
         "unix:///path/to/rollmux.sock"
     )
-
-
-def _fingerprint(given: str) -> str | None:
-    """SHA-256 in hexadecimal, lower case; colons between the digits, as other tools print it, are fine."""
-    if not given.strip():
-        return None
-    digits = given.strip().lower().removeprefix("sha256:").replace(":", "")
-    if not re.fullmatch("[0-9a-f]{64}", digits):
-        raise RollmuxError(
-            f"ROLLMUX_FINGERPRINT={given} is no fingerprint; write sha256: and 64 digits, as `rollmuxd daemon status` "
-            "prints it"
-        )
-    return digits
 
 
 def _key(api_key: str | None, environ: Mapping[str, str], *, default_file: bool) -> str | None:

@@ -36,7 +36,6 @@ class HeartbeatProcess:
             "socket": address.socket,
             "api_key": address.api_key,
             "ca_file": address.ca_file,
-            "fingerprint": address.fingerprint,
             # whether the end of this process is told at once
             "last_beat": last_beat,
             "slot": None,

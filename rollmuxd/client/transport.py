@@ -8,7 +8,6 @@ requests.
 """
 
 import errno
-import hashlib
 import ssl
 import sys
 from collections.abc import Callable, Mapping
@@ -111,36 +110,13 @@ def _options(address: Address) -> dict[str, Any]:
 
 
 def _trust(address: Address) -> ssl.SSLContext:
-    """Whom to believe: the one certificate, those of a file, or those that the system trusts."""
-    if address.fingerprint is not None:
-        return _pinned(address, address.fingerprint)
+    """Which certificates to trust: those of a file, or those that the system trusts."""
     try:
         return ssl.create_default_context(cafile=address.ca_file)
     except OSError as error:
         raise RollmuxError(
             f"ROLLMUX_CA_FILE={address.ca_file}: {error.strerror or error}; it has to be a PEM file of certificates"
         ) from error
-
-
-def _pinned(address: Address, fingerprint: str) -> ssl.SSLContext:
-    """Trust in one certificate. It is fetched, compared, and from then on the only one that is accepted."""
-    where = httpx.URL(address.base_url)
-    try:
-        pem = ssl.get_server_certificate((where.host, where.port or 443), timeout=CONNECT_S)
-    except OSError as error:
-        raise _unreachable(error, address, heard=False) from error
-    found = hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest()
-    if found != fingerprint:
-        raise Unreachable(
-            f"the daemon at {address} shows a certificate with the fingerprint sha256:{found}, and ROLLMUX_FINGERPRINT "
-            f"is sha256:{fingerprint}: it is another daemon, or has a new certificate (rollmuxd daemon status)",
-            heard=False,
-        )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # it is that very certificate, whatever name it is for
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    context.load_verify_locations(cadata=pem)
-    return context
 
 
 def _common(address: Address) -> dict[str, Any]:
@@ -180,7 +156,7 @@ def _remedy(error: BaseException, what: str, address: Address) -> str:
     """What to do about it, where that can be told."""
     scheme, _, rest = address.base_url.partition("://")
     if "CERTIFICATE_VERIFY_FAILED" in what:
-        return "to trust it, set ROLLMUX_CA_FILE to its certificate, or ROLLMUX_FINGERPRINT"
+        return "to trust it, set ROLLMUX_CA_FILE to its certificate"
     if scheme == "https" and "WRONG_VERSION_NUMBER" in what:
         return f"this port speaks http, not https: write http://{rest}"
     if address.socket is None:

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from rollmuxd.core.model import Millis
+from rollmuxd.core.ids import Millis
 
 
 class DriverTraits(Struct, frozen=True):

@@ -8,7 +8,8 @@ from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.effects import Effect
 from rollmuxd.core.facts import Fact
-from rollmuxd.core.model import GroupId, JobStatus, Millis, SlotStatus
+from rollmuxd.core.ids import GroupId, Millis
+from rollmuxd.core.model import JobStatus, SlotStatus
 from rollmuxd.core.order import Rotation
 from rollmuxd.core.policy import Move, Policy, Reorder
 from rollmuxd.core.state import State

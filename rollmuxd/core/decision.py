@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from rollmuxd.core.effects import Effect
 from rollmuxd.core.facts import Fact
-from rollmuxd.core.model import GpuId, JobId, SessionId, SlotId
+from rollmuxd.core.ids import GpuId, JobId, SessionId, SlotId
 
 
 class Directive(Struct, frozen=True):

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from rollmuxd.core.model import HostId, JobId, LaunchId, OrderId, SessionId
+from rollmuxd.core.ids import HostId, JobId, LaunchId, OrderId, SessionId
 
 
 class Perform(Struct, frozen=True):

@@ -8,7 +8,9 @@ a plan and whoever asks about it afterwards see the same times. What is observed
 when somebody asks: any quantile of them is exact.
 """
 
-from rollmuxd.core.model import Group, Job, Millis, PhaseSpec, PhaseTimes
+from rollmuxd.core.ids import Millis
+from rollmuxd.core.model import Group, Job, PhaseTimes
+from rollmuxd.core.spec import PhaseSpec
 
 #: observations after which a mean is used for planning
 ENOUGH = 3

@@ -9,26 +9,23 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import Struct, field
 
-from rollmuxd.core.inputs import HostSpec, NodeSpec
-from rollmuxd.core.model import (
-    Dispatch,
+from rollmuxd.core.ids import (
     Fence,
     GpuId,
     GroupId,
     HostId,
     JobId,
-    JobSpec,
-    JobStatus,
     LaunchId,
     Millis,
     NodeId,
     OrderId,
-    OrderKind,
     PoolName,
     SessionId,
     SlotId,
-    StateStatus,
 )
+from rollmuxd.core.inputs import HostSpec, NodeSpec
+from rollmuxd.core.model import Dispatch, JobStatus, OrderKind, StateStatus
+from rollmuxd.core.spec import JobSpec
 
 
 class Fact(Struct, frozen=True, omit_defaults=True, tag_field="fact"):

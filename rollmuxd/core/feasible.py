@@ -1,10 +1,40 @@
-"""Whether a job fits on nodes, by what the nodes have: GPU memory."""
+"""Whether a job fits on nodes, by RAM of their hosts and by GPU memory: one rule decides and explains."""
 
 from collections.abc import Mapping, Sequence
 
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.model import Job, Node, NodeId, PoolName
-from rollmuxd.core.state import State, allowed_residual_mb
+from rollmuxd.core.ids import HostId, NodeId, PoolName
+from rollmuxd.core.model import Job, Node
+from rollmuxd.core.state import State, allowed_residual_mb, state_key
+
+
+def check(state: State, job: Job, pins: Mapping[PoolName, Sequence[NodeId]]) -> Reason | None:
+    """What the nodes have too little of for the job; None: it fits."""
+    return short_of_ram(state, job, pins) or short_of_memory(state, job, pins)
+
+
+def short_of_ram(state: State, job: Job, pins: Mapping[PoolName, Sequence[NodeId]]) -> Reason | None:
+    """Which host has too little RAM for the parked states of all its jobs (paper, constraint 1)."""
+    need: dict[HostId, int] = {}
+    for pool, nodes in pins.items():
+        for name in nodes:
+            host = state.nodes[name].host
+            need[host] = need.get(host, 0) + ram_mb_on(state, job, pool, state.nodes[name])
+    for host, more in need.items():
+        known = state.hosts[host]
+        if known.reserved_mb + more > known.ram_mb:
+            free = known.ram_mb - known.reserved_mb
+            text = f"host {host} has {_gb(free)} GB of its {_gb(known.ram_mb)} GB for parked states left"
+            data = {"host": host, "free_gb": free / 1000, "need_gb": more / 1000}
+            return Reason("ram", f"{text}, and it needs {_gb(more)} GB", data)
+    return None
+
+
+def ram_mb_on(state: State, job: Job, pool: PoolName, node: Node) -> int:
+    """The RAM that a place on a node would take for the job's states. What the job has there already is reserved."""
+    if job.states and state_key(job.id, pool, node.id) in state.states:
+        return 0
+    return sum(spec.ram_mb for spec in job.spec.states if spec.pool == pool)
 
 
 def short_of_memory(state: State, job: Job, pins: Mapping[PoolName, Sequence[NodeId]]) -> Reason | None:

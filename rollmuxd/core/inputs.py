@@ -9,19 +9,8 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from rollmuxd.core.model import (
-    Fence,
-    GpuId,
-    HostId,
-    JobId,
-    JobSpec,
-    LaunchId,
-    Millis,
-    NodeId,
-    OrderId,
-    SessionId,
-    SlotId,
-)
+from rollmuxd.core.ids import Fence, GpuId, HostId, JobId, LaunchId, Millis, NodeId, OrderId, SessionId, SlotId
+from rollmuxd.core.spec import JobSpec
 
 # ---- what clients and operators ask ------------------------------------------------------------------------------
 

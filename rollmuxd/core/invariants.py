@@ -6,7 +6,8 @@ Each is written down from the promise it defends (DESIGN section 12), not from t
 from collections.abc import Callable, Iterator
 
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.model import GroupId, Job, JobStatus, NodeId, SlotStatus, StateStatus
+from rollmuxd.core.ids import GroupId, NodeId
+from rollmuxd.core.model import Job, JobStatus, SlotStatus, StateStatus
 from rollmuxd.core.state import State, state_key
 
 _HOLDING = ("loading", "running", "tail", "released", "reclaiming", "faulted", "lost", "revoked")

@@ -22,22 +22,9 @@ from typing import Final
 from msgspec import Struct
 
 from rollmuxd.core.estimates import ahead_ms, solo_ms
-from rollmuxd.core.model import (
-    Dispatch,
-    Group,
-    GroupId,
-    Job,
-    JobId,
-    JobStatus,
-    Millis,
-    NodeId,
-    NodeStatus,
-    PhaseSpec,
-    ScheduledTurn,
-    Slot,
-    SlotId,
-    SlotStatus,
-)
+from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId, SlotId
+from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, NodeStatus, ScheduledTurn, Slot, SlotStatus
+from rollmuxd.core.spec import PhaseSpec
 from rollmuxd.core.state import State
 
 #: where jobs go by credit, who is promised nothing counts as if it were promised this: it yields, and starves not

@@ -12,7 +12,8 @@ from msgspec import Struct
 
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.facts import PlannedTurn
-from rollmuxd.core.model import Dispatch, GroupId, Job, JobId, JobStatus, Millis, NodeId, PoolName
+from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId, PoolName
+from rollmuxd.core.model import Dispatch, Job, JobStatus
 from rollmuxd.core.state import State
 
 

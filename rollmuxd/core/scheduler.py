@@ -16,7 +16,7 @@ from rollmuxd.core.errors import BrokenInvariant, Rejected
 from rollmuxd.core.estimates import credit_ms, slowdown
 from rollmuxd.core.facts import name
 from rollmuxd.core.handlers import hosts, jobs, orders, resize, slots
-from rollmuxd.core.model import GroupId, JobId, Millis, SessionId
+from rollmuxd.core.ids import GroupId, JobId, Millis, SessionId
 from rollmuxd.core.policy import HeedsOwners, Policy
 from rollmuxd.core.state import State
 from rollmuxd.core.steps import drain, move, overrun, replan

@@ -9,7 +9,8 @@ goes first whose owner has the least use for its share.
 from collections.abc import Mapping
 from math import isqrt
 
-from rollmuxd.core.model import Millis, NodeId, Owner, PoolName
+from rollmuxd.core.ids import Millis, NodeId, PoolName
+from rollmuxd.core.model import Owner
 
 #: fixed point: this is 1
 _ONE = 1 << 64

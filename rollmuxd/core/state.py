@@ -7,29 +7,21 @@ starts anew with it.
 from msgspec import Struct, field
 
 from rollmuxd.core.errors import UnknownThing
+from rollmuxd.core.ids import GroupId, HostId, JobId, Millis, NodeId, OrderId, PoolName, SessionId, SlotId
 from rollmuxd.core.model import (
     Group,
-    GroupId,
     Host,
-    HostId,
     Job,
-    JobId,
     JobState,
-    Millis,
     Node,
-    NodeId,
     Order,
-    OrderId,
     Owner,
-    PhaseSpec,
-    PoolName,
     Session,
-    SessionId,
     SessionStatus,
     Slot,
-    SlotId,
     StateStatus,
 )
+from rollmuxd.core.spec import PhaseSpec
 
 
 def state_key(job: JobId, pool: PoolName, node: NodeId) -> str:

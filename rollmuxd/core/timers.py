@@ -11,19 +11,9 @@ from itertools import count
 from typing import Final
 
 from rollmuxd.core.config import Config
-from rollmuxd.core.model import (
-    GpuId,
-    HostId,
-    Job,
-    JobId,
-    JobSpec,
-    Millis,
-    PoolName,
-    SessionId,
-    SessionStatus,
-    SlotId,
-    SlotStatus,
-)
+from rollmuxd.core.ids import GpuId, HostId, JobId, Millis, PoolName, SessionId, SlotId
+from rollmuxd.core.model import Job, SessionStatus, SlotStatus
+from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
 
 #: jobs whose kind is remembered

@@ -10,7 +10,8 @@ from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
-from rollmuxd.core.model import Group, GroupId, Host, HostId, Job, JobStatus
+from rollmuxd.core.ids import GroupId, HostId
+from rollmuxd.core.model import Group, Host, Job, JobStatus
 from rollmuxd.core.state import State
 
 K = TypeVar("K")

@@ -38,7 +38,7 @@ from anyio.abc import TaskStatus
 
 from rollmuxd.core.effects import Effect, Kill, Launch
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.model import Millis, NodeId
+from rollmuxd.core.ids import Millis, NodeId
 from rollmuxd.core.state import State
 from rollmuxd.daemon import logs
 from rollmuxd.daemon import tracing as spans
@@ -102,8 +102,7 @@ class Ready(msgspec.Struct, frozen=True, omit_defaults=True):
     #: None: it listens on no TCP port
     url: str | None
     socket: str
-    #: of the certificate, and the file that it is in; None: the port is without TLS
-    fingerprint: str | None = None
+    #: the file of the certificate; None: the port is without TLS
     certificate: str | None = None
 
 
@@ -229,7 +228,7 @@ async def serve(
                 if on_ready is not None:
                     on_ready(ready)
                 if tls is not None:
-                    tasks.start_soon(renew, tls, partial(publish, settings, sockets))
+                    tasks.start_soon(renew, tls)
 
                 await stopping.wait()
                 log.info("stopping", reason="told to")
@@ -613,7 +612,7 @@ def announce(
             reason=f"its mode is {mode}, and the directory {closed} keeps others out",
             remedy=f"set daemon.socket to a path that all of them may enter, such as {SYSTEM_SOCKET}",
         )
-    secured = {} if tls is None else {"fingerprint": tls.fingerprint, "certificate": str(tls.certificate)}
+    secured = {} if tls is None else {"certificate": str(tls.certificate)}
     log.info("ready", url=ready.url, socket=ready.socket, pid=ready.pid, hosts=len(settings.hosts), **secured)
     return ready
 
@@ -631,7 +630,6 @@ def publish(settings: Settings, sockets: Sequence[socket.socket], tls: Tls | Non
         started=_own_start(),
         url=url,
         socket=str(settings.daemon.socket_path),
-        fingerprint=None if tls is None else tls.fingerprint,
         certificate=None if tls is None else str(tls.certificate),
     )
     _write_ready(settings.daemon.state_dir / "daemon.json", ready)
@@ -680,7 +678,6 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
     """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     most, local = settings.limits.max_connections, ConnectionLimits().max_local
-    share = settings.limits.max_connections_share
     if files != resource.RLIM_INFINITY:
         if files - OTHER_FILES < most:
             most = max(files // 2, files - OTHER_FILES)
@@ -688,9 +685,7 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
     return ConnectionLimits(
         max_head=round(settings.limits.max_head_kb * 1000),
         max_connections=most,
-        max_from_one=max(1, round(most * share)),
         max_local=local,
-        max_from_user=max(1, round(local * share)),
         read_s=settings.limits.read_s,
     )
 
@@ -699,8 +694,8 @@ class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, tls: Tls | None) -> None:
         super().__init__(config)
         self.listens = anyio.Event()
-        self._places = Places(limits.max_connections, limits.max_from_one)
-        self._local_places = Places(limits.max_local, limits.max_from_user)
+        self._places = Places(limits.max_connections)
+        self._local_places = Places(limits.max_local)
         self._handshake_s = min(HANDSHAKE_S, limits.read_s)
         self._tls = None if tls is None else tls.context
 

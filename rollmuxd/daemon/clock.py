@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from rollmuxd.core.model import Millis
+from rollmuxd.core.ids import Millis
 
 
 class Clock(Protocol):

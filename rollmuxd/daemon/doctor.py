@@ -14,7 +14,7 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from rollmuxd.core.model import HostId, NodeId
+from rollmuxd.core.ids import HostId, NodeId
 from rollmuxd.daemon.doctor_engines import Engines
 from rollmuxd.daemon.settings import HostTable, Settings, gpu_id, misspelt_pools, node_id
 from rollmuxd.spi import Backend, ChecksHosts, Finding, Inventory, Observation, PluginError, discovery

@@ -9,7 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rollmuxd.core.model import HostId, OrderKind
+from rollmuxd.core.ids import HostId
+from rollmuxd.core.model import OrderKind
 from rollmuxd.core.state import State
 from rollmuxd.daemon.hosts.channel import ChannelHub
 from rollmuxd.daemon.journal import bundle

@@ -9,7 +9,7 @@ from typing import Final
 import anyio
 from msgspec import Struct
 
-from rollmuxd.core.model import HostId
+from rollmuxd.core.ids import HostId
 from rollmuxd.daemon.settings import node_id
 from rollmuxd.spi import Backend, GpuInfo, HostConfig, Inventory, PluginError, discovery
 

@@ -90,7 +90,7 @@ def set_up(level: str = "info", format: Literal["console", "json"] = "console", 
 
 
 class Seldom(logging.Filter):
-    """Lets twenty lines a minute through; the first one after that says how many were left out."""
+    """Lets twenty lines a minute through, or other records; the next one says how many were left out."""
 
     AT_MOST: Final = 20
     EVERY_S: Final = 60.0

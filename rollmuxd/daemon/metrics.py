@@ -20,7 +20,8 @@ from prometheus_client.registry import Collector
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.estimates import credit_ms, slowdown
-from rollmuxd.core.model import Job, JobStatus, Millis, NodeStatus, OrderKind, Slot, SlotStatus
+from rollmuxd.core.ids import Millis
+from rollmuxd.core.model import Job, JobStatus, NodeStatus, OrderKind, Slot, SlotStatus
 from rollmuxd.core.state import State
 from rollmuxd.daemon.open_orders import OpenOrders
 

@@ -3,7 +3,8 @@
 from typing import Generic, TypeVar
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.model import Order, OrderId
+from rollmuxd.core.ids import OrderId
+from rollmuxd.core.model import Order
 from rollmuxd.core.state import state_key
 
 T = TypeVar("T")

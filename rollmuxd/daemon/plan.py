@@ -19,8 +19,10 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.estimates import iteration_ms, solo_ms
-from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis, PoolName
+from rollmuxd.core.ids import JobId, Millis, PoolName
+from rollmuxd.core.model import Job, JobStatus
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.owner_limits import scheduler_of
 from rollmuxd.daemon.access.visibility import Visibility

@@ -13,7 +13,7 @@ from rollmuxd.daemon.access.visibility import OwnersOfJobs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rollmuxd.core.model import Millis
+    from rollmuxd.core.ids import Millis
     from rollmuxd.daemon.clock import Clock
     from rollmuxd.daemon.hosts.actuator import Actuator
     from rollmuxd.daemon.hosts.channel import ChannelHub

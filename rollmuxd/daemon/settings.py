@@ -24,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits
+from rollmuxd.core.ids import GpuId, NodeId
 from rollmuxd.core.inputs import HostSpec, NodeSpec, Start
-from rollmuxd.core.model import GpuId, NodeId
 from rollmuxd.daemon.access.owner_limits import ByOwner
 from rollmuxd.spi import HostConfig
 
@@ -36,7 +36,6 @@ NOT_SETTINGS: Final = (
     "ROLLMUX_API_KEY_FILE",
     "ROLLMUX_CA_FILE",
     "ROLLMUX_CONFIG",
-    "ROLLMUX_FINGERPRINT",
     "ROLLMUX_GIVE_UP_S",
     "ROLLMUX_GPUS",
     "ROLLMUX_HOOK",
@@ -218,18 +217,11 @@ class LeaseTable(_Table):
 
 class RelaunchTable(_Table):
     after_s: Seconds = 60.0
-    """Seconds after which a lost job that is to be relaunched (``on_loss``) is started again; each time it is lost anew
-    within ``within_s``, twice as long. Default: a minute."""
+    """Seconds after which a lost job with ``on_loss = "relaunch"`` is started again. Each further loss within an hour
+    doubles them. Default: a minute."""
 
     limit: Annotated[int, Field(ge=0, le=1000)] = 5
-    """Relaunches within ``within_s`` at most; then the job is quarantined until somebody reinstates it."""
-
-    within_s: Seconds = 3600.0
-    """Seconds for which a loss counts. Default: an hour."""
-
-    start_s: Seconds = 600.0
-    """Seconds that a process that was started may take to open its session. Default: ten minutes, for what has to be
-    imported and read first."""
+    """Relaunches within an hour at most; then the job is quarantined until you reinstate it."""
 
 
 class MovesTable(_Table):
@@ -318,23 +310,16 @@ class LimitsTable(_Table):
     ``rollmuxd facts --follow``); more are answered with 429. Default: more than a team looks at, and less than would
     cost others something."""
 
-    use_half_life_h: Annotated[float, Field(gt=0, le=8760)] = 24.0
-    """Hours after which half of what an owner has used is forgotten, where owners take turns. Default: a day."""
-
     max_body_mb: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Megabytes that the body of a call may have; larger ones are answered with 413."""
 
     max_head_kb: Annotated[float, Field(ge=1, le=1000)] = 32.0
     """Kilobytes that the head of a call (its address and headers) may have, and trailers and the marks of chunks with
-    it; larger ones are answered with 431. Each header counts 32 bytes more."""
+    it; larger ones are answered with 431."""
 
     max_connections: Annotated[int, Field(ge=1)] = 20_000
     """Open TCP connections at most, TLS handshakes among them; more are answered with 503, or with TLS hung up on.
     Fewer where the process may have fewer files: some are left to the Unix socket, the journal and backends."""
-
-    max_connections_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Part of ``max_connections`` that one address may have, so that it cannot keep all others out; and of the Unix
-    socket's connections, that one user may have. Default: half, for clusters whose clients come through one address."""
 
     read_s: Seconds = 30.0
     """Seconds in which a call must have arrived, from its first byte to its last, and in which a new connection must
@@ -621,10 +606,8 @@ class Settings(BaseSettings):
             max_jobs=self.limits.max_jobs,
             max_requests_waiting=self.limits.max_requests_waiting,
             launch_hosts=tuple(launch_hosts),
-            launch_ms=_ms(self.relaunch.start_s),
             relaunch_after_ms=_ms(self.relaunch.after_s),
             relaunch_limit=self.relaunch.limit,
-            relaunch_window_ms=_ms(self.relaunch.within_s),
             drift=self.estimates.drift,
             drift_window=self.estimates.window,
             drift_enough=self.estimates.enough,
@@ -636,7 +619,6 @@ class Settings(BaseSettings):
             relaunch_takes_ms=_ms(self.moves.relaunch_takes_s),
             move_begins_ms=_ms(self.moves.begins_s),
             move_ends_ms=_ms(self.moves.ends_s),
-            use_half_life_ms=_ms(self.limits.use_half_life_h * 3600),
             owners=ByOwner({name: self.owner_limits(name) for name in self.owners}, self.owner_limits("")),
             drivers=dict(drivers or {}),
         )

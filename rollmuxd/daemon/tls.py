@@ -1,18 +1,16 @@
 """The certificate of the TCP port: the one that the settings name, or one of the daemon's own, made at its first start.
 
-The own one is signed by itself. Clients trust it because somebody gave them the file (``ROLLMUX_CA_FILE``) or its
-fingerprint (``ROLLMUX_FINGERPRINT``), which the daemon prints. ``openssl`` makes it, once: a library for it would be a
-dependency of every daemon, for one file in ten years (docs/decisions/0012).
+The own one is signed by itself. Clients trust it as a CA file (``ROLLMUX_CA_FILE``), whose path the daemon prints.
+``openssl`` makes it, once: a library for it would be a dependency of every daemon, for one file in ten years
+(docs/decisions/0012).
 """
 
-import hashlib
 import os
 import re
 import shutil
 import socket
 import ssl
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
@@ -22,7 +20,7 @@ from anyio import to_thread
 
 from rollmuxd.daemon.settings import Settings, is_address, split_address
 
-#: the own certificate's life: nobody renews what was made by itself, and whoever pins it pins the key with it
+#: the own certificate's life: nothing renews it
 DAYS: Final = 3650
 MAKE_S: Final = 30.0
 #: how often it is looked whether somebody has put another certificate in its place
@@ -43,8 +41,6 @@ class Tls(NamedTuple):
     """What the TCP port needs, and what clients need to know."""
 
     context: ssl.SSLContext
-    #: ``sha256:`` and the hexadecimal digest of the certificate
-    fingerprint: str
     certificate: Path
     key: Path
     #: of both files, when they were read: what changes when others are put there, or written into them
@@ -75,8 +71,7 @@ def read_tls(certificate: Path, key: Path) -> Tls:
     stamps = _stamps(certificate, key)
     try:
         context.load_cert_chain(certificate, key, password=_encrypted)
-        pem = certificate.read_text(encoding="ascii", errors="replace")
-        return Tls(context, fingerprint_of(pem), certificate, key, stamps)
+        return Tls(context, certificate, key, stamps)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) else error
         raise NoTls(
@@ -85,11 +80,11 @@ def read_tls(certificate: Path, key: Path) -> Tls:
         ) from error
 
 
-async def renew(tls: Tls, renewed: Callable[[Tls], object], look_s: float | None = None) -> None:
+async def renew(tls: Tls, look_s: float | None = None) -> None:
     """Show a certificate that was put in the place of the one at hand to whoever connects from then on, for ever.
 
     Connections that are there stay as they are. Files that cannot be used (one is written, the other not yet) change
-    nothing: that is logged once, and they are looked at again. ``renewed`` is told of each new one.
+    nothing: that is logged once, and they are looked at again.
     """
     seen, told = tls.stamps, ""
     while True:
@@ -105,8 +100,7 @@ async def renew(tls: Tls, renewed: Callable[[Tls], object], look_s: float | None
             told = str(error)
             continue
         seen, told = fresh.stamps, ""
-        log.info("certificate_renewed", certificate=str(tls.certificate), fingerprint=fresh.fingerprint)
-        renewed(tls._replace(fingerprint=fresh.fingerprint))
+        log.info("certificate_renewed", certificate=str(tls.certificate))
 
 
 def _stamps(*paths: Path) -> Stamps:
@@ -119,14 +113,6 @@ def _stamps(*paths: Path) -> Stamps:
         else:
             found.append((at.st_ino, at.st_mtime_ns, at.st_size))
     return tuple(found)
-
-
-def fingerprint_of(pem: str) -> str:
-    """The fingerprint of the first certificate in a PEM file. Raises ValueError: there is none."""
-    found = re.search(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", pem, re.DOTALL)
-    if found is None:
-        raise ValueError("there is no certificate in it")
-    return "sha256:" + hashlib.sha256(ssl.PEM_cert_to_DER_cert(found[0])).hexdigest()
 
 
 def names_of(settings: Settings) -> list[str]:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.model import JobId, Millis, OrderKind, SlotId
+from rollmuxd.core.ids import JobId, Millis, SlotId
+from rollmuxd.core.model import OrderKind
 from rollmuxd.core.state import State
 from rollmuxd.daemon.open_orders import OpenOrders
 

@@ -40,6 +40,7 @@ from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect
 from rollmuxd.core.errors import BrokenInvariant, Rejected
 from rollmuxd.core.facts import AnyFact, Fact, decode, encode
+from rollmuxd.core.ids import JobId, Millis, SlotId
 from rollmuxd.core.inputs import (
     Input,
     OpenSession,
@@ -53,7 +54,6 @@ from rollmuxd.core.inputs import (
     Start,
     Tick,
 )
-from rollmuxd.core.model import JobId, Millis, SlotId
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.audience import EVERYTHING, Audience, Topic

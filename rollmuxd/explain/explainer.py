@@ -18,27 +18,25 @@ from rollmuxd.core.estimates import (
     slowdown,
     solo_ms,
 )
+from rollmuxd.core.ids import JobId, Millis, SlotId
 from rollmuxd.core.model import (
     Dispatch,
     Group,
     Job,
-    JobId,
     JobMove,
     JobStatus,
-    Millis,
-    Movable,
     Node,
     NodeStatus,
     OrderStatus,
     PhaseTimes,
     ScheduledTurn,
     Slot,
-    SlotId,
     SlotStatus,
     StateStatus,
 )
 from rollmuxd.core.order import find_phase
 from rollmuxd.core.policy import Refusal, SaysWhatBinds
+from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps import drain
 from rollmuxd.core.steps.admit import limits_of, over_its_nodes, waiting_order
 from rollmuxd.core.steps.locality import bound_to, limited_to_locality, place

@@ -7,7 +7,8 @@ from heapq import heapify, heappop, heappush
 
 from rollmuxd.core.context import SERVED
 from rollmuxd.core.estimates import likely_ms
-from rollmuxd.core.model import Group, Job, JobId, Millis, NodeId, Slot, StateStatus
+from rollmuxd.core.ids import JobId, Millis, NodeId
+from rollmuxd.core.model import Group, Job, Slot, StateStatus
 from rollmuxd.core.order import Rotation, find_phase
 from rollmuxd.core.state import State
 

@@ -11,7 +11,8 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.model import Gpu, Host, HostId, Job, Node, NodeId, NodeStatus, PoolName
+from rollmuxd.core.ids import HostId, NodeId, PoolName
+from rollmuxd.core.model import Gpu, Host, Job, Node, NodeStatus
 from rollmuxd.core.policy import Placed, Policy
 from rollmuxd.core.state import State
 from rollmuxd.core.trial import without

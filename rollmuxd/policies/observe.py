@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import solo_ms
 from rollmuxd.core.facts import PlannedTurn
-from rollmuxd.core.model import GroupId, Job, JobStatus, Millis
+from rollmuxd.core.ids import GroupId, Millis
+from rollmuxd.core.model import Job, JobStatus
 from rollmuxd.core.policy import Move, Placed, Refusal, Reorder, Replan, Verdict
 from rollmuxd.core.state import State
 

@@ -22,27 +22,12 @@ from msgspec.structs import replace
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import phase_ms, solo_ms
 from rollmuxd.core.facts import PlannedTurn
-from rollmuxd.core.feasible import short_of_memory
-from rollmuxd.core.model import (
-    Dispatch,
-    Group,
-    GroupId,
-    HostId,
-    Job,
-    JobId,
-    JobStatus,
-    Millis,
-    Node,
-    NodeId,
-    NodeStatus,
-    Park,
-    PhaseSpec,
-    PoolName,
-    StateSpec,
-    Want,
-)
+from rollmuxd.core.feasible import check, ram_mb_on, short_of_memory, short_of_ram
+from rollmuxd.core.ids import GroupId, HostId, JobId, Millis, NodeId, PoolName
+from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, Node, NodeStatus
 from rollmuxd.core.policy import Leg, Move, Placed, Refusal, Reorder, Replan, Verdict
 from rollmuxd.core.shares import over_its_nodes
+from rollmuxd.core.spec import Park, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.policies.schedule import certified, closed_form_is_exact, period_ms, pipelined, spanning
 
@@ -396,11 +381,10 @@ class RollMux:
 
     def _short(self, state: State, job: Job, candidate: Candidate) -> Miss | None:
         """What there is too little of, whatever the times."""
-        return (
-            self._miss_nodes(state, job, candidate)
-            or self._miss_ram(state, job, candidate)
-            or self._miss_memory(state, job, candidate)
-        )
+        if (miss := self._miss_nodes(state, job, candidate)) is not None:
+            return miss
+        short = check(state, job, candidate.pins)
+        return None if short is None else Miss(short)
 
     def _too_slow_ms(self, state: State, shape: "Shape", candidate: Candidate) -> Millis | None:
         """The group's period with the job, if it is more than somebody's SLO x T_solo; None: it is not.
@@ -459,24 +443,10 @@ class RollMux:
         return Miss(Reason("owner_nodes", over, {"owner": job.owner})) if over else None
 
     def _miss_ram(self, state: State, job: Job, candidate: Candidate) -> Miss | None:
-        """Residency (paper, constraint 1): the parked states of all jobs on a host fit its RAM budget."""
-        need: dict[HostId, int] = {}
-        for pool, nodes in candidate.pins.items():
-            ram = sum(spec.ram_mb for spec in job.spec.states if spec.pool == pool)
-            for name in nodes:
-                host = state.nodes[name].host
-                need[host] = need.get(host, 0) + ram
-        for host, more in need.items():
-            known = state.hosts[host]
-            if known.reserved_mb + more > known.ram_mb:
-                free = known.ram_mb - known.reserved_mb
-                text = f"host {host} has {_gb(free)} GB of its {_gb(known.ram_mb)} GB for parked states left"
-                data = {"host": host, "free_gb": free / 1000, "need_gb": more / 1000}
-                return Miss(Reason("ram", f"{text}, and it needs {_gb(more)} GB", data))
-        return None
+        short = short_of_ram(state, job, candidate.pins)
+        return None if short is None else Miss(short)
 
     def _miss_memory(self, state: State, job: Job, candidate: Candidate) -> Miss | None:
-        """On each GPU, the largest state has to fit beside what the parked ones leave there."""
         short = short_of_memory(state, job, candidate.pins)
         return None if short is None else Miss(short)
 
@@ -780,13 +750,13 @@ def free_nodes(
     used = {name for names in pins.values() for name in names}
     ram_taken: dict[HostId, int] = {}
     for want in sorted(wants, key=lambda want: len(free[want.pool])):
-        ram = sum(spec.ram_mb for spec in job.spec.states if spec.pool == want.pool)
         ordered = sorted(free[want.pool], key=lambda node: (node.id not in before, _node_price(node)))
         names: list[NodeId] = []
         gpus = 0
         for node in ordered:
             host = state.hosts[node.host]
             taken = ram_taken.get(node.host, 0)
+            ram = ram_mb_on(state, job, want.pool, node)
             if node.id in used or host.reserved_mb + taken + ram > host.ram_mb:
                 continue
             names.append(node.id)
@@ -837,7 +807,3 @@ def price_of_pins(state: State, pins: dict[PoolName, tuple[NodeId, ...]]) -> flo
 
 def _s(ms: Millis) -> str:
     return f"{ms / 1000:.1f}" if ms >= 10_000 or ms % 100 == 0 else f"{ms / 1000:.2f}"
-
-
-def _gb(mb: int) -> str:
-    return f"{mb / 1000:.1f}"

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from rollmuxd.core.model import JobId, Millis, NodeId
+from rollmuxd.core.ids import JobId, Millis, NodeId
 from rollmuxd.core.policy import Binding, Leg, Link
 
 #: a leg in numbers: its job's place among the clocks, its nodes' places, how long it is busy, its gap before

@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rollmuxd.core.facts import Fact
-from rollmuxd.core.model import GroupId, JobId, Millis
+from rollmuxd.core.ids import GroupId, JobId, Millis
 from rollmuxd.core.policy import Policy
 from rollmuxd.core.state import State
 from rollmuxd.sim import fluid, world

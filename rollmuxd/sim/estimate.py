@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.sim import fluid, world
 from rollmuxd.sim.policies import MAX_GROUP, RollMuxPaper
 from rollmuxd.sim.training_logs import Step

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.config import Config, DriverTraits, Moves
+from rollmuxd.core.ids import GroupId, JobId, Millis, PoolName
 from rollmuxd.core.inputs import EndJob, Input, RegisterJob, Tick
-from rollmuxd.core.model import GroupId, JobId, Millis, PoolName
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.sim.inventory import Inventory, Told, TooFewNodes, with_enough

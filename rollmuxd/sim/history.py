@@ -18,19 +18,8 @@ from msgspec import Struct
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.facts import AnyFact as AnyFact  # noqa: PLC0414 handed on: the command line knows facts by us
-from rollmuxd.core.model import (
-    Fence,
-    GpuId,
-    GroupId,
-    HostId,
-    JobId,
-    JobStatus,
-    Millis,
-    NodeId,
-    OrderId,
-    PoolName,
-    SlotId,
-)
+from rollmuxd.core.ids import Fence, GpuId, GroupId, HostId, JobId, Millis, NodeId, OrderId, PoolName, SlotId
+from rollmuxd.core.model import JobStatus
 
 HOUR: Final = 3_600_000
 

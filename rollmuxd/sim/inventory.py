@@ -5,8 +5,8 @@ from contextlib import suppress
 from typing import Final, TypeAlias
 
 from rollmuxd.core.facts import Fact
+from rollmuxd.core.ids import GpuId, HostId, Millis, PoolName
 from rollmuxd.core.inputs import GpuObservation, HostObserved, HostSpec, NodeSpec, Start
-from rollmuxd.core.model import GpuId, HostId, Millis, PoolName
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.workload import Impossible, SimJob, Workload
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from rollmuxd.core.model import Millis
+from rollmuxd.core.ids import Millis
 
 
 class Kernel:

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.ids import GpuId, HostId, JobId, OrderId, PoolName
 from rollmuxd.core.inputs import GpuObservation
-from rollmuxd.core.model import GpuId, HostId, JobId, OrderId, OrderKind, PoolName
+from rollmuxd.core.model import OrderKind
 from rollmuxd.sim.inventory import BOOT, Inventory
 
 #: what is agreed to stay on a GPU when a state is parked

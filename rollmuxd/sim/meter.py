@@ -1,7 +1,7 @@
 """The bill: which nodes were in groups, and for how long. A fold over facts that keeps its own books."""
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.model import JobId, Millis, NodeId, PoolName
+from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
 from rollmuxd.sim.outcome import PoolOutcome
 from rollmuxd.sim.workload import Workload
 

@@ -7,7 +7,8 @@ from typing import Final
 from msgspec import Struct
 
 from rollmuxd.core.facts import AnyFact, Fact, JobRegistered
-from rollmuxd.core.model import JobId, JobSpec, PhaseSpec
+from rollmuxd.core.ids import JobId
+from rollmuxd.core.spec import JobSpec, PhaseSpec
 from rollmuxd.sim.training_logs import Step
 from rollmuxd.sim.workloads.journal import Reading, Run
 

@@ -2,7 +2,7 @@
 
 from msgspec import Struct, field
 
-from rollmuxd.core.model import Millis, PoolName
+from rollmuxd.core.ids import Millis, PoolName
 
 #: finished iterations from which on a job's mean is judged: before, its first wait for a turn decides
 JUDGED_FROM = 8

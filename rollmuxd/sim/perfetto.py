@@ -27,7 +27,7 @@ from typing import IO, Any, Final, NamedTuple, TypeAlias, cast
 
 import msgspec
 
-from rollmuxd.core.model import JobId, Millis, NodeId, PoolName
+from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
 from rollmuxd.sim.history import (
     Item,
     JobSpan,

@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from rollmuxd.core.config import Config
 from rollmuxd.core.estimates import solo_ms
-from rollmuxd.core.model import GroupId, JobId, Millis, Movable
+from rollmuxd.core.ids import GroupId, JobId, Millis
 from rollmuxd.core.policy import Policy
+from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import RollMux, rate_of
 from rollmuxd.policies.thrift.policy import Thrift

@@ -5,7 +5,8 @@ from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
-from rollmuxd.core.model import JobSpec, Millis, PoolName
+from rollmuxd.core.ids import Millis, PoolName
+from rollmuxd.core.spec import JobSpec
 
 #: what each cycle phase of one iteration takes, in the order of the job's cycle
 Durations: TypeAlias = tuple[Millis, ...]

@@ -23,25 +23,11 @@ from rollmuxd.core.config import Config, DriverTraits, Moves
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect, Observe, Perform
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.model import (
-    Fence,
-    GpuId,
-    HostId,
-    JobId,
-    LaunchId,
-    Millis,
-    Movable,
-    OrderKind,
-    PhaseSpec,
-    PoolName,
-    SessionId,
-    Slot,
-    SlotId,
-    SlotStatus,
-    StateSpec,
-)
+from rollmuxd.core.ids import Fence, GpuId, HostId, JobId, LaunchId, Millis, PoolName, SessionId, SlotId
+from rollmuxd.core.model import OrderKind, Slot, SlotStatus
 from rollmuxd.core.order import find_phase
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import Movable, PhaseSpec, StateSpec
 from rollmuxd.core.state import State, state_key
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.sim.fluid import WORK

@@ -7,8 +7,10 @@ whatever backend reaches the host. A **policy** decides which jobs share which n
 """
 
 from rollmuxd.core.config import DriverTraits
+from rollmuxd.core.ids import GpuId, HostId, JobId, LaunchId, NodeId
 from rollmuxd.core.inputs import GpuObservation
-from rollmuxd.core.model import GpuId, HostId, JobId, LaunchId, NodeId, OptionValue, OrderKind, StateSpec
+from rollmuxd.core.model import OrderKind
+from rollmuxd.core.spec import OptionValue, StateSpec
 from rollmuxd.spi.backend import (
     Backend,
     ChecksHosts,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, runtime_c
 
 from msgspec import Struct
 
+from rollmuxd.core.ids import GpuId, HostId, JobId, LaunchId
 from rollmuxd.core.inputs import GpuObservation
-from rollmuxd.core.model import GpuId, HostId, JobId, LaunchId
 from rollmuxd.spi.errors import NotDone
 
 if TYPE_CHECKING:

@@ -22,7 +22,9 @@ import httpx
 from msgspec import Struct
 
 from rollmuxd.core.config import DriverTraits
-from rollmuxd.core.model import OrderId, OrderKind, StateSpec
+from rollmuxd.core.ids import OrderId
+from rollmuxd.core.model import OrderKind
+from rollmuxd.core.spec import StateSpec
 from rollmuxd.spi import http
 from rollmuxd.spi.backend import Finding, runs_commands
 from rollmuxd.spi.errors import ContactLost, NotDone, PluginError

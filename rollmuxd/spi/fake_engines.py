@@ -20,8 +20,8 @@ from urllib.parse import parse_qs, urlsplit
 import anyio
 import anyio.abc
 
+from rollmuxd.core.ids import GpuId, HostId, JobId
 from rollmuxd.core.inputs import GpuObservation
-from rollmuxd.core.model import GpuId, HostId, JobId
 from rollmuxd.spi import here
 from rollmuxd.spi.backend import GpuInfo, HostConfig, Inventory, Observation, Ran
 from rollmuxd.spi.errors import ContactLost

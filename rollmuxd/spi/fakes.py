@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import anyio
 
-from rollmuxd.core.model import JobId, OrderId
+from rollmuxd.core.ids import JobId, OrderId
 from rollmuxd.spi.residency import ChannelCommand, RankResult
 
 #: What a rank does with a command. What it raises is its answer.

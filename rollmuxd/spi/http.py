@@ -21,7 +21,7 @@ import anyio.streams.tls
 import httpcore
 import httpx
 
-from rollmuxd.core.model import HostId
+from rollmuxd.core.ids import HostId
 from rollmuxd.spi.backend import Backend, OpensConnections, opens_connections
 from rollmuxd.spi.errors import NotDone
 

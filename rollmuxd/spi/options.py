@@ -7,7 +7,7 @@ import string
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from rollmuxd.core.model import StateSpec
+from rollmuxd.core.spec import StateSpec
 from rollmuxd.spi.residency import StateOrder
 
 T = TypeVar("T")

@@ -14,7 +14,9 @@ from typing import Any, Final, Protocol, Self, runtime_checkable
 from msgspec import Struct
 
 from rollmuxd.core.config import DriverTraits
-from rollmuxd.core.model import Fence, GpuId, HostId, JobId, Millis, NodeId, OrderId, OrderKind, PoolName, StateSpec
+from rollmuxd.core.ids import Fence, GpuId, HostId, JobId, Millis, NodeId, OrderId, PoolName
+from rollmuxd.core.model import OrderKind
+from rollmuxd.core.spec import StateSpec
 from rollmuxd.spi.backend import Backend, Finding
 from rollmuxd.spi.errors import NotDone
 

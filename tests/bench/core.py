@@ -17,9 +17,11 @@ from rollmuxd.core import invariants
 from rollmuxd.core.context import NOTHING
 from rollmuxd.core.decision import Decision
 from rollmuxd.core.facts import SlotWithdrawn
+from rollmuxd.core.ids import Millis
 from rollmuxd.core.inputs import Input, RegisterJob
-from rollmuxd.core.model import Job, JobSpec, Millis, Movable
+from rollmuxd.core.model import Job
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec, Movable
 from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.policies.thrift.policy import Thrift

@@ -24,7 +24,7 @@ from live import Daemon, Line, Member, daemon, new_key, processor_s
 from world import World, inventory, job_spec
 
 from rollmuxd.core.facts import Fact
-from rollmuxd.core.model import Want
+from rollmuxd.core.spec import Want
 from rollmuxd.daemon.journal.store import Journal
 
 T = TypeVar("T")

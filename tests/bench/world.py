@@ -27,8 +27,8 @@ from rollmuxd.core.inputs import (
     Start,
     Tick,
 )
-from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.policies.rollmux import RollMux
 
 GPUS: Final = 8

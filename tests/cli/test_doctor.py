@@ -9,7 +9,7 @@ import pytest
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.inputs import HostSpec
-from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.daemon.access.keys import Role, new_key
 from rollmuxd.daemon.journal.bundle import Scrubber
 from rollmuxd.daemon.journal.store import Journal

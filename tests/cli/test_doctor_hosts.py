@@ -10,7 +10,8 @@ from anyio.from_thread import start_blocking_portal
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.inputs import HostSpec, NodeSpec
-from rollmuxd.core.model import JobSpec, JobStatus, PhaseSpec, StateSpec, Want
+from rollmuxd.core.model import JobStatus
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.daemon import doctor
 from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.settings import HostTable

@@ -8,8 +8,10 @@ import pytest
 
 from rollmuxd.cli import trace as trace_command
 from rollmuxd.core import facts as f
+from rollmuxd.core.ids import Fence
 from rollmuxd.core.inputs import NodeSpec
-from rollmuxd.core.model import Fence, JobSpec, JobStatus, PhaseSpec, Want
+from rollmuxd.core.model import JobStatus
+from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.daemon.journal import file
 
 NODE = "box/gpu0"

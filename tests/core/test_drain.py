@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config, DriverTraits, Moves
-from rollmuxd.core.model import JobSpec, JobState, Movable, PhaseSpec, StateSpec, Want
+from rollmuxd.core.model import JobState
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec, Movable, PhaseSpec, StateSpec, Want
 from rollmuxd.core.steps import drain
 from rollmuxd.core.steps import replan as drift
 from rollmuxd.explain.explainer import Explainer

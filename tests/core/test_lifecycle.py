@@ -13,20 +13,10 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import lifecycle
 from rollmuxd.core.apply import apply
 from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.ids import Fence
 from rollmuxd.core.inputs import HostSpec, NodeSpec
-from rollmuxd.core.model import (
-    Fence,
-    JobSpec,
-    JobStatus,
-    NodeStatus,
-    OrderKind,
-    OrderStatus,
-    PhaseSpec,
-    SlotStatus,
-    StateSpec,
-    StateStatus,
-    Want,
-)
+from rollmuxd.core.model import JobStatus, NodeStatus, OrderKind, OrderStatus, SlotStatus, StateStatus
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State, state_key
 
 ALL_FACTS = f.Fact.__subclasses__()

@@ -46,24 +46,11 @@ from rollmuxd.core.apply import apply
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.facts import PlannedTurn
-from rollmuxd.core.model import (
-    Dispatch,
-    Fence,
-    GroupId,
-    Job,
-    JobSpec,
-    JobStatus,
-    LaunchSpec,
-    Movable,
-    OnLoss,
-    OrderKind,
-    Park,
-    PhaseSpec,
-    StateSpec,
-    Want,
-)
+from rollmuxd.core.ids import Fence, GroupId
+from rollmuxd.core.model import Dispatch, Job, JobStatus, OrderKind
 from rollmuxd.core.policy import Move, Placed, Replan
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec, LaunchSpec, Movable, OnLoss, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State, state_key
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.rollmux import RollMux

@@ -6,8 +6,8 @@ Hundreds of jobs may wait: no decision tries them all.
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
-from rollmuxd.core.model import JobSpec, PhaseSpec, Want
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.policies.rollmux import RollMux
 
 NODES, JOBS, WAITING = 12, 60, 6

@@ -1,7 +1,8 @@
 """Where the newest of what a job has parked is, after moves."""
 
 from rollmuxd.core.apply.pins import follow
-from rollmuxd.core.model import Job, JobSpec, JobState, PhaseSpec, StateSpec, StateStatus, Want
+from rollmuxd.core.model import Job, JobState, StateStatus
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State, state_key
 
 

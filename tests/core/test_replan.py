@@ -21,9 +21,10 @@ from rollmuxd.core import invariants
 from rollmuxd.core.apply import apply
 from rollmuxd.core.config import Config, Moves
 from rollmuxd.core.estimates import by_work_ms, has_left, likely_ms, phase_ms
-from rollmuxd.core.model import Dispatch, IfUnmet, JobSpec, Movable, OrderKind, PhaseSpec, StateSpec, Want
+from rollmuxd.core.model import Dispatch, OrderKind
 from rollmuxd.core.policy import Policy
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import IfUnmet, JobSpec, Movable, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.rollmux import RollMux

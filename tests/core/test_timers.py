@@ -1,6 +1,7 @@
 """What the core remembers beside the state."""
 
-from rollmuxd.core.model import Job, JobSpec, Want
+from rollmuxd.core.model import Job
+from rollmuxd.core.spec import JobSpec, Want
 from rollmuxd.core.timers import Timers
 
 

@@ -31,24 +31,11 @@ from rollmuxd.core.apply import apply
 from rollmuxd.core.config import Config, DriverTraits, OwnerLimits
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.estimates import phase_ms
-from rollmuxd.core.model import (
-    Dispatch,
-    Fence,
-    IfUnmet,
-    JobSpec,
-    JobStatus,
-    LaunchSpec,
-    Movable,
-    OnLoss,
-    OrderKind,
-    OrderStatus,
-    Park,
-    PhaseSpec,
-    StateSpec,
-    Want,
-)
+from rollmuxd.core.ids import Fence
+from rollmuxd.core.model import Dispatch, JobStatus, OrderKind, OrderStatus
 from rollmuxd.core.policy import Move, Placed
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import IfUnmet, JobSpec, LaunchSpec, Movable, OnLoss, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.rollmux import RollMux

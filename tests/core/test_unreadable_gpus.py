@@ -15,8 +15,9 @@ from rollmuxd.core.inputs import (
     RequestSlot,
     Start,
 )
-from rollmuxd.core.model import JobSpec, NodeStatus, PhaseSpec, Want
+from rollmuxd.core.model import NodeStatus
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.rollmux import RollMux

@@ -16,7 +16,7 @@ from rollmuxd.core.apply import apply
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect, Observe
 from rollmuxd.core.errors import BrokenInvariant, UnknownThing
-from rollmuxd.core.model import Millis
+from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.journal.store import Journal

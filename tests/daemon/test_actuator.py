@@ -15,6 +15,7 @@ import pytest
 from rollmuxd.core import facts as f
 from rollmuxd.core import model as m
 from rollmuxd.core.effects import Kill, Observe, Perform, Probe
+from rollmuxd.core.ids import Fence
 from rollmuxd.core.inputs import (
     Audit,
     GpuObservation,
@@ -25,6 +26,7 @@ from rollmuxd.core.inputs import (
     OrderLostContact,
     OrderNotBegun,
 )
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec
 from rollmuxd.core.state import State
 from rollmuxd.daemon.hosts.actuator import Actuator
 from rollmuxd.daemon.hosts.plugin_calls import STOPS_S, STUCK_AT_MOST, NoAnswer, ask
@@ -96,7 +98,7 @@ def world(*orders: m.Order) -> State:
     state.hosts["box"] = m.Host("box", "fake", 1000)
     gpus = {f"box/gpu{number}": m.Gpu() for number in (0, 1)}
     state.nodes["box/gpu0-1"] = m.Node("box/gpu0-1", "box", gpus, ("rollout",))
-    spec = m.JobSpec("math", (), (), states=(m.StateSpec("rollout", gpu_mb=7),), ranks=2)
+    spec = JobSpec("math", (), (), states=(StateSpec("rollout", gpu_mb=7),), ranks=2)
     job = m.Job("j1", "team", "ann", spec, 0, session="n1", pins={"rollout": ("box/gpu0-1",)})
     state.jobs["j1"] = job
     state.sessions["n1"] = m.Session("n1", "j1", 1, 0, pid=4711, host="elsewhere", started="t0")
@@ -479,13 +481,13 @@ async def test_effects_that_come_before_it_runs_are_performed_when_it_does():
 async def test_a_driver_is_told_in_which_phase_the_state_was_used_last():
     """Engines may sleep in one way after one phase, and in another after another."""
     state, driver = world(order()), ScriptedDriver()
-    phases = (m.PhaseSpec("rollout", ("rollout",)), m.PhaseSpec("eval", ("rollout",)), m.PhaseSpec("train", ("train",)))
-    state.jobs["j1"].spec = m.JobSpec("math", phases, (), states=(m.StateSpec("rollout"),))
+    phases = (PhaseSpec("rollout", ("rollout",)), PhaseSpec("eval", ("rollout",)), PhaseSpec("train", ("train",)))
+    state.jobs["j1"].spec = JobSpec("math", phases, (), states=(StateSpec("rollout"),))
     async with acting(state, driver) as (actuator, _, _):
         for number, phase in enumerate(("", "eval", "train", "rollout")):
             if phase:
                 state.slots["s1"] = m.Slot("s1", "j1", 1, "n1", phase, "r1", 0)
-                actuator.on_facts([(number, f.SlotGranted(0, "s1", m.Fence(1, number)))])
+                actuator.on_facts([(number, f.SlotGranted(0, "s1", Fence(1, number)))])
                 del state.slots["s1"]
             actuator.perform([Perform("o1")])
             await anyio.sleep(0.01)

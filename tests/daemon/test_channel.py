@@ -9,7 +9,8 @@ import pytest
 from rollmuxd.core.apply import apply
 from rollmuxd.core.errors import Conflict
 from rollmuxd.core.facts import JobEnded, JobRegistered, SessionClosed, SessionFenced, SessionLost, SessionOpened
-from rollmuxd.core.model import JobSpec, Order, OrderKind, SessionStatus
+from rollmuxd.core.model import Order, OrderKind, SessionStatus
+from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
 from rollmuxd.daemon.hosts.channel import LATELY_S, LINGER_S, ChannelHub
 from rollmuxd.spi import ChannelCommand, ContactLost, RankResult

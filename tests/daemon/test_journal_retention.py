@@ -40,8 +40,8 @@ from rollmuxd.core.inputs import (
     Tick,
     UndrainNode,
 )
-from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.journal import retention
 from rollmuxd.daemon.journal.backup import backup, check, restore

@@ -8,7 +8,7 @@ import pytest
 
 from rollmuxd.core.config import Config
 from rollmuxd.core.inputs import NodeSpec
-from rollmuxd.core.model import JobSpec, PhaseSpec, Want
+from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon import plan
 from rollmuxd.daemon.least import kinds, least

@@ -9,6 +9,8 @@ import structlog
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import model as m
+from rollmuxd.core.ids import Fence
+from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
 from rollmuxd.daemon import logs
 
@@ -34,9 +36,7 @@ def test_every_line_names_the_job_and_the_slot_that_it_is_about(written):
     issued = f.OrderIssued(
         at=0, order="o1", kind=m.OrderKind.LOAD, job="j1", run=1, pool="rollout", node="h/gpu0", driver="d", slot="s1"
     )
-    write(
-        [(1, f.SlotGranted(at=5, slot="s1", fence=m.Fence(1, 7))), (2, f.SessionLost(at=5, session="n2")), (3, issued)]
-    )
+    write([(1, f.SlotGranted(at=5, slot="s1", fence=Fence(1, 7))), (2, f.SessionLost(at=5, session="n2")), (3, issued)])
     write([(4, f.OrderEnded(at=5, order="o1"))])
     granted, lost, _, ended = written()
 
@@ -46,7 +46,7 @@ def test_every_line_names_the_job_and_the_slot_that_it_is_about(written):
 
 
 def test_no_secret_is_logged(written):
-    spec = m.JobSpec("math", (), ())
+    spec = JobSpec("math", (), ())
     fact = f.JobRegistered(at=0, job="j1", owner="o", user="u", run=1, spec=spec, idempotency_key="hush")
     logs.fact_logger(State)([(1, fact)])
 

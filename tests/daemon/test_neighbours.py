@@ -17,8 +17,9 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
 from rollmuxd.core.errors import Rejected
-from rollmuxd.core.model import Fence, JobSpec, PhaseSpec, StateSpec, Want
+from rollmuxd.core.ids import Fence
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.hosts.actuator import Actuator
 from rollmuxd.daemon.hosts.observer import Observer

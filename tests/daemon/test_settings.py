@@ -245,12 +245,11 @@ def test_the_core_gets_milliseconds_megabytes_and_ids():
 
 
 def test_the_core_gets_what_owners_may_have():
-    text = "[owners.team-a]\nshare = 3\nmax_nodes = 8\nmax_priority = 5\n[limits]\nuse_half_life_h = 0.5\n"
+    text = "[owners.team-a]\nshare = 3\nmax_nodes = 8\nmax_priority = 5\n"
     config = load_settings(write(text)).to_core_config()
 
     limits = config.owners["team-a"]
     assert (limits.share, limits.max_nodes, limits.max_priority, limits.max_jobs) == (3, 8, 5, 1_000)
-    assert config.use_half_life_ms == 30 * 60 * 1000
 
 
 def test_what_is_not_said_of_an_owner_is_as_the_defaults_say_it(monkeypatch):

@@ -8,8 +8,9 @@ import pytest
 
 from rollmuxd.core.config import Config
 from rollmuxd.core.errors import UnknownThing
-from rollmuxd.core.model import Job, JobSpec, Owner
+from rollmuxd.core.model import Job, Owner
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.visibility import OwnersOfJobs, Visibility, sanitize
 from rollmuxd.daemon.hosts.plugin_calls import said

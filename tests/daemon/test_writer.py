@@ -21,7 +21,8 @@ from rollmuxd.core.effects import Observe
 from rollmuxd.core.errors import BrokenInvariant, UnknownThing
 from rollmuxd.core.facts import encode
 from rollmuxd.core.inputs import Heartbeat, HostUnreachable, RegisterJob, WithdrawSlot
-from rollmuxd.core.model import JobSpec, Slot
+from rollmuxd.core.model import Slot
+from rollmuxd.core.spec import JobSpec
 from rollmuxd.daemon import writer
 from rollmuxd.daemon.journal.store import JournalFailed
 from rollmuxd.daemon.writer import Unavailable

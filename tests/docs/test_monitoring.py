@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollmuxd.core.model import Job, JobSpec, JobStatus, PhaseSpec, Progress, Want
+from rollmuxd.core.model import Job, JobStatus, Progress
+from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.metrics import Metrics
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
-from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.policy import Refusal
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.rollmux import RollMux

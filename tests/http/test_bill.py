@@ -15,7 +15,8 @@ from simkit import swarm
 from rollmuxd.core import facts as f
 from rollmuxd.core.apply import apply
 from rollmuxd.core.inputs import HostSpec, NodeSpec
-from rollmuxd.core.model import JobSpec, JobStatus, PhaseSpec, StateSpec, Want
+from rollmuxd.core.model import JobStatus
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.usage.ledger import DailyUsage, UsageLedger
 

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from rollmuxd.core.model import Job, JobSpec
+from rollmuxd.core.model import Job
+from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
 from rollmuxd.daemon import question
 from rollmuxd.daemon.http import background, limits, routing

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from rollmuxd.core.facts import JobRegistered, SlotOver, SlotQueued
-from rollmuxd.core.model import JobSpec
+from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.audience import Audience, wanted
 from rollmuxd.daemon.access.gate import Caller

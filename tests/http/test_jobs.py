@@ -9,8 +9,9 @@ import pytest
 from patience import PATIENCE_S
 
 from rollmuxd.core.decision import Reason
-from rollmuxd.core.model import Job, JobSpec, JobStatus, NodeStatus, PhaseSpec, SessionStatus, Want
+from rollmuxd.core.model import Job, JobStatus, NodeStatus, SessionStatus
 from rollmuxd.core.policy import Refusal
+from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.hosts.actuator import Seen

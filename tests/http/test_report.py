@@ -13,8 +13,10 @@ import io
 import pytest
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.ids import Fence
 from rollmuxd.core.inputs import HostSpec, NodeSpec
-from rollmuxd.core.model import Fence, JobSpec, JobStatus, OrderKind, PhaseSpec, StateSpec, Want
+from rollmuxd.core.model import JobStatus, OrderKind
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.daemon.usage.ledger import UsageLedger, as_csv
 
 MINUTE = 60_000

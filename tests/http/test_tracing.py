@@ -12,7 +12,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.model import Fence, Job, JobSpec, OrderKind, PhaseSpec, StateStatus, Want
+from rollmuxd.core.ids import Fence
+from rollmuxd.core.model import Job, OrderKind, StateStatus
+from rollmuxd.core.spec import JobSpec, PhaseSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.tracing import Spans, from_environment
 

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from rollmuxd.core.model import Job, JobSpec, JobStatus
+from rollmuxd.core.model import Job, JobStatus
+from rollmuxd.core.spec import JobSpec
 from rollmuxd.policies.thrift.credit import BANK_MS, FACTORS, SPEND_MS, Standing, progress_price, standing
 
 HOUR_MS = 3_600_000

@@ -7,8 +7,9 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.apply import apply
 from rollmuxd.core.config import Config
-from rollmuxd.core.model import JobSpec, LaunchSpec, OnLoss, PhaseSpec, SlotStatus, StateSpec, Want
+from rollmuxd.core.model import SlotStatus
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec, LaunchSpec, OnLoss, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.observe import Watch

@@ -17,8 +17,8 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core.config import Config
 from rollmuxd.core.errors import Impossible
-from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.rollmux import RollMux
 
@@ -196,6 +196,22 @@ def test_ram_that_is_needed_to_the_last_megabyte_fits() -> None:
     cluster = Cluster(1, 1, ram_gb=1000)
     assert cluster.arrives(job("A", 10, 10, 9, ram_gb=600)) is not None
     assert cluster.arrives(job("B", 10, 10, 9, ram_gb=400)) is not None
+
+
+def test_ram_that_a_waiting_job_still_holds_is_not_counted_twice() -> None:
+    """A job that could not load where it moved to waits for a place, and keeps what it has parked."""
+    cluster = Cluster(1, 1, ram_gb=1000)
+    placed = cluster.arrives(job("A", 10, 10, 9, ram_gb=600))
+    state = cluster.core.state
+    (waits,) = state.jobs.values()
+    waits.pins, waits.group = {}, None
+    state.groups.clear()
+    for node in state.nodes.values():
+        node.group, node.pinned = None, []
+    assert state.hosts["r0"].reserved_mb == 600_000
+    again = RollMux().place(state, waits)
+    assert again is not None
+    assert again.pins == placed.pins
 
 
 def test_a_wide_job_takes_as_many_rollout_nodes_and_its_period_is_folded_over_the_wheel() -> None:

@@ -17,20 +17,10 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core import invariants
 from rollmuxd.core.apply import apply
 from rollmuxd.core.config import Config, DriverTraits, Moves, OwnerLimits
-from rollmuxd.core.model import (
-    Job,
-    JobSpec,
-    JobStatus,
-    Movable,
-    Owner,
-    PhaseSpec,
-    ScheduledTurn,
-    StateSpec,
-    StateStatus,
-    Want,
-)  # fmt: skip
+from rollmuxd.core.model import Job, JobStatus, Owner, ScheduledTurn, StateStatus
 from rollmuxd.core.policy import Placed, Policy
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec, Movable, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.core.steps import admit, guard
 from rollmuxd.explain.explainer import Explainer

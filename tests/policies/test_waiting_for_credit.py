@@ -4,8 +4,9 @@ import pytest
 
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config, DriverTraits
-from rollmuxd.core.model import JobSpec, JobStatus, Movable, PhaseSpec, Want
+from rollmuxd.core.model import JobStatus
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec, Movable, PhaseSpec, Want
 from rollmuxd.policies.thrift.policy import Thrift
 
 ROLLOUT_MS, TRAIN_MS, SLO = 10_000, 3_000, 1.2

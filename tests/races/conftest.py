@@ -23,6 +23,7 @@ from rollmuxd.core.apply import apply
 from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.effects import Observe, Perform, Probe
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.hosts.actuator import Actuator
@@ -59,13 +60,13 @@ def spec_of(
     ram_mb: int = 1_000,
     left_mb: int = 0,
     **more: Any,
-) -> m.JobSpec:
+) -> JobSpec:
     """A job; a phase is named like its pool, and ``sync`` needs all pools at once."""
     pools = tuple(phase for phase in phases if phase != "sync")
-    cycle = tuple(m.PhaseSpec(phase, pools if phase == "sync" else (phase,), planned_ms=10_000) for phase in phases)
-    states = tuple(m.StateSpec(pool, 40_000, left_mb, ram_mb, "mock") for pool in pools) if keeps else ()
-    wants = tuple(m.Want(pool, nodes=nodes if pool == "rollout" else 1) for pool in pools)
-    return m.JobSpec(name, cycle, wants, states=states, **more)
+    cycle = tuple(PhaseSpec(phase, pools if phase == "sync" else (phase,), planned_ms=10_000) for phase in phases)
+    states = tuple(StateSpec(pool, 40_000, left_mb, ram_mb, "mock") for pool in pools) if keeps else ()
+    wants = tuple(Want(pool, nodes=nodes if pool == "rollout" else 1) for pool in pools)
+    return JobSpec(name, cycle, wants, states=states, **more)
 
 
 class Core:

@@ -22,6 +22,7 @@ from rollmuxd.core import invariants
 from rollmuxd.core import model as m
 from rollmuxd.core.config import Config
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.daemon.clock import SystemClock
 from rollmuxd.daemon.hosts import actuator as acting
 from rollmuxd.daemon.writer import Driver
@@ -87,9 +88,9 @@ class Stage:
             ("url", self.engines[name].url), ("start", ("engine", name, "start")), ("stop", ("engine", name, "stop")),
             ("end_wait_s", 0.3),
         )  # fmt: skip
-        state = m.StateSpec("rollout", gpu_mb=17_500, leftover_mb=1_500, ram_mb=1_000, driver="it", options=options)
-        phases = (m.PhaseSpec("rollout", ("rollout",)),)
-        spec = m.JobSpec(name, phases, (m.Want("rollout"),), states=(state,))
+        state = StateSpec("rollout", gpu_mb=17_500, leftover_mb=1_500, ram_mb=1_000, driver="it", options=options)
+        phases = (PhaseSpec("rollout", ("rollout",)),)
+        spec = JobSpec(name, phases, (Want("rollout"),), states=(state,))
         job = (await self.driver.submit(i.RegisterJob("team", "ann", spec, name))).job
         await self.driver.submit(i.OpenSession(job, name, 0, "box", ""))
 

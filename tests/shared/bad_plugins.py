@@ -18,8 +18,8 @@ import anyio
 import anyio.abc
 
 from rollmuxd.core.config import DriverTraits
+from rollmuxd.core.ids import HostId, JobId, LaunchId
 from rollmuxd.core.inputs import GpuObservation
-from rollmuxd.core.model import HostId, JobId, LaunchId
 from rollmuxd.spi.backend import (
     Backend,
     HostConfig,

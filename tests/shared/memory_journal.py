@@ -8,7 +8,7 @@ import msgspec
 
 from rollmuxd.core import facts as core_facts
 from rollmuxd.core.facts import AnyFact, Fact
-from rollmuxd.core.model import Millis
+from rollmuxd.core.ids import Millis
 from rollmuxd.daemon.access.keys import ApiKey
 from rollmuxd.daemon.journal import store as on_disk
 from rollmuxd.daemon.journal.file import Lost

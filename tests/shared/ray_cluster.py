@@ -13,7 +13,7 @@ from patience import PATIENCE_S
 
 
 class ClusterProcess:
-    """See :mod:`rollmuxd_backend_ray.testing` for what it can be told to do."""
+    """See :mod:`ray_server` for its commands."""
 
     def __init__(self, folder: Path, names: Sequence[str], *, apart: bool = False) -> None:
         self.folder = folder
@@ -26,7 +26,7 @@ class ClusterProcess:
         log = self.folder / "cluster.log"
         with log.open("w") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rollmuxd_backend_ray.testing", str(self.folder), *self._words],
+                [sys.executable, str(Path(__file__).with_name("ray_server.py")), str(self.folder), *self._words],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

@@ -12,17 +12,10 @@ import pytest
 from simkit import checked
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.ids import Fence
 from rollmuxd.core.inputs import NodeSpec
-from rollmuxd.core.model import (
-    Fence,
-    JobSpec,
-    JobStatus,
-    OrderKind,
-    PhaseSpec,
-    StateSpec,
-    StateStatus,
-    Want,
-)
+from rollmuxd.core.model import JobStatus, OrderKind, StateStatus
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.sim import history
 from rollmuxd.sim.history import History, JobSpan, Level, MemberSpan, Moment, NodeInfo, NodeSpan, OrderSpan, SlotSpan
 from rollmuxd.sim.policies import policy_under_test

@@ -23,8 +23,8 @@ from rollmuxd.core.inputs import (
     RequestSlot,
     Start,
 )
-from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.sim.workload import Malformed, Options, SimJob
 from rollmuxd.sim.workloads import read

@@ -7,7 +7,8 @@ from simkit.chaos_policy import ChaosPolicy
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, StateStatus, Want
+from rollmuxd.core.model import StateStatus
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.core.steps import move as moving
 from rollmuxd.policies.rollmux import RollMux

@@ -3,7 +3,7 @@
 import pytest
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.model import JobSpec, PhaseSpec
+from rollmuxd.core.spec import JobSpec, PhaseSpec
 from rollmuxd.sim.observed import ITERATIONS, as_registered, observed
 from rollmuxd.sim.training_logs import Step
 

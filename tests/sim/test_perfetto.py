@@ -17,8 +17,10 @@ from patience import PATIENCE_S
 from simkit import checked
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.ids import Fence
 from rollmuxd.core.inputs import NodeSpec
-from rollmuxd.core.model import Fence, JobSpec, JobStatus, OrderKind, PhaseSpec, StateSpec, Want
+from rollmuxd.core.model import JobStatus, OrderKind
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.sim import history, perfetto
 from rollmuxd.sim.policies import policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Starts, Workload

@@ -8,7 +8,7 @@ from simkit import checked
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.model import JobSpec, Park, PhaseSpec, StateSpec, Want
+from rollmuxd.core.spec import JobSpec, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.sim import fluid, inventory, outcome, world
 from rollmuxd.sim.policies import RollMuxPaper
 from rollmuxd.sim.workload import Impossible, Pool, SimJob, Starts, Workload

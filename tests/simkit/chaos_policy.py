@@ -10,8 +10,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from rollmuxd.core.facts import PlannedTurn
-from rollmuxd.core.model import Job, JobId, JobStatus, Millis, Movable, NodeId, PoolName
+from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
+from rollmuxd.core.model import Job, JobStatus
 from rollmuxd.core.policy import Move, Placed, Policy
+from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.policies.thrift.snapshot import usable

@@ -18,7 +18,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from rollmuxd.core.model import Millis
+from rollmuxd.core.ids import Millis
 
 HOUR_MS: Final = 3_600_000
 

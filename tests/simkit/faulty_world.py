@@ -24,23 +24,8 @@ from rollmuxd.core.config import Config, DriverTraits
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.effects import Effect, Kill, Launch, Perform, Probe
 from rollmuxd.core.errors import BrokenInvariant, Rejected
-from rollmuxd.core.model import (
-    GpuId,
-    HostId,
-    JobId,
-    JobStatus,
-    LaunchId,
-    Millis,
-    Node,
-    NodeStatus,
-    OrderId,
-    OrderKind,
-    PoolName,
-    SessionStatus,
-    Slot,
-    SlotId,
-    SlotStatus,
-)
+from rollmuxd.core.ids import GpuId, HostId, JobId, LaunchId, Millis, OrderId, PoolName, SlotId
+from rollmuxd.core.model import JobStatus, Node, NodeStatus, OrderKind, SessionStatus, Slot, SlotStatus
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.sim.inventory import Inventory

@@ -7,7 +7,7 @@ on nodes that are bought or of which there are a few), policy and accounting. Hu
 
 from random import Random
 
-from rollmuxd.core.model import JobSpec, OnLoss, Park, PhaseSpec, StateSpec, Want
+from rollmuxd.core.spec import JobSpec, OnLoss, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.policies import RollMuxPaper, policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Starts, Workload

@@ -18,21 +18,10 @@ from msgspec.structs import replace
 from rollmuxd.core import inputs as i
 from rollmuxd.core.errors import BrokenInvariant, Rejected
 from rollmuxd.core.facts import Fact
-from rollmuxd.core.model import (
-    JobSpec,
-    JobStatus,
-    LaunchSpec,
-    Millis,
-    Movable,
-    NodeId,
-    OnLoss,
-    Park,
-    PhaseSpec,
-    SlotStatus,
-    StateSpec,
-    Want,
-)
+from rollmuxd.core.ids import Millis, NodeId
+from rollmuxd.core.model import JobStatus, SlotStatus
 from rollmuxd.core.policy import Policy
+from rollmuxd.core.spec import JobSpec, LaunchSpec, Movable, OnLoss, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.policies.observe import Watch
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.policies.thrift.policy import Thrift

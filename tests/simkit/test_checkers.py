@@ -18,7 +18,9 @@ from rollmuxd.core import order
 from rollmuxd.core.config import Config
 from rollmuxd.core.decision import Answer, Decision
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.model import Fence, JobSpec, OrderKind, Park, PhaseSpec, StateSpec, Want
+from rollmuxd.core.ids import Fence
+from rollmuxd.core.model import OrderKind
+from rollmuxd.core.spec import JobSpec, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.core.steps import dispatch
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.sim.policies import Moving, RollMuxPaper, policy_under_test

@@ -14,7 +14,7 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import DriverTraits
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.model import JobSpec, OnLoss, PhaseSpec, StateSpec, Want
+from rollmuxd.core.spec import JobSpec, OnLoss, PhaseSpec, StateSpec, Want
 from rollmuxd.sim import machines
 from rollmuxd.sim.policies import policy_under_test
 from rollmuxd.sim.workload import Pool, SimJob, Workload

@@ -23,8 +23,10 @@ from rollmuxd.core.apply import apply
 from rollmuxd.core.context import Context
 from rollmuxd.core.errors import Rejected
 from rollmuxd.core.handlers import hosts, jobs, orders, slots
-from rollmuxd.core.model import Fence, Job, JobState, Movable, Node, OrderKind, Slot, SlotStatus, StateStatus
+from rollmuxd.core.ids import Fence
+from rollmuxd.core.model import Job, JobState, Node, OrderKind, Slot, SlotStatus, StateStatus
 from rollmuxd.core.policy import Move
+from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import State, allowed_residual_mb, state_key
 from rollmuxd.core.steps import admit, dispatch, drain, locality, reclaim
 from rollmuxd.core.steps import move as moving

@@ -10,7 +10,8 @@ from patience import PATIENCE_S
 from simkit import swarm
 
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.model import Gpu, Movable, OnLoss
+from rollmuxd.core.model import Gpu
+from rollmuxd.core.spec import Movable, OnLoss
 
 HERE = Path(__file__).parent
 FOUND = sorted(HERE.glob("found/*.json"))

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from rollmuxd.core.model import Fence
+from rollmuxd.core.ids import Fence
 from rollmuxd.spi import HostConfig, NotDone, OrderKind, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
 from rollmuxd.spi.fakes import FakeChannel

@@ -10,7 +10,7 @@ import anyio
 import msgspec
 import pytest
 
-from rollmuxd.core.model import Fence
+from rollmuxd.core.ids import Fence
 from rollmuxd.spi import HostConfig, NotDone, OrderKind, Probed, StateOrder, StateSpec
 from rollmuxd_backend_mock import MockBackend, MockResidency
 from rollmuxd_backend_mock.processes import alive, end, start_time

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from patience import PATIENCE_S
 
-from rollmuxd.core.model import Fence
+from rollmuxd.core.ids import Fence
 from rollmuxd.spi import ContactLost, GpuObservation, NotDone, Observation, OrderKind, Probed, Residency, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
 from rollmuxd.spi.fake_engines import EngineHost

@@ -22,21 +22,10 @@ from typing import Final, TypeAlias
 from msgspec.structs import replace
 
 from rollmuxd.core.estimates import solo_ms
-from rollmuxd.core.model import (
-    Dispatch,
-    Group,
-    GroupId,
-    Job,
-    JobId,
-    Millis,
-    NodeId,
-    NodeStatus,
-    PhaseSpec,
-    PoolName,
-    StateSpec,
-    Want,
-)
+from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId, PoolName
+from rollmuxd.core.model import Dispatch, Group, Job, NodeStatus
 from rollmuxd.core.policy import Leg, Placed, Policy
+from rollmuxd.core.spec import PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import Candidate, RollMux, Shape, Summary
 from rollmuxd.policies.schedule import work_conserving_ms

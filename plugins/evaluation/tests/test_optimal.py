@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
-from rollmuxd.core.model import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.policy import Leg
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.policies.schedule import period_ms
 from rollmuxd.sim.workload import Impossible, Pool, SimJob, Workload

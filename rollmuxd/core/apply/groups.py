@@ -2,7 +2,8 @@
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.facts import PlannedTurn
-from rollmuxd.core.model import Group, GroupId, Job, JobId, ScheduledTurn
+from rollmuxd.core.ids import GroupId, JobId
+from rollmuxd.core.model import Group, Job, ScheduledTurn
 from rollmuxd.core.state import State
 
 

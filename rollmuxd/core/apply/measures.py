@@ -1,7 +1,9 @@
 """What is counted of a job: iterations, solo and elapsed time, the times of its phases."""
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.model import Job, JobSpec, JobStatus, Millis, PhaseTimes, Slot
+from rollmuxd.core.ids import Millis
+from rollmuxd.core.model import Job, JobStatus, PhaseTimes, Slot
+from rollmuxd.core.spec import JobSpec
 
 #: observations of a phase's time that are kept
 TIMES_KEPT = 64

@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.model import Group, Job, JobState, NodeId, Owner, PoolName, StateSpec, StateStatus
+from rollmuxd.core.ids import NodeId, PoolName
+from rollmuxd.core.model import Group, Job, JobState, Owner, StateStatus
+from rollmuxd.core.spec import StateSpec
 from rollmuxd.core.state import State, state_key
 
 

@@ -8,8 +8,9 @@ from rollmuxd.core.apply.groups import drop_once
 from rollmuxd.core.apply.hosts import all_gpus_clean
 from rollmuxd.core.apply.measures import count_release, count_request
 from rollmuxd.core.errors import BrokenInvariant
+from rollmuxd.core.ids import JobId
 from rollmuxd.core.lifecycle import next_status
-from rollmuxd.core.model import JobId, Slot, SlotStatus
+from rollmuxd.core.model import Slot, SlotStatus
 from rollmuxd.core.state import State
 
 #: ended slots of a job that are remembered, so that a repeated call gets the answer it got before

@@ -10,22 +10,20 @@ from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict
 from rollmuxd.core.handlers.jobs import job_lost, lose
 from rollmuxd.core.handlers.orders import CRASHES_TO_SUSPECT, may_be_asked_for, order_lost_contact, suspect
+from rollmuxd.core.ids import HostId, Millis, NodeId
 from rollmuxd.core.model import (
     Host,
-    HostId,
     JobState,
     JobStatus,
-    Millis,
     Node,
-    NodeId,
     NodeStatus,
-    OnLoss,
     OrderKind,
     OrderStatus,
     SessionStatus,
     SlotStatus,
     StateStatus,
 )
+from rollmuxd.core.spec import OnLoss
 from rollmuxd.core.steps.admit import admit
 from rollmuxd.core.steps.dispatch import dispatch, issue, unheld_by
 from rollmuxd.core.steps.launch import kill

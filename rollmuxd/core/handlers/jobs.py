@@ -5,21 +5,10 @@ from rollmuxd.core import inputs as i
 from rollmuxd.core.context import HOLDS, NOTHING, PLACED, SERVED, Context
 from rollmuxd.core.decision import Answer, Directive
 from rollmuxd.core.errors import Conflict, RunAlive, TooMany, UnknownThing
-from rollmuxd.core.model import (
-    Group,
-    Job,
-    JobId,
-    JobStatus,
-    Millis,
-    OnLoss,
-    Session,
-    SessionId,
-    SessionStatus,
-    Slot,
-    SlotStatus,
-    StateStatus,
-)
+from rollmuxd.core.ids import JobId, Millis, SessionId
+from rollmuxd.core.model import Group, Job, JobStatus, Session, SessionStatus, Slot, SlotStatus, StateStatus
 from rollmuxd.core.order import find_phase
+from rollmuxd.core.spec import OnLoss
 from rollmuxd.core.steps.admit import admit, check_owner, check_spec
 from rollmuxd.core.steps.dispatch import dispatch, next_fence, next_turn_on
 from rollmuxd.core.steps.launch import end_process, is_relaunched, kill, lost_too_often, new_run, plan_relaunch, run_key

@@ -7,7 +7,8 @@ from rollmuxd.core.decision import Answer, Directive
 from rollmuxd.core.errors import Conflict
 from rollmuxd.core.handlers import jobs
 from rollmuxd.core.handlers.slots import check_holder, phase_nodes
-from rollmuxd.core.model import GpuId, Node, NodeStatus, Slot, SlotStatus, StateStatus
+from rollmuxd.core.ids import GpuId
+from rollmuxd.core.model import Node, NodeStatus, Slot, SlotStatus, StateStatus
 from rollmuxd.core.order import find_phase
 
 

@@ -7,20 +7,10 @@ from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Conflict, Impossible, Rejected, StaleFence, TakesNoRequests, TooMany
 from rollmuxd.core.estimates import solo_ms, unstated_ms
 from rollmuxd.core.handlers.jobs import live_session
-from rollmuxd.core.model import (
-    Fence,
-    IfUnmet,
-    Job,
-    JobStatus,
-    NodeId,
-    Park,
-    SessionId,
-    Slot,
-    SlotId,
-    SlotStatus,
-    StateStatus,
-)
+from rollmuxd.core.ids import Fence, NodeId, SessionId, SlotId
+from rollmuxd.core.model import Job, JobStatus, Slot, SlotStatus, StateStatus
 from rollmuxd.core.order import find_phase
+from rollmuxd.core.spec import IfUnmet, Park
 from rollmuxd.core.steps.admit import admit, limits_of
 from rollmuxd.core.steps.dispatch import dispatch, grant_if_loaded, take_place
 from rollmuxd.core.steps.guard import keeps_others_out

@@ -11,20 +11,11 @@ from rollmuxd.core import shares
 from rollmuxd.core.config import Config, OwnerLimits
 from rollmuxd.core.context import Context
 from rollmuxd.core.errors import Impossible, TooMany
-from rollmuxd.core.model import (
-    Job,
-    JobId,
-    JobSpec,
-    JobStatus,
-    Millis,
-    Movable,
-    NodeStatus,
-    OnLoss,
-    PoolName,
-    StateStatus,
-)
+from rollmuxd.core.ids import JobId, Millis, PoolName
+from rollmuxd.core.model import Job, JobStatus, NodeStatus, StateStatus
 from rollmuxd.core.policy import Placed
 from rollmuxd.core.shares import use_of
+from rollmuxd.core.spec import JobSpec, Movable, OnLoss
 from rollmuxd.core.state import State
 from rollmuxd.core.steps.dispatch import dispatch, take_place
 from rollmuxd.core.steps.launch import launch

@@ -3,27 +3,23 @@
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core.context import SERVED, Context
+from rollmuxd.core.ids import Fence, GroupId, JobId, NodeId, SlotId
 from rollmuxd.core.model import (
     Dispatch,
-    Fence,
     Group,
-    GroupId,
     Job,
-    JobId,
     JobState,
     JobStatus,
     Node,
-    NodeId,
     NodeStatus,
     OrderKind,
-    PhaseSpec,
     ScheduledTurn,
     Slot,
-    SlotId,
     SlotStatus,
     StateStatus,
 )
 from rollmuxd.core.order import find_phase, overtakes_at
+from rollmuxd.core.spec import PhaseSpec
 
 #: nodes on which nothing can be started, for who knows how long
 OUT = (NodeStatus.OCCUPIED, NodeStatus.DRAINING, NodeStatus.DRAINED, NodeStatus.QUARANTINED, NodeStatus.LOST)

@@ -20,21 +20,10 @@ from rollmuxd.core.config import Moves
 from rollmuxd.core.context import Context
 from rollmuxd.core.facts import PlannedTurn
 from rollmuxd.core.feasible import short_of_memory
-from rollmuxd.core.model import (
-    Group,
-    Job,
-    JobId,
-    JobStatus,
-    Millis,
-    Movable,
-    Node,
-    NodeId,
-    NodeStatus,
-    OrderKind,
-    PoolName,
-    StateStatus,
-)
+from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
+from rollmuxd.core.model import Group, Job, JobStatus, Node, NodeStatus, OrderKind, StateStatus
 from rollmuxd.core.policy import Move, Placed
+from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps.admit import admit, over_its_nodes, place_now
 from rollmuxd.core.steps.dispatch import dispatch, issue, unheld_by
 from rollmuxd.core.steps.locality import limited_to_locality, locality_violation, place

@@ -14,8 +14,10 @@ from msgspec.structs import replace
 from rollmuxd.core import facts as f
 from rollmuxd.core.context import Context
 from rollmuxd.core.estimates import credit_ms
-from rollmuxd.core.model import Dispatch, Job, JobStatus, Millis, Movable
+from rollmuxd.core.ids import Millis
+from rollmuxd.core.model import Dispatch, Job, JobStatus
 from rollmuxd.core.policy import AsksForCredit, Move
+from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps.admit import admit
 from rollmuxd.core.steps.locality import place
 from rollmuxd.core.steps.move import plan, refused

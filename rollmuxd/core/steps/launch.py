@@ -7,7 +7,9 @@ the next one belongs to a run of its own, with a key of its own: who comes back 
 from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core.context import Context
-from rollmuxd.core.model import Job, JobStatus, Millis, OnLoss
+from rollmuxd.core.ids import Millis
+from rollmuxd.core.model import Job, JobStatus
+from rollmuxd.core.spec import OnLoss
 
 
 def launch(c: Context, job: Job) -> None:

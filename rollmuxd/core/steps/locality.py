@@ -16,8 +16,10 @@ from msgspec.structs import replace
 
 from rollmuxd.core.apply.pins import follow
 from rollmuxd.core.context import Context
-from rollmuxd.core.model import HostId, Job, JobState, Movable, Node, NodeId, NodeStatus, PoolName, StateStatus
+from rollmuxd.core.ids import HostId, NodeId, PoolName
+from rollmuxd.core.model import Job, JobState, Node, NodeStatus, StateStatus
 from rollmuxd.core.policy import Placed
+from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import State, state_key
 
 Pins = dict[PoolName, tuple[NodeId, ...]]

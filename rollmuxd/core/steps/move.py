@@ -17,18 +17,14 @@ from rollmuxd.core import facts as f
 from rollmuxd.core.apply.pins import follow as who_follows
 from rollmuxd.core.config import Moves
 from rollmuxd.core.context import PLACED, Context
+from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
 from rollmuxd.core.model import (
     Job,
-    JobId,
     JobMove,
     JobStatus,
-    Millis,
-    Movable,
-    NodeId,
     NodeStatus,
     Order,
     OrderKind,
-    PoolName,
     SessionStatus,
     SlotStatus,
     StateStatus,
@@ -36,6 +32,7 @@ from rollmuxd.core.model import (
 from rollmuxd.core.order import find_phase
 from rollmuxd.core.policy import Move, Placed, Reorder
 from rollmuxd.core.shares import use_of
+from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import state_key
 from rollmuxd.core.steps.admit import admit, observe_residual_memory, over_its_nodes
 from rollmuxd.core.steps.dispatch import OUT, at_boundary, dispatch, issue, take_place, unheld_by

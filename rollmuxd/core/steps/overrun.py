@@ -9,7 +9,8 @@ its GPUs, and only of a phase whose time is known: who was never measured and to
 from rollmuxd.core import facts as f
 from rollmuxd.core.context import SERVED, Context
 from rollmuxd.core.estimates import by_work_ms, quantile_ms
-from rollmuxd.core.model import Job, JobId, Millis, Slot, SlotStatus
+from rollmuxd.core.ids import JobId, Millis
+from rollmuxd.core.model import Job, Slot, SlotStatus
 from rollmuxd.core.order import find_phase
 from rollmuxd.core.steps.dispatch import dispatch
 from rollmuxd.core.steps.reclaim import after_departure, end_placement_if_empty, revoke_held

@@ -4,15 +4,13 @@ from rollmuxd.core import effects as e
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.context import Context
+from rollmuxd.core.ids import HostId, JobId, NodeId
 from rollmuxd.core.model import (
     Gpu,
-    HostId,
     Job,
-    JobId,
     JobState,
     JobStatus,
     Node,
-    NodeId,
     NodeStatus,
     Order,
     OrderKind,

@@ -19,8 +19,10 @@ from msgspec.structs import replace
 from rollmuxd.core import facts as f
 from rollmuxd.core.context import Context
 from rollmuxd.core.estimates import credit_ms, has_left, phase_ms, recent_ms
-from rollmuxd.core.model import Dispatch, Group, GroupId, Job, JobStatus, Millis, Movable, PhaseSpec
+from rollmuxd.core.ids import GroupId, Millis
+from rollmuxd.core.model import Dispatch, Group, Job, JobStatus
 from rollmuxd.core.policy import Move, Replan
+from rollmuxd.core.spec import Movable, PhaseSpec
 from rollmuxd.core.steps.admit import admit
 from rollmuxd.core.steps.dispatch import dispatch
 from rollmuxd.core.steps.guard import debit_ms

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.context import Context
-from rollmuxd.core.model import Job, JobState, Millis, Node, OnLoss, StateStatus
+from rollmuxd.core.ids import Millis
+from rollmuxd.core.model import Job, JobState, Node, StateStatus
+from rollmuxd.core.spec import OnLoss
 from rollmuxd.core.state import allowed_residual_mb
 from rollmuxd.core.steps.dispatch import dispatch
 from rollmuxd.core.steps.launch import kill

@@ -4,7 +4,7 @@ from typing import Final, TypeAlias
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.facts import Fact
-from rollmuxd.core.model import JobId
+from rollmuxd.core.ids import JobId
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import Caller
 

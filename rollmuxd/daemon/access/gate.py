@@ -20,7 +20,8 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from rollmuxd.core.errors import Rejected, UnknownThing
-from rollmuxd.core.model import Job, Millis, Session, Slot
+from rollmuxd.core.ids import Millis
+from rollmuxd.core.model import Job, Session, Slot
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.keys import ApiKey, Role, fits, key_id_of, why_shut
 from rollmuxd.daemon.journal.store import Journal, JournalError
@@ -243,36 +244,6 @@ class Gate:
 
 def _caller_of(key: ApiKey) -> Caller:
     return Caller(owner=key.owner, user=key.user, role=key.role, name=f"{key.owner}/{key.user}", key=key.id)
-
-
-class FailedLogins:
-    """Which failed logins are written down, so that whoever guesses keys fills no disk.
-
-    Ten at once, then one each ten seconds, with the number of those in between: nothing is passed over in silence.
-    """
-
-    AT_ONCE: Final = 10
-    EVERY_MS: Final = 10_000
-
-    def __init__(self, now: Callable[[], Millis]) -> None:
-        self._now = now
-        self._left = self.AT_ONCE
-        self._since = now()
-        self._not_written = 0
-
-    def count(self) -> int:
-        """One more. How many are to be written down now, all in one; 0: it will be counted with a later one."""
-        now = self._now()
-        self._not_written += 1
-        gained = (now - self._since) // self.EVERY_MS
-        if gained > 0:
-            self._left = min(self.AT_ONCE, self._left + gained)
-            self._since += gained * self.EVERY_MS
-        if not self._left:
-            return 0
-        self._left -= 1
-        number, self._not_written = self._not_written, 0
-        return number
 
 
 class Rates:

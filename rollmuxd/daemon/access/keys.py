@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from rollmuxd.core.model import Millis
+from rollmuxd.core.ids import Millis
 
 PREFIX = "rmx"
 

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from rollmuxd.core.context import Context
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.errors import Rejected
-from rollmuxd.core.model import Job, JobId, Millis, NodeId, Session, SessionId, SlotId
+from rollmuxd.core.ids import JobId, Millis, NodeId, SessionId, SlotId
+from rollmuxd.core.model import Job, Session
 from rollmuxd.core.policy import Refusal
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.explain.explainer import Explainer, Story

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from rollmuxd.core.effects import Effect, Kill, Launch, Observe, Perform, Probe
 from rollmuxd.core.facts import Fact, SlotGranted, StateSeen
+from rollmuxd.core.ids import GpuId, HostId, JobId, LaunchId, Millis, OrderId, PoolName, SlotId
 from rollmuxd.core.inputs import (
     Audit,
     GpuObservation,
@@ -35,24 +36,9 @@ from rollmuxd.core.inputs import (
     OrderLostContact,
     OrderNotBegun,
 )
-from rollmuxd.core.model import (
-    GpuId,
-    HostId,
-    Job,
-    JobId,
-    LaunchId,
-    Millis,
-    Order,
-    OrderId,
-    OrderKind,
-    OrderStatus,
-    PoolName,
-    Session,
-    SessionStatus,
-    SlotId,
-    StateSpec,
-)
+from rollmuxd.core.model import Job, Order, OrderKind, OrderStatus, Session, SessionStatus
 from rollmuxd.core.order import find_phase
+from rollmuxd.core.spec import StateSpec
 from rollmuxd.core.state import State, state_key
 from rollmuxd.daemon.hosts.cuda_env import visible
 from rollmuxd.daemon.hosts.gpu_identity import GpuIdentities

@@ -28,7 +28,8 @@ import anyio
 
 from rollmuxd.core.errors import Conflict
 from rollmuxd.core.facts import JobEnded, SessionClosed, SessionLost, SessionOpened
-from rollmuxd.core.model import JobId, OrderId, SessionId, SessionStatus
+from rollmuxd.core.ids import JobId, OrderId, SessionId
+from rollmuxd.core.model import SessionStatus
 from rollmuxd.core.state import State
 from rollmuxd.daemon.writer import Numbered
 from rollmuxd.spi import ChannelCommand, ContactLost, RankResult

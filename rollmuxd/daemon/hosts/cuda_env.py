@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rollmuxd.core.model import GpuId
+from rollmuxd.core.ids import GpuId
 
 
 def visible(gpus: Sequence[GpuId]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from rollmuxd.core.model import GpuId, HostId
+from rollmuxd.core.ids import GpuId, HostId
 from rollmuxd.spi import ContactLost, Observation
 
 

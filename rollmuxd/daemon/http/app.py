@@ -5,7 +5,7 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from rollmuxd.daemon.access.gate import FailedLogins, Gate, Rates
+from rollmuxd.daemon.access.gate import Gate, Rates
 from rollmuxd.daemon.http import openapi, routing
 from rollmuxd.daemon.http.origin_check import OriginCheck
 from rollmuxd.daemon.http.routes import (
@@ -62,7 +62,6 @@ def make_app(services: Services, metrics: Metrics | None = None) -> ASGIApp:
         heartbeat_s=settings.lease.heartbeat_s,
         openapi=openapi.describe(ENDPOINTS, version("rollmuxd")),
         sites=OriginCheck(settings),
-        failed_logins=FailedLogins(services.clock.now),
         rates=Rates(per_s, limits.calls_burst_s) if per_s else None,
         calls_per_s=per_s,
     )

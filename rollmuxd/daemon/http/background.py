@@ -16,7 +16,7 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
-from rollmuxd.core.model import Millis
+from rollmuxd.core.ids import Millis
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon import question
 from rollmuxd.daemon.http import problems

@@ -10,7 +10,8 @@ from typing import Any, Final, TypeVar
 import anyio
 import msgspec
 
-from rollmuxd.core.model import JobId, JobSpec
+from rollmuxd.core.ids import JobId
+from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.problems import Refusal

@@ -13,13 +13,13 @@ import ssl
 from asyncio import selector_events, sslproto
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final
 
 import structlog
 
 from rollmuxd.daemon.http.peer import PeerHttpToolsProtocol, peer_of, refusal
 from rollmuxd.daemon.http.problems import FULL
+from rollmuxd.daemon.logs import Seldom
 
 log = structlog.get_logger(__name__)
 
@@ -27,8 +27,6 @@ log = structlog.get_logger(__name__)
 AT_ONCE: Final = 100
 #: how long it is waited after a connection could not be taken: the system has no more files, or no more memory
 REST_S: Final = 1.0
-#: a flood is said once in so many seconds
-SAID_EVERY_S: Final = 60.0
 #: seconds that a TLS handshake may take
 HANDSHAKE_S: Final = 10.0
 
@@ -39,30 +37,22 @@ selector_events._SelectorSocketTransport.max_size = 32 * 1024  # type: ignore[at
 
 
 class Places:
-    """How many connections are open, in all and from each address, or user of this machine."""
+    """How many connections are open."""
 
-    def __init__(self, most: int, from_one: int) -> None:
-        self._most, self._from_one = most, from_one
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._taken = 0
-        self._by_whom: dict[str, int] = {}
 
-    def take(self, whom: str) -> str:
+    def take(self) -> str:
         """Take a place. Empty: it is taken; else why there is none."""
-        number = self._by_whom.get(whom, 0)
         if self._taken >= self._most:
             return f"{self._taken} connections are open, which is the limit"
-        if number >= self._from_one:
-            return f"{number} connections from {whom} are open, which is the limit for one"
         self._taken += 1
-        self._by_whom[whom] = number + 1
         return ""
 
-    def give_back(self, whom: str) -> None:
+    def give_back(self) -> None:
         """Give a place back."""
         self._taken -= 1
-        left = self._by_whom.pop(whom) - 1
-        if left:
-            self._by_whom[whom] = left
 
 
 class Listener:
@@ -83,8 +73,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._rests: asyncio.TimerHandle | None = None
         self._greetings: set[asyncio.Task[None]] = set()
-        #: when something was said last
-        self._said: dict[str, float] = {}
+        self._seldom = Seldom()
 
     def open(self, backlog: int) -> None:
         """Take connections from now on."""
@@ -111,7 +100,7 @@ class Listener:
     def _take(self) -> None:
         for _ in range(AT_ONCE):
             try:
-                connection, address = self._bound.accept()
+                connection, _ = self._bound.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -120,18 +109,18 @@ class Listener:
                 self._rests = self._loop.call_later(REST_S, self._watch)
                 self._say("connections_not_taken", error)
                 return
-            self._let_in(connection, _user(connection) if self._bound.family == socket.AF_UNIX else address[0])
+            self._let_in(connection)
 
-    def _let_in(self, connection: socket.socket, whom: str) -> None:
-        if whom and (why := self._places.take(whom)):
+    def _let_in(self, connection: socket.socket) -> None:
+        counted = not _is_operator(connection)
+        if counted and (why := self._places.take()):
             self._say("connections_refused", why)
             with connection, suppress(OSError):
                 connection.setblocking(False)
                 if not self._tls:  # saying it there would take the handshake that is too much
                     connection.send(refusal(FULL, why))
             return
-        leave = partial(self._places.give_back, whom) if whom else None
-        task = self._loop.create_task(self._greet(connection, leave))
+        task = self._loop.create_task(self._greet(connection, self._places.give_back if counted else None))
         self._greetings.add(task)
         task.add_done_callback(self._greetings.discard)
 
@@ -148,15 +137,11 @@ class Listener:
                 leave()
 
     def _say(self, what: str, reason: object) -> None:
-        now = self._loop.time()
-        if now - self._said.get(what, -SAID_EVERY_S) >= SAID_EVERY_S:
-            self._said[what] = now
-            log.warning(what, reason=str(reason))
+        if (left_out := self._seldom.take()) is not None:
+            log.warning(what, reason=str(reason), **({"left_out": left_out} if left_out else {}))
 
 
-def _user(connection: socket.socket) -> str:
-    """Whose a Unix socket's connection is; empty: an operator's, who is to come in whatever others have taken."""
+def _is_operator(connection: socket.socket) -> bool:
+    """Whether it is root's or the daemon's own user's, by the Unix socket: they come in whatever others hold."""
     peer = peer_of(connection)
-    if peer is None:
-        return "somebody"
-    return "" if peer.uid in {0, os.getuid()} else f"uid {peer.uid}"
+    return peer is not None and peer.uid in {0, os.getuid()}

@@ -38,11 +38,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollmuxd.core.decision import Answer
 from rollmuxd.core.errors import Rejected
+from rollmuxd.core.ids import JobId, Millis
 from rollmuxd.core.inputs import Audit, Input
-from rollmuxd.core.model import Job, JobId, Millis
+from rollmuxd.core.model import Job
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
-from rollmuxd.daemon.access.gate import PEER_EXTENSION, Caller, FailedLogins, Gate, NotKnown, Peer, Rates
+from rollmuxd.daemon.access.gate import PEER_EXTENSION, Caller, Gate, NotKnown, Peer, Rates
 from rollmuxd.daemon.access.keys import Role
 from rollmuxd.daemon.access.visibility import Visibility, sanitize
 from rollmuxd.daemon.http import problems
@@ -138,7 +139,6 @@ class Shared:
     heartbeat_s: float
     #: ``/v1/openapi.json``
     openapi: bytes
-    failed_logins: FailedLogins
     #: None: nobody is counted
     rates: Rates | None
     calls_per_s: float
@@ -146,6 +146,8 @@ class Shared:
     sites: OriginCheck
     #: whether a failure is logged: each is a page, and somebody may know how to have it again
     failures: Seldom = field(default_factory=Seldom)
+    #: whether a failed login is written down: a caller that guesses keys must not fill the disk
+    failed_logins: Seldom = field(default_factory=Seldom)
     #: why waiting jobs wait
     why: WaitReasons = field(default_factory=WaitReasons)
     #: plans and explanations that are made now
@@ -576,14 +578,14 @@ async def _identify(shared: Shared, scope: Scope, request_id: str, *, needed: bo
         caller = await shared.gate.who(_header(scope, b"authorization"), _peer(scope))
     except NotKnown as error:
         _count(shared, _from(scope))
-        if error.login and (number := shared.failed_logins.count()):
+        if error.login and (left_out := shared.failed_logins.take()) is not None:
             told = Audit(
                 action="login_failed",
                 who=error.tried,
                 where=_where(scope),
                 request_id=request_id,
                 reason=str(error),
-                count=number,
+                count=left_out + 1,
             )
             with suppress(Unavailable):  # whoever is not let in is not let in
                 await shared.services.driver.submit(told)

@@ -10,25 +10,10 @@ from msgspec.structs import replace
 
 from rollmuxd.core import decision as core_decision
 from rollmuxd.core.estimates import iteration_ms, phase_ms, quantile_ms, reckoned_from, solo_ms
-from rollmuxd.core.model import (
-    Fence,
-    Gpu,
-    GpuId,
-    Group,
-    Host,
-    Job,
-    JobId,
-    JobStatus,
-    Millis,
-    Node,
-    NodeId,
-    NodeStatus,
-    PhaseSpec,
-    PhaseTimes,
-    Slot,
-    SlotStatus,
-)
+from rollmuxd.core.ids import Fence, GpuId, JobId, Millis, NodeId
+from rollmuxd.core.model import Gpu, Group, Host, Job, JobStatus, Node, NodeStatus, PhaseTimes, Slot, SlotStatus
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import PhaseSpec
 from rollmuxd.daemon.access.gate import Caller
 from rollmuxd.daemon.access.visibility import Visibility
 from rollmuxd.daemon.hosts.actuator import Seen

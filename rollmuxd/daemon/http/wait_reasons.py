@@ -3,7 +3,8 @@
 from typing import Final
 
 from rollmuxd.core.context import PLACED
-from rollmuxd.core.model import Job, JobStatus, Millis
+from rollmuxd.core.ids import Millis
+from rollmuxd.core.model import Job, JobStatus
 from rollmuxd.daemon.access.visibility import Visibility
 
 #: kinds of jobs that a page has thought about; at a millisecond each, what the loop can be held up by. Who waits for

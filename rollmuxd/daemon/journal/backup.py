@@ -24,7 +24,7 @@ from msgspec import Struct
 from rollmuxd.core import invariants
 from rollmuxd.core.apply import apply
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.model import Millis
+from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon.journal import file as journal_file
 from rollmuxd.daemon.journal.file import JournalDamaged, JournalFailed, JournalRefused, base_of, connect

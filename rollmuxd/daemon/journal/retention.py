@@ -34,7 +34,7 @@ import structlog
 from msgspec import Struct
 
 from rollmuxd.core.facts import AnyFact
-from rollmuxd.core.model import Millis
+from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon.journal import file
 from rollmuxd.daemon.journal.file import JournalDamaged, JournalFailed, JournalRefused, connect, rows_after

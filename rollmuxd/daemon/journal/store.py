@@ -37,7 +37,7 @@ import structlog
 
 from rollmuxd.core import facts as core_facts
 from rollmuxd.core.facts import AnyFact, Fact
-from rollmuxd.core.model import Millis
+from rollmuxd.core.ids import Millis
 from rollmuxd.daemon.access.keys import ApiKey, Role
 from rollmuxd.daemon.journal import file
 from rollmuxd.daemon.journal.file import (

@@ -21,7 +21,7 @@ import structlog
 
 from rollmuxd.core.errors import BrokenInvariant
 from rollmuxd.core.facts import AnyFact, Fact
-from rollmuxd.core.model import Millis
+from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
 from rollmuxd.daemon.journal.file import JournalDamaged, JournalError
 from rollmuxd.daemon.journal.retention import BATCH, DAY, date_of, state_of

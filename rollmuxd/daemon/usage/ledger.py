@@ -28,20 +28,8 @@ import msgspec
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.apply import apply
-from rollmuxd.core.model import (
-    GroupId,
-    Job,
-    JobId,
-    JobStatus,
-    Millis,
-    Node,
-    NodeId,
-    Order,
-    OrderKind,
-    OrderStatus,
-    Slot,
-    SlotStatus,
-)
+from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId
+from rollmuxd.core.model import Job, JobStatus, Node, Order, OrderKind, OrderStatus, Slot, SlotStatus
 from rollmuxd.core.state import State
 from rollmuxd.wire.answers import Bill, PoolRow, ReportView, Saving, WorkRow
 

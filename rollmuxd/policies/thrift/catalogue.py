@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from rollmuxd.core.model import JobId, Millis, PoolName
+from rollmuxd.core.ids import JobId, Millis, PoolName
 from rollmuxd.policies.schedule import Step, is_feasible, is_feasible_narrow, pipelined, spanning
 from rollmuxd.policies.thrift.credit import TIE
 from rollmuxd.policies.thrift.model import Assignment, JobDemand, Pins, Plan, PoolCapacity, Profile, numbered

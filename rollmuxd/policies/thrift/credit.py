@@ -13,7 +13,8 @@ from typing import Final
 from msgspec import Struct
 
 from rollmuxd.core.estimates import ahead_ms
-from rollmuxd.core.model import Job, Millis
+from rollmuxd.core.ids import Millis
+from rollmuxd.core.model import Job
 
 #: what can be spared is spent over this time at the soonest
 SPEND_MS: Final = 5 * 3_600_000

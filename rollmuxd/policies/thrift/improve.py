@@ -15,7 +15,8 @@ from math import inf
 
 from msgspec import Struct
 
-from rollmuxd.core.model import GroupId, JobId, NodeId, Owner, PoolName
+from rollmuxd.core.ids import GroupId, JobId, NodeId, PoolName
+from rollmuxd.core.model import Owner
 from rollmuxd.core.shares import over_its_nodes
 from rollmuxd.policies.thrift.catalogue import Planner
 from rollmuxd.policies.thrift.model import JobDemand, Pins, Plan, PoolCapacity, numbered

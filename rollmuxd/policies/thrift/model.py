@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from rollmuxd.core.model import JobId, Millis, NodeId, PoolName
+from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
 
 #: numbers of a job's nodes, by pool
 Assignment: TypeAlias = Mapping[PoolName, tuple[int, ...]]

@@ -36,20 +36,10 @@ from msgspec.structs import replace
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import credit_ms, solo_ms
 from rollmuxd.core.facts import PlannedTurn
-from rollmuxd.core.model import (
-    Dispatch,
-    Group,
-    GroupId,
-    Job,
-    JobId,
-    JobStatus,
-    Millis,
-    Movable,
-    NodeId,
-    NodeStatus,
-    PoolName,
-)
+from rollmuxd.core.ids import GroupId, JobId, Millis, NodeId, PoolName
+from rollmuxd.core.model import Dispatch, Group, Job, JobStatus, NodeStatus
 from rollmuxd.core.policy import Binding, Leg, Move, Placed, Reorder, Replan
+from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import State
 from rollmuxd.core.steps.guard import JUDGED_AFTER, RESERVE, mean_solo_ms
 from rollmuxd.policies.rollmux import (

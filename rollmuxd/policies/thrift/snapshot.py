@@ -6,7 +6,9 @@ from operator import attrgetter
 
 from msgspec import Struct, field
 
-from rollmuxd.core.model import Job, JobId, Millis, Node, NodeId, NodeStatus, PhaseSpec, PoolName
+from rollmuxd.core.ids import JobId, Millis, NodeId, PoolName
+from rollmuxd.core.model import Job, Node, NodeStatus
+from rollmuxd.core.spec import PhaseSpec
 from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import Shape
 from rollmuxd.policies.thrift.catalogue import Planner

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from rollmuxd.core.model import Millis
+from rollmuxd.core.ids import Millis
 from rollmuxd.sim import tables
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.report.colours import of_policy

@@ -33,23 +33,10 @@ from msgspec.structs import replace
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.facts import AnyFact, Fact
+from rollmuxd.core.ids import HostId, JobId, Millis, NodeId, OrderId, PoolName, SlotId
 from rollmuxd.core.inputs import HostSpec, NodeSpec
-from rollmuxd.core.model import (
-    HostId,
-    JobId,
-    JobSpec,
-    Millis,
-    Movable,
-    NodeId,
-    OnLoss,
-    OrderId,
-    OrderKind,
-    PhaseSpec,
-    PoolName,
-    SlotId,
-    StateSpec,
-    Want,
-)
+from rollmuxd.core.model import OrderKind
+from rollmuxd.core.spec import JobSpec, Movable, OnLoss, PhaseSpec, StateSpec, Want
 from rollmuxd.sim.workload import Durations, Malformed, Options, Pool, SimJob, Starts, Workload, by_arrival
 from rollmuxd.sim.workloads.options import PRICES, check, nearest, thinned
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
-from rollmuxd.core.model import Millis, PoolName
+from rollmuxd.core.ids import Millis, PoolName
 from rollmuxd.sim.workload import Options
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import anyio
 import pytest
 
-from rollmuxd.core.model import GpuId, HostId
+from rollmuxd.core.ids import GpuId, HostId
 from rollmuxd.spi.backend import Backend, Observation, Ran
 from rollmuxd.spi.contract.moments import Cancelling
 from rollmuxd.spi.errors import ContactLost

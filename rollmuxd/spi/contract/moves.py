@@ -5,7 +5,8 @@ import contextlib
 import anyio
 import pytest
 
-from rollmuxd.core.model import GpuId, OrderKind
+from rollmuxd.core.ids import GpuId
+from rollmuxd.core.model import OrderKind
 from rollmuxd.spi.contract.moments import cancelled
 from rollmuxd.spi.contract.rig import GivenDriver, Rig
 from rollmuxd.spi.errors import ContactLost, NotDone

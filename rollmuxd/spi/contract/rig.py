@@ -8,7 +8,9 @@ import anyio
 import pytest
 from msgspec import Struct
 
-from rollmuxd.core.model import Fence, GpuId, HostId, OrderKind, StateSpec
+from rollmuxd.core.ids import Fence, GpuId, HostId
+from rollmuxd.core.model import OrderKind
+from rollmuxd.core.spec import StateSpec
 from rollmuxd.spi.backend import Backend
 from rollmuxd.spi.contract.moments import Cancelling
 from rollmuxd.spi.residency import Residency, StateOrder

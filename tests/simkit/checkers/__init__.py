@@ -16,7 +16,7 @@ from typing import Final
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.decision import Decision
-from rollmuxd.core.model import Millis
+from rollmuxd.core.ids import Millis
 from rollmuxd.core.state import State
 from rollmuxd.sim.world import Listener
 from simkit.checkers.books import SWEEP_EVERY, Asked

@@ -9,22 +9,9 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.model import (
-    Dispatch,
-    Fence,
-    GpuId,
-    GroupId,
-    HostId,
-    JobId,
-    JobSpec,
-    Millis,
-    NodeId,
-    OrderId,
-    OrderKind,
-    PoolName,
-    SessionId,
-    SlotId,
-)
+from rollmuxd.core.ids import Fence, GpuId, GroupId, HostId, JobId, Millis, NodeId, OrderId, PoolName, SessionId, SlotId
+from rollmuxd.core.model import Dispatch, OrderKind
+from rollmuxd.core.spec import JobSpec
 
 #: what is done on an input or a fact, by its kind
 Heeded: TypeAlias = dict[type, Callable[[Any, Any], None]]

@@ -11,7 +11,8 @@ from msgspec import Struct, field
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.config import Config
-from rollmuxd.core.model import JobId, JobSpec, Millis, SlotId
+from rollmuxd.core.ids import JobId, Millis, SlotId
+from rollmuxd.core.spec import JobSpec
 from simkit.checkers.books import Asked, Books, Heeded, Party, Stay
 
 #: who is promised nothing yields to others as if it were promised this (decision 0021)

@@ -5,7 +5,8 @@ from typing import Any, ClassVar, Final
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core.model import GpuId, JobId, NodeId, OrderKind, SlotId
+from rollmuxd.core.ids import GpuId, JobId, NodeId, SlotId
+from rollmuxd.core.model import OrderKind
 from rollmuxd.core.state import state_key
 from simkit.checkers.books import Asked, Books, Heeded, Member, Place, Stay
 

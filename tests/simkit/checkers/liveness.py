@@ -3,7 +3,7 @@
 from typing import ClassVar, Final, NoReturn
 
 from rollmuxd.core import inputs as i
-from rollmuxd.core.model import Millis, OrderId, SlotId
+from rollmuxd.core.ids import Millis, OrderId, SlotId
 from simkit.checkers.books import Asked, Books, Heeded, Member, Party, Told
 
 #: what any wait may take beside the work that it waits for: a look, a grace, a re-attachment, a node in quarantine

@@ -4,7 +4,8 @@ from typing import ClassVar
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.config import Moves
-from rollmuxd.core.model import JobId, Movable, NodeId
+from rollmuxd.core.ids import JobId, NodeId
+from rollmuxd.core.spec import Movable
 from simkit.checkers.books import Going, Heeded, Member, Party, Stay, Turn
 from simkit.checkers.placements import Placements, merged
 

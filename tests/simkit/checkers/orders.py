@@ -6,7 +6,8 @@ from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.core.config import Config
 from rollmuxd.core.effects import Effect, Kill, Perform, Probe
-from rollmuxd.core.model import LaunchId, Millis, OrderId, OrderKind, StateStatus
+from rollmuxd.core.ids import LaunchId, Millis, OrderId
+from rollmuxd.core.model import OrderKind, StateStatus
 from rollmuxd.core.state import state_key
 from simkit.checkers.books import Heeded, Member, Told
 from simkit.checkers.placements import Placements

@@ -3,7 +3,8 @@
 from typing import ClassVar
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.model import GroupId, HostId, JobId, JobSpec, NodeId, PhaseSpec, PoolName, SlotId
+from rollmuxd.core.ids import GroupId, HostId, JobId, NodeId, PoolName, SlotId
+from rollmuxd.core.spec import JobSpec, PhaseSpec
 from rollmuxd.core.state import state_key
 from simkit.checkers.books import Heeded, Member, Party, Stay, Turn
 from simkit.checkers.gpus import Gpus

@@ -17,7 +17,8 @@ from rollmuxd.core.context import Context
 from rollmuxd.core.decision import Decision
 from rollmuxd.core.effects import Effect
 from rollmuxd.core.errors import BrokenInvariant
-from rollmuxd.core.model import HostId, Millis, SlotStatus, StateStatus
+from rollmuxd.core.ids import HostId, Millis
+from rollmuxd.core.model import SlotStatus, StateStatus
 from rollmuxd.core.order import Rotation
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State

@@ -4,7 +4,8 @@ from typing import Any, ClassVar, Final
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
-from rollmuxd.core.model import Dispatch, Fence, GpuId, SlotId
+from rollmuxd.core.ids import Fence, GpuId, SlotId
+from rollmuxd.core.model import Dispatch
 from simkit.checkers.books import Asked, Heeded, Member, Stay, Turn
 from simkit.checkers.credit import Credit
 from simkit.checkers.placements import Placements

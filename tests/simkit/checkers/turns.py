@@ -1,7 +1,7 @@
 """Whose turn it is: the order of a group's wheel, or of its line."""
 
 from rollmuxd.core import facts as f
-from rollmuxd.core.model import NodeId, SlotId
+from rollmuxd.core.ids import NodeId, SlotId
 from simkit.checkers.books import Asked, Books, Party, Stay, Turn
 
 

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from rollmuxd.core.model import Millis
+from rollmuxd.core.ids import Millis
 from rollmuxd.sim.workload import Options, Workload
 from rollmuxd_evaluation.workloads import classes, production
 from rollmuxd_evaluation.workloads.shapes import GPUS, Shape, Terms

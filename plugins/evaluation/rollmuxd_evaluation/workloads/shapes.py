@@ -14,7 +14,8 @@ from typing import Final, NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from rollmuxd.core.model import JobSpec, Millis, PhaseSpec, PoolName, StateSpec, Want
+from rollmuxd.core.ids import Millis, PoolName
+from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.sim.workload import Alone, Durations, Options, Pool, SimJob, Starts
 from rollmuxd.sim.workloads.options import PRICES, check, nearest, thinned
 

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from msgspec import UNSET, UnsetType
 
 from rollmuxd.core.errors import Rejected, UnknownThing
+from rollmuxd.core.ids import HostId, JobId, Millis, NodeId
 from rollmuxd.core.inputs import DeclareClean, DrainNode, Input, UndrainNode
-from rollmuxd.core.model import HostId, JobId, Millis, Node, NodeId, NodeStatus
+from rollmuxd.core.model import Node, NodeStatus
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.keys import Role

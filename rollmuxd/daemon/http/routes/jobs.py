@@ -5,11 +5,12 @@ from functools import partial
 
 from msgspec import UNSET, UnsetType, structs
 
-from rollmuxd.core import model
 from rollmuxd.core.errors import Conflict, Impossible, RunAlive
+from rollmuxd.core.ids import JobId, Millis
 from rollmuxd.core.inputs import EndJob, PauseJob, RegisterJob, ReinstateJob, ResumeJob
-from rollmuxd.core.model import Job, JobId, JobSpec, JobStatus, Millis
+from rollmuxd.core.model import Job, JobStatus
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import IfUnmet, JobSpec, LaunchSpec, Movable, OnLoss, Park, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import Caller, Forbidden, check_act, find_job
 from rollmuxd.daemon.access.keys import Role
@@ -246,14 +247,14 @@ def job_spec(body: RegisterBody, defaults: DefaultsTable) -> JobSpec:
         slo=defaults.slo if body.slo is None else body.slo,
         priority=body.priority,
         on_loss=_on_loss(body, defaults),
-        movable=model.Movable(body.movable),
-        park=model.Park(park),
-        if_unmet=model.IfUnmet(body.if_unmet),
+        movable=Movable(body.movable),
+        park=Park(park),
+        if_unmet=IfUnmet(body.if_unmet),
         colocate=body.colocate,
         ranks=body.ranks,
         launch=None
         if body.launch is None
-        else model.LaunchSpec(argv=tuple(body.launch.argv), cwd=body.launch.cwd, env=dict(body.launch.env)),
+        else LaunchSpec(argv=tuple(body.launch.argv), cwd=body.launch.cwd, env=dict(body.launch.env)),
     )
 
 
@@ -290,15 +291,15 @@ def check_options(spec: JobSpec, drivers: Mapping[str, Residency], caller: Calle
     return runs
 
 
-def _on_loss(body: RegisterBody, defaults: DefaultsTable) -> model.OnLoss:
+def _on_loss(body: RegisterBody, defaults: DefaultsTable) -> OnLoss:
     """As it says, else as configured; a process that comes by itself cannot be relaunched, whatever the default is."""
     if body.on_loss is None and defaults.on_loss == "relaunch" and body.launch is None:
-        return model.OnLoss.HOLD
-    return model.OnLoss(body.on_loss or defaults.on_loss)
+        return OnLoss.HOLD
+    return OnLoss(body.on_loss or defaults.on_loss)
 
 
-def _phase(body: PhaseBody) -> model.PhaseSpec:
-    return model.PhaseSpec(
+def _phase(body: PhaseBody) -> PhaseSpec:
+    return PhaseSpec(
         name=body.name,
         pools=tuple(dict.fromkeys(body.pools)),
         planned_ms=None if body.seconds is None else _ms(body.seconds),
@@ -308,15 +309,15 @@ def _phase(body: PhaseBody) -> model.PhaseSpec:
     )
 
 
-def _want(pool: str, body: WantBody) -> model.Want:
-    return model.Want(pool=pool, nodes=body.nodes, gpus=body.gpus, named=tuple(dict.fromkeys(body.named)))
+def _want(pool: str, body: WantBody) -> Want:
+    return Want(pool=pool, nodes=body.nodes, gpus=body.gpus, named=tuple(dict.fromkeys(body.named)))
 
 
-def _state(pool: str, body: StateBody, defaults: DefaultsTable) -> model.StateSpec:
+def _state(pool: str, body: StateBody, defaults: DefaultsTable) -> StateSpec:
     leftover_gb = body.leftover_gb
     if leftover_gb is None:
         leftover_gb = min(defaults.leftover_gb, body.gpu_gb / 4) if body.gpu_gb else defaults.leftover_gb
-    return model.StateSpec(
+    return StateSpec(
         pool=pool,
         gpu_mb=_mb(body.gpu_gb),
         leftover_mb=_mb(leftover_gb),

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from rollmuxd.core.model import JobId
+from rollmuxd.core.ids import JobId
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import find_job
 from rollmuxd.daemon.http import problems

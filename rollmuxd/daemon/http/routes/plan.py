@@ -1,6 +1,6 @@
 """What would happen if these jobs came."""
 
-from rollmuxd.core.model import Millis
+from rollmuxd.core.ids import Millis
 from rollmuxd.core.scheduler import Scheduler
 from rollmuxd.daemon import plan
 from rollmuxd.daemon.http.background import ask, copy_of

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
-from rollmuxd.core.model import Millis
+from rollmuxd.core.ids import Millis
 from rollmuxd.daemon.http import problems
 from rollmuxd.daemon.http.problems import Refusal
 from rollmuxd.daemon.http.routing import Call, Plain, Query, Routes

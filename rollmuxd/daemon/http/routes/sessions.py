@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from rollmuxd.core.ids import JobId, SessionId
 from rollmuxd.core.inputs import CloseSession, Heartbeat, OpenSession, ProcessGone
-from rollmuxd.core.model import JobId, SessionId
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import find_job, find_session
 from rollmuxd.daemon.http import views

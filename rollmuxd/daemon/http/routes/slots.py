@@ -8,6 +8,7 @@ import anyio
 from msgspec import UNSET, UnsetType
 
 from rollmuxd.core.errors import Rejected
+from rollmuxd.core.ids import GpuId, JobId, Millis, SlotId
 from rollmuxd.core.inputs import (
     DetachSlot,
     GpuObservation,
@@ -19,19 +20,9 @@ from rollmuxd.core.inputs import (
     ShrinkSlot,
     WithdrawSlot,
 )
-from rollmuxd.core.model import (
-    GpuId,
-    Job,
-    JobId,
-    Millis,
-    OrderKind,
-    OrderStatus,
-    Park,
-    Slot,
-    SlotId,
-    SlotStatus,
-)
+from rollmuxd.core.model import Job, OrderKind, OrderStatus, Slot, SlotStatus
 from rollmuxd.core.scheduler import Scheduler
+from rollmuxd.core.spec import Park
 from rollmuxd.core.state import State
 from rollmuxd.daemon.access.gate import find_job, find_slot
 from rollmuxd.daemon.access.keys import Role
