@@ -90,14 +90,14 @@ def set_up(level: str = "info", format: Literal["console", "json"] = "console", 
 
 
 class Seldom(logging.Filter):
-    """Lets twenty lines a minute through, or other records; the next one says how many were left out."""
+    """Lets ``at_most`` lines a minute through, or other records; the next one says how many were left out."""
 
     AT_MOST: Final = 20
     EVERY_S: Final = 60.0
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic, at_most: int = AT_MOST) -> None:
         super().__init__()
-        self._now = now
+        self._now, self._at_most = now, at_most
         self._since = now()
         self._number = 0
 
@@ -112,10 +112,10 @@ class Seldom(logging.Filter):
         """How many lines before this one were left out, if that is to be said; None: this one is, too."""
         now, left_out = self._now(), 0
         if now - self._since >= self.EVERY_S:
-            left_out = max(0, self._number - self.AT_MOST)
+            left_out = max(0, self._number - self._at_most)
             self._since, self._number = now, 0
         self._number += 1
-        return left_out if self._number <= self.AT_MOST else None
+        return left_out if self._number <= self._at_most else None
 
 
 class Unfailing:

@@ -11,6 +11,7 @@ import os
 import socket
 import ssl
 from asyncio import selector_events, sslproto
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -73,7 +74,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._rests: asyncio.TimerHandle | None = None
         self._greetings: set[asyncio.Task[None]] = set()
-        self._seldom = Seldom()
+        self._seldom = defaultdict[str, Seldom](lambda: Seldom(at_most=1))
 
     def open(self, backlog: int) -> None:
         """Take connections from now on."""
@@ -137,7 +138,7 @@ class Listener:
                 leave()
 
     def _say(self, what: str, reason: object) -> None:
-        if (left_out := self._seldom.take()) is not None:
+        if (left_out := self._seldom[what].take()) is not None:
             log.warning(what, reason=str(reason), **({"left_out": left_out} if left_out else {}))
 
 
