@@ -678,6 +678,7 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
     """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     most, local = settings.limits.max_connections, ConnectionLimits().max_local
+    share = settings.limits.max_connections_share
     if files != resource.RLIM_INFINITY:
         if files - OTHER_FILES < most:
             most = max(files // 2, files - OTHER_FILES)
@@ -685,7 +686,9 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
     return ConnectionLimits(
         max_head=round(settings.limits.max_head_kb * 1000),
         max_connections=most,
+        max_from_one=max(1, round(most * share)),
         max_local=local,
+        max_from_user=max(1, round(local * share)),
         read_s=settings.limits.read_s,
     )
 
@@ -694,8 +697,8 @@ class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, tls: Tls | None) -> None:
         super().__init__(config)
         self.listens = anyio.Event()
-        self._places = Places(limits.max_connections)
-        self._local_places = Places(limits.max_local)
+        self._places = Places(limits.max_connections, limits.max_from_one)
+        self._local_places = Places(limits.max_local, limits.max_from_user)
         self._handshake_s = min(HANDSHAKE_S, limits.read_s)
         self._tls = None if tls is None else tls.context
 

@@ -315,11 +315,15 @@ class LimitsTable(_Table):
 
     max_head_kb: Annotated[float, Field(ge=1, le=1000)] = 32.0
     """Kilobytes that the head of a call (its address and headers) may have, and trailers and the marks of chunks with
-    it; larger ones are answered with 431."""
+    it; larger ones are answered with 431. Each header counts 32 bytes more."""
 
     max_connections: Annotated[int, Field(ge=1)] = 20_000
     """Open TCP connections at most, TLS handshakes among them; more are answered with 503, or with TLS hung up on.
     Fewer where the process may have fewer files: some are left to the Unix socket, the journal and backends."""
+
+    max_connections_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Part of ``max_connections`` that one address may have, so that it cannot keep all others out; and of the Unix
+    socket's connections, that one user may have. Default: half, for clusters whose clients come through one address."""
 
     read_s: Seconds = 30.0
     """Seconds in which a call must have arrived, from its first byte to its last, and in which a new connection must

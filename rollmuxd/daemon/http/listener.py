@@ -14,6 +14,7 @@ from asyncio import selector_events, sslproto
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -38,22 +39,30 @@ selector_events._SelectorSocketTransport.max_size = 32 * 1024  # type: ignore[at
 
 
 class Places:
-    """How many connections are open."""
+    """How many connections are open, in all and from each address, or user of this machine."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, from_one: int) -> None:
+        self._most, self._from_one = most, from_one
         self._taken = 0
+        self._by_whom: dict[str, int] = {}
 
-    def take(self) -> str:
+    def take(self, whom: str) -> str:
         """Take a place. Empty: it is taken; else why there is none."""
+        number = self._by_whom.get(whom, 0)
         if self._taken >= self._most:
             return f"{self._taken} connections are open, which is the limit"
+        if number >= self._from_one:
+            return f"{number} connections from {whom} are open, which is the limit for one"
         self._taken += 1
+        self._by_whom[whom] = number + 1
         return ""
 
-    def give_back(self) -> None:
+    def give_back(self, whom: str) -> None:
         """Give a place back."""
         self._taken -= 1
+        left = self._by_whom.pop(whom) - 1
+        if left:
+            self._by_whom[whom] = left
 
 
 class Listener:
@@ -101,7 +110,7 @@ class Listener:
     def _take(self) -> None:
         for _ in range(AT_ONCE):
             try:
-                connection, _ = self._bound.accept()
+                connection, address = self._bound.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -110,18 +119,18 @@ class Listener:
                 self._rests = self._loop.call_later(REST_S, self._watch)
                 self._say("connections_not_taken", error)
                 return
-            self._let_in(connection)
+            self._let_in(connection, _user(connection) if self._bound.family == socket.AF_UNIX else address[0])
 
-    def _let_in(self, connection: socket.socket) -> None:
-        counted = not _is_operator(connection)
-        if counted and (why := self._places.take()):
+    def _let_in(self, connection: socket.socket, whom: str) -> None:
+        if whom and (why := self._places.take(whom)):
             self._say("connections_refused", why)
             with connection, suppress(OSError):
                 connection.setblocking(False)
                 if not self._tls:  # saying it there would take the handshake that is too much
                     connection.send(refusal(FULL, why))
             return
-        task = self._loop.create_task(self._greet(connection, self._places.give_back if counted else None))
+        leave = partial(self._places.give_back, whom) if whom else None
+        task = self._loop.create_task(self._greet(connection, leave))
         self._greetings.add(task)
         task.add_done_callback(self._greetings.discard)
 
@@ -142,7 +151,9 @@ class Listener:
             log.warning(what, reason=str(reason), **({"left_out": left_out} if left_out else {}))
 
 
-def _is_operator(connection: socket.socket) -> bool:
-    """Whether it is root's or the daemon's own user's, by the Unix socket: they come in whatever others hold."""
+def _user(connection: socket.socket) -> str:
+    """Whose a Unix socket's connection is; empty: an operator's, who is to come in whatever others have taken."""
     peer = peer_of(connection)
-    return peer is not None and peer.uid in {0, os.getuid()}
+    if peer is None:
+        return "somebody"
+    return "" if peer.uid in {0, os.getuid()} else f"uid {peer.uid}"

@@ -1,7 +1,8 @@
-"""Connections: which user is at the other end of a Unix socket, and what a caller may cost before it is known.
+"""Connections: who is at the other end of the Unix socket, and what anybody may cost before it is known who calls.
 
-uvicorn does not pass the socket's credentials on. This protocol class asks the kernel once per connection, and puts the
-answer into the scope of each request. Use it as ``uvicorn.Config(..., http=PeerHttpToolsProtocol)``.
+uvicorn does not hand the socket's credentials on, so its protocol class is given one more thought: it asks the kernel
+once per connection, and puts the answer into the scope of each request. Use it as
+``uvicorn.Config(..., http=PeerHttpToolsProtocol)``.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, Final, NamedTuple, cast
 
 import httptools
 import msgspec
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rollmuxd.daemon.access.gate import PEER_EXTENSION, Peer
@@ -24,10 +26,12 @@ from rollmuxd.wire.answers import Problem
 _UCRED = struct.Struct("iII")
 _UNKNOWN = 0xFFFFFFFF
 
-#: calls of one connection that may wait for the answers to those before them
-AHEAD: Final = 16
-#: how long a connection that is over is kept open while its client still sends. Closed on bytes that were not read, the
-#: kernel resets it, and the client loses the answer that says why
+#: Bytes that are parsed at once. What a call costs is looked at in between, and a byte of a call can cost a hundred.
+PIECE: Final = 2048
+#: A header costs more than its bytes: so many are counted for each beside them, as in HTTP/2 (RFC 9113, 6.5.2).
+A_HEADER: Final = 32
+#: how long who is still sending may do so, unheard, before a connection is closed: closed on bytes that were not read,
+#: the kernel resets it, and with it goes the answer that was not read yet
 LINGER_S: Final = 2.0
 
 
@@ -89,6 +93,18 @@ class OneWrite:
         return getattr(self._transport, name)
 
 
+class _InOrder(FlowControl):
+    """Reads no further while calls wait for the one before them: uvicorn reads on with each answer."""
+
+    def __init__(self, transport: OneWrite, behind: Callable[[], object]) -> None:
+        super().__init__(cast("asyncio.Transport", transport))
+        self._behind = behind
+
+    def resume_reading(self) -> None:
+        if not self._behind():
+            super().resume_reading()
+
+
 class ConnectionLimits(NamedTuple):
     """What a connection may cost before it is known who is at its other end."""
 
@@ -96,17 +112,22 @@ class ConnectionLimits(NamedTuple):
     max_head: int = 32_000
     #: open TCP connections, from when they were accepted
     max_connections: int = 20_000
+    #: of them, those from one address
+    max_from_one: int = 10_000
     #: open connections of the Unix socket, but for root's and the daemon's own user's
     max_local: int = 20_000
+    #: of them, those of one user
+    max_from_user: int = 10_000
     #: seconds in which a call must have arrived, and in which an answer must have been taken
     read_s: float = 30.0
 
 
 class PeerHttpToolsProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, which also knows the peer of a Unix socket, and bounds what a call costs.
+    """uvicorn's HTTP protocol, which also says who is at the other end of a Unix socket, and bounds what a call costs.
 
-    uvicorn sets no limit to heads, trailers, calls sent ahead, or the time that a call takes to arrive. A timer for
-    each call would cost more than all of this, so :func:`hang_up_slow` looks at all connections.
+    The parser takes heads, trailers and chunks' marks of any size, and uvicorn makes all calls that have come, ahead of
+    any answer, and waits for the rest of one for ever. Times are not watched by a timer for each call, which would cost
+    more than the rest of this: :func:`hang_up_slow` looks at all of them.
     """
 
     limits: ClassVar[ConnectionLimits] = ConnectionLimits()
@@ -123,9 +144,14 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         self._midway = False
         #: bytes that have come of the head; midway: those that are not body (the marks of chunks, trailers)
         self._beside = 0
+        #: what came while a call waits for the one before it, and is not parsed
+        self._ahead = b""
+        #: whether nothing more is heard: the calls that have come are answered, and that is all
+        self._is_deaf = False
         self._closing = False
         self._whole = OneWrite(transport, lambda: self._midway or self._beside > 0)
         super().connection_made(cast("asyncio.Transport", self._whole))
+        self.flow = _InOrder(self._whole, lambda: self.pipeline or self._ahead)
         peer = peer_of(transport.get_extra_info("socket"))
         self._extensions = {} if peer is None else {PEER_EXTENSION: peer}
 
@@ -135,15 +161,24 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
             self.on_gone()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
+        data, self._ahead = self._ahead + data, b""
+        for at in range(0, len(data), PIECE):
+            if self._is_deaf or self.transport.is_closing():
+                return
+            if self.pipeline and not self._midway:
+                self._ahead = data[at:]
+                return
+            self._parse(data[at : at + PIECE])
+
+    def _parse(self, piece: bytes) -> None:
         if self._since is None:
             self._since = self.loop.time()
-        self._beside += len(data)
-        super().data_received(data)
-        # Below zero: of this data, only its body counts for the call that it has begun.
+        self._beside += len(piece)
+        super().data_received(piece)
+        # Below zero: of the piece, only its body counts for the call that it has begun.
         self._beside = max(self._beside, 0)
-        if self._beside > self.limits.max_head:
+        # A head that is complete was measured by itself.
+        if self._beside + A_HEADER * len(self.headers or ()) > self.limits.max_head:
             self._refuse_head()
 
     def on_message_begin(self) -> None:
@@ -154,13 +189,10 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         most = self.limits.max_head
-        # Measured only where so much has come at all: what came may hold the end of another call, and a body.
-        if self._beside > most and len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > most:
+        # Measured only where so much has come at all: what came, and the piece that it came in, are more than the head.
+        if self._beside + PIECE + A_HEADER * len(self.headers) > most and self._head_size() > most:
             self._refuse_head()
             raise _Refused  # the parser stops
-        if len(self.pipeline) >= AHEAD:
-            self.transport.close()
-            raise _Refused
         self._beside = 0
         if not self.url.startswith(b"/") and not _path_of(self.url):
             address = self.url.decode("latin-1")
@@ -183,6 +215,8 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         self._whole.flush()
         self.cycle.body = bytearray()  # what has come of a body that was refused
         super().on_response_complete()
+        if self._ahead and not self.pipeline:
+            self.data_received(b"")
 
     def pause_writing(self) -> None:
         self._stuck = self.loop.time()
@@ -208,10 +242,14 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         elif self._since is not None and now - self._since > longest:
             self._refuse(SLOW, f"a call has to arrive within {longest:g} s")
 
+    def _head_size(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + A_HEADER for name, value in self.headers)
+
     def _refuse_head(self) -> None:
         self._refuse(
             HEAD_TOO_LARGE,
-            f"the head of a call, and all else that is not its body, may have {self.limits.max_head} bytes",
+            f"the address and headers of a call, and whatever else is not its body, may have {self.limits.max_head} "
+            f"bytes, each header counted with {A_HEADER} more",
         )
 
     def _refuse(self, kind: Kind, detail: str) -> None:
@@ -219,12 +257,11 @@ class PeerHttpToolsProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         cycle: Any = self.cycle  # None before the first call, whatever its type says
-        # A client would take it for the answer to a call before it, or for a second one.
-        if self._midway:
-            unanswered = not self.pipeline and not cycle.response_started
-        else:
-            unanswered = cycle is None or cycle.response_complete
-        if unanswered:
+        if not self._midway and cycle is not None and not cycle.response_complete:
+            # It would be taken for the answer to a call before it. Those are answered; the last one ends this.
+            self._is_deaf, cycle.keep_alive = True, False
+            return
+        if not self._midway or not (self.pipeline or cycle.response_started):
             self.transport.write(refusal(kind, detail))
         self.transport.close()
 
