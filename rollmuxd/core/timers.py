@@ -5,7 +5,7 @@ withdrawn) is a fact. Deadlines lie in a heap of hints: a hint that comes up ear
 that renewing a lease costs one store into a dict.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import count
 from typing import Final
@@ -16,8 +16,8 @@ from rollmuxd.core.model import Job, SessionStatus, SlotStatus
 from rollmuxd.core.spec import JobSpec
 from rollmuxd.core.state import State
 
-#: jobs whose kind is remembered
-KINDS: Final = 20_000
+#: jobs that do not wait any more and whose kind is remembered all the same
+KINDS: Final = 200
 
 
 class AdmissionPass:
@@ -88,13 +88,18 @@ class Timers:
         known = self._kinds.get(job.id)
         if known is None or known[0] is not job.spec:
             spec = job.spec
-            if len(self._kinds) >= KINDS:
-                self._kinds, self._numbers = {}, {}
             key = (spec.phases, spec.wants, spec.states, spec.park, spec.colocate)
             if key not in self._numbers:
                 self._numbers[key] = next(self._next_number)
             known = self._kinds[job.id] = spec, self._numbers[key]
         return known[1]
+
+    def forget_kinds(self, waiting: Collection[JobId]) -> None:
+        """Only these jobs wait: what is remembered of others goes, once there is much of it."""
+        if len(self._kinds) > 2 * len(waiting) + KINDS:
+            self._kinds = {name: self._kinds[name] for name in waiting if name in self._kinds}
+            numbers = {number for _, number in self._kinds.values()}
+            self._numbers = {key: number for key, number in self._numbers.items() if number in numbers}
 
     # ---- sessions and requests -----------------------------------------------------------------------------------
 

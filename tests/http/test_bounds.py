@@ -56,6 +56,20 @@ async def test_an_integer_beyond_2_to_the_53_is_refused_by_name_and_nothing_is_r
         assert not world.state.jobs
 
 
+async def test_a_deep_body_of_many_integers_is_looked_through_in_linear_time():
+    """A thousand levels around 300,000 numbers: counted in calls, not in seconds."""
+    deep = b"[" * 900 + b"1," * 300_000 + b"1" + b"]" * 900
+    calls = []
+    sys.setprofile(lambda frame, event, _: calls.append(event))
+    try:
+        limits.check_integers(deep)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 2_000_000
+    with pytest.raises(routing.Refusal, match=r"body: a\[1\]\.b: an integer"):
+        limits.check_integers(b'{"a": [1, {"b": 9007199254740993}]}')
+
+
 async def test_integers_up_to_2_to_the_53_and_texts_of_many_digits_are_taken(running, body_of_job):
     async with running() as world, world.client() as client:
         world.services.drivers["channel"] = TakesAnything()

@@ -92,6 +92,7 @@ def admit(c: Context, newcomer: JobId | None = None) -> None:
             return
         c.timers.round = AdmissionPass([newcomer], round_.refused, _kept_pools(c))
     elif c.spent < SPENT_AT_ONCE:
+        c.timers.forget_kinds(c.state.waiting)
         c.timers.round = AdmissionPass(waiting_order(c, c.now))
     else:
         c.timers.round = None

@@ -3,7 +3,7 @@
 :mod:`~rollmuxd.daemon.http.routing` applies the limits of every call, the routes those of their own answers.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -52,24 +52,38 @@ QUESTION_PAUSE: Final = 100
 
 def check_integers(raw: bytes) -> None:
     """Refuse a body with an integer beyond ``INTEGER``. Raises msgspec's errors for what is not JSON."""
-    for path, value in _integers(msgspec.json.decode(raw), ""):
-        if abs(value) > INTEGER:
-            raise Refusal(
-                problems.INVALID,
-                f"body: {path or 'the number'}: an integer must be from -2^53 to 2^53; send a smaller one",
-                data={"in": "body", "field": path, "limit": INTEGER},
-            )
+    path = _too_large(msgspec.json.decode(raw))
+    if path is not None:
+        raise Refusal(
+            problems.INVALID,
+            f"body: {path or 'the number'}: an integer must be from -2^53 to 2^53; send a smaller one",
+            data={"in": "body", "field": path, "limit": INTEGER},
+        )
 
 
-def _integers(value: Any, path: str) -> Iterator[tuple[str, int]]:
-    if isinstance(value, dict):
-        for name, part in value.items():
-            yield from _integers(part, f"{path}.{name}" if path else name)
-    elif isinstance(value, list):
-        for number, part in enumerate(value):
-            yield from _integers(part, f"{path}[{number}]")
-    elif type(value) is int:
-        yield path, value
+def _too_large(value: Any) -> str | None:
+    """Where the first integer beyond ``INTEGER`` is; None: there is none. Linear, however deep the parts lie."""
+    if type(value) is int and abs(value) > INTEGER:
+        return ""
+    stack: list[tuple[Any, Any]] = [(value, None)]
+    while stack:
+        part, at = stack.pop()
+        items = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
+        for key, each in items:
+            if isinstance(each, dict | list):
+                stack.append((each, (at, key)))
+            elif type(each) is int and abs(each) > INTEGER:
+                return _path((at, key))
+    return None
+
+
+def _path(at: Any) -> str:
+    """The field that a chain of keys leads to, the last key first: ``jobs[0].slo``."""
+    keys = []
+    while at is not None:
+        at, key = at
+        keys.append(f"[{key}]" if isinstance(key, int) else f".{key}")
+    return "".join(reversed(keys)).removeprefix(".")
 
 
 def check_plan(body: PlanBody) -> None:
