@@ -172,6 +172,9 @@ state_dir = {json.dumps(str(folder / "state"))}
 socket = {json.dumps(str(socket))}
 listen = {json.dumps(listen)}  # for the dashboard; jobs use the socket
 
+[limits]
+clear_tolerance_gb = 0.0  # the demo's states are smaller than the default, which would take their GPUs for clear
+
 {hosts}"""
 
 
