@@ -207,6 +207,8 @@ def gpus_observed(c: Context, seen: tuple[i.GpuObservation, ...]) -> None:
         gpu = node.gpus[sight.gpu]
         if gpu.dirty_by is None or may_still_fill(c, node, gpu.dirty_by):
             continue
+        if sight.used_mb and is_discarding(c, node, gpu.dirty_by):
+            continue  # what is there may be its state, which the tolerance would hide
         if given_back(c, gpu):
             by_node.setdefault(node.id, []).append(sight.gpu)
     for name, gpus in by_node.items():
@@ -231,6 +233,12 @@ def may_still_fill(c: Context, node: Node, job: JobId) -> bool:
         if order is not None and order.kind is OrderKind.LOAD and run_lives(c, order):
             return True  # no word of it, and the process lives: it may yet load
     return False
+
+
+def is_discarding(c: Context, node: Node, job: JobId) -> bool:
+    """Whether the discard of a state of the job has not ended there."""
+    here = (c.state.states[key] for key in node.states)
+    return any(kept.job == job and kept.status is StateStatus.DISCARDING for kept in here)
 
 
 def run_lives(c: Context, order: Order) -> bool:
