@@ -119,7 +119,7 @@ class Move(Struct, frozen=True):
 
 
 class Reorder(Struct, frozen=True):
-    """A group goes on by another schedule, on the same nodes."""
+    """A group changes to another schedule, on the same nodes."""
 
     group: GroupId
     #: the member on whose account

@@ -156,7 +156,7 @@ def may_skip(c: Context, group: Group, index: int) -> bool:
             return True  # it asks for a later one: the visit that it asks for was passed meanwhile
         if any(c.state.nodes[name].status in OUT for name in c.rotation.nodes_of(c.state, group, job.id, asked)):
             return True  # it cannot have its turn: nobody waits for what comes after that
-        due = c.timers.awaited.get(job.queued)  # asked for, but nobody attends the request any more
+        due = c.timers.awaited.get(job.queued)  # asked for, but its process no longer waits
         if due is None:
             return False
     elif job.progress.idle_from is None:
