@@ -43,6 +43,10 @@ class Capped:
         self.name, self.summary = contender.name, contender.summary
         self.estimates, self.move_every_ms = contender.estimates, contender.move_every_ms
 
+    def within(self, workload: Workload, fidelity: str) -> PolicyUnderTest:
+        """The same, with another cap."""
+        return Capped(self._of.within(workload, fidelity), self._max_group)
+
     def policy(self, seed: int) -> Policy:
         """The same, with another cap."""
         made = self._of.policy(seed)

@@ -41,6 +41,7 @@ def run(
 ) -> Outcome:
     """One contender on one workload. ``hear`` is told every fact, ``progress`` how many jobs have ended."""
     workload.check()
+    contender = contender.within(workload, "cost")
 
     def attempt(stretch: float, told: Told) -> Outcome:
         return _Fluid(workload, contender, seed, accounting, stretch, told, progress).run()

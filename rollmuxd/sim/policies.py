@@ -1,6 +1,6 @@
 """Policies as the simulator runs them: each with what it registers for a job, and what its plan says of a pace.
 
-The simulator's own are the daemon's (``default``, ``thrift``, ``rollmux``) and ``solo``, which costs are relative to.
+The simulator's own are the daemon's (``default``, ``rollmux``) and ``solo``, which costs are relative to.
 Packages add others by entry point: the group ``rollmuxd.sim_policies`` names dicts of policies by name. What a daemon
 could run (group ``rollmuxd.policies``) is listed too.
 
@@ -8,9 +8,10 @@ A policy goes through the scheduler's core as in a live daemon. What it does dif
 :class:`~rollmuxd.core.policy.Policy` and in what it registers; never in the world.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 from msgspec.structs import replace
 
@@ -21,7 +22,7 @@ from rollmuxd.core.policy import Policy
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.state import State
 from rollmuxd.policies.rollmux import RollMux, rate_of
-from rollmuxd.policies.thrift.policy import Thrift
+from rollmuxd.policies.thrift.policy import Objective, Thrift
 from rollmuxd.sim.outcome import Outcome
 from rollmuxd.sim.workload import SimJob, Workload
 from rollmuxd.spi import discovery
@@ -45,6 +46,10 @@ class PolicyUnderTest(Protocol):
     estimates: Mapping[str, Any]
     #: a job is moved again after this time; 0: the world's own (phase fidelity)
     move_every_ms: Millis
+
+    def within(self, workload: Workload, fidelity: str) -> "PolicyUnderTest":
+        """The same, set for the world that it is to run in."""
+        ...
 
     def policy(self, seed: int) -> Policy:
         """A new policy object for one run."""
@@ -86,6 +91,10 @@ class InWheelOrder:
 
     estimates: Mapping[str, Any] = AS_STATED
     move_every_ms: Millis = 0
+
+    def within(self, workload: Workload, fidelity: str) -> Self:
+        """The same in every world."""
+        return self
 
     def adapt(self, job: SimJob) -> SimJob:
         """As it is."""
@@ -143,11 +152,11 @@ class Moving(InWheelOrder):
         estimates: Mapping[str, Any] = AS_STATED,
     ) -> None:
         self.name, self.summary, self.estimates = name, summary, estimates
-        self._made, self._move_s = made, move_s
+        self.made, self.move_s = made, move_s
 
     def policy(self, seed: int) -> Policy:
         """A new one: it draws nothing."""
-        return self._made(self._move_s)
+        return self.made(self.move_s)
 
     def adapt(self, job: SimJob) -> SimJob:
         """A job that may be moved."""
@@ -155,24 +164,33 @@ class Moving(InWheelOrder):
 
     def move_ms(self) -> Millis:
         """As long as the policy takes it to be."""
-        return round(self._move_s * 1000)
+        return round(self.move_s * 1000)
 
-    def where_a_move_takes(self, move_s: float) -> "Moving":
+    def where_a_move_takes(self, move_s: float) -> Self:
         """The same, where a move takes so many seconds."""
-        return Moving(self.name, self.summary, self._made, move_s=move_s, estimates=self.estimates)
+        other = copy.copy(self)
+        other.move_s = move_s
+        return other
 
 
-DEFAULT: Final = Moving(
-    "default",
-    "what a daemon runs by default: thrift for owned nodes, least credit first, a guard; plans follow observed times",
-    lambda move_s: Thrift(objective="throughput", warm_s=move_s, rounds=1, uncertain=True),
-    estimates=AS_OBSERVED,
-)
-THRIFT: Final = Moving(
-    "thrift",
-    "thrift for rented nodes (least $/h), in certified orders, planned on stated times",
-    lambda move_s: Thrift(objective="cost", warm_s=move_s),
-)
+class Default(Moving):
+    """What a daemon runs by default. Without a world: on nodes that one owns, where phases vary."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "default",
+            "what a daemon runs by default: thrift; least $/h where nodes are bought on demand, else least waiting",
+            lambda move_s: Thrift(objective="throughput", warm_s=move_s, rounds=1, uncertain=True),
+            estimates=AS_OBSERVED,
+        )
+
+    def within(self, workload: Workload, fidelity: str) -> Self:
+        """The objective follows the inventory. With cost fidelity nothing varies, so orders are certified."""
+        objective: Objective = "cost" if workload.on_demand else "throughput"
+        varies: dict[str, Any] = {"rounds": 1, "uncertain": True} if fidelity == "phase" else {}
+        other = copy.copy(self)
+        other.made = lambda move_s: Thrift(objective=objective, warm_s=move_s, **varies)
+        return other
 
 
 class Isolated(RollMux):
@@ -219,7 +237,7 @@ class Plugged(InWheelOrder):
         return made
 
 
-_OURS: Final[Mapping[str, PolicyUnderTest]] = {known.name: known for known in (DEFAULT, THRIFT, RollMuxPaper(), Solo())}
+_OURS: Final[Mapping[str, PolicyUnderTest]] = {known.name: known for known in (Default(), RollMuxPaper(), Solo())}
 
 
 def known_policies() -> dict[str, PolicyUnderTest | Bound]:
@@ -227,7 +245,8 @@ def known_policies() -> dict[str, PolicyUnderTest | Bound]:
     known: dict[str, PolicyUnderTest | Bound] = {**_OURS}
     added = discovery.added("rollmuxd.sim_policies")
     known |= {name: policy for name, policy in added.items() if name not in known}
-    return known | {name: Plugged(name) for name in discovery.names("policy") if name not in known}
+    plugged = (name for name in discovery.names("policy") if name != Thrift.name)
+    return known | {name: Plugged(name) for name in plugged if name not in known}
 
 
 def bound(name: str) -> Bound | None:

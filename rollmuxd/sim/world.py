@@ -169,6 +169,7 @@ class World:
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self.began = time.perf_counter()
+        contender = contender.within(workload, "phase")
         self.workload, self.policy_under_test, self.seed = workload, contender, seed
         self.by_work = accounting == WORK
         self.jobs = by_arrival([contender.adapt(job) for job in workload.jobs])

@@ -42,11 +42,13 @@ def compared(
     slo: tuple[float, float] | None = (1.0, 2.0),
     fidelity: str = "cost",
     max_group: int = 5,
+    move_s: float | None = None,
     **options: Any,
 ) -> list[Outcome]:
     """As ``rollmuxd sim compare`` would."""
     print(f"results: {workload}, {policies}, slo {slo}, {options or ''}", file=sys.stderr, flush=True)
-    return ran(tasks(workload, Options(slo=slo, **options), policies.split(","), fidelity, range(seeds), max_group))
+    asked = Options(slo=slo, **options)
+    return ran(tasks(workload, asked, policies.split(","), fidelity, range(seeds), max_group, move_s))
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -235,7 +237,7 @@ def noise() -> str:
         ("generated iterations, planned on means", {}),
     ):
         workload = "real-logs" if "data" in options else "generated"
-        names = ("rollmux", "rollmux-artifact", *(() if told else ("thrift", "default")))
+        names = ("rollmux", "rollmux-artifact", *(() if told else ("default",)))
         asked = ",".join(("solo", *names))
         rows = by_policy(compared(workload, asked, seeds=1, fidelity="phase", jobs=100, **options))
         for name in names:
@@ -247,7 +249,7 @@ def noise() -> str:
 
 def drift() -> str:
     """Planned on the first ten steps of real logs, which is what a daemon knows."""
-    asked = "solo,rollmux,thrift,default"
+    asked = "solo,rollmux,default"
     options = {"data": str(DATA), "more": {"plan": "first10"}}
     outcomes = compared("real-logs", asked, seeds=2, fidelity="phase", jobs=40, **options)
     rows = by_policy(outcomes)
@@ -292,23 +294,22 @@ def _moves(outcomes: Sequence[Outcome], name: str) -> float:
     return statistics.mean(sum(job.moves for job in outcome.jobs) for outcome in mine)
 
 
-def thrift() -> str:
-    """The production trace, certified orders and moves of 30 s and 300 s: one draw, accounting *paper*."""
-    print("results: weave-production, solo, thrift, 30 s and 300 s a move", file=sys.stderr, flush=True)
-    outcomes: dict[str, Outcome] = {}
-    for policy, move_s in (("solo", None), ("thrift", None), ("thrift", 300)):
-        some = tasks("weave-production", Options(slo=(1.0, 2.0)), [policy], "cost", range(1), move_s=move_s)
-        (outcome,) = ran([task for task in some if task.accounting == "paper"])
-        outcomes[f"`{policy}`" + (f", `--move-s {move_s}`" if move_s else "")] = outcome
-    told = [
-        [
-            name, f"{outcome.cost_per_hour:.0f}", f"{outcome.cost_per_hour / outcomes['`solo`'].cost_per_hour:.3f}",
-            percent(tables.spread([outcome.attainment or 0])), f"{statistics.mean(tables.slowdowns([outcome])):.2f}",
-            sum(job.moves for job in outcome.jobs),
-        ]
-        for name, outcome in outcomes.items()
-    ]  # fmt: skip
-    return grid(["policy", "$/h", "of Solo-D", "SLO kept", "slowdown", "moves"], told)
+def rented() -> str:
+    """The production trace on nodes that are bought on demand: what spending credit is worth, by what a move takes."""
+    told = []
+    solo: dict[str, Any] = {}
+    for names, move_s in (("solo,rollmux-artifact,default", 30), ("default", 300)):
+        for name, row in by_policy(compared("weave-production", names, seeds=4, move_s=move_s)).items():
+            paper, work = row["paper"], row["work"]
+            solo = solo or row
+            told.append([
+                f"`{name}`" + (f", {move_s} s a move" if name == "default" else ""), spread(paper["cost_per_hour"]),
+                f"{paper['cost_per_hour']['mean'] / solo['paper']['cost_per_hour']['mean']:.3f}",
+                percent(paper["slo_attainment"]), f"{paper['slowdown']['mean']:.2f}",
+                f"{work['total_cost'] / 1000:.1f}", percent(work["slo_attainment"]),
+            ])  # fmt: skip
+    head = ["policy", "$/h", "of Solo-D", "SLO kept", "slowdown", "work: k$", "work: SLO kept"]
+    return grid(head, told)
 
 
 def owned() -> str:
@@ -339,7 +340,7 @@ SECTIONS: Final[dict[str, Callable[[], str]]] = {
     "sensitivity": sensitivity,
     "noise": noise,
     "drift": drift,
-    "thrift": thrift,
+    "rented": rented,
     "owned": owned,
 }
 

@@ -91,7 +91,7 @@ def test_a_report_is_written_with_its_pictures(tmp_path: Path) -> None:
 
 
 def test_what_a_move_takes_can_be_said() -> None:
-    words = ("compare", *SMALL[:2], "--take", "30", "--policies", "solo,thrift")
+    words = ("compare", *SMALL[:2], "--take", "30", "--policies", "solo,default")
     dear, cheap = (answer(*words, "--move-s", seconds)["policies"] for seconds in ("600", "30"))
     assert answer(*words)["policies"][1]["paper"]["cost_per_hour"] == cheap[1]["paper"]["cost_per_hour"]
     assert dear[1]["paper"]["cost_per_hour"] != cheap[1]["paper"]["cost_per_hour"]
@@ -101,7 +101,7 @@ def test_what_a_move_takes_can_be_said() -> None:
 def test_what_can_be_asked_for_is_listed() -> None:
     assert {"weave-production", "mixed", "philly", "journal"} <= set(answer("workloads"))
     known = answer("policies")
-    ours = ("default", "thrift", "rollmux", "solo")
+    ours = ("default", "rollmux", "solo")
     papers = ("rollmux-artifact", "colocated", "gavel", "random", "most-idle", "optimal")
     assert tuple(known) == (*ours, *papers)
     assert "exact for few" in known["optimal"]

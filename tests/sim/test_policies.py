@@ -6,7 +6,7 @@ from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.sim import policies
 from rollmuxd.sim.policies import bound, known_policies, policy_under_test
 
-OURS = ("default", "thrift", "rollmux", "solo")
+OURS = ("default", "rollmux", "solo")
 PAPERS = ("rollmux-artifact", "colocated", "gavel", "random", "most-idle", "optimal")
 
 
@@ -25,7 +25,7 @@ def test_a_bound_is_no_policy_that_a_scheduler_runs():
 def test_without_packages_there_are_our_own(monkeypatch):
     monkeypatch.setattr(policies.discovery, "added", lambda group: {})
     assert tuple(known_policies()) == OURS
-    with pytest.raises(ValueError, match=r"there is no policy 'gavel' \(default, thrift, rollmux, solo\)"):
+    with pytest.raises(ValueError, match=r"there is no policy 'gavel' \(default, rollmux, solo\)"):
         policy_under_test("gavel")
 
 

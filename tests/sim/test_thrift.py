@@ -1,6 +1,6 @@
 """Thrift, simulated: what it reaches on a few draws, what its moves cost, and how near it comes to the optimum.
 
-A figure of the whole trace is in docs/results.md (``make results RESULTS=thrift``); the bounds here are those of
+A figure of the whole trace is in docs/results.md (``make results RESULTS=rented``); the bounds here are those of
 research/policy.md section 8, on less.
 """
 
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from simkit import checked
 
 from rollmuxd.core import facts as f
+from rollmuxd.core.model import Dispatch
 from rollmuxd.daemon.settings import Settings
 from rollmuxd.policies.thrift import catalogue, model
 from rollmuxd.policies.thrift.policy import Thrift
@@ -93,6 +94,30 @@ def test_a_move_costs_the_jobs_own_nodes_and_its_time() -> None:
         assert job.elapsed_ms >= job.solo_ms + 300_000 * job.moves - 1
 
 
+@pytest.mark.parametrize(
+    ("nodes", "fidelity", "set_so"),
+    [
+        ({}, "cost", ("cost", Dispatch.SCHEDULE)),
+        ({}, "phase", ("cost", Dispatch.CREDIT)),
+        ({"rollout": 9, "train": 9}, "cost", ("throughput", Dispatch.SCHEDULE)),
+        ({"rollout": 9, "train": 9}, "phase", ("throughput", Dispatch.CREDIT)),
+    ],
+)
+def test_the_default_goes_by_dollars_where_nodes_are_rented_and_by_credit_where_phases_vary(
+    nodes: dict[str, int], fidelity: str, set_so: tuple[str, Dispatch]
+) -> None:
+    drawn = read("weave-production", Options(jobs=3, nodes=nodes)).draw(0)
+    policy = Capped(policy_under_test("default"), 4).within(drawn, fidelity).policy(0)
+    assert isinstance(policy, Thrift)
+    assert (policy.objective, policy.dispatch) == set_so
+    assert policy.max_group == 4
+
+
+def test_the_default_spends_credit_on_rented_nodes() -> None:
+    ours = checked.perform(Task("weave-production", Options(jobs=40), "default", "cost", "paper", 0, move_s=300))
+    assert ours.facts_digest == replayed("thrift").facts_digest
+
+
 def test_the_same_seed_gives_the_same_bytes() -> None:
     replayed.cache_clear()
     one = replayed("thrift", jobs=30)
@@ -104,8 +129,8 @@ def test_phase_by_phase_it_costs_what_was_planned_and_every_slo_is_kept() -> Non
     """Every visit of wheels with several visits to a phase, and every move, under all checkers."""
     options = Options(slo=(1.1, 2.0), jobs=20)
     played, planned = (
-        checked.perform(Task("weave-production", options, "thrift", how, "paper", 1, move_s=300))
-        for how in ("phase", "cost")
+        play(read("weave-production", options).draw(1), SETTINGS["thrift"], seed=1, accounting="paper")
+        for play in (checked.run, fluid.run)
     )
     assert played.attainment == 1.0
     assert sum(job.moves for job in planned.jobs) > 2
@@ -140,7 +165,7 @@ def test_on_nodes_that_one_owns_jobs_are_done_sooner_than_by_the_papers_rule(pol
 def test_a_move_takes_half_a_minute_or_as_long_as_is_said() -> None:
     options = Options(slo=(1.0, 2.0), jobs=30)
     usual, short, long_ = (
-        checked.perform(Task("weave-production", options, "thrift", "cost", "paper", 0, move_s=move_s))
+        checked.perform(Task("weave-production", options, "default", "cost", "paper", 0, move_s=move_s))
         for move_s in (None, 30, 600)
     )
     assert short.facts_digest == usual.facts_digest

@@ -109,6 +109,7 @@ OTHERS: Final[dict[str, Callable[[], PolicyUnderTest]]] = {
     "thrift-guarded": lambda: Moving(
         "thrift-guarded", "", lambda move_s: Thrift(objective="cost", warm_s=move_s, rounds=1, uncertain=True)
     ),
+    "thrift": lambda: Moving("thrift", "", lambda move_s: Thrift(objective="cost", warm_s=move_s)),
     "thrift-eager": lambda: Moving(
         "thrift-eager", "", lambda move_s: Thrift(objective="cost", warm_s=move_s), move_s=0.1
     ),

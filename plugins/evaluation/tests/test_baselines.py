@@ -21,7 +21,7 @@ from rollmuxd.sim.policies import PolicyUnderTest, RollMuxPaper, policy_under_te
 from rollmuxd.sim.workload import Alone, Impossible, SimJob, Starts
 from rollmuxd_evaluation.baselines import makespan_ms
 
-NAMES = ("default", "thrift", "rollmux", "rollmux-artifact", "solo", "colocated", "gavel", "random", "most-idle")
+NAMES = ("default", "rollmux", "rollmux-artifact", "solo", "colocated", "gavel", "random", "most-idle")
 H20, H800 = 1.76, 5.28  # dollars per GPU-hour (research 1.3, as the artifact has them); a node is 8 GPUs
 
 
@@ -401,7 +401,7 @@ def test_every_contender_places_what_comes_and_gives_everybody_a_pace(name: str)
     assert sorted(who for who, _ in paces) == sorted(f"j{n}" for n in range(12) if n not in (3, 7))
     assert all(type(pace) is int and pace > 0 for _, pace in paces)
     for group in state.groups.values():
-        if name in ("thrift", "rollmux", "solo", "colocated", "gavel"):
+        if name in ("rollmux", "solo", "colocated", "gavel"):
             for who, pace in contender.paces(cluster.policy, state, group.id).items():
                 spec = state.jobs[who].spec
                 assert pace <= spec.slo * sum(phase.planned_ms for phase in spec.phases)
