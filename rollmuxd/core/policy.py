@@ -182,6 +182,15 @@ class SaysWhatBinds(Protocol):
 
 
 @runtime_checkable
+class SpendsCredit(Protocol):
+    """A policy may also slow a job beyond its promise, while the credit lasts that the job can spare."""
+
+    def lasts_ms(self, job: Job, pace_ms: Millis, now: Millis) -> Millis | None:
+        """How long that is at a pace; None: for ever, or no credit is spent."""
+        ...
+
+
+@runtime_checkable
 class AsksForCredit(Protocol):
     """A policy may also keep newcomers out of a group until its members have earned some credit.
 

@@ -1,6 +1,7 @@
 """Why a job or a slot waits, in data and in sentences that name numbers. Reads the state, changes nothing."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from itertools import islice
 from math import ceil
 from typing import Final, NamedTuple
@@ -8,6 +9,7 @@ from typing import Final, NamedTuple
 from rollmuxd.core.context import PLACED, Context
 from rollmuxd.core.decision import Reason
 from rollmuxd.core.estimates import (
+    ahead_ms,
     by_work_ms,
     credit_ms,
     iteration_ms,
@@ -35,7 +37,7 @@ from rollmuxd.core.model import (
     StateStatus,
 )
 from rollmuxd.core.order import find_phase
-from rollmuxd.core.policy import Refusal, SaysWhatBinds
+from rollmuxd.core.policy import Refusal, SaysWhatBinds, SpendsCredit
 from rollmuxd.core.spec import Movable
 from rollmuxd.core.steps import drain
 from rollmuxd.core.steps.admit import limits_of, over_its_nodes, waiting_order
@@ -52,6 +54,7 @@ _ADMITTED = {
 }
 
 
+DAY_MS: Final = 86_400_000
 #: of how many nodes a job that has none is told that nothing is learnt of them
 SILENT_TOLD: Final = 3
 
@@ -122,7 +125,7 @@ class Explainer:
             often = f"lost {len(known.losses)} times of late"
             sentences.append(f"It is started again in {max(0, known.relaunch_at - now) // 1000} s ({often}).")
         if known.group is not None:
-            sentences += self._seat(known)
+            sentences += self._seat(known, now)
         if known.move is not None:
             sentences.append(_on_the_move(known, known.move))
         sentences += self._drained(known)
@@ -185,7 +188,7 @@ class Explainer:
             return []
         return [f"It has run for {_span(ran)}, and usually needs {_span(ran + left)}."] if left else []
 
-    def _seat(self, job: Job) -> list[str]:
+    def _seat(self, job: Job, now: Millis) -> list[str]:
         """Where it sits and why."""
         state = self._c.state
         group = state.groups[job.group or ""]
@@ -194,7 +197,7 @@ class Explainer:
         company = f"with {', '.join(others)}" if others else "alone"
         where = f", on {nodes}" if nodes else ""  # of a job that is only watched it is not known
         sentences = [f"It sits in group {group.id} {company}{where} ({_ADMITTED.get(job.admission, job.admission)})."]
-        sentences += [*self._turns(job, group), *self._binds(group), *_reckoned(job)]
+        sentences += [*self._turns(job, group, now), *self._binds(group), *_reckoned(job)]
         slower, credit = slowdown(job), credit_ms(job)
         if slower is not None:
             ahead = (
@@ -241,7 +244,7 @@ class Explainer:
         what = f"Node {nodes[0]} is" if len(nodes) == 1 else f"Nodes {', '.join(nodes)} are"
         return [f"{what} drained, and it stays there: {why}."]
 
-    def _turns(self, job: Job, group: Group) -> list[str]:
+    def _turns(self, job: Job, group: Group, now: Millis) -> list[str]:
         """What its iteration takes in the group, against what it takes alone, and what it was promised."""
         turn, solo = self._c.policy.period_ms(self._c.state, group.id), solo_ms(job)
         if turn is None:
@@ -259,7 +262,14 @@ class Explainer:
             return [*said, "It is promised nothing (best effort)."]
         if not solo:
             return [*said, f"It is promised {job.spec.slo:g} times what it takes alone."]
-        bound = int(job.spec.slo * solo)
+        bound, policy = int(job.spec.slo * solo), self._c.policy
+        lasts = policy.lasts_ms(job, took, now) if isinstance(policy, SpendsCredit) else None
+        if lasts:
+            until = datetime.fromtimestamp((now + lasts) / 1000, UTC)
+            clock = f"{until:%H:%M}" if lasts < DAY_MS else f"{until:%d %B, %H:%M}"
+            ahead = f"{_span(ahead_ms(job, job.spec.slo, now))} ahead of its promise of {job.spec.slo:g}"
+            slower = f"It runs {took / solo:.2g} times slower than alone until about {clock} UTC"
+            return [*said, f"{slower}, because it is {ahead}."]
         spare = f"{_s(abs(bound - took))} s {'to spare' if bound >= took else 'too little'}"
         return [*said, f"It is promised {job.spec.slo:g} times, {_s(bound)} s: {spare}."]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import anyio
@@ -40,6 +41,29 @@ async def test_a_placed_job_shows_where_it_sits(running):
         }  # fmt: skip
         explained = (await client.get(f"/v1/jobs/{job.id}/explain")).json()
         assert explained["sentences"]
+
+
+async def test_a_job_that_spends_credit_hears_how_slow_it_is_until_when_and_why(running):
+    phases = [
+        {"name": "rollout", "pools": ["rollout"], "seconds": 10},
+        {"name": "train", "pools": ["train"], "seconds": 30},
+    ]
+    # two trainings make a turn of 60 s, where the promise is 48 s: spare credit lasts five times as long as it is.
+    # A move of 30 s and an iteration stay in reserve
+    lasts = timedelta(seconds=5 * (0.2 * 40_000 - 1.2 * 30 - 48))
+    async with running(policy={"thrift": {"objective": "cost", "uncertain": False}}) as world, world.client() as client:
+        first = await world.job(client, "first", phases=phases, slo=1.2, movable="warm")
+        ran = world.state.jobs[first.id].progress  # a thousand iterations, each as fast as alone
+        ran.finished, ran.solo_ms, ran.elapsed_ms = 1_000, 40_000_000, 40_000_000
+        await world.job(client, "second", phases=phases, slo=2.0, movable="warm")
+        began = datetime.now(UTC)
+        said = (await client.get(f"/v1/jobs/{first.id}/explain")).json()["sentences"]
+        clocks = {f"{at + lasts:%H:%M}" for at in (began, datetime.now(UTC))}
+    (slower,) = [sentence for sentence in said if "slower than alone" in sentence]
+    assert slower in {
+        f"It runs 1.5 times slower than alone until about {at} UTC, because it is 2.22 h ahead of its promise of 1.2."
+        for at in clocks
+    }
 
 
 async def test_a_job_that_does_not_fit_waits_with_a_reason_a_position_and_what_would_let_it_in(running):

@@ -218,6 +218,11 @@ class Thrift(RollMux):
         limit = limit_of(job)
         return None if limit is None else int(limit * self._standing(job, limit).factor)
 
+    def lasts_ms(self, job: Job, pace_ms: Millis, now: Millis) -> Millis | None:
+        """How long the credit lasts that the job can spare; None: for ever, or none is spent."""
+        limit = limit_of(job)
+        return None if limit is None or not self._lends(job) else self._standing(job, limit, now).lasts_ms(pace_ms)
+
     # ---- arrivals ----------------------------------------------------------------------------------------------------
 
     def place(self, state: State, job: Job) -> Placed | None:
