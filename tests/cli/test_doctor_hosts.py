@@ -7,6 +7,7 @@ import time
 import anyio
 import pytest
 from anyio.from_thread import start_blocking_portal
+from fake_vllm import FakeVllm
 
 from rollmuxd.core import facts as f
 from rollmuxd.core.inputs import HostSpec, NodeSpec
@@ -17,7 +18,6 @@ from rollmuxd.daemon.journal.store import Journal
 from rollmuxd.daemon.settings import HostTable
 from rollmuxd.spi import GpuInfo, GpuObservation, Inventory, Observation
 from rollmuxd_backend_local import findings
-from rollmuxd_vllm.fake import FakeVllm
 
 GPU = {"uuid": "GPU-0", "name": "NVIDIA H20", "total_mb": 97_871}
 

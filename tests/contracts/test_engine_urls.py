@@ -8,6 +8,7 @@ import gzip
 import anyio
 import pytest
 from fake_sglang import FakeSglang
+from fake_vllm import FakeVllm
 from patience import PATIENCE_S
 
 from rollmuxd.spi import ContactLost, HostConfig, NotDone, OrderKind, PluginError, StateOrder, StateSpec
@@ -15,7 +16,6 @@ from rollmuxd.spi.fakes import FakeChannel
 from rollmuxd_backend_mock import MockBackend
 from rollmuxd_sglang import SglangResidency
 from rollmuxd_vllm import VllmResidency
-from rollmuxd_vllm.fake import FakeVllm
 
 SECRET = "INTERNAL-SECRET-ANSWER"
 DRIVERS = [VllmResidency, SglangResidency]

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 VENV = ROOT / ".venv-gpu"
 #: imported without being installed: they need nothing but torch
 sys.path.insert(0, str(ROOT / "plugins/channel"))
+sys.path.insert(0, str(ROOT / "tests/shared"))
 
 CHECKS = ("memory", "bandwidth", "overlap", "cuda_checkpoint", "two_jobs")
 NEED_DAEMON = ("cuda_checkpoint", "two_jobs")

@@ -47,9 +47,9 @@ def cuda_checkpoint(asked: Any) -> dict:
 
 async def _checkpointed(holder: subprocess.Popen, digest: str, nbytes: int) -> dict:
     import torch
+    from fake_engines import EngineHost
 
     from rollmuxd.spi import OrderKind, PluginError, StateOrder, StateSpec
-    from rollmuxd.spi.fake_engines import EngineHost
     from rollmuxd_cuda_checkpoint import CudaCheckpointResidency
 
     tool = "cuda-checkpoint" if shutil.which("cuda-checkpoint") else "libcuda"

@@ -12,7 +12,9 @@ from typing import Any
 
 import anyio
 import pytest
+from fake_engines import EngineHost
 from fake_sglang import FakeSglang
+from fake_vllm import FakeVllm
 from memory_journal import MemoryJournal
 from patience import PATIENCE_S
 
@@ -28,10 +30,8 @@ from rollmuxd.daemon.hosts import actuator as acting
 from rollmuxd.daemon.writer import Driver
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import Ran
-from rollmuxd.spi.fake_engines import EngineHost
 from rollmuxd_sglang import SglangResidency
 from rollmuxd_vllm import VllmResidency
-from rollmuxd_vllm.fake import FakeVllm
 
 pytestmark = [pytest.mark.asyncio]
 

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from rollmuxd.spi.fake_engines import FakeEngine, Query, Reply
+from fake_engines import FakeEngine, Query, Reply
 
 _ALL = ("kv_cache", "weights", "cuda_graph")
 

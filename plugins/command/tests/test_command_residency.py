@@ -8,12 +8,12 @@ import sys
 import anyio
 import msgspec
 import pytest
+from fake_engines import EngineHost
 from patience import PATIENCE_S
 
 from rollmuxd.core.ids import Fence
 from rollmuxd.spi import ContactLost, GpuObservation, NotDone, Observation, OrderKind, Probed, Residency, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
-from rollmuxd.spi.fake_engines import EngineHost
 from rollmuxd.spi.fakes import FakeChannel
 from rollmuxd_command import CommandResidency
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import anyio
 import pytest
+from fake_engines import EngineHost
 from patience import PATIENCE_S
 
 from rollmuxd.spi import ContactLost, GpuObservation, NotDone, Observation, OrderKind, Probed, Ran, Residency, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
-from rollmuxd.spi.fake_engines import EngineHost
 from rollmuxd.spi.fakes import FakeChannel
 from rollmuxd_cuda_checkpoint import CudaCheckpointResidency, libcuda
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import anyio
 import pytest
 import pytest_asyncio
+from fake_engines import EngineHost
 from fake_sglang import FakeSglang
 from patience import PATIENCE_S
 
 from rollmuxd.spi import ContactLost, NotDone, OrderKind, Probed, Ran, Residency, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
-from rollmuxd.spi.fake_engines import EngineHost
 from rollmuxd.spi.fakes import FakeChannel
 from rollmuxd_sglang import SglangResidency
 

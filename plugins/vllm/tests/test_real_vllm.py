@@ -17,13 +17,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fake_engines import EngineHost
+from fake_vllm import FakeVllm
 from patience import PATIENCE_S
 
 from rollmuxd.spi import NotDone, OrderKind, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
-from rollmuxd.spi.fake_engines import EngineHost
 from rollmuxd_vllm import VllmResidency
-from rollmuxd_vllm.fake import FakeVllm
 
 #: the Python that has vLLM, if it is not this one
 PYTHON = os.environ.get("ROLLMUX_VLLM_PYTHON") or (sys.executable if importlib.util.find_spec("vllm") else "")

@@ -10,14 +10,14 @@ from pathlib import Path
 import anyio
 import pytest
 import pytest_asyncio
+from fake_engines import EngineHost
+from fake_vllm import FakeVllm
 from patience import PATIENCE_S
 
 from rollmuxd.spi import ContactLost, NotDone, OrderKind, Probed, Ran, Residency, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
-from rollmuxd.spi.fake_engines import EngineHost
 from rollmuxd.spi.fakes import FakeChannel
 from rollmuxd_vllm import VllmResidency
-from rollmuxd_vllm.fake import FakeVllm
 from rollmuxd_vllm.residency import _states_in
 
 LOAD, PARK, DISCARD = OrderKind.LOAD, OrderKind.PARK, OrderKind.DISCARD

@@ -11,7 +11,7 @@ believes it of all of them or of none.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rollmuxd.spi.fake_engines import FakeEngine, Query, Reply
+from fake_engines import FakeEngine, Query, Reply
 
 
 class FakeVllm(FakeEngine):
@@ -127,7 +127,7 @@ class FakeVllm(FakeEngine):
             if not self.sleeping:
                 self.paused, self.gauge = False, "awake"
 
-        status = lambda: (200, {"status": "sleeping" if self.sleeping else "awake", "tags": tags})  # noqa: E731
+        status = lambda: (200, {"status": "sleeping" if self.sleeping else "awake", "tags": tags})
         return (*map(wake, wanted), resume), status
 
     def _collective_rpc(self, body: Any) -> tuple[Sequence[Callable[[], None]], Callable[[], Reply]]:
