@@ -16,23 +16,14 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--host", "hosts", multiple=True, help="Look at this host only; can be given again.")
 @click.option(
-    "--bundle",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Look at no host: write a file (.tar.gz) to send with a bug report.",
-)
-@click.option(
     "--config", type=click.Path(path_type=Path, dir_okay=False), help="The rollmux.toml (default: where it usually is)."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print what was found, or what is in the bundle, as JSON.")
-def doctor(hosts: tuple[str, ...], bundle: Path | None, config: Path | None, as_json: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+def doctor(hosts: tuple[str, ...], config: Path | None, as_json: bool) -> None:
     """Look at each configured host as an operator would, and say what to do. Exits with 1 if one cannot be used.
 
     Connection, driver, GPUs, RAM, limits, clock and Python; and of live jobs' engines (vLLM, SGLang) whether they were
     started in a way in which they can be parked. Nothing is changed, and the daemon may run.
-
-    --bundle collects what a bug report needs: version, settings, state, last facts and log lines, and a check of the
-    journal. Names of owners, users, jobs and hosts are in it. API keys and their hashes, idempotency keys, environments
-    and options of plugins are not.
     """
     from rollmuxd.daemon import logs
     from rollmuxd.daemon.settings import BadSettings, load_settings
@@ -42,10 +33,7 @@ def doctor(hosts: tuple[str, ...], bundle: Path | None, config: Path | None, as_
         settings = load_settings(config)
     except BadSettings as error:
         raise Failed("; ".join(error.lines)) from error
-    if bundle is not None:
-        _write(bundle, settings, as_json=as_json)
-    else:
-        _look(settings, hosts, as_json=as_json)
+    _look(settings, hosts, as_json=as_json)
 
 
 def _look(settings: Settings, only: tuple[str, ...], *, as_json: bool) -> None:
@@ -76,30 +64,3 @@ def _show(host: dict[str, Any]) -> None:
         click.echo(f"  {level} {finding['what']:<14} {finding['said']}")
         if finding["remedy"]:
             click.echo(f"  {'':<8} {'':<14} -> {finding['remedy']}")
-
-
-def _write(bundle: Path, settings: Settings, *, as_json: bool) -> None:
-    from rollmuxd.daemon.journal import bundle as journal_bundle
-    from rollmuxd.daemon.journal.file import JournalError
-
-    try:
-        made = journal_bundle.make(bundle, settings)
-    except JournalError as error:
-        raise Failed(str(error)) from error
-    if as_json:
-        print_json({"bundle": str(bundle), "files": made})
-        return
-    click.echo(f"{bundle}, only you can read it:")
-    for name, size in made.items():
-        click.echo(f"  {name:<14} {size:>10} bytes  {WHAT[name]}")
-    click.echo("Secrets were left out. Look through it before you send it: names of owners, jobs and hosts are in it.")
-
-
-WHAT = {
-    "about.json": "versions, machine, disk",
-    "settings.json": "settings; of plugins' options the names only",
-    "journal.json": "whether the journal is good",
-    "facts.jsonl": "the last facts",
-    "state.json": "jobs, nodes and slots as they are now",
-    "daemon.log": "the last lines of the log",
-}

@@ -29,7 +29,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print what w
 
 @click.group()
 def journal() -> None:
-    """The journal: check, backup, restore, compact."""
+    """The journal: check, backup, restore."""
 
 
 def of_a_directory(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,29 +147,3 @@ def restore(file: Path, state_dir: Path, as_json: bool, settings: Any) -> None:
     if done.keys and not done.revoked_known:
         click.echo("which of them were revoked since is not known: revoke them again (rollmuxd key revoke ID)")
     click.echo("start the daemon: rollmuxd daemon start")
-
-
-@journal.command()
-@click.option(
-    "--keep-days", type=click.IntRange(min=1), help="Keep the facts of so many days (default: as configured)."
-)
-@of_a_directory
-def compact(keep_days: int | None, state_dir: Path, as_json: bool, settings: Any) -> None:
-    """Close the books of days that are over, let go of facts that are old, and give the space back.
-
-    A running daemon does this by itself, every hour. For this command the daemon must be stopped.
-    """
-    from rollmuxd.daemon.journal.retention import Keep
-    from rollmuxd.daemon.journal.retention import compact as compact_here
-
-    kept = settings.journal
-    days = keep_days if keep_days is not None else kept.keep_days
-    with _refusals():
-        done = compact_here(state_dir, Keep(days, round(kept.keep_gb * 1e9), kept.keep_audit_days))
-    if as_json:
-        _as_json(done)
-        return
-    click.echo(
-        f"{done.booked} days were booked, {done.cut} facts let go of; the first one is {done.first} now; "
-        f"{done.bytes_before / 1e6:.1f} MB became {done.bytes_after / 1e6:.1f} MB"
-    )

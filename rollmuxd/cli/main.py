@@ -46,7 +46,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "host": ("host", "Hosts: list, show, drain, undrain, declare-clear."),
     "init": ("init", "Write a rollmux.toml with the GPUs of this machine."),
     "job": ("job", "Jobs: list, show, explain, logs, pause, resume, end, reinstate, wait."),
-    "journal": ("journal", "The journal: check, backup, restore, compact."),
+    "journal": ("journal", "The journal: check, backup, restore."),
     "key": ("key", "API keys: add, list, revoke."),
     "node": ("node", "Nodes: list, show, drain, undrain, declare-clear."),
     "plan": ("plan", "What would become of jobs, if they came."),

@@ -9,11 +9,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from rollmuxd.core.apply import apply
 from rollmuxd.core.ids import HostId
 from rollmuxd.core.model import OrderKind
 from rollmuxd.core.state import State
 from rollmuxd.daemon.hosts.channel import ChannelHub
-from rollmuxd.daemon.journal import bundle
+from rollmuxd.daemon.journal import file
 from rollmuxd.daemon.journal.file import JournalError, connect
 from rollmuxd.daemon.settings import Settings
 from rollmuxd.spi import Backend, ExaminesStates, Finding, PluginError, StateOrder, discovery
@@ -36,7 +39,7 @@ class Engines:
         try:
             with closing(connect(path, readonly=True)) as connection:
                 connection.execute("BEGIN")  # one moment of it
-                self._state = bundle.replayed(connection, path)
+                self._state = replayed(connection, path)
         except (JournalError, sqlite3.Error) as error:
             said = f"which engines jobs have declared is not known: {error}"
             self.unknown = Finding("engines", "warning", said, "rollmuxd journal check")
@@ -90,3 +93,12 @@ class Engines:
             except (PluginError, ValueError):
                 self._drivers[name] = None
         return self._drivers[name]
+
+
+def replayed(connection: sqlite3.Connection, path: Path) -> State:
+    """The state that a journal comes to, read without disturbing the daemon that writes it. Raises JournalError."""
+    begin, base = file.base_of(connection, path)
+    state = State() if base is None else msgspec.json.decode(base, type=State)
+    for seq, body in file.rows_after(connection, begin, path):
+        apply(state, file.decode(path, seq, body))
+    return state

@@ -7,7 +7,6 @@ import pty
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import closing
 
 import pytest
@@ -112,20 +111,3 @@ def test_the_state_directory_comes_from_the_settings(rollmuxd, state_dir, tmp_pa
     ran = rollmuxd(f"journal check --config {tmp_path}/missing.toml")
     assert ran.code == 1
     assert "there is no such file" in ran.err
-
-
-def test_a_journal_is_compacted_while_no_daemon_runs(rollmuxd, tmp_path):
-    state_dir, ago = tmp_path / "old", int(time.time() * 1000) - 5 * 86_400_000
-
-    async def write():
-        journal = Journal.open(state_dir)
-        await journal.append([(n, HostAdded(at=ago, host=HostSpec(f"h{n}", "fake", 0))) for n in (1, 2, 3)])
-        await journal.close()
-
-    asyncio.run(write())
-    ran = rollmuxd(f"journal compact --keep-days 3 --state-dir {state_dir} --json")
-    assert ran.json["cut"] == 3
-    assert ran.json["first"] == 4
-    ran = rollmuxd(f"journal compact --state-dir {state_dir}")
-    assert ran.out.startswith("0 days were booked, 0 facts let go of; the first one is 4 now")
-    assert "facts up to 3 were compacted away" in rollmuxd(f"journal check {state_dir}").out

@@ -13,7 +13,6 @@ import pytest
 from rollmuxd.core.facts import HostAdded
 from rollmuxd.core.inputs import HostSpec
 from rollmuxd.daemon.journal.backup import backup, restore
-from rollmuxd.daemon.journal.retention import Keep, compact
 from rollmuxd.daemon.journal.store import Journal, JournalRefused
 
 pytestmark = [
@@ -68,13 +67,6 @@ async def test_what_root_has_restored_is_the_daemons(place):
     await written(place, 6)
     with run_by(USER):
         assert (Path(done.kept) / "journal.sqlite3").read_bytes()
-
-
-async def test_what_root_has_compacted_is_the_daemons(place):
-    await written(place, 4)
-    compact(place / "state", Keep(1, 10**10, 1))
-    assert {uid for uid, _ in owners(place)} == {USER}
-    await written(place, 6)
 
 
 @pytest.mark.parametrize("file", ["journal.sqlite3", "lock", "mark"])

@@ -45,8 +45,8 @@ from rollmuxd.core.spec import JobSpec, PhaseSpec, StateSpec, Want
 from rollmuxd.core.state import State
 from rollmuxd.daemon.journal import retention
 from rollmuxd.daemon.journal.backup import backup, check, restore
-from rollmuxd.daemon.journal.retention import DAY, Keep, Retention, RetentionTask, compact
-from rollmuxd.daemon.journal.store import Journal, JournalDamaged, JournalInUse
+from rollmuxd.daemon.journal.retention import DAY, Keep, Retention, RetentionTask
+from rollmuxd.daemon.journal.store import Journal, JournalDamaged
 from rollmuxd.daemon.usage.daily import FactsGone, compute_usage
 from rollmuxd.daemon.usage.ledger import UsageLedger
 from rollmuxd.policies.rollmux import RollMux
@@ -588,16 +588,4 @@ async def test_space_is_given_back_and_commits_wait_no_more_than_a_moment(tmp_pa
     # As a rule a commit waits 1 ms, and 10 to 30 ms at most; all of it takes seconds. A busy machine slows both.
     assert waits[len(waits) // 2] < took / 40
     assert waits[-1] < took / 4
-    assert check(tmp_path / "journal.sqlite3").good
-
-
-async def test_a_journal_that_no_daemon_uses_is_compacted_by_the_command(tmp_path, lived, monkeypatch):
-    monkeypatch.setattr(time, "time", lambda: lived.now / 1000)
-    journal = await written(tmp_path, lived)
-    with pytest.raises(JournalInUse):
-        compact(tmp_path, ONE)
-    await journal.close()
-    done = compact(tmp_path, Keep(days=1, bytes=10**12, audit_days=10_000))
-    assert done.booked >= DAYS
-    assert done.first > 1
     assert check(tmp_path / "journal.sqlite3").good
