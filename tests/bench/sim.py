@@ -20,14 +20,13 @@ from rollmuxd.sim.workloads import read
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from simkit import checked
 
-DATA: Final = Path(__file__).parents[3] / "shared" / "data"
 SLO: Final = (1.1, 2.0)
 #: events of the floor, and how many are on the heap at once: as many as a production run has
 FLOOR_EVENTS, FLOOR_WIDTH = 200_000, 40
 
 
 def run(budget_s: float, *, small: bool = False) -> Json:
-    """Cost and phase fidelity on the production trace; Philly's jobs where the trace is there."""
+    """Cost and phase fidelity on the production trace."""
     options = Options(slo=SLO, jobs=20 if small else 0)
     cost = Task("weave-production", options, "rollmux", "cost", "paper", 0)
     perform(cost)  # imports and caches
@@ -42,7 +41,6 @@ def run(budget_s: float, *, small: bool = False) -> Json:
         "phase_s": at_most(found["phase_s"], 30),
         "memory_grown_mb": at_most(found["memory_grown_mb"], 20),
     }
-    found["philly"] = _philly(200 if small else 10_000)
     return found
 
 
@@ -91,21 +89,6 @@ def _floor(events: int) -> float:
 
 def _nothing() -> None:
     pass
-
-
-def _philly(jobs: int) -> Json:
-    """A large trace at cost fidelity."""
-    if not DATA.exists():
-        return {"skipped": "the Philly trace is not here"}
-    task = Task("philly", Options(slo=(1.0, 2.0), jobs=jobs, data=str(DATA)), "rollmux", "cost", "paper", 0)
-    outcome = perform(task)
-    say(f"sim: {jobs} Philly jobs in {outcome.wall_s:.0f} s")
-    return {
-        "jobs": len(outcome.jobs),
-        "took_s": short(outcome.wall_s),
-        "cost_per_hour": short(outcome.cost_per_hour),
-        "peak_gpus": {pool.gpu_type: pool.peak_gpus for pool in outcome.pools},
-    }
 
 
 def _rss_mb() -> float:

@@ -99,7 +99,7 @@ def test_what_a_move_takes_can_be_said() -> None:
 
 
 def test_what_can_be_asked_for_is_listed() -> None:
-    assert {"weave-production", "mixed", "philly", "journal"} <= set(answer("workloads"))
+    assert {"weave-production", "mixed", "journal"} <= set(answer("workloads"))
     known = answer("policies")
     ours = ("default", "rollmux", "solo")
     papers = ("rollmux-artifact", "colocated", "gavel", "random", "most-idle", "optimal")

@@ -3,7 +3,7 @@
 - The production trace has the published counts, hours and peaks.
 - The nine classes keep their ranges, and a draw of them has the paper's hours.
 - Equal seeds give equal workloads, in every process; another seed gives another one.
-- Philly's jobs are as long and wide as the file says; logged and generated iterations have their type's mean.
+- Logged and generated iterations have their type's mean.
 - A malformed row names file, line and column; an option that makes no sense says so; missing data says how to get it.
 """
 
@@ -13,7 +13,6 @@ import pickle
 import statistics
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -24,13 +23,14 @@ from rollmuxd.sim.policies import RollMuxPaper
 from rollmuxd.sim.workload import Malformed, Options, SimJob, Workload
 from rollmuxd.sim.workloads import read
 from rollmuxd_evaluation.workloads import WORKLOADS
+from rollmuxd_evaluation.workloads.tables import opened
 
 HOUR = 3_600_000
 #: data sets that do not come with the package, where a checkout has them beside it
 DATA = Path(__file__).parents[4] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the data sets that are not shipped are not at {DATA}")
 #: workloads that need nothing but the package
-SHIPPED = [name for name in WORKLOADS if name not in {"philly", "real-logs"}]
+SHIPPED = [name for name in WORKLOADS if name != "real-logs"]
 #: what a class's phases take, in seconds, as the paper prints it
 TABLE_6 = {
     "BL-small": ((50, 100), (50, 100)),
@@ -280,60 +280,15 @@ def test_weibull_arrivals_are_burstier_than_uniform_ones():
     assert gaps("weibull") > 2
 
 
-# ---- Philly ------------------------------------------------------------------------------------------------------
-
-
-def philly(folder: Path, *rows: str, head: str = "job_id,submit_s,duration_s,num_gpus,vc") -> Options:
-    """Options that name a file of these rows."""
-    path = folder / "jobs.csv"
-    path.write_text("\n".join([head, *rows]) + "\n")
-    return Options(more={"csv": str(path)})
-
-
-def test_a_job_is_as_many_nodes_wide_as_its_gpus_fill(tmp_path):
-    rows = [f"{gpus},{gpus},7200,{gpus},v" for gpus in (1, 8, 9, 16, 17)]
-    jobs = read("philly", philly(tmp_path, *rows)).draw(0).jobs
-    assert [wants(job) for job in jobs] == [{"rollout": n, "train": n} for n in (1, 1, 2, 2, 3)]
-    assert [job.footprint for job in jobs] == [wants(job) for job in jobs]
-    assert [job.lasts_ms for job in jobs] == [2 * HOUR] * 5
-
-
-def test_short_and_narrow_jobs_are_left_out_and_time_begins_with_the_first_that_stays(tmp_path):
-    options = philly(tmp_path, "0,5,3599,8,v", "1,10,3600,8,v", "2,30,9000,1,v", "3,20,7200,4,v")
-    jobs = read("philly", options).draw(0).jobs
-    assert [(job.name, job.arrives_ms) for job in jobs] == [("job1", 0), ("job3", 10_000), ("job2", 20_000)]
-    options = Options(more={**options.more, "min_hours": "2", "min_gpus": "4"})
-    assert [job.name for job in read("philly", options).draw(0).jobs] == ["job3"]
-
-
-@pytest.mark.parametrize(("types", "kinds"), [("BL", "BL-"), ("TH-small", "TH-small"), ("production", "_")])
-def test_what_philly_runs_is_drawn_from_the_types_asked_for(tmp_path, types, kinds):
-    options = philly(tmp_path, *[f"{n},{n},7200,1,v" for n in range(50)])
-    jobs = read("philly", Options(more={**options.more, "types": types})).draw(0).jobs
-    assert all(kinds in job.kind for job in jobs)
-    assert all((job.colocated is not None) == (types == "production") for job in jobs)
-
-
-@needs_data
-def test_ten_thousand_jobs_of_philly_load_in_about_a_second():
-    began = time.process_time()
-    workload = read("philly", Options(data=str(DATA), jobs=10_000)).draw(0)
-    took = time.process_time() - began
-    assert len(workload.jobs) == 10_000
-    assert len({job.name for job in workload.jobs}) == 10_000
-    assert min(job.lasts_ms for job in workload.jobs) >= HOUR
-    assert took < 2, "it takes a fifth of a second"
-
-
 def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.delenv("ROLLMUX_DATA", raising=False)
-    with pytest.raises(FileNotFoundError, match=r"philly.csv is not there: neither .*msr-fiddle/philly-traces \(CC-BY"):
-        read("philly")
+    with pytest.raises(FileNotFoundError, match=r"rl_steps/runs.csv is not there: neither --data nor"):
+        read("real-logs")
     with pytest.raises(FileNotFoundError, match=rf"looked for {tmp_path}/rl_steps/runs.csv.*Apache-2.0"):
         read("real-logs", Options(data=str(tmp_path)))
     monkeypatch.setenv("ROLLMUX_DATA", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=f"looked for {tmp_path}/arrivals/philly.csv"):
-        read("philly")
+    with pytest.raises(FileNotFoundError, match=f"looked for {tmp_path}/rl_steps/runs.csv"):
+        read("real-logs")
 
 
 # ---- logged and generated iterations -----------------------------------------------------------------------------
@@ -489,6 +444,12 @@ def test_releasing_tails_gains_what_the_paper_measured(case, paper):
 # ---- what cannot be ----------------------------------------------------------------------------------------------
 
 
+def cells(path: Path) -> list[tuple[float, float, int]]:
+    """What is in a table of three columns of numbers."""
+    table = opened(path, ("submit_s", "duration_s", "num_gpus"))
+    return [(row.number("submit_s"), row.number("duration_s"), row.count("num_gpus", 1)) for row in table]
+
+
 @pytest.mark.parametrize(
     ("row", "line", "column", "said"),
     [
@@ -504,10 +465,11 @@ def test_releasing_tails_gains_what_the_paper_measured(case, paper):
     ],
 )
 def test_a_malformed_row_names_file_line_and_column(tmp_path, row, line, column, said):
-    options = philly(tmp_path, "0,0,7200,8,v", row)
+    path = tmp_path / "jobs.csv"
+    path.write_text(f"job_id,submit_s,duration_s,num_gpus,vc\n0,0,7200,8,v\n{row}\n")
     with pytest.raises(Malformed, match=said) as caught:
-        read("philly", options)
-    assert (caught.value.file, caught.value.line, caught.value.column) == (options.more["csv"], line, column)
+        cells(path)
+    assert (caught.value.file, caught.value.line, caught.value.column) == (str(path), line, column)
     assert f"jobs.csv, line {line}, column {column!r}" in str(caught.value)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value), "it may have to cross processes"
 
@@ -525,7 +487,7 @@ def test_a_malformed_row_names_file_line_and_column(tmp_path, row, line, column,
 def test_a_file_that_is_no_table_says_so(tmp_path, body, said):
     (tmp_path / "jobs.csv").write_bytes(body)
     with pytest.raises(Malformed, match=said):
-        read("philly", Options(more={"csv": str(tmp_path / "jobs.csv")}))
+        cells(tmp_path / "jobs.csv")
 
 
 def test_a_log_with_a_broken_step_names_it(tmp_path):

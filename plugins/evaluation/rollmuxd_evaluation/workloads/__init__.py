@@ -6,7 +6,6 @@ from rollmuxd.sim.workloads import Catalogue
 from rollmuxd_evaluation.workloads.classes import CLASSES, Classes
 from rollmuxd_evaluation.workloads.generated import Generated
 from rollmuxd_evaluation.workloads.micro import MULTIPLEXING, TAILS, Multiplexing, Tails
-from rollmuxd_evaluation.workloads.philly import Philly
 from rollmuxd_evaluation.workloads.production import Production
 from rollmuxd_evaluation.workloads.real_logs import RealLogs
 
@@ -35,10 +34,6 @@ WORKLOADS: Final[Catalogue] = {
     "mixed": ("the paper's simulation study: 300 jobs over 580 h, one of the nine classes each", Classes),
     **{kind: (f"the same, {heavy} jobs only, of all three sizes", Classes) for kind, heavy in _HEAVY.items()},
     **{name: (_class_summary(name), Classes) for name in CLASSES},
-    "philly": (
-        "Philly's jobs of 1 h and more (or csv=FILE), running the nine classes; each 8 GPUs are a node of each pool",
-        Philly,
-    ),
     "real-logs": ("the production trace's jobs, every iteration a logged step of a public training run", RealLogs),
     "generated": ("the production trace's jobs with generated iterations (noise, spikes, drift) and tails", Generated),
     **{name: (_multiplexing_summary(name), Multiplexing) for name in MULTIPLEXING},
