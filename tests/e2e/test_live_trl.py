@@ -19,6 +19,7 @@ if importlib.util.find_spec("trl") is None or importlib.util.find_spec("torch") 
     pytest.skip("TRL is not installed: pip install 'trl>=1.0,<1.17'", allow_module_level=True)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+SHARED = Path(__file__).parents[1] / "shared"
 STARTER = Path(__file__).with_name("workloads") / "trl_runs.py"
 FSDP = STARTER.with_name("trl_fsdp.py")
 STEPS, SAVE_EVERY = 8, 4
@@ -55,7 +56,7 @@ class Starter:
 
     def __init__(self, home):
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX_", "XDG_"))}
-        self.environment = {**kept, "HOME": str(home), "PYTHONPATH": str(EXAMPLES), "PYTHONWARNINGS": "ignore"}
+        self.environment = {**kept, "HOME": str(home), "PYTHONPATH": f"{EXAMPLES}:{SHARED}", "PYTHONWARNINGS": "ignore"}
         self._process = subprocess.Popen(
             [sys.executable, str(STARTER)],
             env=self.environment,

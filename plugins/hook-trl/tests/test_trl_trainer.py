@@ -416,9 +416,8 @@ SERVED = dict(use_vllm=True, vllm_mode="server", vllm_importance_sampling_correc
 
 @pytest.fixture
 def server(trl, monkeypatch):
+    from fake_trl import FakeGeneration
     from trl.trainer import grpo_trainer
-
-    from rollmuxd_hook_trl.fake import FakeGeneration
 
     monkeypatch.setattr(grpo_trainer, "VLLMGeneration", FakeGeneration)
 

@@ -20,9 +20,8 @@ import torch
 import transformers
 import trl
 import trl_grpo
+from fake_trl import FakeGeneration
 from trl.trainer import grpo_trainer
-
-from rollmuxd_hook_trl.fake import FakeGeneration
 
 
 def weights(name: str, run: Any) -> None:
