@@ -126,11 +126,12 @@ class Daemon:
             text + "".join(HOST.format(id=name, pool=pool, price=price) for name, pool, price in hosts) + more
         )
         self._process: subprocess.Popen[bytes] | None = None
+        self.program = ["-m", "rollmuxd"]
 
     def start(self) -> float:
         """Start it; returns the seconds from before its ``exec`` to the first answer that it is ready."""
         began = time.perf_counter()
-        self._process = start(["-m", "rollmuxd", "daemon", "run", "--config", str(self.config)], self.folder)
+        self._process = start([*self.program, "daemon", "run", "--config", str(self.config)], self.folder)
         while not ready(self.socket):
             if self._process.poll() is not None:
                 log = (self.folder / "stderr.log").read_text(errors="replace")[-2_000:]

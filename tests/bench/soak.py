@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from figures import Json, at_least, at_most, many_files, median, no_collector, quantile, say, short
-from live import NO_LIMIT, Daemon, Line, Member, call, daemon, new_key, processor_s, rss_kb
+from live import HERE, NO_LIMIT, Daemon, Line, Member, call, daemon, new_key, processor_s, rss_kb
 
 MEMBERS: Final = 5
 WAIT_S: Final = 30.0
@@ -322,6 +322,7 @@ async def _with_states(folder: Path) -> AsyncIterator[tuple[Callable[[Json], Non
     """A small daemon whose hosts can be spoilt, and groups of two jobs with states; the first has three."""
     hosts = [(f"h{number}", "rollout", 1.85) for number in range(4)]
     made = Daemon(folder, hosts)
+    made.program = [str(HERE.parent / "shared" / "faulty_mock.py")]
     file = folder / "faults.json"
 
     def script(what: Json) -> None:

@@ -25,10 +25,9 @@ from typing import Any, Final
 import httpx
 import oracle
 import world
+from faulty_mock import Do, Fault, Method, Script
+from faulty_mock import write as write_faults
 from world import LEASE_S, Client, World
-
-from rollmuxd_backend_mock.faults import Do, Fault, Method, Script
-from rollmuxd_backend_mock.faults import write as write_faults
 
 MORE_ITERATIONS: Final = 4
 #: for those, once the storm is over: generous, since other people use this machine too

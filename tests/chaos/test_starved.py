@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,6 +16,7 @@ from patience import PATIENCE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
+FAULTY = Path(__file__).parents[1] / "shared" / "faulty_mock.py"
 NEWCOMER = {"name": "late", "phases": [{"name": "rollout", "pools": ["rollout"]}], "wants": {"rollout": {}}}
 
 
@@ -269,7 +271,7 @@ def test_a_state_directory_that_cannot_be_written_is_said_at_the_start(live, sma
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
 
     ended = subprocess.run(
-        [sys.executable, "-m", "rollmuxd", "daemon", "run", "--config", str(daemon.folder / "rollmux.toml")],
+        [sys.executable, FAULTY, "daemon", "run", "--config", str(daemon.folder / "rollmux.toml")],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

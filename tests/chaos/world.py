@@ -17,6 +17,9 @@ from typing import Any
 import httpx
 
 HERE = Path(__file__).parent
+#: where the mock backend with faults is: for the storm, which is a program, and for its daemon
+SHARED = HERE.parent / "shared"
+sys.path.append(str(SHARED))
 LEASE_S, HEARTBEAT_S = 5.0, 0.8
 
 CONFIG = """
@@ -115,7 +118,7 @@ class Daemon:
         """Begin to start it; :meth:`look` tells when it is ready."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rollmuxd", "daemon", "run", "--config", str(self.config)],
+                [sys.executable, SHARED / "faulty_mock.py", "daemon", "run", "--config", str(self.config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -148,7 +151,12 @@ class Daemon:
 
     def hardware(self) -> list[dict[str, Any]]:
         """What is in the mock's memory files: its hosts' states, and how often each fault was met."""
-        return [json.loads(path.read_bytes()) for path in self.memories if path.exists()]
+        found = []
+        for path in filter(Path.exists, self.memories):
+            fired = path.with_suffix(".fired")
+            met = json.loads(fired.read_bytes()) if fired.exists() else {}
+            found.append({**json.loads(path.read_bytes()), "fired": met})
+        return found
 
     @property
     def pid(self) -> int:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from bad_plugins import SlowBackend, WrappedBackend
+from faulty_mock import FaultyMock as MockBackend
 
 from rollmuxd.spi import Backend, GpuId, HostConfig
 from rollmuxd.spi.contract import BackendContract
-from rollmuxd_backend_mock import MockBackend
 from rollmuxd_backend_mock.processes import alive, start_time
 
 HOST = HostConfig(id="host1", gpus=("host1/gpu0", "host1/gpu1"))

@@ -11,11 +11,12 @@ from bad_plugins import (
     SilentResidency,
     SlowBackend,
 )
+from faulty_mock import FaultyMock as MockBackend
+from faulty_mock import FaultyResidency as MockResidency
 
 from rollmuxd.spi import Backend, Channel, ChannelCommand, HostConfig, OrderKind, Residency, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
 from rollmuxd.spi.fakes import FakeChannel
-from rollmuxd_backend_mock import MockBackend, MockResidency
 
 GPUS = ("h/gpu0",)
 

@@ -6,9 +6,9 @@ import contextlib
 import httpx
 import pytest
 from bad_plugins import SilentBackend
+from faulty_mock import FaultyMock as MockBackend
 
 from rollmuxd.spi import ContactLost, HostConfig, NotDone, http
-from rollmuxd_backend_mock import MockBackend
 
 HOST = HostConfig(id="box", gpus=("box/gpu0",))
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 from bad_plugins import SlowResidency, WrappedBackend, WrappedResidency
+from faulty_mock import FaultyMock as MockBackend
+from faulty_mock import FaultyResidency as MockResidency
 
 from rollmuxd.spi import ChannelCommand, HostConfig, Residency, StateOrder, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
 from rollmuxd.spi.fakes import FakeChannel
-from rollmuxd_backend_mock import MockBackend, MockResidency
 from rollmuxd_channel import ChannelResidency
 
 GPUS = ("host1/gpu0", "host1/gpu1")

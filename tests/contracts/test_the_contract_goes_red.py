@@ -12,6 +12,8 @@ from bad_plugins import (
     WrappedBackend,
     WrappedResidency,
 )
+from faulty_mock import FaultyMock as MockBackend
+from faulty_mock import FaultyResidency as MockResidency
 
 from rollmuxd.spi import (
     ContactLost,
@@ -26,7 +28,6 @@ from rollmuxd.spi import (
 )
 from rollmuxd.spi.contract import BackendContract, ResidencyContract, Rig
 from rollmuxd.spi.fakes import FakeChannel
-from rollmuxd_backend_mock import MockBackend, MockResidency
 
 GPUS = ("host1/gpu0", "host1/gpu1")
 STATE = StateSpec(pool="rollout", gpu_mb=4_000, leftover_mb=500, ram_mb=8_000, driver="mock")

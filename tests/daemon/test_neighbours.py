@@ -11,6 +11,9 @@ from random import Random
 
 import anyio
 import pytest
+from faulty_mock import Faults
+from faulty_mock import FaultyMock as MockBackend
+from faulty_mock import FaultyResidency as MockResidency
 from memory_journal import MemoryJournal
 
 from rollmuxd.core import facts as f
@@ -26,9 +29,6 @@ from rollmuxd.daemon.hosts.observer import Observer
 from rollmuxd.daemon.writer import Driver, Numbered
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import HostConfig, Observation
-from rollmuxd_backend_mock.backend import MockBackend
-from rollmuxd_backend_mock.faults import Faults
-from rollmuxd_backend_mock.residency import MockResidency
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 

@@ -30,6 +30,8 @@ from patience import PATIENCE_S, until
 from rollmuxd.client.sync import Daemon as Line
 
 WORKLOADS = Path(__file__).with_name("workloads")
+#: rollmuxd, with a mock backend whose calls can go wrong
+FAULTY = Path(__file__).parents[1] / "shared" / "faulty_mock.py"
 LEASE_S, HEARTBEAT_S = 10.0, 0.5
 #: what may come on top of any time limit: other people use this machine too
 SLACK_S = 5.0
@@ -171,7 +173,7 @@ class LiveDaemon:
         beside = [str(self.folder / "plugins"), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rollmuxd", "daemon", "run", "--config", str(self._config)],
+                [sys.executable, FAULTY, "daemon", "run", "--config", str(self._config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -13,6 +13,8 @@ from typing import Any
 import anyio
 import pytest
 from bad_plugins import SlowBackend, WrappedResidency
+from faulty_mock import FaultyMock as MockBackend
+from faulty_mock import FaultyResidency as MockResidency
 from memory_journal import MemoryJournal
 
 from rollmuxd.core import facts as f
@@ -31,7 +33,6 @@ from rollmuxd.daemon.writer import Driver
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.policies.rollmux import RollMux
 from rollmuxd.spi import HostConfig
-from rollmuxd_backend_mock import MockBackend, MockResidency
 
 #: host, its GPUs, and their pool; one node each
 SPLIT = (("r", 2, "rollout"), ("t", 2, "train"))

@@ -14,12 +14,12 @@ from bad_plugins import (
     SlowBackend,
     WrappedResidency,
 )
+from faulty_mock import FaultyResidency as MockResidency
 
 from rollmuxd.core import facts as f
 from rollmuxd.core import inputs as i
 from rollmuxd.explain.explainer import Explainer
 from rollmuxd.spi import NotDone
-from rollmuxd_backend_mock import MockResidency
 
 virtual = [pytest.mark.asyncio, pytest.mark.looptime]
 

@@ -21,6 +21,8 @@ from patience import PATIENCE_S, until
 
 LOAD = Path(__file__).with_name("load.py")
 FORWARD = Path(__file__).with_name("forward.py")
+#: rollmuxd, with a mock backend whose calls can go wrong
+FAULTY = Path(__file__).parents[1] / "shared" / "faulty_mock.py"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 CONFIG = """
@@ -90,7 +92,7 @@ class Cluster:
         return process
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        process = self._run("-m", "rollmuxd", "daemon", "run", "--config", str(self.config))
+        process = self._run(str(FAULTY), "daemon", "run", "--config", str(self.config))
         until("the daemon is ready", lambda: self._ready(process))
         return process
 

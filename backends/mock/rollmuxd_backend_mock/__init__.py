@@ -3,11 +3,10 @@
 It is also a *witness*: it knows which bytes of which job are on which of its GPUs, writes that down while it
 happens (option ``record``), and makes a second job's bytes on a GPU that is not clear a failure that nobody can miss.
 
-:class:`MockBackend` reaches the hosts, :class:`MockResidency` moves states on them, :class:`Faults` breaks both.
+:class:`MockBackend` reaches the hosts, :class:`MockResidency` moves states on them.
 """
 
 from rollmuxd_backend_mock.backend import MockBackend
-from rollmuxd_backend_mock.faults import Fault, Faults, GivenBack, Stranger
 from rollmuxd_backend_mock.machine import DoubleHold, RamOverfull, Violation
 from rollmuxd_backend_mock.options import MockOptions
 from rollmuxd_backend_mock.residency import MockResidency
@@ -15,14 +14,10 @@ from rollmuxd_backend_mock.witness import Witness
 
 __all__ = [
     "DoubleHold",
-    "Fault",
-    "Faults",
-    "GivenBack",
     "MockBackend",
     "MockOptions",
     "MockResidency",
     "RamOverfull",
-    "Stranger",
     "Violation",
     "Witness",
 ]

@@ -1,7 +1,7 @@
 """``MockBackend``: reaches hosts that do not exist."""
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -13,23 +13,18 @@ from msgspec import Struct, field
 
 from rollmuxd.spi import (
     ContactLost,
-    GpuObservation,
     HostConfig,
     Inventory,
     NotDone,
     Observation,
     Output,
-    PluginError,
     Process,
     ProcessOrder,
     Ran,
-    StateOrder,
     here,
 )
-from rollmuxd_backend_mock import faults as fault_files
 from rollmuxd_backend_mock import options as option_tables
 from rollmuxd_backend_mock import processes
-from rollmuxd_backend_mock.faults import Fault, Faults, Script
 from rollmuxd_backend_mock.machine import Hardware, Machine, Violation
 from rollmuxd_backend_mock.options import MockOptions
 from rollmuxd_backend_mock.witness import Witness
@@ -39,8 +34,6 @@ class Memory(Struct):
     """What is in a memory file: the hardware of hosts, which does not forget when the daemon dies."""
 
     hosts: dict[str, Hardware] = field(default_factory=dict)
-    #: how often each counted fault was met
-    fired: dict[str, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
 
 
@@ -79,13 +72,12 @@ class MockHost:
 class MockBackend:
     """Mock hosts: see :class:`~rollmuxd_backend_mock.options.MockOptions` for what can be said of each.
 
-    ``faults`` breaks calls (:class:`~rollmuxd_backend_mock.faults.Faults`); ``violations`` has a sentence for each
-    promise that was broken before this witness, those from before a restart included where the hosts have a memory.
+    ``violations`` has a sentence for each promise that was broken before this witness, those from before a restart
+    included where the hosts have a memory.
     """
 
     def __init__(self, hosts: Mapping[str, MockHost], stores: Sequence[_Store], witnesses: Sequence[Witness]) -> None:
         self.hosts = hosts
-        self.faults = Faults()
         #: of hosts without a memory: nobody is to be known again
         self._own = uuid.uuid4().hex
         self._stores = stores
@@ -125,20 +117,12 @@ class MockBackend:
 
     async def inventory(self, host: str) -> Inventory:
         """All GPUs of the host, whether the configuration names them or not."""
-        mock = self.host(host)
-        await self._meet("inventory", mock)
-        return mock.machine.inventory()
+        return self.host(host).machine.inventory()
 
     async def observe(self, host: str) -> Observation:
         """The bytes on each GPU, strangers' included; first frees those whose process has died."""
         mock = self.host(host)
-        fault = await self._meet("observe", mock)
-        sight = mock.machine.sight(self.strangers(mock))
-        if fault is not None and fault.do == "lie":
-            return Observation(
-                gpus=tuple(GpuObservation(gpu=seen.gpu, used_mb=0) for seen in sight.gpus), boot_id=sight.boot_id
-            )
-        return sight
+        return mock.machine.sight(self.strangers(mock))
 
     async def kill(self, host: str, pid: int, started: str, job: str, owner: str) -> bool:
         """SIGKILL a session's process, where ``owns_sessions`` is set and the start time is right.
@@ -146,9 +130,6 @@ class MockBackend:
         It has to be of the login that has the owner's name; what was started here for a job, :meth:`stop` ends.
         """
         mock = self.host(host)
-        fault = await self._meet("kill", mock)
-        if fault is not None and fault.do == "lie":
-            return True
         its = mock.machine.options.owns_sessions and processes.login_of(pid) == owner and not processes.mark_of(pid)
         return its and processes.end(pid, started)
 
@@ -164,15 +145,12 @@ class MockBackend:
         timeout_s: float = 60.0,
     ) -> Ran:
         """A real command, on this machine, as this user."""
-        fault = await self._meet("run", self.host(host), NotDone)
-        ran = await here.run(argv, env=env, stdin=stdin, timeout_s=timeout_s)
-        if fault is not None and fault.do == "lose_after":
-            raise ContactLost(fault.text("run", host))
-        return ran
+        self.host(host)
+        return await here.run(argv, env=env, stdin=stdin, timeout_s=timeout_s)
 
     async def connect(self, host: str, address: str, port: int) -> anyio.abc.ByteStream:
         """A real connection, from this machine."""
-        await self._meet("connect", self.host(host), NotDone)
+        self.host(host)
         return await here.connect(address, port)
 
     # ---- jobs' processes ---------------------------------------------------------------------------------------------
@@ -186,9 +164,6 @@ class MockBackend:
         mock = self.host(host)
         if not mock.machine.options.starts_processes:
             raise NotDone(f"{host} is not configured to run processes; set options.starts_processes of this host")
-        fault = await self._meet("start", mock, NotDone)
-        if fault is not None and fault.do == "lie":
-            return Process(pid=2**22, started="0")
         logs = mock.machine.options.logs
         mark = self._mark(mock, order.job, str(order.number), order.launch)
 
@@ -209,17 +184,11 @@ class MockBackend:
             return Process(pid=pid, started=started)
 
         async with mock.starting:
-            process = await anyio.to_thread.run_sync(begin)
-        if fault is not None and fault.do == "lose_after":
-            raise ContactLost(fault.text("start", host))
-        return process
+            return await anyio.to_thread.run_sync(begin)
 
     async def stop(self, host: str, launch: str) -> bool:
         """SIGTERM, and after two seconds SIGKILL, to the process and all that it started."""
         mock = self.host(host)
-        fault = await self._meet("stop", mock)
-        if fault is not None and fault.do == "lie":
-            return True
 
         def end() -> bool:
             marks = dict.fromkeys(mark for _, mark in processes.marked(self._mark(mock)) if _launch_of(mark) == launch)
@@ -230,7 +199,6 @@ class MockBackend:
     async def alive(self, host: str, launch: str) -> bool:
         """By the mark that each of them carries in its environment."""
         mock = self.host(host)
-        await self._meet("alive", mock)
         there = await anyio.to_thread.run_sync(processes.marked, self._mark(mock))
         return any(_launch_of(mark) == launch for _, mark in there)
 
@@ -272,56 +240,9 @@ class MockBackend:
         for mock in self.hosts.values():
             mock.machine.give_back(job, gpu)
 
-    def strangers(self, mock: MockHost) -> tuple[tuple[str, int, str], ...]:
-        """Processes of no job on a host, from Python and from its faults file: GPU, MB, process.
-
-        Raises:
-            ContactLost: the faults file cannot be understood.
-        """
-        both = (self.faults.script, self._script(mock))
-        return tuple((one.gpu, one.mb, one.process) for script in both for one in script.strangers)
-
-    def choose(self, method: str, mock: MockHost, order: StateOrder | None = None) -> Fault | None:
-        """The fault that a call meets, if any; counts it.
-
-        Raises:
-            ContactLost: the faults file cannot be understood.
-        """
-        script = self._script(mock)
-        for freed in script.given_back:
-            mock.machine.give_back(freed.job, freed.gpu)
-        fired = mock.store.memory.fired
-        every = (*self.faults.script.faults, *script.faults)
-        fault, counted = fault_files.choose(every, method, mock.machine.id, order, fired)
-        for key in counted:
-            fired[key] = fired.get(key, 0) + 1
-        if counted:
-            mock.store.save()
-        return fault
-
-    def _script(self, mock: MockHost) -> Script:
-        return fault_files.read(mock.machine.options.faults)
-
-    async def _meet(
-        self, method: str, mock: MockHost, failed: Callable[[str], PluginError] = ContactLost
-    ) -> Fault | None:
-        """Where a call about a host goes wrong, if it is to. Most know one error only: contact lost."""
-        fault = self.choose(method, mock)
-        if fault is None:
-            return None
-        await anyio.sleep(fault.delay_s)
-        match fault.do:
-            case "hang":
-                await anyio.sleep_forever()
-            case "fail":
-                raise failed(fault.text(method, mock.machine.id))
-            case "lose_after" if failed is not ContactLost:
-                pass
-            case "lose" | "lose_after":
-                raise ContactLost(fault.text(method, mock.machine.id))
-            case "lie" | "delay":
-                pass
-        return fault
+    def strangers(self, mock: MockHost) -> Sequence[tuple[str, int, str]]:
+        """Processes of no job on a host: GPU, MB, process. There are none; the project's own tests add some."""
+        return ()
 
 
 def _make(host: HostConfig, said: MockOptions, store: _Store, witness: Witness) -> MockHost:
@@ -349,11 +270,9 @@ def _make(host: HostConfig, said: MockOptions, store: _Store, witness: Witness) 
         machine.reboot(uuid.uuid4().hex)
     hardware.machine = real or hardware.machine
     try:
-        fault_files.read(said.faults)
         store.save()
-    except (ContactLost, OSError) as error:
-        key = "faults" if isinstance(error, ContactLost) else "memory"
-        raise ValueError(f"{host.id}: options.{key}: {error}") from error
+    except OSError as error:
+        raise ValueError(f"{host.id}: options.memory: {error}") from error
     return MockHost(machine, store)
 
 

@@ -35,8 +35,6 @@ class MockOptions(Struct, frozen=True, kw_only=True):
     memory: str = ""
     #: file of the witness, one JSON object a line, appended
     record: str = ""
-    #: file of faults to inject, read at each call (see :mod:`rollmuxd_backend_mock.faults`)
-    faults: str = ""
     #: a dead process's bytes are freed; turn off where pids are another machine's or container's
     watch_pids: bool = True
     #: ``kill`` really ends processes (SIGKILL)

@@ -5,11 +5,10 @@ from typing import Any, Final, Self
 
 import anyio
 
-from rollmuxd.spi import Backend, Channel, ContactLost, DriverTraits, NotDone, Probed, StateOrder
+from rollmuxd.spi import Backend, Channel, DriverTraits, NotDone, Probed, StateOrder
 from rollmuxd.spi.options import Options
 from rollmuxd_backend_mock.backend import MockBackend, MockHost
 from rollmuxd_backend_mock.elsewhere import Elsewhere
-from rollmuxd_backend_mock.faults import Fault
 from rollmuxd_backend_mock.machine import StateBytes
 
 #: no clock of a loop tells less
@@ -49,11 +48,11 @@ class MockResidency:
         )
 
     async def load(self, order: StateOrder) -> None:
-        """Bytes from host RAM, or a cold start. Raises NotDone (DoubleHold), ContactLost as injected."""
+        """Bytes from host RAM, or a cold start. Raises NotDone (DoubleHold)."""
         await self._perform("load", order, self._load)
 
     async def park(self, order: StateOrder) -> None:
-        """Bytes to host RAM. Raises NotDone (RamOverfull), ContactLost as injected."""
+        """Bytes to host RAM. Raises NotDone (RamOverfull)."""
         await self._perform("park", order, self._park)
 
     async def discard(self, order: StateOrder) -> None:
@@ -62,12 +61,9 @@ class MockResidency:
 
     async def probe(self, order: StateOrder) -> Probed:
         """The mock always knows, but for an order that is being carried out at the moment."""
-        if self._elsewhere is not None and _mock_of(order) is None:
+        if self._elsewhere is not None and mock_of(order) is None:
             return await self._elsewhere.probe(order)
-        backend, mock = _reach(order)
-        fault = await _before(backend.choose("probe", mock, order), "probe", order)
-        if fault is not None and fault.do == "lie":
-            return Probed(known=True, done=True)
+        _, mock = _reach(order)
         if order.order in mock.busy:
             return Probed(known=False)
         mock.machine.bury()
@@ -83,21 +79,16 @@ class MockResidency:
     async def _perform(
         self, method: str, order: StateOrder, do: Callable[[StateOrder, MockBackend, MockHost], Awaitable[None]]
     ) -> None:
-        if self._elsewhere is not None and _mock_of(order) is None:
+        if self._elsewhere is not None and mock_of(order) is None:
             await self._elsewhere.perform(method, order)
             return
         backend, mock = _reach(order)
-        fault = await _before(backend.choose(method, mock, order), method, order)
         mock.machine.accept(order)
-        if fault is not None and fault.do == "lie":
-            return
         mock.busy.add(order.order)
         try:
             await do(order, backend, mock)
         finally:
             mock.busy.discard(order.order)
-        if fault is not None and fault.do == "lose_after":
-            raise ContactLost(fault.text(method, order.host))
 
     async def _load(self, order: StateOrder, backend: MockBackend, mock: MockHost) -> None:
         mock.machine.bury()
@@ -123,25 +114,6 @@ class MockResidency:
         mock.machine.discard(order)
 
 
-async def _before(fault: Fault | None, method: str, order: StateOrder) -> Fault | None:
-    """What a fault does before anything was done; hands on one that is not spent by that."""
-    if fault is None:
-        return None
-    await anyio.sleep(fault.delay_s)
-    match fault.do:
-        case "hang":
-            await anyio.sleep_forever()
-        case "fail" if method != "probe":
-            raise NotDone(fault.text(method, order.host))
-        case "lose" | "fail":
-            raise ContactLost(fault.text(method, order.host))
-        case "lose_after" if method == "probe":
-            raise ContactLost(fault.text(method, order.host))
-        case "lose_after" | "lie" | "delay":
-            pass
-    return fault
-
-
 async def _copy(mock: MockHost, mb: int) -> None:
     async with mock.link:
         await _take(mb / 1000 / mock.machine.options.copy_gbps)
@@ -158,7 +130,7 @@ def _leaving_mb(mock: MockHost, state: StateBytes) -> int:
     return sum(max(0, mb - stays) for mb in state.gpus.values())
 
 
-def _mock_of(order: StateOrder) -> MockBackend | None:
+def mock_of(order: StateOrder) -> MockBackend | None:
     """The mock behind the order's backend, which a test may have wrapped (``inner``); None: it is another backend."""
     backend: Backend | None = order.backend
     while backend is not None and not isinstance(backend, MockBackend):
@@ -167,7 +139,7 @@ def _mock_of(order: StateOrder) -> MockBackend | None:
 
 
 def _reach(order: StateOrder) -> tuple[MockBackend, MockHost]:
-    backend = _mock_of(order)
+    backend = mock_of(order)
     if backend is None:
         raise NotDone(
             f"residency driver mock moves states on hosts of backend mock only, and {order.host} is reached by "

@@ -10,9 +10,11 @@ import json
 
 import anyio
 import pytest
+from faulty_mock import FaultyMock as MockBackend
+from faulty_mock import FaultyResidency as MockResidency
 
 from rollmuxd.spi import HostConfig, NotDone, OrderKind, StateOrder, StateSpec
-from rollmuxd_backend_mock import DoubleHold, MockBackend, MockResidency, RamOverfull
+from rollmuxd_backend_mock import DoubleHold, RamOverfull
 
 GPUS = ("h/gpu0", "h/gpu1")
 LOAD, PARK, DISCARD = OrderKind.LOAD, OrderKind.PARK, OrderKind.DISCARD

@@ -2,10 +2,11 @@
 
 import anyio
 import pytest
+from faulty_mock import Fault, GivenBack, Script, Stranger, write
+from faulty_mock import FaultyMock as MockBackend
+from faulty_mock import FaultyResidency as MockResidency
 
 from rollmuxd.spi import ContactLost, HostConfig, NotDone, OrderKind, Probed, StateOrder, StateSpec
-from rollmuxd_backend_mock import Fault, GivenBack, MockBackend, MockResidency, Stranger
-from rollmuxd_backend_mock.faults import Script, write
 
 LOAD, PARK, DISCARD = OrderKind.LOAD, OrderKind.PARK, OrderKind.DISCARD
 DRIVER = MockResidency()
