@@ -118,9 +118,10 @@ class Host:
         return self.end("gone", "", ())
 
     def end(self, place: str, event: str, gpus: Iterable[str]) -> int:
-        """The order is done."""
-        self.done = [*self.done, self.told["order_key"]][-_KEPT:]
+        """The order is done. That is written last: this may be killed between two files."""
         self.keep(place, event, gpus)
+        self.done = [*self.done, self.told["order_key"]][-_KEPT:]
+        replace(self.path, {"states": self.states, "done": self.done, "last": self.last})
         return DONE
 
     def keep(self, place: str, event: str, gpus: Iterable[str]) -> None:

@@ -1,6 +1,8 @@
 """The mock's driver on hosts of another backend: made-up bytes follow its orders there, and the contract holds."""
 
 import json
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -10,7 +12,7 @@ from rollmuxd.spi import HostConfig, NotDone, OrderKind, StateSpec
 from rollmuxd.spi.contract import ResidencyContract, Rig
 from rollmuxd.spi.fakes import FakeChannel
 from rollmuxd_backend_local import LocalBackend
-from rollmuxd_backend_mock import MockResidency
+from rollmuxd_backend_mock import MockResidency, on_host
 
 GPUS = ("box/gpu0", "box/gpu1")
 STATE = StateSpec(pool="rollout", gpu_mb=4_000, leftover_mb=500, ram_mb=8_000, driver="mock")
@@ -76,3 +78,26 @@ class TestOnAHostOfTheLocalBackend(ResidencyContract):
         await rig.residency.load(msgspec.structs.replace(order, pid=2**22 - 1, started="1"))
         assert (await rig.backend.observe("box")).gpus[0].used_mb == 0
         await self._end(rig)
+
+
+def test_a_move_that_ends_between_its_two_files_is_not_called_done(tmp_path):
+    box, in_the_way = tmp_path / "gpus.json", tmp_path / "gpus.json.new"
+    box.write_text(json.dumps({"gpus": [{"processes": []}]}))
+    told = dict(
+        file=str(box), record="", key="k", stamp=[1, 1], issued_at=0, host="box", gpus=["box/gpu0"], mb=4_000,
+        agreed_mb=500, copy_s=0, job="j1", name="a", run=1, pool="rollout", node="n", pid=0, started="",
+    )  # fmt: skip
+
+    def do(what, order):
+        more = {"do": what, "order": order, "order_key": order}
+        argv = [sys.executable, on_host.__file__, json.dumps({**told, **more})]
+        return subprocess.run(argv, capture_output=True, check=False).returncode
+
+    assert do("load", "o1") == on_host.DONE
+    in_the_way.mkdir()
+    assert do("discard", "o2") == on_host.NOT_DONE
+    in_the_way.rmdir()
+
+    assert do("probe", "o2") != on_host.DONE
+    assert do("discard", "o2") == on_host.DONE
+    assert json.loads(box.read_text()) == {"gpus": [{"processes": []}]}
